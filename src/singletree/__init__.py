@@ -1,0 +1,42 @@
+"""Open models for agent harnesses: exact prompts in, exact events out.
+
+This is the library: parsing needs nothing outside the standard library. ``singletree serve`` is the server.
+
+Example:
+    >>> from singletree import families, parse
+    >>> turn = parse(families.get("hermes"), '<tool_call>\\n{"name": "ls", "arguments": {}}\\n</tool_call>')
+    >>> turn.tool_calls[0].name
+    'ls'
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from singletree import families
+from singletree.conversation import Reasoning, Text, Tool, ToolCall, Turn
+from singletree.errors import SingletreeError
+from singletree.events import fold
+from singletree.parsing.draw import draw
+from singletree.parsing.family import Family, Form
+from singletree.parsing.parser import Parser, parse
+
+__all__ = [
+    "Family",
+    "Form",
+    "Parser",
+    "Reasoning",
+    "SingletreeError",
+    "Text",
+    "Tool",
+    "ToolCall",
+    "Turn",
+    "__version__",
+    "draw",
+    "families",
+    "fold",
+    "parse",
+]
+
+try:
+    __version__ = version("singletree")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0"

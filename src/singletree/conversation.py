@@ -1,0 +1,242 @@
+"""What is said: a conversation, its turns and their parts, as frozen values.
+
+Every wire protocol decodes into these values and every prompt is rendered from them, so no protocol
+is ever converted into another. Standard library only; nothing here has an identity, a clock or I/O.
+
+``extra`` carries what one protocol said and the canonical form has no word for (signatures, encrypted
+reasoning, item ids, cache marks). The same protocol gives it back verbatim; everybody else ignores it,
+and it takes no part in equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Extra = Mapping[str, Any]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Visible text."""
+
+    text: str
+    extra: Extra | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """One span of the model's reasoning, without its markers."""
+
+    text: str
+    extra: Extra | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call the model made.
+
+    Attributes:
+        name: the tool's name, as the model wrote it.
+        arguments: JSON text. For JSON families these are the model's own bytes; never re-serialised.
+        id: the call's id; empty when neither the wire nor the format gave one.
+        complete: False when generation was cut inside the arguments. Such a call is never dispatched.
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+    complete: bool = True
+    extra: Extra | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture: base64 ``data`` of ``media_type``, or a ``url``."""
+
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+    extra: Extra | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document (PDF, plain text …): base64 ``data`` of ``media_type``, or a ``url``."""
+
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+    title: str = ""
+    extra: Extra | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReference:
+    """The place at which a deferred tool becomes visible to the model."""
+
+    name: str
+    extra: Extra | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the harness answered to the call ``call_id``."""
+
+    call_id: str
+    parts: tuple[Text | Image | Document | ToolReference, ...] = ()
+    is_error: bool = False
+    extra: Extra | None = field(default=None, compare=False)
+
+
+Part = Text | Reasoning | ToolCall | ToolResult | Image | Document | ToolReference
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One role's say, its parts in the order in which they were said.
+
+    ``ToolResult`` parts stand in turns of role ``tool`` only; ``Reasoning`` and ``ToolCall`` in turns of
+    role ``assistant`` only.
+    """
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    extra: Extra | None = field(default=None, compare=False)
+
+    @property
+    def text(self) -> str:
+        """The visible text of the turn, its ``Text`` parts joined."""
+        return "".join(p.text for p in self.parts if type(p) is Text)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of the turn, its spans joined."""
+        return "".join(p.text for p in self.parts if type(p) is Reasoning)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of the turn, in order."""
+        return tuple(p for p in self.parts if type(p) is ToolCall)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool the model may call.
+
+    Attributes:
+        name: what the model calls it.
+        description: what it is for; None when the client gave none (never replaced by "").
+        parameters: its JSON schema, keys in the client's own order; None when the client gave none.
+        strict: whether arguments must match the schema; None when not said.
+        deferred: shown to the model only where a ``ToolReference`` names it.
+        kind: ``function`` (JSON arguments) or ``custom`` (one free-form string).
+    """
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool | None = None
+    deferred: bool = False
+    kind: Literal["function", "custom"] = "function"
+    extra: Extra | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """All that the model is told: the turns so far and the tools it has."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether and what the model must call. It never changes the prompt.
+
+    ``name`` goes with ``required`` and narrows it to one tool.
+    """
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """What the client asked about reasoning; None everywhere means that it said nothing.
+
+    Attributes:
+        enabled: reasoning on or off.
+        effort: a word such as ``low``, ``medium``, ``high``.
+        budget_tokens: how many tokens may go into reasoning.
+        template_arguments: chat-template variables given by name (``chat_template_kwargs``).
+    """
+
+    enabled: bool | None = None
+    effort: str | None = None
+    budget_tokens: int | None = None
+    template_arguments: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What the visible text must look like: any JSON object, or JSON of ``schema``."""
+
+    schema: Mapping[str, Any] | None = None
+    name: str = ""
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens. None leaves the choice to the model's defaults.
+
+    Attributes:
+        max_tokens: most tokens to generate; clamped to what fits, never refused.
+        stop: strings that end the turn; they are not part of it.
+        logprobs: number of alternatives a token to report, None for none.
+        logit_bias: token id -> additive bias.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request for one turn, whatever protocol it came in.
+
+    Attributes:
+        model: the name the client used.
+        conversation: turns and tools.
+        stream: whether the answer leaves as events.
+        parallel_tool_calls: False ends the turn after its first complete call.
+        session: the client's own session key, if its body has one.
+        warnings: what was accepted and ignored, for the ``x-singletree-warning`` header.
+        extra: what the protocol needs again to encode its answer (echoed fields).
+    """
+
+    model: str
+    conversation: Conversation
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    thinking: Thinking = Thinking()
+    response_format: ResponseFormat | None = None
+    session: str | None = None
+    warnings: Sequence[str] = ()
+    extra: Extra = field(default_factory=dict)

@@ -1,0 +1,30 @@
+"""What all tests share: golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden", action="store_true", help="rewrite golden files instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], None]:
+    """``golden("sub/name.sse", data)`` compares with ``golden/sub/name.sse`` beside the test, or rewrites it."""
+    folder = Path(request.path).parent / "golden"
+    rewrite = request.config.getoption("--golden")
+
+    def check(name: str, data: bytes) -> None:
+        path = folder / name
+        if rewrite:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            return
+        assert path.exists(), f"{path.name} is missing: make it with `make golden` and review it"
+        assert data.decode() == path.read_text(encoding="utf-8")
+
+    return check
