@@ -1,0 +1,46 @@
+"""Zhipu AI: GLM, and what writes calls as GLM does."""
+
+from dataclasses import replace
+
+from singletree.parsing.family import Family, Form
+
+# https://huggingface.co/zai-org/GLM-4.5/blob/main/chat_template.jinja
+GLM45 = Family(
+    name="glm45",
+    aliases=("glm-4.5", "glm46"),
+    reasoning=("<think>", "</think>\n"),
+    forms=(
+        Form(
+            call="{name}\n{params}",
+            parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
+            calls=("<tool_call>", "</tool_call>"),
+            each=True,
+            joiner="\n",
+        ),
+    ),
+    before_calls="\n",
+    ends=("<|observation|>", "<|user|>", "<|endoftext|>"),
+    fingerprint=("<arg_key>", "<arg_value>", "</arg_key>\n<arg_value>"),
+    models=("GLM 4.5", "GLM 4.6"),
+    source="https://huggingface.co/zai-org/GLM-4.5",
+)
+
+# https://huggingface.co/zai-org/GLM-4.7/blob/main/chat_template.jinja
+GLM47 = replace(
+    GLM45,
+    name="glm47",
+    aliases=("glm-4.7", "glm", "glm5"),
+    reasoning=("<think>", "</think>"),
+    forms=(
+        replace(
+            GLM45.forms[0],
+            call="{name}{params}",
+            parameter="<arg_key>{key}</arg_key><arg_value>{value}</arg_value>",
+            joiner="",
+        ),
+    ),
+    before_calls="",
+    fingerprint=("<arg_key>", "<arg_value>"),
+    models=("GLM 4.7", "GLM 5"),
+    source="https://huggingface.co/zai-org/GLM-4.7",
+)

@@ -1,0 +1,87 @@
+"""Vendors whose turn is several messages, each with a header that says what it is."""
+
+from singletree.parsing.family import Family, Form
+
+_ATEM_CALL = (
+    ' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n{params}</atem:invoke>'
+    "\n</atem:function_calls>"
+)
+
+# https://huggingface.co/meta-models/muse-glimmer
+MUSE_GLIMMER = Family(
+    name="muse_glimmer",
+    aliases=("muse",),
+    turn="<|start|>assistant",
+    reasoning=(" to=self<|message|>", "<|eom|>"),
+    text=(" to=user<|message|>", "<|eom|>"),
+    also_text=(" to=commentary<|message|>", " to=developer<|message|>"),
+    forms=(
+        Form(
+            call=_ATEM_CALL,
+            parameter='<atem:parameter name="{key}">{value}</atem:parameter>\n',
+            calls=("", "<|eom|>"),
+            each=True,
+        ),
+    ),
+    ends=("<|start|>assistant", "<|eom|>", "<|eot|>"),
+    fingerprint=("atem:function_calls",),
+    models=("Muse Glimmer",),
+    source="https://huggingface.co/meta-models/muse-glimmer",
+)
+
+# https://huggingface.co/thinkingmachines/inkling
+INKLING = Family(
+    name="inkling",
+    turn="<|message_model|>",
+    reasoning=("<|content_thinking|>", "<|end_message|>"),
+    text=("<|content_text|>", "<|end_message|>"),
+    forms=(
+        Form(
+            call='{"name":"{name}","args":{args}}',
+            calls=("{name}<|content_invoke_tool_json|>", "<|end_message|>"),
+            each=True,
+        ),
+        Form(
+            call='{"name":"{name}","args":{args}}',
+            calls=("<|content_invoke_tool_json|>", "<|end_message|>"),
+            each=True,
+        ),
+    ),
+    ends=("<|message_model|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+    fingerprint=("<|content_invoke_tool_json|>",),
+    models=("Inkling",),
+    source="https://huggingface.co/thinkingmachines",
+)
+
+# https://huggingface.co/meetkai/functionary-medium-v3.2
+FUNCTIONARY_V3_2 = Family(
+    name="functionary_v3_2",
+    aliases=("functionary",),
+    turn=">>>",
+    text=("all\n", ""),
+    forms=(Form(call="{name}\n{args}"),),
+    ends=("<|eot_id|>",),
+    fingerprint=(">>>all",),
+    models=("Functionary 3.2",),
+    source="https://huggingface.co/meetkai/functionary-medium-v3.2",
+)
+
+# https://huggingface.co/upstage/Solar-Open-100B/blob/main/chat_template.jinja
+SOLAR_OPEN = Family(
+    name="solar_open",
+    aliases=("solar",),
+    turn="<|begin|>assistant",
+    reasoning=("<|think|>", "<|end|>"),
+    text=("<|content|>", "<|end|>"),
+    forms=(
+        Form(
+            call="<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>{args}<|tool_call:end|>",
+            calls=("<|tool_calls|>", "<|calls|>"),
+            optional=True,
+        ),
+    ),
+    ends=("<|begin|>assistant", "<|end|>", "<|calls|>"),
+    fingerprint=("<|tool_call:begin|>",),
+    models=("Solar Open 100B",),
+    source="https://huggingface.co/upstage/Solar-Open-100B",
+)

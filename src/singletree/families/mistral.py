@@ -1,0 +1,26 @@
+"""Mistral AI."""
+
+from singletree.parsing.family import Family, Form
+
+# https://docs.mistral.ai/cookbooks/concept-deep-dive-tokenization-tool_calling
+MISTRAL = Family(
+    name="mistral",
+    reasoning=("[THINK]", "[/THINK]"),
+    forms=(
+        Form(call="[TOOL_CALLS]{name}[ARGS]{args}"),
+        Form(call="[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]{args}"),
+        Form(call="[TOOL_CALLS]{name}{args}"),
+        Form(
+            call='{"name": "{name}", "arguments": {args}}',
+            calls=("[TOOL_CALLS][", "]"),
+            joiner=", ",
+        ),
+    ),
+    ends=(
+        "</s>",
+        "[/TOOL_CALLS]",
+    ),  # the array form's closer exists in v3 vocabularies, models seldom write it
+    fingerprint=("[TOOL_CALLS]",),
+    models=("Mistral Small", "Magistral", "Devstral", "Ministral 3", "Mistral Nemo"),
+    source="https://huggingface.co/mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+)

@@ -1,0 +1,13 @@
+"""Formats that belong to no vendor."""
+
+from singletree.parsing.family import Family
+
+PLAIN = Family(name="plain", source="no markers at all: every word is text")
+
+BASIC = Family(
+    name="basic",
+    reasoning_aliases=("holo2",),
+    reasoning=("<think>\n", "\n</think>\n\n"),
+    models=("any model that thinks between <think> and </think>",),
+    source="https://docs.nvidia.com/dynamo (reasoning parser `basic`)",
+)

@@ -1,0 +1,58 @@
+"""Tencent: Hunyuan."""
+
+from dataclasses import replace
+
+from singletree.parsing.family import Family, Form
+
+# https://huggingface.co/tencent/Hunyuan-A13B-Instruct
+HUNYUAN_A13B = Family(
+    name="hunyuan_a13b",
+    reasoning=("<think>\n", "\n</think>\n"),
+    forms=(
+        Form(
+            call='{"name": "{name}", "arguments": {args}}',
+            calls=("<tool_calls>[", "]</tool_calls>"),
+            joiner=", ",
+        ),
+    ),
+    ends=("<answer>\n", "\n</answer>"),
+    fingerprint=("<tool_calls>", "</tool_calls>", "<|extra_0|>"),
+    models=("Hunyuan A13B",),
+    source="https://huggingface.co/tencent/Hunyuan-A13B-Instruct",
+)
+
+
+def _hy(suffix: str, separator: str) -> Form:
+    return Form(
+        call=f"<tool_call{suffix}>{{name}}{separator}\n{{params}}</tool_call{suffix}>",
+        parameter=f"<arg_key{suffix}>{{key}}</arg_key{suffix}>\n<arg_value{suffix}>{{value}}</arg_value{suffix}>\n",
+        calls=(f"<tool_calls{suffix}>\n", f"\n</tool_calls{suffix}>"),
+        joiner="\n",
+        optional=True,
+    )
+
+
+# https://huggingface.co/tencent/Hy3/blob/main/chat_template.jinja
+HY_V3 = Family(
+    name="hy_v3",
+    aliases=("hunyuan", "hy3"),
+    reasoning=("<think>", "</think>"),
+    also_reasoning=(("<think:opensource>", "</think:opensource>"),),
+    forms=(_hy("", "<tool_sep>"), _hy(":opensource", "<tool_sep:opensource>")),
+    before_calls="\n",
+    ends=("<｜hy_eos｜>",),
+    fingerprint=("<tool_calls", "<tool_sep", "<arg_key"),
+    models=("Hunyuan 3",),
+    source="https://huggingface.co/tencent/Hy3",
+)
+
+HY_V4 = replace(
+    HY_V3,
+    name="hy_v4",
+    aliases=("hy4",),
+    forms=(_hy("", ""), _hy(":opensource", "")),
+    fingerprint=("<tool_calls", "<arg_key"),
+    not_in_template=("<tool_sep",),
+    models=("Hunyuan 4",),
+    source="https://huggingface.co/tencent",
+)

@@ -1,0 +1,1 @@
+"""The text of a turn to events. Sans-IO, standard library only."""

@@ -1,0 +1,43 @@
+"""Feeding a parser in every way that a stream may be cut."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+
+from singletree.conversation import Tool, Turn
+from singletree.events import Event, fold
+from singletree.parsing.family import Family
+from singletree.parsing.parser import Parser
+
+EXAMPLES = int(os.environ.get("SINGLETREE_EXAMPLES", "60"))
+"""How many examples a property of every family is tried with; more for a night's run."""
+
+
+def read(family: Family, pieces: Sequence[str], tools: Sequence[Tool] = (), tail: str = "") -> list[Event]:
+    """The events of ``pieces``, checked to cover the input byte for byte."""
+    parser = Parser(family, tools, tail)
+    events = [e for piece in pieces for e in parser.feed(piece)] + parser.close()
+    assert "".join(e.raw for e in events) == "".join(pieces)
+    return events
+
+
+def turn(family: Family, pieces: Sequence[str], tools: Sequence[Tool] = (), tail: str = "") -> Turn:
+    """What ``pieces`` say."""
+    return fold(read(family, pieces, tools, tail))
+
+
+def cuts(text: str, seed: int = 7, rounds: int = 12) -> Iterator[list[str]]:
+    """``text`` char by char, at every two-way cut, and at seeded random cuts of up to 16 characters."""
+    yield list(text)
+    for i in range(len(text) + 1):
+        yield [text[:i], text[i:]]
+    rng = random.Random(seed)
+    for _ in range(rounds):
+        pieces, at = [], 0
+        while at < len(text):
+            size = rng.randint(1, 16)
+            pieces.append(text[at : at + size])
+            at += size
+        yield pieces
