@@ -1,0 +1,1 @@
+"""A conversation becomes token ids here, and token ids become text."""

@@ -1,0 +1,101 @@
+"""Encoding of the stretches between added tokens, and a cache of those already encoded."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from sys import getsizeof
+from threading import Lock
+
+import msgspec
+import tokenizers
+
+from singletree.prompts.definition import Pipeline
+
+Encode = Callable[[str], list[int]]
+
+_ENTRY_BYTES = 150
+"""What an entry of the cache costs beside its text and its ids: its places in the table and in the order."""
+
+PROBES = (
+    "The quick brown fox jumps over the lazy dog.\n\nIt's 12345678 o'clock, isn't it? I'LL SEE…",
+    "def f(x: int = 0) -> dict[str, Any]:\n\treturn {'a': [x, 1.5e-3], \"b\": None}  # äöü ß\r\n\r\n   \n",
+    "日本語のテキスト、中文字符。한국어 텍스트 русский عربى हिन्दी ไทย",
+    "👩‍👩‍👧‍👦 🇩🇪 e\u0301 ﬁ \u00a0\u2028\ufeff\ue000 ①²½ Ⅻ \u0000\u0007",
+    " leading and trailing   ",
+    "\n\n\n   \t\t  x\t\n",
+    "A" * 300 + " " * 300 + "=" * 100 + "0" * 50,
+    '{"name": "get_weather", "arguments": {"city": "Par\\u00eds", "days": 3.0}}',
+    "<|im_start|>user</s><think>[INST]<start_of_turn>▁▁<0x0A>",
+)
+"""Texts on which two implementations differ if they differ anywhere that matters."""
+
+
+class SegmentCache:
+    """Ids by text, least recently used out first, bounded in bytes. Safe to use from several threads."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[str, array[int]] = OrderedDict()
+        self._lock = Lock()
+        self.bytes = 0
+
+    def get(self, text: str) -> array[int] | None:
+        """The ids of ``text`` if they are known."""
+        with self._lock:
+            ids = self._entries.get(text)
+            if ids is not None:
+                self._entries.move_to_end(text)
+            return ids
+
+    def put(self, text: str, ids: array[int]) -> None:
+        """Remember the ids of ``text``; one that alone is over the limit is not kept."""
+        cost = _cost(text, ids)
+        if cost > self._limit:
+            return
+        with self._lock:
+            if text not in self._entries:
+                self._entries[text] = ids
+                self.bytes += cost
+            while self.bytes > self._limit:
+                self.bytes -= _cost(*self._entries.popitem(last=False))
+
+
+def _cost(text: str, ids: array[int]) -> int:
+    return getsizeof(text) + getsizeof(ids) + _ENTRY_BYTES
+
+
+class SegmentEncoder:
+    """Encodes segments by one pipeline. ``accelerate`` looks for a faster implementation of the same."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._json = msgspec.json.encode(pipeline).decode()
+        self.backend = tokenizers.Tokenizer.from_str(self._json)
+        self.encode: Encode = self._encode
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def accelerate(self) -> bool:
+        """Use fastokens from now on if it gives the same ids on every probe; True if so. Takes seconds."""
+        try:
+            import fastokens
+
+            fast = fastokens.Tokenizer.from_json_str(self._json)
+            same = all(fast.encode(probe).ids == self._encode(probe) for probe in PROBES)
+        except Exception:  # an optional library that may refuse any part of a foreign pipeline
+            return False
+        if not same:
+            return False
+
+        def encode(text: str) -> list[int]:
+            try:
+                ids: list[int] = fast.encode(text).ids
+                return ids
+            except Exception:  # its regular expressions have limits that the reference has not
+                return self._encode(text)
+
+        self.encode = encode
+        return True

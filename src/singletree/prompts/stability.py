@@ -1,0 +1,218 @@
+"""What varies in a request without meaning anything, made the same before a prompt is rendered.
+
+A prompt that differs in its first lines costs the whole prefill of the session again. Each rule is one entry
+with its reason, acts on the conversation alone, and can be switched off by name.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, cast
+
+from singletree.conversation import Conversation, Part, Text, Tool, ToolReference, ToolResult, Turn
+from singletree.prompts.tool_definition import tool_definition
+
+PLACEHOLDER_TOOL = "DeferredToolPlaceholder"
+
+_BILLING_HEADER = re.compile(
+    r"x-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|$)))*[ \t]*\r?\n?", re.I
+)
+_SYSTEM_ROLES = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing made the same. ``apply`` gives back an equal conversation when there is nothing to do."""
+
+    name: str
+    reason: str
+    apply: Callable[[Conversation], Conversation]
+
+
+def canonicalise(
+    conversation: Conversation, *, off: frozenset[str] = frozenset()
+) -> tuple[Conversation, tuple[str, ...]]:
+    """The conversation after all rules but those in ``off``, and the names of the rules that changed it.
+
+    Idempotent. Rules act in the order of ``RULES``.
+    """
+    acted = []
+    for rule in RULES:
+        if rule.name in off:
+            continue
+        before = conversation
+        conversation = rule.apply(before)
+        if conversation is not before and conversation != before:
+            acted.append(rule.name)
+    return conversation, tuple(acted)
+
+
+def _each_turn(conversation: Conversation, change: Callable[[Turn], Turn | None]) -> Conversation:
+    changed = (change(turn) for turn in conversation.turns)
+    return _with_turns(conversation, [turn for turn in changed if turn is not None])
+
+
+def _each_part(
+    parts: tuple[Part, ...], change: Callable[[tuple[Part, ...]], tuple[Part, ...]]
+) -> tuple[Part, ...]:
+    """``change`` applied to the parts of each result among ``parts``, then to ``parts`` themselves.
+
+    The very tuple comes back if nothing changes: no rule builds a long conversation anew.
+    """
+    inner = tuple(
+        _with_parts(part, change(part.parts)) if isinstance(part, ToolResult) else part for part in parts
+    )
+    return change(inner if any(map(operator.is_not, inner, parts)) else parts)
+
+
+def _with_parts(result: ToolResult, parts: tuple[Part, ...]) -> ToolResult:
+    return result if parts is result.parts else replace(result, parts=cast(Any, parts))
+
+
+def _with_turn_parts(turn: Turn, parts: tuple[Part, ...]) -> Turn:
+    return turn if parts is turn.parts else replace(turn, parts=parts)
+
+
+def _strip_billing_header(conversation: Conversation) -> Conversation:
+    def strip(turn: Turn) -> Turn | None:
+        if turn.role not in _SYSTEM_ROLES or "-billing-header:" not in turn.text.lower():
+            return turn
+        stripped = (
+            replace(part, text=_BILLING_HEADER.sub("", part.text)) if isinstance(part, Text) else part
+            for part in turn.parts
+        )
+        parts = tuple(part for part in stripped if not isinstance(part, Text) or part.text)
+        return replace(turn, parts=parts) if parts else None
+
+    return _each_turn(conversation, strip)
+
+
+def _show_deferred_tools(conversation: Conversation) -> Conversation:
+    deferred = {tool.name: tool for tool in conversation.tools if tool.deferred}
+    shown = tuple(t for t in conversation.tools if not t.deferred and t.name != PLACEHOLDER_TOOL)
+
+    def show(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if not any(isinstance(part, ToolReference) for part in parts):
+            return parts
+        return tuple(
+            Text(_reference_text(part, deferred)) if isinstance(part, ToolReference) else part
+            for part in parts
+        )
+
+    changed = _each_turn(conversation, lambda turn: _with_turn_parts(turn, _each_part(turn.parts, show)))
+    return changed if shown == conversation.tools else replace(changed, tools=shown)
+
+
+def _reference_text(reference: ToolReference, deferred: dict[str, Tool]) -> str:
+    tool = deferred.get(reference.name)
+    try:
+        return reference.name if tool is None else json.dumps(tool_definition(tool), ensure_ascii=False)
+    except RecursionError:  # a schema nested deeper than Python reads; its name is all that can be shown
+        return reference.name
+
+
+def _join_blocks(conversation: Conversation) -> Conversation:
+    def join(turn: Turn) -> Turn:
+        return turn if turn.role == "assistant" else _with_turn_parts(turn, _each_part(turn.parts, _joined))
+
+    return _each_turn(conversation, join)
+
+
+def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """``parts`` with each run of texts as one; a seam without a line break gets one."""
+    if not any(isinstance(a, Text) and isinstance(b, Text) for a, b in pairwise(parts)):
+        return parts
+    joined: list[Part] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if not isinstance(part, Text) or not isinstance(last, Text):
+            joined.append(part)
+            continue
+        seam = "" if last.text.endswith("\n") or part.text.startswith("\n") else "\n"
+        joined[-1] = Text(last.text + seam + part.text)
+    return tuple(joined)
+
+
+def _system_after_results(conversation: Conversation) -> Conversation:
+    """Move system turns between a turn's calls and the last of their results behind the results."""
+    turns: list[Turn] = []
+    waiting: list[Turn] = []
+    answering = False
+    for turn in conversation.turns:
+        if answering and turn.role in _SYSTEM_ROLES:
+            waiting.append(turn)
+            continue
+        if turn.role != "tool":
+            turns += waiting
+            waiting = []
+            answering = turn.role == "assistant" and bool(turn.tool_calls)
+        turns.append(turn)
+    return _with_turns(conversation, [*turns, *waiting])
+
+
+def _order_results(conversation: Conversation) -> Conversation:
+    """Bring each run of results into one turn, in the order of the calls that they answer."""
+    turns: list[Turn] = []
+    order: dict[str, int] = {}
+    for turn in conversation.turns:
+        if turn.role == "assistant":
+            order = {call.id: index for index, call in enumerate(turn.tool_calls)}
+        if turn.role != "tool":
+            turns.append(turn)
+        elif turns and turns[-1].role == "tool":
+            turns[-1] = Turn("tool", _in_order(turns[-1].parts + turn.parts, order))
+        else:
+            turns.append(_with_turn_parts(turn, _in_order(turn.parts, order)))
+    return _with_turns(conversation, turns)
+
+
+def _with_turns(conversation: Conversation, turns: list[Turn]) -> Conversation:
+    changed = tuple(turns)
+    return conversation if changed == conversation.turns else replace(conversation, turns=changed)
+
+
+def _in_order(parts: tuple[Part, ...], order: dict[str, int]) -> tuple[Part, ...]:
+    """Results of known calls first, by call; what answers none of them stays behind, as it came."""
+
+    def place(part: Part) -> int:
+        return order.get(part.call_id, len(order)) if isinstance(part, ToolResult) else len(order)
+
+    return parts if len(parts) < 2 else tuple(sorted(parts, key=place))
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "billing_header",
+        "Claude Code opens its system prompt with a header whose value changes with the request "
+        "(anthropics/claude-code#50085).",
+        _strip_billing_header,
+    ),
+    Rule(
+        "deferred_tools",
+        "A tool with defer_loading is put into the tool list when it is first referenced; shown where the "
+        "reference stands, it leaves the head as it was. The placeholder that keeps the feature on is none.",
+        _show_deferred_tools,
+    ),
+    Rule(
+        "system_after_results",
+        "A system message between a call and its result splits what templates and models know as one piece "
+        "(vllm-project/vllm#52978).",
+        _system_after_results,
+    ),
+    Rule(
+        "result_order",
+        "Clients send the results of parallel calls in the order in which they finished, which is chance.",
+        _order_results,
+    ),
+    Rule(
+        "text_blocks",
+        "A message comes as one string or as blocks, and its shape changes when a cache mark moves. The "
+        "blocks of a turn are one text with a line break at each seam: it depends on its two blocks alone.",
+        _join_blocks,
+    ),
+)

@@ -1,0 +1,195 @@
+"""The checkpoint's chat template: a conversation in, the prompt's text out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from jinja2 import TemplateError
+
+from singletree.conversation import Conversation, Tool, Turn
+from singletree.errors import BadConfiguration, InvalidRequest
+from singletree.prompts.layout import find_layout
+from singletree.prompts.replay import Layout
+from singletree.prompts.sandbox import Refusal, compile_template
+from singletree.prompts.template_messages import Draw, Guard, MessageWriter
+from singletree.prompts.template_probe import probe
+from singletree.prompts.template_reads import Message, Reads
+from singletree.prompts.tokenizer import Tokenizer
+from singletree.prompts.tool_definition import tool_definition
+from singletree.prompts.written import WrittenList, changed, printed
+
+CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""What stands in for the template of a checkpoint that has none."""
+
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Variables that no client sets by name: they are what is rendered."""
+
+_TOOL_LISTS = 16
+_MESSAGE_LENGTH = 300
+
+
+def load_chat_template(tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate:
+    """The template of a checkpoint, or ``source`` instead; ChatML, flagged ``is_default``, without either."""
+    chosen = tokenizer.chat_template if source is None else source
+    return ChatTemplate(chosen or CHATML, named_tokens=tokenizer.named_tokens, is_default=not chosen)
+
+
+class ChatTemplate:
+    """One chat template, rendered byte for byte as Hugging Face renders it.
+
+    Attributes:
+        source: the Jinja text.
+        reads: what the template reads and in which form, by its syntax tree and probe renders.
+        is_default: whether it only stands in for a template that the checkpoint has not.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        named_tokens: Mapping[str, str] | None = None,
+        is_default: bool = False,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile and probe ``source``. Raises BadConfiguration when it is no template.
+
+        Args:
+            named_tokens: texts of the tokens that a template may call by name (``unk_token`` …).
+            now: the local time, for templates that print the date.
+        """
+        given = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {name: text for name, text in given.items() if text} | dict(named_tokens or {})
+        self._template, tree = compile_template(source, now)
+        self._tools: OrderedDict[tuple[Guard, bytes], WrittenList] = OrderedDict()
+        self.source = source
+        self.is_default = is_default
+        self.reads = probe(self._render, tree)
+        if not self.reads.renders:
+            raise BadConfiguration(
+                "the chat template fails on a single user message, so on everything: it needs variables that "
+                "no client gives; give another with --custom-jinja-template"
+            )
+
+    def render(
+        self,
+        conversation: Conversation,
+        *,
+        draw: Draw,
+        template_arguments: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        guard: Guard = str,
+        vision: bool = True,
+    ) -> str:
+        """The prompt. What ``guard`` marked in it is for ``Tokenizer.encode`` and ``strip_guards``.
+
+        An assistant turn at the end is left open for the model to go on with. A conversation that the
+        template refuses in its own form is tried again as plain text, in turns.
+
+        Args:
+            draw: draws parts of an assistant turn in the model's own format, where the template has no form
+                for them.
+            template_arguments: further variables for the template.
+            add_generation_prompt: whether the header of the assistant's turn is opened at the end.
+            guard: applied to every string that is the client's own: all but the assistant's text.
+            vision: whether images go to the template; False where the engine cannot take them.
+
+        Raises:
+            InvalidRequest: with the template's own message, when it refuses the conversation in every form.
+        """
+        if not conversation.turns:
+            raise InvalidRequest("there are no messages; send at least one", param="messages")
+        try:
+            given = changed(template_arguments or {}, guard)
+            tools = self._printed_tools(conversation.tools, guard)
+        except RecursionError:
+            raise InvalidRequest("a tool's schema is nested too deeply; flatten it", param="tools") from None
+        context = {name: value for name, value in given.items() if name not in _RESERVED}
+        context["add_generation_prompt"] = add_generation_prompt
+        refused: Exception | None = None
+        for reads, strict in self._forms():
+            writer = MessageWriter(reads, draw, guard, vision=vision, strict=strict)
+            context["tools"] = tools if reads.tools or not strict else self._printed_tools((), guard)
+            try:
+                return self._fill(writer, conversation.turns, context)
+            except Exception as error:  # a template is foreign code: whatever it raises, it refuses this form
+                refused = refused or error
+        raise _refusal(refused)
+
+    def layout(self, tokenizer: Tokenizer) -> Layout | None:
+        """How it sets an assistant's turn; None where the added tokens do not set turns off from each other."""
+        enders = [text for text, id in tokenizer.added_tokens.items() if id in tokenizer.stop_token_ids]
+        return find_layout(self._render, tokenizer.added_tokens, enders)
+
+    def _forms(self) -> list[tuple[Reads, bool]]:
+        """The template's own form, and two that even a template for bare chat can take."""
+        plain = replace(
+            self.reads,
+            reasoning=None,
+            calls=False,
+            results=False,
+            system_runs=False,
+            system_inside=False,
+            consecutive_users=False,
+            consecutive_assistants=False,
+        )
+        return [(self.reads, False), (plain, True), (replace(plain, system=False), True)]
+
+    def _fill(self, writer: MessageWriter, turns: Sequence[Turn], context: dict[str, Any]) -> str:
+        last = turns[-1]
+        if last.role != "assistant" or not context["add_generation_prompt"]:
+            return writer.drawn.put_in(self._render(writer.write(turns), **context))
+        if not last.parts:
+            return writer.drawn.put_in(self._render(writer.write(turns[:-1]), **context))
+        text = self._render(writer.write(turns[:-1], last), **(context | {"add_generation_prompt": False}))
+        end = writer.drawn.end_of_last(text)
+        if not end:
+            raise Refusal("the last message is the assistant's, and the template does not print it")
+        return writer.drawn.put_in(text[:end])
+
+    def _render(self, messages: list[Message], **context: Any) -> str:
+        standard = {"messages": messages, "documents": None, "add_generation_prompt": True, "tools": None}
+        return self._template.render({**self._tokens, **standard, **context})
+
+    def _printed_tools(self, tools: tuple[Tool, ...], guard: Guard) -> WrittenList | None:
+        """The tools as the template takes them, with their JSON text. No list is serialised twice."""
+        if not tools:
+            return printed_list([]) if self.reads.tools_always else None
+        key = (guard, msgspec.json.encode([(t.name, t.description, t.parameters, t.kind) for t in tools]))
+        known = self._tools.get(key)
+        if known is None:
+            definitions = (tool_definition(tool, described=self.reads.needed_descriptions) for tool in tools)
+            known = printed_list([changed(definition, guard) for definition in definitions])
+            self._tools[key] = known
+            if len(self._tools) > _TOOL_LISTS:
+                self._tools.popitem(last=False)
+        return known
+
+
+def printed_list(tools: list[dict[str, Any]]) -> WrittenList:
+    """Tool definitions that print themselves, as a list, one by one, and their functions alone."""
+    objects = [printed({**tool, "function": printed(tool["function"])}) for tool in tools]
+    return WrittenList(objects, printed(tools).written, pinned=False)
+
+
+def _refusal(error: Exception | None) -> InvalidRequest:
+    if isinstance(error, Refusal):
+        said = str(error.message)
+    elif isinstance(error, TemplateError):
+        said = f"it failed with {error.message}"
+    else:
+        said = f"it failed with {type(error).__name__}: {error}"
+    return InvalidRequest(
+        f"the model's chat template refuses this conversation: {said[:_MESSAGE_LENGTH]}", param="messages"
+    )

@@ -1,0 +1,384 @@
+"""A conversation as the messages that a chat template takes, in the form that this template takes them.
+
+Order is meaning: nothing is moved to where a template would rather have it. What a template has no form for
+is written as text at its place.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, cast
+
+from singletree.conversation import (
+    Document,
+    Image,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolReference,
+    ToolResult,
+    Turn,
+)
+from singletree.prompts.added_tokens import well_formed
+from singletree.prompts.call_ids import CallIds
+from singletree.prompts.template_reads import Message, Reads, put_reasoning
+from singletree.prompts.written import read_object
+
+Draw = Callable[[tuple[Part, ...]], str]
+Guard = Callable[[str], str]
+Content = str | list[Message]
+
+NO_IMAGES = "[image: this model cannot see images]"
+_IMAGE_FOLLOWS = "[image: shown in the next message]"
+_SENTINEL = "\udffe"
+"""Brackets the number of a text that is put in after rendering, where no template trims or splits it."""
+
+
+_SENTINELS = re.compile(f"{_SENTINEL}([0-9]+){_SENTINEL}")
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Texts that take the place of their sentinels after rendering."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def sentinel(self, text: str) -> str:
+        """What stands for ``text`` until then."""
+        self.texts.append(text)
+        return f"{_SENTINEL}{len(self.texts) - 1}{_SENTINEL}"
+
+    def put_in(self, rendered: str) -> str:
+        """``rendered`` with the texts in place of their sentinels."""
+        return _SENTINELS.sub(lambda match: self.texts[int(match[1])], rendered) if self.texts else rendered
+
+    def end_of_last(self, rendered: str) -> int:
+        """Where the last text's sentinel ends in ``rendered``; 0 when the template did not print it."""
+        sentinel = f"{_SENTINEL}{len(self.texts) - 1}{_SENTINEL}"
+        return rendered.rfind(sentinel) + len(sentinel) if sentinel in rendered else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """An assistant turn as templates see one: reasoning first, calls last, and whatever there is between."""
+
+    reasoning: Reasoning | None
+    middle: tuple[Part, ...]
+    calls: tuple[ToolCall, ...]
+
+    @property
+    def said(self) -> tuple[Part, ...]:
+        """All but the reasoning."""
+        return (*self.middle, *self.calls)
+
+    @classmethod
+    def of(cls, turn_parts: tuple[Part, ...]) -> _Shape:
+        parts = [part for part in turn_parts if not isinstance(part, Text | Reasoning) or part.text]
+        calls = list(takewhile(lambda part: isinstance(part, ToolCall), reversed(parts)))
+        middle = parts[: len(parts) - len(calls)]
+        reasoning = middle[0] if middle and isinstance(middle[0], Reasoning) else None
+        return cls(
+            reasoning, tuple(middle[reasoning is not None :]), tuple(reversed(cast(list[ToolCall], calls)))
+        )
+
+
+class MessageWriter:
+    """Writes one conversation for one template.
+
+    Args:
+        reads: what the template takes.
+        draw: draws parts of an assistant turn in the model's own format.
+        guard: keeps special tokens out of a client's text.
+        vision: whether images are to be shown at all.
+        strict: for templates that still refuse: the user begins, and nobody says nothing.
+    """
+
+    def __init__(self, reads: Reads, draw: Draw, guard: Guard, *, vision: bool, strict: bool = False) -> None:
+        self._reads = reads
+        self._draw = draw
+        self._guard = guard
+        self._image = dict(reads.image) if vision and reads.image is not None else None
+        self._strict = strict
+        self._ids = CallIds(reads.call_ids)
+        self._messages: list[Message] = []
+        self._later_images = 0
+        self.drawn = Drawn()
+
+    def write(self, turns: Sequence[Turn], prefill: Turn | None = None) -> list[Message]:
+        """The messages of ``turns``, and of ``prefill`` as the last, left open. Use a writer once."""
+        for turn in turns if self._reads.consecutive_assistants else _joined_assistants(turns):
+            if turn.role != "tool":
+                self._show_later_images()
+            if turn.role == "assistant":
+                if not self._strict or turn.parts:
+                    self._messages += self._assistant(turn)
+            elif turn.role == "tool":
+                self._results(turn.parts)
+            elif turn.role == "user":
+                self._user(self._content(turn.parts))
+            else:
+                self._system(self._text(turn.parts))
+        self._show_later_images()
+        if prefill is not None:
+            self._messages.append(self._prefill(prefill))
+        if self._strict or (not self._reads.system_alone and self._only_system()):
+            self._let_user_begin()
+        if self._reads.content_parts:
+            empty = [{"type": "text", "text": ""}]
+            return [
+                message | {"content": _parts_of(message["content"]) or empty} for message in self._messages
+            ]
+        return self._messages
+
+    def _only_system(self) -> bool:
+        return all(message["role"] == "system" for message in self._messages)
+
+    def _let_user_begin(self) -> None:
+        begin = next((i for i, m in enumerate(self._messages) if m["role"] != "system"), len(self._messages))
+        if begin == len(self._messages) or self._messages[begin]["role"] != "user":
+            self._messages.insert(begin, {"role": "user", "content": ""})
+
+    def _system(self, text: str) -> None:
+        """As system where the template takes one here, else as user text in its place."""
+        at_head = self._only_system()
+        if self._reads.system and at_head and self._messages and not self._reads.system_runs:
+            self._append(self._messages[-1], text)
+        elif self._reads.system if at_head else self._reads.system_inside:
+            self._messages.append({"role": "system", "content": text})
+        else:
+            self._user(text)
+
+    def _user(self, content: Content) -> None:
+        """Joined with the message before it where the template insists on turns taken in turn."""
+        last = self._messages[-1]["role"] if self._messages else ""
+        if (last == "user" and not self._reads.consecutive_users) or (
+            last == "tool" and not self._reads.user_after_result
+        ):
+            self._append(self._messages[-1], content)
+        else:
+            self._messages.append({"role": "user", "content": content})
+
+    def _append(self, message: Message, content: Content) -> None:
+        before = message["content"]
+        if isinstance(before, str) and isinstance(content, str):
+            message["content"] = f"{before}\n\n{content}" if before and content else before + content
+        else:
+            message["content"] = [*_parts_of(before), *_parts_of("\n\n"), *_parts_of(content)]
+
+    def _results(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            if not isinstance(part, ToolResult):
+                self._user(self._content((part,)))
+                continue
+            call_id, name = self._ids.result(part.call_id)
+            said = _with_error(part)
+            if not self._takes_result():
+                self._user(f"<tool_result>\n{self._text(said)}\n</tool_result>")
+            else:
+                self._messages.append(
+                    {
+                        "role": "tool",
+                        "name": self._guard(name),
+                        "tool_call_id": self._guard(call_id),
+                        "content": self._result_content(said),
+                    }
+                )
+
+    def _takes_result(self) -> bool:
+        """Whether a result can be printed now: some templates look for them only after calls of their own."""
+        if not self._reads.results_need_calls:
+            return self._reads.results
+        before = next((m for m in reversed(self._messages) if m["role"] != "tool"), {})
+        return "tool_calls" in before
+
+    def _result_content(self, parts: Sequence[Part]) -> Content:
+        """With its images where the template takes them here; else a user message after it shows them."""
+        if self._image is None or self._reads.result_images:
+            return self._content(parts)
+        self._later_images += sum(isinstance(part, Image) for part in parts)
+        return self._text(Text(_IMAGE_FOLLOWS) if isinstance(part, Image) else part for part in parts)
+
+    def _show_later_images(self) -> None:
+        if self._image is not None and self._later_images:
+            self._user([dict(self._image) for _ in range(self._later_images)])
+        self._later_images = 0
+
+    def _content(self, parts: Sequence[Part]) -> Content:
+        """Text, or a list of text and images where there is an image that the template takes."""
+        if self._image is None or not any(isinstance(part, Image) for part in parts):
+            return self._text(parts)
+        content: list[Message] = []
+        run: list[Part] = []
+        for part in parts:
+            if isinstance(part, Image):
+                content += [*_parts_of(self._text(run)), dict(self._image)]
+                run = []
+            else:
+                run.append(part)
+        return [*content, *_parts_of(self._text(run))]
+
+    def _text(self, parts: Iterable[Part]) -> str:
+        """What ``parts`` say in words. Guarded as a whole: two blocks could hold half a token each."""
+        return self._guard("".join(_words(part) for part in parts))
+
+    def _assistant(self, turn: Turn) -> list[Message]:
+        """One message, or two where the template prints what was said after the calls that follow it."""
+        reads, shape = self._reads, self._shape(turn)
+        calls = self._native_calls(shape)
+        if calls and self._speaks(shape) and not reads.text_with_calls:
+            return [self._message(shape.reasoning, shape.middle, []), self._message(None, (), calls)]
+        return [self._message(shape.reasoning, shape.middle if calls else shape.said, calls)]
+
+    def _message(self, reasoning: Reasoning | None, said: tuple[Part, ...], calls: list[Message]) -> Message:
+        place = self._reads.reasoning
+        if reasoning is None:
+            return self._spoken(self._assistant_content(said), calls)
+        if place is None:
+            return self._spoken(self._assistant_content((reasoning, *said)), calls)
+        if calls and said and not self._reads.text_beside_reasoning:
+            # Harmony's template takes text or reasoning before a call, not both; nothing said is to be lost.
+            both = f"{reasoning.text}\n\n{self._plain_text(said)}"
+            return put_reasoning(self._spoken("", calls), place, both)
+        return put_reasoning(self._spoken(self._assistant_content(said), calls), place, reasoning.text)
+
+    def _shape(self, turn: Turn) -> _Shape:
+        """The shape of ``turn``, its calls under the ids that the model knows, which may be counted.
+
+        Its text is as the model wrote it, but for what could be taken for a sentinel.
+        """
+        parts: list[Part] = []
+        for part in turn.parts:
+            if isinstance(part, ToolCall):
+                parts.append(replace(part, id=self._ids.call(part)))
+            elif isinstance(part, Text | Reasoning) and _SENTINEL in part.text:
+                parts.append(replace(part, text=well_formed(part.text)))
+            else:
+                parts.append(part)
+        return _Shape.of(tuple(parts))
+
+    def _speaks(self, shape: _Shape) -> bool:
+        """Whether something has to be in the content beside the calls."""
+        return bool(shape.middle) or (shape.reasoning is not None and self._reads.reasoning is None)
+
+    def _spoken(self, content: str, calls: list[Message]) -> Message:
+        if not calls:
+            return {"role": "assistant", "content": content}
+        return {"role": "assistant", "content": content or self._reads.empty_content, "tool_calls": calls}
+
+    def _prefill(self, turn: Turn) -> Message:
+        """The turn that the model is to go on with: all of it but its reasoning is put in after rendering."""
+        shape, place = self._shape(turn), self._reads.reasoning
+        if shape.reasoning is None or place is None:
+            said = shape.said if shape.reasoning is None else (shape.reasoning, *shape.said)
+            return self._spoken(self.drawn.sentinel(self._plain_text(said)), [])
+        message = self._spoken(self.drawn.sentinel(self._plain_text(shape.said)), [])
+        return put_reasoning(message, place, shape.reasoning.text)
+
+    def _assistant_content(self, said: tuple[Part, ...]) -> str:
+        """Plain text goes to the template as it is; so does reasoning before it, which many split off.
+
+        Everything else is drawn in the model's own format and put in after rendering.
+        """
+        text = self._plain_text(said)
+        native = all(isinstance(part, Text) for part in said[1:]) and not isinstance(
+            said[0] if said else None, ToolCall
+        )
+        return text if native else self.drawn.sentinel(text)
+
+    def _plain_text(self, said: tuple[Part, ...]) -> str:
+        if all(isinstance(part, Text) for part in said):
+            return "".join(_words(part) for part in said)
+        return self._draw(tuple(self._guarded(part) for part in said))
+
+    def _guarded(self, part: Part) -> Part:
+        if not isinstance(part, ToolCall):
+            return part
+        return replace(part, name=self._guard(part.name), arguments=self._guard(part.arguments))
+
+    def _native_calls(self, shape: _Shape) -> list[Message]:
+        """The closing run of calls as the template takes them; empty when it has to be drawn."""
+        reads, calls = self._reads, shape.calls
+        if (
+            not reads.calls
+            or (len(calls) > 1 and not reads.parallel_calls)
+            or (self._speaks(shape) and not reads.text_with_calls and not self._splits())
+            or not all(call.complete for call in calls)
+        ):
+            return []
+        try:
+            arguments = [self._arguments(call.arguments or "{}") for call in calls]
+        except ValueError:
+            return []
+        return [
+            {
+                "id": self._guard(call.id),
+                "type": "function",
+                "function": {"name": self._guard(call.name), "arguments": value},
+            }
+            for call, value in zip(calls, arguments, strict=True)
+        ]
+
+    def _splits(self) -> bool:
+        """Whether text and calls of one turn may be two messages: else some templates lose the results."""
+        return self._reads.results_need_calls and self._reads.consecutive_assistants
+
+    def _arguments(self, text: str) -> Any:
+        return self._guard(text) if self._reads.arguments == "text" else read_object(text, self._guard)
+
+
+def _joined_assistants(turns: Sequence[Turn]) -> list[Turn]:
+    """``turns`` with neighbouring assistant turns as one."""
+    joined: list[Turn] = []
+    for turn in turns:
+        if joined and turn.role == joined[-1].role == "assistant":
+            joined[-1] = Turn("assistant", joined[-1].parts + turn.parts)
+        else:
+            joined.append(turn)
+    return joined
+
+
+def _parts_of(content: Any) -> list[Message]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _with_error(result: ToolResult) -> tuple[Part, ...]:
+    """What a result says; a failure that does not say so itself begins with "Error: "."""
+    said = "".join(_words(part) for part in result.parts)
+    if not result.is_error or "error" in said[:40].lower():
+        return result.parts
+    return (Text("Error: "), *result.parts)
+
+
+def _words(part: Part) -> str:
+    if isinstance(part, Text | Reasoning):
+        return part.text
+    if isinstance(part, Image):
+        return NO_IMAGES
+    if isinstance(part, Document):
+        return _document_words(part)
+    if isinstance(part, ToolReference):
+        return f"[tool: {part.name}]"
+    if isinstance(part, ToolCall):
+        return part.arguments
+    return "".join(_words(inner) for inner in part.parts)
+
+
+def _document_words(document: Document) -> str:
+    """The text of a text document; of another only what it is."""
+    name = f" {document.title}" if document.title else ""
+    kind = document.media_type or document.url or "unknown type"
+    if document.media_type.startswith("text/") and document.data:
+        try:
+            text = base64.b64decode("".join(document.data.split()), validate=True).decode("utf-8", "replace")
+        except (binascii.Error, ValueError):
+            return f"[document{name}: unreadable base64]"
+        return f"[document{name}]\n{text}\n[end of document{name}]"
+    return f"[document{name}: this model cannot read {kind}]"

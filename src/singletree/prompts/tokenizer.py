@@ -1,0 +1,163 @@
+"""Text to token ids and back, for one checkpoint."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from singletree.errors import BadConfiguration
+from singletree.prompts.added_tokens import GUARD, AddedTokens, well_formed
+from singletree.prompts.definition import Pipeline, TokenizerDefinition, turn_enders
+from singletree.prompts.gguf import read_gguf
+from singletree.prompts.huggingface import read_directory
+from singletree.prompts.pieces import PieceStream, Spelling, TokenTexts
+from singletree.prompts.segments import SegmentCache, SegmentEncoder
+
+CACHE_BYTES = 64 * 2**20
+
+
+def load_tokenizer(path: Path, *, cache_bytes: int = CACHE_BYTES) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        path: a Hugging Face directory (``tokenizer.json`` and its companions) or a ``.gguf`` file.
+        cache_bytes: the most that the segment cache may hold.
+
+    Raises:
+        BadConfiguration: nothing usable is there; the message says what is wrong and what would do.
+    """
+    return Tokenizer(read_gguf(path) if path.is_file() else read_directory(path), cache_bytes=cache_bytes)
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint, and what the checkpoint says beside it.
+
+    Attributes:
+        special_tokens: the texts of the control tokens, which a model may only say as that one token.
+        added_tokens: ids of all added tokens by their texts, special or not.
+        bos_token: empty when the vocabulary has none; so ``eos_token``.
+        named_tokens: what a chat template may call by name (``bos_token``, ``eos_token``, ``unk_token`` …).
+        stop_token_ids: the tokens that end a turn.
+        chat_template: Jinja source, None when the checkpoint has none.
+        context_window: in tokens, None when the checkpoint does not say.
+        vocabulary_size: one more than the highest id.
+    """
+
+    def __init__(self, definition: TokenizerDefinition, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self._added = AddedTokens(definition.added_tokens)
+        later = without_first_prefix(definition.pipeline)
+        self._first = _segment_encoder(definition.pipeline)
+        self._later = self._first if later is None else _segment_encoder(later)
+        self._cache = SegmentCache(cache_bytes)
+        backend = self._first.backend
+        self._texts = TokenTexts(
+            definition.added_tokens, backend.id_to_token, spelling_of(definition.pipeline)
+        )
+        self._strip_first = self._prepends_space(self._first)
+        self._strip_later = self._prepends_space(self._later)
+
+        self.special_tokens = frozenset(t.text for t in self._added.tokens if t.special)
+        self.added_tokens: Mapping[str, int] = self._added.ids
+        self.named_tokens = definition.named_tokens
+        self.bos_token = definition.named_tokens.get("bos_token", "")
+        self.eos_token = definition.named_tokens.get("eos_token", "")
+        self.stop_token_ids = definition.stop_token_ids | turn_enders(self._added.tokens)
+        self.chat_template = definition.chat_template
+        self.context_window = definition.context_window
+        self.vocabulary_size = definition.vocabulary_size
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a rendered prompt. Added tokens are matched; none is put in that the text has not.
+
+        Guarded text (see ``guard``) is encoded as what it spells.
+        """
+        parts = self._added.split(text)
+        ids = self._begin(_spelled(parts[0])) if parts[0] else []
+        for position in range(1, len(parts), 2):
+            ids.append(self._added.id(parts[position]))
+            segment = parts[position + 1]
+            if segment:
+                ids.extend(self._segment(_spelled(segment)))
+        return ids
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of ``token_ids``, special tokens included; bytes that are no UTF-8 are U+FFFD."""
+        stream = PieceStream(self._texts, strip_first=self._strip_first, strip_after_added=self._strip_later)
+        pieces = stream.feed(list(token_ids)) + stream.flush()
+        return "".join(text for text, _ in pieces)
+
+    def stream(self) -> PieceStream:
+        """A stream of the text of one generation."""
+        return PieceStream(self._texts, strip_after_added=self._strip_later)
+
+    def guard(self, text: str) -> str:
+        """``text`` from a client such that ``encode`` reads no added token in it, nor across its edges.
+
+        The marks are for ``encode`` and ``strip_guards`` alone: such a string cannot be written as UTF-8.
+        """
+        return self._added.guard(text)
+
+    def accelerate(self) -> bool:
+        """Look for a faster encoder with identical ids; True if found. Takes longer than loading."""
+        encoders = {id(encoder): encoder for encoder in (self._first, self._later)}
+        found = [encoder.accelerate() for encoder in encoders.values()]
+        return all(found)
+
+    def _begin(self, segment: str) -> list[int]:
+        return list(self._segment(segment)) if self._first is self._later else self._first.encode(segment)
+
+    def _segment(self, segment: str) -> array[int]:
+        ids = self._cache.get(segment)
+        if ids is None:
+            ids = array("I", self._later.encode(segment))
+            self._cache.put(segment, ids)
+        return ids
+
+    def _prepends_space(self, encoder: SegmentEncoder) -> bool:
+        pieces = PieceStream(self._texts).feed(encoder.encode("x"))
+        return bool(pieces) and pieces[0][0].startswith(" ")
+
+
+def _spelled(segment: str) -> str:
+    """A segment without marks and without what cannot be encoded."""
+    return segment if segment.isascii() else well_formed(segment.replace(GUARD, ""))
+
+
+def spelling_of(pipeline: Pipeline) -> Spelling:
+    """How the vocabulary writes bytes, seen from its decoder. Raises BadConfiguration for an unknown one."""
+    kinds = {stage.get("type") for stage in _stages(pipeline.decoder, "decoders")}
+    if "ByteLevel" in kinds:
+        return "byte_level"
+    if kinds & {"ByteFallback", "Metaspace", "Replace"}:
+        return "byte_fallback"
+    raise BadConfiguration(
+        f"the tokenizer's decoder ({', '.join(map(str, kinds)) or 'none'}) is not one that can be streamed; "
+        "use a checkpoint with a byte-level or SentencePiece vocabulary"
+    )
+
+
+def without_first_prefix(pipeline: Pipeline) -> Pipeline | None:
+    """The pipeline for segments that do not begin the text, where it differs: ``prepend_scheme: first``."""
+    stages = _stages(pipeline.pre_tokenizer, "pretokenizers")
+    if not any(stage.get("prepend_scheme") == "first" for stage in stages):
+        return None
+    later = [stage | ({"prepend_scheme": "never"} if "prepend_scheme" in stage else {}) for stage in stages]
+    sequence = {"type": "Sequence", "pretokenizers": later}
+    return msgspec.structs.replace(pipeline, pre_tokenizer=sequence)
+
+
+def _stages(stage: Any, key: str) -> list[dict[str, Any]]:
+    if not isinstance(stage, dict):
+        return []
+    return list(stage[key]) if key in stage else [stage]
+
+
+def _segment_encoder(pipeline: Pipeline) -> SegmentEncoder:
+    try:
+        return SegmentEncoder(pipeline)
+    except Exception as error:  # tokenizers raises bare Exception for whatever it cannot read
+        raise BadConfiguration(f"the tokenizer's definition cannot be used: {error}") from error

@@ -1,0 +1,176 @@
+"""What means nothing changes nothing; each rule acts alone and can be switched off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from singletree.conversation import (
+    Conversation,
+    Image,
+    Part,
+    Reasoning,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolReference,
+    ToolResult,
+    Turn,
+)
+from singletree.prompts.stability import PLACEHOLDER_TOOL, RULES, canonicalise
+
+HEADER = "x-anthropic-billing-header: cc_version={}; cc_entrypoint=cli; cch={};"
+MAIN = "You are Claude Code.\n\nx = 1; y = 2;\nKeep  this."
+
+
+def turn(role: Role, *parts: Part | str) -> Turn:
+    return Turn(role, tuple(Text(part) if isinstance(part, str) else part for part in parts))
+
+
+def conversation(*turns: Turn, tools: tuple[Tool, ...] = ()) -> Conversation:
+    return Conversation(turns, tools)
+
+
+USER = turn("user", "hi")
+
+
+def call(id: str) -> ToolCall:
+    return ToolCall("f", "{}", id)
+
+
+def result(id: str) -> ToolResult:
+    return ToolResult(id, (Text(f"result {id}"),))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda header: [header + MAIN],
+        lambda header: [header + "\n" + MAIN],
+        lambda header: [header + "\r\n" + MAIN],
+        lambda header: [header, MAIN],
+        lambda header: [header + "\n", MAIN],
+        lambda header: [header.upper(), MAIN],
+        lambda header: [header[:-1] + "\n" + MAIN],
+    ],
+)
+def test_the_billing_header_leaves_no_trace(shape: Any) -> None:  # C2
+    for version, hash in (("2.1.101.e51", "a5145"), ("2.1.329.929", "00000")):
+        for role in ("system", "developer"):
+            given = conversation(turn(role, *shape(HEADER.format(version, hash))), USER)
+            canonical, acted = canonicalise(given)
+            assert canonical == conversation(turn(role, MAIN), USER)
+            assert acted[0] == "billing_header"
+
+
+def test_the_billing_header_anywhere_in_system_and_nowhere_else() -> None:  # C2
+    header = HEADER.format("1", "2")
+    assert canonicalise(conversation(turn("system", f"A\n{header}\nB")))[0] == conversation(
+        turn("system", "A\nB")
+    )
+    assert canonicalise(conversation(turn("system", header), USER))[0] == conversation(USER)
+    quoted = conversation(turn("user", header), turn("assistant", header))
+    assert canonicalise(quoted) == (quoted, ())
+    given = conversation(turn("system", header + "A"))
+    assert canonicalise(given, off=frozenset({"billing_header"})) == (given, ())
+
+
+def test_blocks_are_one_text() -> None:
+    split = conversation(turn("system", "a", "b\n", "c", "\nd"), turn("user", "a", Image(), "b", "c"))
+    joined = conversation(turn("system", "a\nb\nc\nd"), turn("user", "a", Image(), "b\nc"))
+    assert canonicalise(split) == (joined, ("text_blocks",))
+    in_result = conversation(turn("tool", ToolResult("1", (Text("a"), Text("b")))))
+    assert canonicalise(in_result)[0] == conversation(turn("tool", ToolResult("1", (Text("a\nb"),))))
+    said = conversation(turn("assistant", "a", "b", Reasoning("r"), Reasoning("s")))
+    assert canonicalise(said) == (said, ())
+
+
+def test_results_in_call_order() -> None:
+    calls = turn("assistant", call("a"), call("b"), call("c"))
+    ordered = conversation(calls, turn("tool", result("a"), result("b"), result("c")), USER)
+    assert (
+        canonicalise(conversation(calls, turn("tool", result("c"), result("a"), result("b")), USER))[0]
+        == ordered
+    )
+    apart = conversation(
+        calls, turn("tool", result("b")), turn("tool", result("c")), turn("tool", result("a")), USER
+    )
+    assert canonicalise(apart) == (ordered, ("result_order",))
+    strange = conversation(calls, turn("tool", result("x"), result("b"), result("y")))
+    assert canonicalise(strange)[0] == conversation(
+        calls, turn("tool", result("b"), result("x"), result("y"))
+    )
+
+
+def test_system_between_call_and_result_waits() -> None:  # C1
+    calls, nudge, results = turn("assistant", call("a")), turn("system", "n"), turn("tool", result("a"))
+    assert canonicalise(conversation(USER, calls, nudge, turn("developer", "m"), results, USER)) == (
+        conversation(USER, calls, results, nudge, turn("developer", "m"), USER),
+        ("system_after_results",),
+    )
+    two = turn("assistant", call("a"), call("b"))
+    apart = conversation(two, turn("tool", result("b")), nudge, turn("tool", result("a")), nudge)
+    assert canonicalise(apart)[0] == conversation(two, turn("tool", result("a"), result("b")), nudge, nudge)
+    unanswered = conversation(USER, calls, nudge, USER)
+    assert canonicalise(unanswered) == (unanswered, ())
+    elsewhere = conversation(turn("system", "s"), USER, nudge, turn("assistant", "a"), nudge, USER)
+    assert canonicalise(elsewhere) == (elsewhere, ())
+
+
+def test_deferred_tools_stand_where_they_are_referenced() -> None:
+    head = (Tool("f", "d"), Tool(PLACEHOLDER_TOOL, deferred=True))
+    web = Tool("web", "search é", {"type": "object"}, deferred=True)
+    searched = turn("tool", ToolResult("a", (ToolReference("web"), ToolReference("gone"))))
+    before = canonicalise(conversation(USER, turn("assistant", call("a")), tools=head))[0]
+    after, acted = canonicalise(
+        conversation(USER, turn("assistant", call("a")), searched, tools=(head[0], web, head[1]))
+    )
+    assert before.tools == after.tools == (Tool("f", "d"),)
+    assert acted == ("deferred_tools", "text_blocks")
+    assert after.turns[-1].parts == (
+        ToolResult(
+            "a",
+            (
+                Text(
+                    '{"type": "function", "function": {"name": "web", "description": "search é", '
+                    '"parameters": {"type": "object"}}}\ngone'
+                ),
+            ),
+        ),
+    )
+    added = canonicalise(conversation(turn("system", ToolReference("web")), tools=(web,)))[0]
+    assert added.turns[0].text.startswith('{"type"')
+    assert canonicalise(conversation(USER, tools=(Tool(PLACEHOLDER_TOOL),)))[0].tools == ()
+
+
+def test_rules_have_names_and_reasons() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all(len(rule.reason) > 40 for rule in RULES)
+
+
+TEXTS = st.sampled_from(["a", "b\n", HEADER.format("1", "2"), ""])
+PARTS = st.one_of(
+    TEXTS.map(Text),
+    st.sampled_from([Image(), ToolReference("web")]),
+    st.builds(ToolResult, st.sampled_from(["1", "2", "3"]), st.tuples(TEXTS.map(Text), TEXTS.map(Text))),
+    st.sampled_from([ToolCall("f", "{}", "1"), ToolCall("f", "{}", "2"), Reasoning("r")]),
+)
+ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
+CONVERSATIONS = st.builds(
+    Conversation,
+    st.lists(st.builds(Turn, ROLES, st.lists(PARTS, max_size=4).map(tuple)), max_size=8).map(tuple),
+    st.sampled_from([(), (Tool("web", deferred=True),), (Tool("f"),)]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(given_conversation=CONVERSATIONS)
+def test_any_conversation_is_made_canonical_once(given_conversation: Conversation) -> None:
+    once, _ = canonicalise(given_conversation)
+    assert canonicalise(once) == (once, ())
+    everything_off = frozenset(rule.name for rule in RULES)
+    assert canonicalise(given_conversation, off=everything_off) == (given_conversation, ())

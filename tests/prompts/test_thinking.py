@@ -1,0 +1,93 @@
+"""A client's wishes about reasoning reach exactly the variables that the template reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from singletree.conversation import Conversation, Reasoning, Text, Thinking, Turn
+from singletree.prompts.template_reads import Reads
+from singletree.prompts.thinking import thinking_arguments
+
+QUIET = Conversation((Turn("user", (Text("hi"),)),))
+CARRIED = Conversation((*QUIET.turns, Turn("assistant", (Reasoning("r"), Text("t"))), *QUIET.turns))
+
+SWITCH = Reads(
+    switches={"enable_thinking": (True, False)},
+    history_switches={"truncate_history_thinking": False},
+    variables=frozenset({"enable_thinking", "truncate_history_thinking"}),
+)
+WORDS = Reads(
+    efforts={"reasoning_effort": ("low", "medium", "high")}, variables=frozenset({"reasoning_effort"})
+)
+MODES = Reads(switches={"thinking_mode": ("enabled", "disabled")})
+FLAGS = Reads(
+    switches={"enable_thinking": (True, False)}, variables=frozenset({"enable_thinking", "low_effort"})
+)
+OFF_WORD = Reads(efforts={"reasoning_effort": ("no_think", "low", "high")})
+BUDGET = Reads(variables=frozenset({"thinking_budget"}))
+
+KEPT = {"enable_thinking": True, "truncate_history_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("reads", "thinking", "expected"),
+    [
+        (SWITCH, Thinking(), {}),
+        (SWITCH, Thinking(enabled=True), KEPT),
+        (SWITCH, Thinking(budget_tokens=1000), KEPT),
+        (SWITCH, Thinking(effort="high"), KEPT),
+        (SWITCH, Thinking(enabled=False), {"enable_thinking": False}),
+        (SWITCH, Thinking(effort="none"), {"enable_thinking": False}),
+        (SWITCH, Thinking(enabled=False, effort="high"), {"enable_thinking": False}),
+        (MODES, Thinking(enabled=True), {"thinking_mode": "enabled"}),
+        (MODES, Thinking(enabled=False), {"thinking_mode": "disabled"}),
+        (WORDS, Thinking(effort="low"), {"reasoning_effort": "low"}),
+        (WORDS, Thinking(effort="MAX"), {"reasoning_effort": "high"}),
+        (WORDS, Thinking(effort="minimal"), {"reasoning_effort": "low"}),
+        (WORDS, Thinking(effort="xhigh"), {"reasoning_effort": "high"}),
+        (WORDS, Thinking(effort="none"), {"reasoning_effort": "low"}),
+        (WORDS, Thinking(enabled=False), {"reasoning_effort": "low"}),
+        (WORDS, Thinking(effort="whatever"), {}),
+        (WORDS, Thinking(enabled=True), {}),
+        (OFF_WORD, Thinking(enabled=False), {"reasoning_effort": "no_think"}),
+        (OFF_WORD, Thinking(effort="medium"), {"reasoning_effort": "low"}),
+        (FLAGS, Thinking(effort="low"), {"enable_thinking": True, "low_effort": True}),
+        (FLAGS, Thinking(effort="medium"), {"enable_thinking": True}),
+        (BUDGET, Thinking(enabled=True, budget_tokens=77), {"thinking_budget": 77}),
+        (Reads(), Thinking(enabled=True, effort="high", budget_tokens=1), {}),
+    ],
+)
+def test_wishes(reads: Reads, thinking: Thinking, expected: dict[str, Any]) -> None:
+    assert thinking_arguments(thinking, reads, QUIET) == expected
+
+
+def test_carried_reasoning_keeps_itself() -> None:  # C4
+    assert thinking_arguments(Thinking(), SWITCH, CARRIED) == KEPT
+    assert thinking_arguments(Thinking(enabled=False), SWITCH, CARRIED) == {"enable_thinking": False}
+
+
+def test_the_request_comes_before_the_server_and_that_before_the_template() -> None:
+    off, on = Thinking(enabled=False), Thinking(enabled=True)
+    assert thinking_arguments(Thinking(), SWITCH, QUIET, default=off) == {"enable_thinking": False}
+    assert thinking_arguments(on, SWITCH, QUIET, default=off) == KEPT
+    assert thinking_arguments(Thinking(effort="low"), SWITCH, QUIET, default=off) == KEPT
+    words = Thinking(effort="high")
+    assert thinking_arguments(Thinking(), WORDS, QUIET, default=words) == {"reasoning_effort": "high"}
+    assert thinking_arguments(Thinking(effort="low"), WORDS, QUIET, default=words) == {
+        "reasoning_effort": "low"
+    }
+
+
+def test_variables_by_name_have_the_last_word_of_their_side() -> None:
+    named = Thinking(enabled=True, template_arguments={"enable_thinking": False, "other": 1})
+    assert thinking_arguments(named, SWITCH, QUIET) == KEPT | {"enable_thinking": False, "other": 1}
+    server = Thinking(template_arguments={"truncate_history_thinking": True, "enable_thinking": False})
+    assert thinking_arguments(Thinking(enabled=True), SWITCH, QUIET, default=server) == {
+        "enable_thinking": True,
+        "truncate_history_thinking": True,
+    }
+    assert thinking_arguments(Thinking(), SWITCH, CARRIED, default=server) == dict(
+        server.template_arguments or {}
+    )
