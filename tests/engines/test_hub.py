@@ -1,0 +1,174 @@
+"""Models on the hub: which files are taken, and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from engines.tiny_gguf import tiny_gguf
+from singletree.engines.hub import HuggingFaceHub, choose_gguf, fetch_model, parse_id
+from singletree.engines.progress import Progress, quiet
+from singletree.errors import WeightsUnavailable
+
+QWEN = ["config.json", "tokenizer.json", "merges.txt", "vocab.json", "LICENSE", "README.md"]
+QWEN += ["chat_template.jinja", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+QWEN_GGUF = ["Qwen3-4B-Q4_K_M.gguf", "Qwen3-4B-Q8_0.gguf", "README.md", "params.json"]
+
+
+class FakeHub:
+    """Repositories by name, and what was taken from them."""
+
+    def __init__(self, folder: Path, repos: Mapping[str, Sequence[str]]) -> None:
+        self.folder, self.repos = folder, repos
+        self.taken: list[tuple[str, list[str]]] = []
+
+    def files(self, repo: str) -> Mapping[str, int]:
+        if repo not in self.repos:
+            raise WeightsUnavailable(f"{repo} is not there")
+        return dict.fromkeys(self.repos[repo], 1)
+
+    def fetch(self, repo: str, files: Sequence[str], progress: Progress) -> Path:
+        self.taken.append((repo, list(files)))
+        return self.folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> FakeHub:
+    split = [f"big-Q4_K_M-0000{i}-of-00003.gguf" for i in (2, 1, 3)]
+    repos = {
+        "Qwen/Qwen3-4B": QWEN,
+        "Qwen/Qwen3-4B-GGUF": QWEN_GGUF,
+        "org/both": [*QWEN, "both-Q8_0.gguf"],
+        "org/big-GGUF": [*split, "big-Q8_0.gguf"],
+        "org/neither": ["README.md"],
+    }
+    return FakeHub(tmp_path, repos)
+
+
+def test_ids() -> None:
+    assert parse_id("Qwen/Qwen3-4B") == ("Qwen/Qwen3-4B", None)
+    assert parse_id("Qwen/Qwen3-4B-GGUF:Q4_K_M") == ("Qwen/Qwen3-4B-GGUF", "Q4_K_M")
+    for other in ("Qwen3-4B", "a/b/c", "a/b:", "a b/c", "http://a/b"):
+        assert parse_id(other) is None
+
+
+def test_a_checkpoint_without_its_weights(hub: FakeHub) -> None:
+    path = fetch_model("Qwen/Qwen3-4B", None, gguf=False, hub=hub, progress=quiet)
+    assert path == hub.folder
+    ((repo, files),) = hub.taken
+    assert repo == "Qwen/Qwen3-4B"
+    assert set(files) == {
+        "chat_template.jinja",
+        "config.json",
+        "merges.txt",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "vocab.json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("repo", "quant", "gguf", "taken"),
+    [
+        ("Qwen/Qwen3-4B-GGUF", None, False, ("Qwen/Qwen3-4B-GGUF", ["Qwen3-4B-Q4_K_M.gguf"])),
+        ("Qwen/Qwen3-4B-GGUF", "q8_0", False, ("Qwen/Qwen3-4B-GGUF", ["Qwen3-4B-Q8_0.gguf"])),
+        ("Qwen/Qwen3-4B", None, True, ("Qwen/Qwen3-4B-GGUF", ["Qwen3-4B-Q4_K_M.gguf"])),
+        ("Qwen/Qwen3-4B", "Q8_0", False, ("Qwen/Qwen3-4B-GGUF", ["Qwen3-4B-Q8_0.gguf"])),
+        ("org/both", None, True, ("org/both", ["both-Q8_0.gguf"])),
+        (
+            "org/big-GGUF",
+            None,
+            True,
+            ("org/big-GGUF", [f"big-Q4_K_M-0000{i}-of-00003.gguf" for i in (1, 2, 3)]),
+        ),
+    ],
+)
+def test_a_gguf_file(
+    hub: FakeHub, repo: str, quant: str | None, gguf: bool, taken: tuple[str, list[str]]
+) -> None:
+    path = fetch_model(repo, quant, gguf=gguf, hub=hub, progress=quiet)
+    assert hub.taken == [taken]
+    assert path == hub.folder / taken[1][0]
+
+
+def test_a_quantisation_that_is_not_there_lists_what_is(hub: FakeHub) -> None:
+    with pytest.raises(
+        WeightsUnavailable, match=r"of quantisation Q2_K.*Qwen3-4B-Q4_K_M\.gguf, Qwen3-4B-Q8_0"
+    ):
+        fetch_model("Qwen/Qwen3-4B-GGUF", "Q2_K", gguf=False, hub=hub, progress=quiet)
+
+
+def test_a_repository_without_a_model_says_so(hub: FakeHub) -> None:
+    with pytest.raises(WeightsUnavailable, match="org/neither has no GGUF file"):
+        fetch_model("org/neither", None, gguf=False, hub=hub, progress=quiet)
+
+
+@pytest.mark.parametrize(
+    ("names", "quant", "chosen"),
+    [
+        (["a-Q8_0.gguf", "a-Q4_K_M.gguf"], None, ["a-Q4_K_M.gguf"]),
+        (["a-Q4_K_M.gguf", "a-Q4_K.gguf"], "Q4_K", ["a-Q4_K.gguf"]),
+        (["a-q4_k_m.gguf"], "Q4_K_M", ["a-q4_k_m.gguf"]),
+        (["mmproj-Q4_K_M.gguf", "a.imatrix.gguf", "a-IQ2_XXS.gguf"], None, ["a-IQ2_XXS.gguf"]),
+        (["Q4_K_M/a-Q4_K_M-00001-of-00002.gguf", "Q4_K_M/a-Q4_K_M-00002-of-00002.gguf"], None, [0, 1]),
+        (["a.safetensors"], None, []),
+        ([], None, []),
+    ],
+)
+def test_which_file_is_taken(names: list[str], quant: str | None, chosen: list[str | int]) -> None:
+    assert choose_gguf(names, quant) == [names[c] if isinstance(c, int) else c for c in chosen]
+
+
+def cached(folder: Path, repo: str, files: Mapping[str, bytes]) -> None:
+    """The hub's own cache as huggingface_hub lays it out."""
+    root = folder / f"models--{repo.replace('/', '--')}"
+    commit = "a" * 40
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text(commit)
+    for name, data in files.items():
+        path = root / "snapshots" / commit / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def offline(folder: Path, *models: str) -> list[str]:
+    """What ``resolve`` says of each, in a process of its own: the library reads settings as it loads."""
+    program = (
+        "import sys; from singletree.engines.weights import resolve; from singletree.errors import *\n"
+        "for model in sys.argv[1:]:\n"
+        "    try: found = resolve(model); print(found.path.name, found.context_window, found.source)\n"
+        "    except WeightsUnavailable as error: print(error)\n"
+    )
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(folder),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, *models], env=env, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_offline_what_is_in_the_cache_is_found_and_the_rest_says_why(tmp_path: Path) -> None:
+    header = tiny_gguf({"general.architecture": "qwen3", "qwen3.context_length": 40960})
+    cached(tmp_path, "Qwen/Qwen3-4B-GGUF", {"Qwen3-4B-Q4_K_M.gguf": header})
+    cached(
+        tmp_path, "Qwen/Qwen3-4B", {"tokenizer.json": b"{}", "config.json": b'{"max_position_embeddings": 7}'}
+    )
+    said = offline(tmp_path, "Qwen/Qwen3-4B-GGUF", "Qwen/Qwen3-4B-GGUF:Q4_K_M", "Qwen/Qwen3-4B", "org/none")
+    assert said[:2] == ["Qwen3-4B-Q4_K_M.gguf 40960 hub"] * 2
+    assert said[2] == f"{'a' * 40} 7 hub"
+    assert said[3].startswith("org/none cannot be had from the Hugging Face hub: HF_HUB_OFFLINE is set")
+
+
+def test_without_the_library_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(WeightsUnavailable, match="pip install"):
+        HuggingFaceHub().files("org/name")

@@ -1,0 +1,260 @@
+"""``VllmEngine`` on a real vLLM server, which ``real_vllm.py`` installs and starts: ``make engines``.
+
+``SINGLETREE_VLLM_URL`` names a server that runs already and serves SmolLM2-135M-Instruct.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engines import real_vllm
+from engines.contract import CHECKS, Check, Subject
+from engines.vllm_recording import END_OF_TURN, OF, PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
+from singletree.conversation import Sampling
+from singletree.engines.engine import Chunk, Constraint
+from singletree.engines.vllm import VllmEngine
+from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest
+
+pytestmark = pytest.mark.engines
+
+
+@pytest.fixture(scope="session")
+def url() -> Iterator[str]:
+    if given := os.environ.get("SINGLETREE_VLLM_URL"):
+        yield given
+    else:
+        with real_vllm.running() as server:
+            yield server.url
+
+
+@pytest.fixture
+async def engine(url: str) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(url, slots=8)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def collect(
+    engine: VllmEngine, sampling: Sampling, prompt: Sequence[int] = QUESTION, **more: Any
+) -> list[Chunk]:
+    return [c async for c in engine.generate(prompt, sampling, f"r{time.monotonic_ns()}", **more)]
+
+
+def tokens(chunks: list[Chunk]) -> list[int]:
+    return [t for c in chunks for t in c.token_ids]
+
+
+def _ask(url: str, body: Any = None) -> bytes:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+async def text(url: str, chunks: list[Chunk]) -> str:
+    """What the chunks spell, without the end of the turn."""
+    body = {"model": real_vllm.MODEL, "tokens": [t for t in tokens(chunks) if t != END_OF_TURN]}
+    prompt: str = json.loads(await asyncio.to_thread(_ask, f"{url}/detokenize", body))["prompt"]
+    return prompt
+
+
+async def running(url: str) -> float:
+    """How many generations the server is at."""
+    page = (await asyncio.to_thread(_ask, f"{url}/metrics")).decode()
+    return sum(
+        float(n) for n in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", page, re.M)
+    )
+
+
+async def becomes_idle(url: str) -> bool:
+    for _ in range(50):
+        if await running(url) == 0:
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+# Seven such exchanges make more than one of the blocks of 128 tokens that vLLM caches on the CPU.
+BEFORE = (*QUESTION, *PARIS, 198) * 7
+FRANCE, ITALY, JAPAN = ((*BEFORE, *QUESTION[:8], country, *QUESTION[9:]) for country in (4649, 7158, 4678))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def subject(url: str) -> AsyncIterator[Subject]:
+    engine = VllmEngine(url, slots=8)
+    await engine.start()
+    yield Subject(engine, lambda: VllmEngine(url, slots=8), QUESTION, [FRANCE, ITALY, JAPAN])
+    await engine.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_contract(subject: Subject, check: Check) -> None:
+    await check(subject)
+
+
+async def test_info(engine: VllmEngine) -> None:
+    info = engine.info()
+    assert (info.name, info.context_window) == (real_vllm.MODEL, 4096)
+    assert (info.details or {})["version"] == real_vllm.VLLM
+
+
+async def test_an_answer_streams_token_by_token_and_ends_with_its_end_token(engine: VllmEngine) -> None:
+    chunks = await collect(engine, greedy())
+    assert tokens(chunks) == PARIS
+    assert chunks[-1].finish == "stop"
+    assert len(chunks) > 3
+
+
+async def test_length_and_stop_token(engine: VllmEngine) -> None:
+    chunks = await collect(engine, greedy(5))
+    assert (tokens(chunks), chunks[-1].finish) == (PARIS[:5], "length")
+    chunks = await collect(engine, greedy(), stop_token_ids=(OF,))
+    assert (tokens(chunks), chunks[-1].finish) == (PARIS[:3], "stop")
+
+
+async def test_the_second_time_the_prompt_is_cached(engine: VllmEngine) -> None:
+    prompt = [1000 + time.monotonic_ns() % 1000, *range(2000, 2400)]
+    first, second = [(await collect(engine, greedy(1), prompt))[-1].cached_tokens for _ in range(2)]
+    assert first == 0
+    assert second is not None
+    assert second >= 256
+
+
+async def test_the_whole_window_can_be_used_and_no_more(engine: VllmEngine) -> None:
+    window = engine.info().context_window
+    chunks = await collect(engine, greedy(10), [504] * (window - 1))
+    assert (len(tokens(chunks)), chunks[-1].finish) == (1, "length")
+    with pytest.raises(ContextOverflow):
+        await collect(engine, greedy(10), [504] * window)
+
+
+async def test_seed_repeats_and_temperature_varies(engine: VllmEngine) -> None:
+    hot = [
+        tokens(await collect(engine, Sampling(max_tokens=24, temperature=1.5, seed=seed)))
+        for seed in (1, 1, 2)
+    ]
+    assert hot[0] == hot[1] != hot[2]
+
+
+async def test_logprobs(engine: VllmEngine) -> None:
+    chunks = await collect(engine, greedy(4, logprobs=3))
+    rows = [row for c in chunks for row in c.logprobs or ()]
+    assert [row[0][0] for row in rows] == tokens(chunks)
+    assert all(len(row) == 3 and row[0][1] == max(lp for _, lp in row) <= 0 for row in rows)
+
+
+async def test_logit_bias(engine: VllmEngine) -> None:
+    assert tokens(await collect(engine, greedy(2, logit_bias={OF: 100.0}))) == [OF, OF]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "spells"),
+    [
+        (Constraint("json_schema", SCHEMA), r'\{\s*"city"\s*:\s*"[^"]{0,12}",\s*"n"\s*:\s*-?\d{1,}\s*\}'),
+        (Constraint("regex", "[ab]{3,6}"), "[ab]{3,6}"),
+        (Constraint("gbnf", 'root ::= "yes" | "no"'), "yes|no"),
+        (Constraint("lark", 'start: "yes" | "no"\n'), "yes|no"),
+        (Constraint("structural_tag", STRUCTURAL_TAG), r"(?s)<tool_call>\{.*\}</tool_call>"),
+    ],
+    ids=lambda c: c.kind if isinstance(c, Constraint) else "",
+)
+async def test_constraint(engine: VllmEngine, url: str, constraint: Constraint, spells: str) -> None:
+    chunks = await collect(engine, greedy(80), constraint=constraint)
+    assert chunks[-1].finish == "stop"
+    assert re.fullmatch(spells, await text(url, chunks))
+
+
+SPECIAL = Constraint("lark", 'start: "<" WORD ">" <|im_end|>\nWORD: /[a-z]{2,4}/\n')
+
+
+async def test_special_tokens_in_a_grammar_need_the_other_backend(engine: VllmEngine) -> None:
+    with pytest.raises(InvalidRequest):
+        await collect(engine, greedy(20), constraint=SPECIAL)
+    with real_vllm.running(backend="guidance") as server:
+        other = VllmEngine(server.url)
+        await other.start()
+        chunks = await collect(other, greedy(20), constraint=SPECIAL)
+        assert re.fullmatch("<[a-z]{2,4}>", await text(server.url, chunks))
+        with pytest.raises(InvalidRequest):
+            await collect(other, greedy(80), constraint=Constraint("structural_tag", STRUCTURAL_TAG))
+        await other.close()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "more"),
+    [
+        (Sampling(max_tokens=2, top_p=0.0), {}),
+        (Sampling(max_tokens=2, logprobs=1000), {}),
+        (Sampling(max_tokens=2), {"constraint": Constraint("gbnf", "root ::= ( ")}),
+        (Sampling(max_tokens=2), {"constraint": Constraint("json_schema", {"type": "nonsense"})}),
+        (Sampling(max_tokens=2), {"constraint": Constraint("structural_tag", {"type": "structural_tag"})}),
+    ],
+)
+async def test_refusals_leave_the_server_well(engine: VllmEngine, sampling: Sampling, more: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        await collect(engine, sampling, **more)
+    assert tokens(await collect(engine, greedy())) == PARIS
+
+
+async def test_priority_is_accepted(engine: VllmEngine) -> None:
+    assert tokens(await collect(engine, greedy(), priority=-5)) == PARIS
+
+
+async def test_many_at_once(engine: VllmEngine) -> None:
+    answers = await asyncio.gather(*(collect(engine, greedy()) for _ in range(12)))
+    assert [tokens(a) for a in answers] == [PARIS] * 12
+
+
+@pytest.mark.parametrize("how", ["abort", "aclose", "cancel"])
+async def test_leaving_frees_the_server(engine: VllmEngine, url: str, how: str) -> None:  # C40
+    stream = engine.generate(QUESTION, greedy(ignore_eos=True), "leaving")
+    await anext(stream)
+    assert await running(url) == 1
+    if how == "abort":
+        await engine.abort("leaving")
+        chunks = [c async for c in stream]
+        assert chunks[-1].finish == "cancelled"
+    elif how == "aclose":
+        await stream.aclose()
+    else:
+        reading = asyncio.create_task(collect(engine, greedy(ignore_eos=True)))
+        await asyncio.sleep(0.5)
+        await stream.aclose()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert await becomes_idle(url)
+
+
+async def test_closing_the_engine_frees_the_server(url: str) -> None:
+    engine = VllmEngine(url)
+    await engine.start()
+    stream = engine.generate(QUESTION, greedy(ignore_eos=True), "closing")
+    await anext(stream)
+    await engine.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        assert [c async for c in stream]
+    assert await becomes_idle(url)
+
+
+async def test_a_model_that_is_not_served(url: str) -> None:
+    with pytest.raises(BadConfiguration, match=real_vllm.MODEL):
+        await VllmEngine(url, model="gpt-5").start()
+
+
+async def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(EngineFailed, match="cannot be reached"):
+        await VllmEngine("http://127.0.0.1:9").start()

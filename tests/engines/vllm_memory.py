@@ -1,0 +1,174 @@
+"""A vLLM server that is a few queues: what ``VllmEngine`` talks to in tests that open no socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engines.vllm_recording import END_OF_TURN, QUESTION, Exchange
+from singletree.conversation import Sampling
+from singletree.engines.engine import Chunk, Engine
+from singletree.engines.vllm import VllmEngine
+from singletree.engines.vllm_http import Answer, ConnectionLost
+from singletree.errors import SingletreeError
+
+URL = "http://vllm.test:8000"
+LOST = ConnectionLost("the connection broke")
+DEFAULT = Sampling()
+
+
+def event(token_ids: Sequence[int], finish: str | None = None, logprobs: int | None = None) -> bytes:
+    """One event as vLLM writes it, with as many ``logprobs``."""
+    choice = {"index": 0, "text": "x", "token_ids": token_ids, "finish_reason": finish}
+    if logprobs is not None:
+        tops = [{f"token_id:{t + i}": -0.1 - i for i in range(logprobs or 1)} for t in token_ids]
+        choice["logprobs"] = {"token_logprobs": [-0.1] * len(token_ids), "top_logprobs": tops}
+    return b"data: %b\n\n" % json.dumps({"id": "cmpl-1", "choices": [choice]}).encode()
+
+
+def ending(cached_tokens: int | None = 0) -> bytes:
+    """What vLLM writes after the finish reason."""
+    details = {} if cached_tokens is None else {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+    return b"data: %b\n\ndata: [DONE]\n\n" % json.dumps({"choices": [], "usage": details}).encode()
+
+
+class MemoryAnswer:
+    """An answer whose body the test writes: bytes, or an exception to be raised in their place."""
+
+    def __init__(
+        self, status: int = 200, body: Iterable[bytes | Exception] = (), retry_after: str = ""
+    ) -> None:
+        self.status = status
+        self.retry_after = retry_after
+        self.closed = False
+        self.finished = False
+        self._pieces: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        for piece in body:
+            self.write(piece)
+
+    def write(self, *pieces: bytes | Exception) -> None:
+        for piece in pieces:
+            self._pieces.put_nowait(piece)
+
+    async def read(self) -> bytes:
+        piece = ConnectionLost("the connection broke") if self.closed else await self._pieces.get()
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    async def finish(self) -> None:
+        self.finished = True
+
+    def close(self) -> None:
+        if not self.finished:
+            self.closed = True
+            self.write(ConnectionLost("the connection broke"))
+
+
+class MemoryTransport:
+    """Answers in turn what it was given: each POST takes the next of ``answers``.
+
+    ``gate``, while it is set to an event, keeps a POST waiting before its answer.
+    """
+
+    def __init__(self, *answers: MemoryAnswer | Exception) -> None:
+        self.pages = {
+            path: Exchange.load(name) for path, name in (("/v1/models", "models"), ("/version", "version"))
+        }
+        self.answers = list(answers)
+        self.bodies: list[dict[str, Any]] = []
+        self.gate: asyncio.Event | None = None
+        self.opened = 0
+        self.closed = 0
+        self.lost: ConnectionLost | None = None
+
+    async def open(self) -> None:
+        self.opened += 1
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        if self.lost is not None:
+            raise self.lost
+        return self.pages[path].status, self.pages[path].answer
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        assert path == "/v1/completions"
+        if self.closed:
+            raise ConnectionLost("the engine is not started, or closed")
+        self.bodies.append(json.loads(body))
+        if self.gate is not None:
+            await self.gate.wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class ServingTransport(MemoryTransport):
+    """Answers every request as a small model would, a token a millisecond.
+
+    The tokens depend on the prompt; after 30 to 59 of them comes the end token, unless that is ignored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: set[tuple[int, ...]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        answer = MemoryAnswer()
+        self.answers.append(answer)
+        serving = asyncio.create_task(self._serve(answer, json.loads(body)))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        return await super().post(path, body)
+
+    async def _serve(self, answer: MemoryAnswer, said: dict[str, Any]) -> None:
+        prompt = tuple(said["prompt"])
+        start, length = sum(prompt), 30 + sum(prompt) % 30
+        cached = len(prompt) - 1 if prompt in self._known else 0
+        self._known.add(prompt)
+        for i in range(said["max_tokens"]):
+            await asyncio.sleep(0.001)
+            if answer.closed:
+                return
+            ends = i == length and not said.get("ignore_eos")
+            token = END_OF_TURN if ends else 100 + (start + 7 * i) % 1000
+            stops = ends or token in said.get("stop_token_ids", ())
+            last = stops or i + 1 == said["max_tokens"]
+            finish = ("stop" if stops else "length") if last else None
+            answer.write(event([token], finish, said.get("logprobs")))
+            if last:
+                break
+        answer.write(ending(cached), b"")
+
+
+async def started(transport: MemoryTransport, **more: Any) -> VllmEngine:
+    engine = VllmEngine(URL, transport=transport, **more)
+    await engine.start()
+    return engine
+
+
+async def collect(engine: Engine, prompt: Any = QUESTION, name: str = "r1", **more: Any) -> list[Chunk]:
+    return [chunk async for chunk in engine.generate(prompt, DEFAULT, name, **more)]
+
+
+async def outcome(
+    engine: Engine, prompt: Any = QUESTION, sampling: Sampling = DEFAULT, name: str = "r1", **more: Any
+) -> tuple[list[Chunk], SingletreeError | None]:
+    """The chunks that came, and the error that ended them."""
+    chunks: list[Chunk] = []
+    try:
+        async for chunk in engine.generate(prompt, sampling, name, **more):
+            chunks.append(chunk)
+    except SingletreeError as error:
+        return chunks, error
+    return chunks, None
+
+
+def tokens(chunks: list[Chunk]) -> list[int]:
+    return [t for c in chunks for t in c.token_ids]
