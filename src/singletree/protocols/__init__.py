@@ -1,0 +1,1 @@
+"""The wire protocols: bytes to requests, events to bytes. Sans-IO: ids and the clock are arguments."""

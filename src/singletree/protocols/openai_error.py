@@ -1,0 +1,70 @@
+"""Errors in OpenAI's shape, for Chat Completions, Responses and everything else under an OpenAI path.
+
+``{"error": {"message", "type", "param", "code"}}``, https://platform.openai.com/docs/guides/error-codes.
+Harnesses act on ``code`` and on the words of a context overflow, so both stand here once.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import msgspec
+
+from singletree.errors import (
+    BodyTooLarge,
+    ContextOverflow,
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    Rejected,
+    RouteNotFound,
+    SingletreeError,
+    Unauthorized,
+    UnsupportedEncoding,
+)
+
+_CODES: dict[type[SingletreeError], str] = {
+    ContextOverflow: "context_length_exceeded",
+    Unauthorized: "invalid_api_key",
+    ModelNotFound: "model_not_found",
+    RouteNotFound: "unknown_url",
+    MethodNotAllowed: "method_not_supported",
+    BodyTooLarge: "request_too_large",
+    UnsupportedEncoding: "unsupported_content_encoding",
+    # Not "server_is_overloaded": Codex gives up for good on that one.
+    Overloaded: "overloaded",
+}
+
+
+class ErrorObject(TypedDict):
+    """What stands under ``error``; also the error of a chunk in the middle of a stream."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+def error_object(error: SingletreeError, *, prompt: str = "messages") -> ErrorObject:
+    """``error`` as OpenAI words it; ``prompt`` names the field of the request that holds the prompt."""
+    rejected = isinstance(error, Rejected)
+    code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
+    return ErrorObject(
+        message=_overflow(error, prompt) if isinstance(error, ContextOverflow) else error.message,
+        type="invalid_request_error" if rejected else "server_error",
+        param=prompt if isinstance(error, ContextOverflow) else getattr(error, "param", None),
+        code=code if rejected or code else "server_error",
+    )
+
+
+def encode_error(error: SingletreeError, *, prompt: str = "messages") -> tuple[int, bytes]:
+    """HTTP status and JSON body of ``error``."""
+    return error.status, msgspec.json.encode({"error": error_object(error, prompt=prompt)})
+
+
+def _overflow(error: ContextOverflow, prompt: str) -> str:
+    """OpenCode, pi and OpenClaw compact their history when they read ``maximum context length``."""
+    return (
+        f"This model's maximum context length is {error.maximum} tokens. However, your {prompt} resulted in "
+        f"{error.prompt_tokens} tokens. Please reduce the length of the {prompt}."
+    )

@@ -1,0 +1,255 @@
+"""OpenAI Responses: the request.
+
+https://platform.openai.com/docs/api-reference/responses/create, with the sampling fields that open-model
+servers add. Unknown fields are accepted. Items are read in ``responses_input``, tools in ``responses_tools``;
+the answer is encoded in ``responses_output`` (whole) and ``responses_encode`` (streamed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from singletree.conversation import (
+    Conversation,
+    Request,
+    ResponseFormat,
+    Sampling,
+    Text,
+    Thinking,
+    Turn,
+)
+from singletree.errors import InvalidRequest
+from singletree.protocols import limits, responses_input, wire
+from singletree.protocols.responses_encode import ID_PREFIX, Encoder
+from singletree.protocols.responses_output import encode, encode_error
+from singletree.protocols.responses_tools import Toolbox, read_choice
+
+__all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_error"]
+
+ROUTES: list[tuple[str, str, str]] = [
+    ("POST", "/v1/responses", "create"),
+    ("POST", "/v1/responses/input_tokens", "count_tokens"),
+]
+
+
+class _Body(Struct):
+    model: str
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncation: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+
+
+class _Reasoning(Struct):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class _Format(Struct):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _TextField(Struct):
+    format: _Format | None = None
+    verbosity: str | None = None
+
+
+def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
+    """``body`` as a request.
+
+    ``extra`` holds:
+
+    * ``input``: the items as they were sent, a string as one message: nothing of them is lost there;
+    * ``stateful``: the fields that ask for what a server has stored (``previous_response_id``,
+      ``conversation``, ``background``, references such as ``input.3``): for the server to resolve or refuse;
+    * ``previous_response_id`` and ``store``, as they were sent;
+    * ``allowed_tools``: the names that ``tool_choice`` allows, None for all;
+    * ``echo``, ``include``, ``summary``: for the answer.
+
+    Raises:
+        InvalidRequest: with ``param`` as a path such as ``input.3.name``.
+    """
+    try:
+        return _request(wire.read(body, _Body))
+    except RecursionError:
+        raise InvalidRequest("the request is nested too deeply; flatten its schemas") from None
+
+
+def _request(said: _Body) -> Request:
+    _refuse_what_cannot_be_done(said)
+    items = _items(said)
+    tools = Toolbox()
+    tools.add(said.tools or (), "tools")
+    turns, references = responses_input.read(items, tools)
+    choice, allowed = read_choice(said.tool_choice, tools)
+    reasoning = wire.convert(said.reasoning or {}, _Reasoning, "reasoning")
+    stateful = (*_stateful(said), *references)
+    if said.instructions:
+        turns = (Turn("system", (Text(said.instructions),)), *turns)
+    if not turns and not stateful:
+        raise InvalidRequest("input is empty; send a string or at least one item", param="input")
+    return Request(
+        model=said.model,
+        conversation=Conversation(turns, tools.tools),
+        sampling=_sampling(said),
+        stream=bool(said.stream),
+        tool_choice=choice,
+        parallel_tool_calls=said.parallel_tool_calls is not False,
+        thinking=_thinking(reasoning, said.chat_template_kwargs),
+        response_format=_response_format(said),
+        session=said.prompt_cache_key or None,
+        warnings=(*tools.warnings, *_ignored(said)),
+        extra={
+            "input": items,
+            "stateful": stateful,
+            "previous_response_id": said.previous_response_id,
+            "store": said.store,
+            "allowed_tools": allowed,
+            "echo": _echo(said),
+            "include": tuple(said.include or ()),
+            "summary": (reasoning.summary or reasoning.generate_summary or "none") != "none",
+        },
+    )
+
+
+def _refuse_what_cannot_be_done(said: _Body) -> None:
+    if not said.model:
+        raise InvalidRequest("model is empty; send the name of a served model", param="model")
+    if said.prompt is not None:
+        raise InvalidRequest(
+            "prompt refers to a template that is not stored here; send its text as instructions and input",
+            param="prompt",
+        )
+    limits.check(said)
+
+
+def _items(said: _Body) -> list[dict[str, Any]]:
+    if isinstance(said.input, str):
+        return [{"type": "message", "role": "user", "content": said.input}]
+    return said.input or []
+
+
+def _stateful(said: _Body) -> tuple[str, ...]:
+    return tuple(f for f in ("previous_response_id", "conversation", "background") if getattr(said, f))
+
+
+def _ignored(said: _Body) -> tuple[str, ...]:
+    """What was accepted and has no effect, told once each."""
+    told = {
+        "truncation is ignored: nothing is left out of an input that is too long": said.truncation == "auto",
+        "top_logprobs is ignored: responses carry no logprobs here": bool(said.top_logprobs),
+        "max_tool_calls is ignored: it limits tools that the server itself runs": said.max_tool_calls,
+    }
+    return tuple(warning for warning, is_so in told.items() if is_so)
+
+
+def _sampling(said: _Body) -> Sampling:
+    stop = [said.stop] if isinstance(said.stop, str) else said.stop or []
+    return Sampling(
+        max_tokens=limits.at_least_one(said.max_output_tokens),
+        temperature=said.temperature,
+        top_p=said.top_p,
+        top_k=said.top_k,
+        min_p=said.min_p,
+        presence_penalty=said.presence_penalty,
+        frequency_penalty=said.frequency_penalty,
+        repetition_penalty=said.repetition_penalty,
+        seed=said.seed,
+        stop=tuple(s for s in stop if s),
+        ignore_eos=bool(said.ignore_eos),
+    )
+
+
+def _thinking(reasoning: _Reasoning, arguments: dict[str, Any] | None) -> Thinking:
+    """Effort ``none`` is the clearest word, then a chat-template variable."""
+    said = (
+        False if reasoning.effort == "none" else None,
+        *((arguments or {}).get(name) for name in ("enable_thinking", "thinking")),
+    )
+    return Thinking(
+        enabled=next((word for word in said if isinstance(word, bool)), None),
+        effort=reasoning.effort,
+        template_arguments=arguments,
+    )
+
+
+def _response_format(said: _Body) -> ResponseFormat | None:
+    form = wire.convert(said.text or {}, _TextField, "text").format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return ResponseFormat()
+    if form.schema is None:
+        at = "text.format.schema"
+        raise InvalidRequest(f"{at}: Field required; send the JSON schema, or type 'json_object'", param=at)
+    return ResponseFormat(form.schema, form.name or "", form.strict)
+
+
+def _echo(said: _Body) -> bytes:
+    """The fields of the response object that repeat the request, as JSON: they are sent three times or more.
+
+    Defaults are OpenAI's; but nothing is stored unless it was asked for.
+    """
+    conversation = {"id": said.conversation} if isinstance(said.conversation, str) else said.conversation
+    echo = {
+        "background": bool(said.background),
+        "conversation": conversation,
+        "instructions": said.instructions,
+        "max_output_tokens": said.max_output_tokens,
+        "max_tool_calls": said.max_tool_calls,
+        "metadata": said.metadata or {},
+        "parallel_tool_calls": said.parallel_tool_calls is not False,
+        "previous_response_id": said.previous_response_id,
+        "prompt_cache_key": said.prompt_cache_key,
+        "prompt_cache_retention": said.prompt_cache_retention,
+        "reasoning": {"effort": None, "summary": None, **(said.reasoning or {})},
+        "safety_identifier": said.safety_identifier,
+        "service_tier": said.service_tier or "default",
+        "store": bool(said.store),
+        "text": {"format": {"type": "text"}, **(said.text or {})},
+        "tool_choice": said.tool_choice or "auto",
+        "tools": said.tools or [],
+        "top_logprobs": said.top_logprobs or 0,
+        "truncation": said.truncation or "disabled",
+        "user": said.user,
+    }
+    return msgspec.json.encode(echo)

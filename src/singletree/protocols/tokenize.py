@@ -1,0 +1,114 @@
+"""Text to tokens and back, as vLLM's ``/tokenize`` and ``/detokenize`` define it.
+
+https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html#tokenizer-api
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from singletree.conversation import Request
+from singletree.errors import InvalidRequest
+from singletree.protocols import chat, wire
+from singletree.protocols.chat_messages import Message
+
+ROUTES: list[tuple[str, str, str]] = [
+    ("POST", "/v1/tokenize", "tokenize"),
+    ("POST", "/v1/detokenize", "detokenize"),
+    ("POST", "/tokenize", "tokenize"),
+    ("POST", "/detokenize", "detokenize"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """What to tokenize: a text, or a conversation as the model's chat template prints it.
+
+    Attributes:
+        model: empty for the model that is served.
+        prompt: the text, or None.
+        chat: the conversation (as Chat Completions decodes it), or None. One of the two is given.
+        add_special_tokens: whether the tokenizer adds its own (such as a beginning of text).
+        add_generation_prompt: whether the opening of the assistant's turn follows the conversation.
+        return_token_strs: whether each token's text is asked for too.
+    """
+
+    model: str
+    prompt: str | None = None
+    chat: Request | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeRequest:
+    """Token ids to turn into text; ``model`` is empty for the model that is served."""
+
+    model: str
+    tokens: tuple[int, ...]
+
+
+class _Tokenize(chat.Body, kw_only=True):
+    model: str | None = None  # type: ignore[assignment]  # optional here, unlike in a chat
+    messages: list[Message] | None = None  # type: ignore[assignment]
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class _Detokenize(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+    model: str | None = None
+
+
+def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> TokenizeRequest:
+    """``body`` as a request; a body with ``messages`` is read as Chat Completions reads it.
+
+    Raises:
+        InvalidRequest: with ``param`` naming the field.
+    """
+    wanted = wire.read(body, _Tokenize)
+    if (wanted.prompt is None) == (wanted.messages is None):
+        given = "neither prompt nor messages is" if wanted.prompt is None else "both prompt and messages are"
+        raise InvalidRequest(f"{given} given; send one of the two", param="prompt")
+    request = None if wanted.messages is None else chat.request(wanted)
+    special = wanted.add_special_tokens
+    continues = request is not None and request.extra["continue_final_message"]
+    return TokenizeRequest(
+        model=wanted.model or "",
+        prompt=wanted.prompt,
+        chat=request,
+        # A chat template prints the special tokens itself.
+        add_special_tokens=request is None if special is None else special,
+        add_generation_prompt=wanted.add_generation_prompt is not False and not continues,
+        return_token_strs=bool(wanted.return_token_strs),
+    )
+
+
+def decode_detokenize(body: bytes, headers: Mapping[str, str] = {}) -> DetokenizeRequest:
+    """``body`` as a request.
+
+    Raises:
+        InvalidRequest: with ``param`` naming the field.
+    """
+    wanted = wire.read(body, _Detokenize)
+    return DetokenizeRequest(wanted.model or "", tuple(wanted.tokens))
+
+
+def encode_tokenize(
+    tokens: Sequence[int], *, max_model_len: int, token_strs: Sequence[str] | None = None
+) -> bytes:
+    """The tokens of a text. ``max_model_len`` is the model's window in tokens."""
+    body = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": token_strs}
+    return msgspec.json.encode(body)
+
+
+def encode_detokenize(text: str) -> bytes:
+    """The text of some tokens."""
+    return msgspec.json.encode({"prompt": text})

@@ -1,0 +1,83 @@
+"""What a Chat Completions stream may look like, as a checker that fails on the first thing out of place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from singletree.protocols import sse
+
+FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
+DELTA_FIELDS = {"role", "content", "reasoning_content", "reasoning", "tool_calls"}
+ARGUMENTS = {"function": "arguments", "custom": "input"}
+
+
+class Grammar:
+    """Reads a stream whole. ``calls`` are the calls as a client puts them together, in order."""
+
+    def __init__(self, stream: bytes) -> None:
+        self.calls: list[dict[str, str]] = []
+        self.text = ""
+        self.reasoning = ""
+        self.finish_reason: str | None = None
+        self.usage: dict[str, Any] | None = None
+        self.error: dict[str, Any] | None = None
+        self._head: dict[str, Any] | None = None
+        assert stream.endswith(b"\n\n")
+        decoder = sse.Decoder()
+        events = decoder.feed(stream)
+        assert all(event.event == "" for event in events), "no named events: some clients fail on them"
+        *chunks, last = [event.data for event in events]
+        assert last == "[DONE]", "the end mark is last"
+        for i, data in enumerate(chunks):
+            self._chunk(json.loads(data), first=i == 0)
+        assert (self.finish_reason is None) == (self.error is not None), "a stream finishes or fails"
+
+    def _chunk(self, chunk: dict[str, Any], *, first: bool) -> None:
+        assert self.error is None, "nothing follows an error"
+        if "error" in chunk:
+            assert self.finish_reason is None, "what has finished cannot fail"
+            assert set(chunk["error"]) == {"message", "type", "param", "code"}
+            self.error = chunk["error"]
+            return
+        head = {k: chunk[k] for k in ("id", "object", "created", "model")}
+        assert self._head in (None, head), "every chunk has the same head"
+        self._head = head
+        assert head["object"] == "chat.completion.chunk"
+        assert self.usage is None, "nothing follows the usage"
+        if not chunk["choices"]:
+            assert self.finish_reason is not None, "usage follows the finish"
+            self.usage = chunk["usage"]
+            return
+        assert self.finish_reason is None, "one finish, and no delta after it"
+        [choice] = chunk["choices"]
+        assert choice["index"] == 0
+        self._delta(choice["delta"], first=first)
+        self.finish_reason = choice["finish_reason"]
+        assert self.finish_reason in {None, *FINISH_REASONS}
+
+    def _delta(self, delta: dict[str, Any], *, first: bool) -> None:
+        assert set(delta) <= DELTA_FIELDS
+        assert (delta.get("role") == "assistant") == first, "the first chunk, and no other, gives the role"
+        self.text += delta.get("content") or ""
+        self.reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
+        for call in delta.get("tool_calls", ()):
+            self._call(call)
+
+    def _call(self, call: dict[str, Any]) -> None:
+        index = call["index"]
+        kind = next(k for k in ARGUMENTS if k in call)
+        piece = call[kind]
+        if index == len(self.calls):
+            assert call["type"] == kind
+            assert call["id"]
+            assert all(call["id"] != other["id"] for other in self.calls), "ids are distinct"
+            known = {"id": call["id"], "type": kind, "name": piece["name"], "arguments": ""}
+            self.calls.append(known)
+        else:
+            assert index == len(self.calls) - 1, "indices have no gap, and no call is taken up again"
+            assert set(call) == {"index", kind}, "id and type come once"
+            assert set(piece) == {ARGUMENTS[kind]}, "the name comes once"
+            assert piece[ARGUMENTS[kind]], "no empty pieces"
+        assert kind == self.calls[index]["type"]
+        self.calls[index]["arguments"] += piece[ARGUMENTS[kind]]

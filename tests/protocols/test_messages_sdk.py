@@ -1,0 +1,166 @@
+"""The official SDK is the judge: what it makes of a stream is what it makes of the body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jiter import from_json
+
+from singletree import errors
+from singletree.conversation import Conversation, Request
+from singletree.events import Usage
+from singletree.protocols import messages
+from singletree.protocols.messages_input import complete_values
+
+from .shapes import SHAPES, Shape, by_name, names, numbered
+from .test_messages_encode import body, encoder, stream
+
+AS_FOLDED = [shape for shape in SHAPES if shape.streams_as_folded]
+
+
+class Pieces(httpx2.SyncByteStream):
+    """A response body that arrives in pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._pieces
+
+
+@contextmanager
+def client(status: int, content_type: str, *pieces: bytes) -> Iterator[anthropic.Anthropic]:
+    """An SDK client whose every request is answered with ``pieces``."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(status, headers={"content-type": content_type}, stream=Pieces(*pieces))
+
+    with httpx2.Client(transport=httpx2.MockTransport(answer)) as http:
+        yield anthropic.Anthropic(
+            api_key="k", base_url="http://singletree.test", max_retries=0, http_client=http
+        )
+
+
+def accumulated(*pieces: bytes) -> dict[str, Any]:
+    """The message that the SDK puts together from a stream."""
+    with (
+        client(200, "text/event-stream", *pieces) as sdk,
+        sdk.messages.stream(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}]) as events,
+    ):
+        return events.get_final_message().to_dict()
+
+
+def accumulated_by_beta(*pieces: bytes) -> dict[str, Any]:
+    """The same by the SDK's beta half, which Claude Code uses."""
+    with (
+        client(200, "text/event-stream", *pieces) as sdk,
+        sdk.beta.messages.stream(
+            model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}]
+        ) as events,
+    ):
+        return events.get_final_message().to_dict()
+
+
+def parsed(whole: bytes) -> dict[str, Any]:
+    """The message that the SDK reads from a body."""
+    with client(200, "application/json", whole) as sdk:
+        asked = sdk.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
+        return asked.to_dict()
+
+
+def plain(message: dict[str, Any]) -> dict[str, Any]:
+    """Without what a message says only when it is streamed or only when it is whole: fields that are null."""
+    return {key: value for key, value in message.items() if value is not None}
+
+
+@pytest.mark.parametrize("shape", AS_FOLDED, ids=[s.name for s in AS_FOLDED])
+def test_stream_accumulates_to_the_body(shape: Shape) -> None:
+    whole = plain(parsed(body(shape)))
+    assert plain(accumulated(stream(shape))) == whole
+    assert plain(accumulated_by_beta(stream(shape))) == whole
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=names)
+def test_no_shape_upsets_the_sdk(shape: Shape) -> None:
+    message = accumulated(stream(shape))
+    assert "".join(b["text"] for b in message["content"] if b["type"] == "text") == shape.turn.text
+    assert message["stop_reason"] == json.loads(body(shape))["stop_reason"]
+
+
+def test_every_split_of_the_bytes_says_the_same() -> None:
+    sent = stream(by_name["reasoning_call"])
+    whole = accumulated(sent)
+    for at in range(1, len(sent)):
+        assert accumulated(sent[:at], sent[at:]) == whole
+
+
+def test_byte_by_byte_says_the_same() -> None:
+    sent = stream(by_name["unicode"])
+    assert accumulated(*(sent[i : i + 1] for i in range(len(sent)))) == accumulated(sent)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (errors.InvalidRequest("x"), anthropic.BadRequestError),
+        (errors.Unauthorized("x"), anthropic.AuthenticationError),
+        (errors.ModelNotFound("x"), anthropic.NotFoundError),
+        (errors.BodyTooLarge("x"), anthropic.APIStatusError),
+        (errors.Overloaded("x"), anthropic.APIStatusError),
+        (errors.EngineFailed("x"), anthropic.InternalServerError),
+    ],
+)
+def test_errors_are_read_as_what_they_are(
+    error: errors.SingletreeError, expected: type[anthropic.APIStatusError]
+) -> None:  # C39
+    status, shown = messages.encode_error(error)
+    with client(status, "application/json", shown) as sdk, pytest.raises(expected) as raised:
+        sdk.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
+    assert raised.value.status_code == status
+    assert raised.value.body == json.loads(shown)
+
+
+def test_an_error_in_the_stream_is_raised() -> None:  # C39
+    encode = encoder()
+    sent = encode.start() + b"".join(map(encode.feed, by_name["interleaved"].events))
+    with pytest.raises(anthropic.APIStatusError, match="gone"):
+        accumulated(sent + encode.fail(errors.EngineFailed("gone")))
+
+
+def test_count() -> None:  # C27
+    with client(200, "application/json", messages.encode_count(304)) as sdk:
+        counted = sdk.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x"}])
+    assert counted.input_tokens == 304
+
+
+def test_usage_known_only_at_the_end_is_what_counts() -> None:  # C8
+    shape = by_name["text_only"]
+    encode = messages.Encoder(
+        Request("m", Conversation(())), id="msg_1", created=1, usage=Usage(), new_id=numbered()
+    )
+    sent = encode.start() + b"".join(map(encode.feed, shape.events)) + encode.close(shape.finished)
+    assert accumulated(sent)["usage"] == json.loads(body(shape))["usage"]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), json_values, max_size=5), st.booleans(), st.data())
+def test_a_cut_call_holds_what_the_sdk_makes_of_it(
+    value: dict[str, Any], escaped: bool, data: st.DataObject
+) -> None:  # C15
+    text = json.dumps(value, ensure_ascii=escaped)
+    cut = text[: data.draw(st.integers(1, len(text)))]
+    assert json.loads(complete_values(cut)) == from_json(cut.encode(), partial_mode=True)

@@ -1,0 +1,177 @@
+"""Responses in: every kind of input item, as parts of turns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from protocols.test_responses_decode import CALL, OUTPUT, USER, refused, request, turns
+from singletree.conversation import (
+    Document,
+    Image,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+from singletree.protocols import custom_tools
+
+
+class TestReasoning:
+    def said(self, **fields: Any) -> tuple[Part, ...]:
+        return tuple(p for t in turns(USER, {"type": "reasoning", "id": "rs", **fields}) for p in t.parts)[1:]
+
+    def test_the_thought_itself_speaks(self) -> None:
+        content = [{"type": "reasoning_text", "text": "a"}, {"type": "text", "text": "b"}]
+        assert self.said(content=content, summary=[{"type": "summary_text", "text": "s"}]) == (
+            Reasoning("ab"),
+        )
+
+    def test_else_its_summary(self) -> None:
+        summary = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
+        assert self.said(summary=summary, content=None) == (Reasoning("a\n\nb"),)
+
+    def test_encrypted_content_alone_is_kept_in_its_place(self) -> None:  # C34
+        [thought] = self.said(summary=[], encrypted_content="sealed")
+        assert thought == Reasoning("")
+        assert thought.extra is not None
+        assert thought.extra["encrypted_content"] == "sealed"
+
+    def test_nothing_says_nothing(self) -> None:
+        assert self.said(summary=[], content=[], encrypted_content=None) == ()
+
+
+class TestCalls:
+    @pytest.mark.parametrize(
+        "arguments",
+        ['{"a":1}', '{"a": 1.0, "a": 2}', '{"b":"\\u00e9","n":123456789012345678901}', "{}", '{"a": '],
+    )
+    def test_arguments_are_kept_byte_for_byte(self, arguments: str) -> None:  # C3
+        [turn] = turns({**CALL, "arguments": arguments})
+        assert turn.parts == (ToolCall("f", arguments, "c1"),)
+
+    @pytest.mark.parametrize(
+        ("sent", "read"), [("", "{}"), (None, "{}"), ("null", "{}"), ({"a": 1}, '{"a":1}')]
+    )
+    def test_arguments_that_are_no_text(self, sent: Any, read: str) -> None:
+        [turn] = turns({**CALL, "arguments": sent})
+        assert turn.parts == (ToolCall("f", read, "c1"),)
+
+    def test_a_call_that_was_cut(self) -> None:  # C15
+        [turn] = turns({**CALL, "arguments": '{"a', "status": "incomplete"})
+        assert turn.parts == (ToolCall("f", '{"a', "c1", complete=False),)
+
+    def test_namespaced_calls_have_the_name_the_model_gave(self) -> None:  # C26
+        called = {**CALL, "namespace": "ns", "name": "f"}
+        assert turns(called)[0].tool_calls[0].name == "ns__f"
+
+    def test_custom_calls(self) -> None:  # C25
+        patch = '*** Begin "Patch"\n\\é🙂'
+        custom = {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": patch}
+        output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done!"}
+        said = turns(custom, output)
+        [call] = said[0].tool_calls
+        assert json.loads(call.arguments) == {"input": patch}
+        assert custom_tools.to_input(call.arguments, complete=True) == patch
+        assert said[1] == Turn("tool", (ToolResult("c1", (Text("Done!"),)),))
+
+    def test_local_shell_calls(self) -> None:  # C26
+        action = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5}
+        shell = {"type": "local_shell_call", "call_id": "c1", "status": "completed", "action": action}
+        said = turns(shell, {"type": "local_shell_call_output", "id": "c1", "output": '{"out":"a"}'})
+        assert said[0].parts == (ToolCall("local_shell", '{"command":["ls"],"timeout_ms":5}', "c1"),)
+        assert said[1].parts == (ToolResult("c1", (Text('{"out":"a"}'),)),)
+
+    def test_shell_calls(self) -> None:  # C26
+        shell = {"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}}
+        printed = [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+        said = turns(shell, {"type": "shell_call_output", "call_id": "c1", "output": printed})
+        assert said[0].parts == (ToolCall("shell", '{"commands":["ls"]}', "c1"),)
+        [result] = said[1].parts
+        assert isinstance(result, ToolResult)
+        assert json.loads("".join(p.text for p in result.parts if isinstance(p, Text))) == printed
+
+    def test_patch_calls(self) -> None:
+        operation = {"type": "delete_file", "path": "a"}
+        patch = {"type": "apply_patch_call", "call_id": "c1", "status": "completed", "operation": operation}
+        output = {"type": "apply_patch_call_output", "call_id": "c1", "status": "failed", "output": "no"}
+        said = turns(patch, output)
+        assert said[0].parts == (ToolCall("apply_patch", '{"type":"delete_file","path":"a"}', "c1"),)
+        assert said[1].parts == (ToolResult("c1", (Text("no"),), is_error=True),)
+
+
+class TestOutputs:
+    def said(self, output: Any) -> ToolResult:
+        [turn] = turns({**OUTPUT, "output": output})
+        [result] = turn.parts
+        assert isinstance(result, ToolResult)
+        return result
+
+    def test_pictures_come_with_their_text(self) -> None:  # C33 C35
+        output = [
+            {"type": "input_text", "text": "a"},
+            {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"},
+            {"type": "input_file", "file_data": "data:application/pdf;base64,BBBB", "filename": "x.pdf"},
+        ]
+        result = self.said(output)
+        assert result.parts == (
+            Text("a"),
+            Image("image/png", "AAAA"),
+            Document("application/pdf", "BBBB", title="x.pdf"),
+        )
+        assert [p.extra for p in result.parts] == output
+
+    @pytest.mark.parametrize(("output", "text"), [({"a": 1}, '{"a":1}'), (5, "5"), ({"content": "x"}, "x")])
+    def test_other_values_are_shown_as_json(self, output: Any, text: str) -> None:
+        assert self.said(output).parts == (Text(text),)
+
+    @pytest.mark.parametrize("output", [None, "", []])
+    def test_empty_outputs(self, output: Any) -> None:  # C36
+        assert self.said(output).parts == ()
+
+    def test_failures_are_told(self) -> None:
+        assert self.said({"content": "x", "success": False}).is_error
+
+
+class TestContent:
+    def test_pictures(self) -> None:
+        content = [
+            {"type": "input_image", "image_url": "https://example.org/a.png"},
+            {"type": "input_image", "image_url": {"url": "data:image/jpeg;base64,AAAA"}},
+        ]
+        assert turns({"role": "user", "content": content})[0].parts == (
+            Image(url="https://example.org/a.png"),
+            Image("image/jpeg", "AAAA"),
+        )
+
+    def test_files(self) -> None:
+        content = [
+            {"type": "input_file", "file_url": "https://example.org/a.pdf"},
+            {"type": "input_file", "file_data": "AAAA", "filename": "a.pdf"},
+        ]
+        assert turns({"role": "user", "content": content})[0].parts == (
+            Document(url="https://example.org/a.pdf"),
+            Document(data="AAAA", title="a.pdf"),
+        )
+
+    @pytest.mark.parametrize("kind", ["input_image", "input_file"])
+    def test_files_that_are_stored_elsewhere_are_refused(self, kind: str) -> None:
+        error = refused(input=[{"role": "user", "content": [{"type": kind, "file_id": "file_1"}]}])
+        assert error.param is not None
+        assert error.param.startswith("input.0.content.0.")
+        assert "files are not stored here" in error.message
+
+    def test_refusals_are_text(self) -> None:
+        said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+        assert turns(said)[0].parts == (Text("No."),)
+
+    def test_unknown_parts_are_kept_with_a_warning(self) -> None:
+        said = request(
+            input=[{"role": "user", "content": [{"type": "input_audio", "data": "A"}, USER["content"][0]]}]
+        )
+        assert said.conversation.turns[0].parts == (Text("Hello"),)
+        assert said.warnings == ("input.0.content.0: type 'input_audio' is kept but not shown to the model",)

@@ -1,0 +1,181 @@
+"""Responses out: the response object, its errors, sealed thoughts."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from protocols import shapes
+from protocols.grammar_responses import Grammar
+from protocols.test_responses_encode import (
+    Json,
+    body,
+    encoded,
+    encoder,
+    request,
+    sdk,
+    stream,
+)
+from singletree.conversation import Request, Sampling
+from singletree.errors import (
+    ContextOverflow,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    SingletreeError,
+    Unauthorized,
+)
+from singletree.events import Finished, Markup, TextDelta
+from singletree.protocols import responses
+
+
+def test_usage() -> None:  # C8
+    usage = body(shapes.by_name["text_only"])["usage"]
+    assert usage == {
+        "input_tokens": 1234,
+        "input_tokens_details": {"cached_tokens": 1200, "cache_write_tokens": 0},
+        "output_tokens": 56,
+        "output_tokens_details": {"reasoning_tokens": 7},
+        "total_tokens": 1290,
+    }
+
+
+SAID: Json = {
+    "instructions": "Be brief.",
+    "tools": [{"type": "custom", "name": "apply_patch"}, {"type": "web_search"}],
+    "tool_choice": {"type": "custom", "name": "apply_patch"},
+    "parallel_tool_calls": False,
+    "metadata": {"a": "b"},
+    "reasoning": {"effort": "high", "summary": "auto", "context": "all_turns"},
+    "text": {
+        "verbosity": "low",
+        "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}},
+    },
+    "max_output_tokens": 77,
+    "max_tool_calls": 3,
+    "previous_response_id": "resp_before",
+    "temperature": 0.5,
+    "top_p": 0.25,
+    "top_logprobs": 2,
+    "truncation": "auto",
+    "service_tier": "flex",
+    "prompt_cache_key": "session",
+    "safety_identifier": "s",
+    "user": "u",
+    "store": True,
+    "background": True,
+}
+
+
+def test_the_response_repeats_what_the_request_said() -> None:  # C33
+    shape, of = shapes.by_name["text_only"], request(**SAID)
+    for response in (body(shape, of), Grammar(stream(shape.events, of=of)).response):
+        assert {field: response[field] for field in SAID} == SAID
+        assert response["model"] == "org/model"
+    assert b'"object":"response","created_at":1763700000' in encoded(shape, of)
+
+
+def test_what_the_request_did_not_say_has_the_apis_defaults() -> None:
+    said = body(shapes.by_name["text_only"])
+    assert {
+        k: said[k] for k in ("temperature", "top_p", "tool_choice", "tools", "truncation", "metadata")
+    } == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "truncation": "disabled",
+        "metadata": {},
+    }
+    assert said["text"] == {"format": {"type": "text"}}
+
+
+def test_the_response_tells_the_sampling_that_was_used() -> None:
+    of = request()
+    resolved = Request(of.model, of.conversation, Sampling(temperature=0.6, top_p=0.95), extra=of.extra)
+    said = body(shapes.by_name["text_only"], resolved)
+    assert (said["temperature"], said["top_p"]) == (0.6, 0.95)
+
+
+FAILURES: list[tuple[SingletreeError, str, str]] = [
+    (EngineFailed("it died"), "server_error", "it died"),
+    (ContextOverflow(9, 8), "context_length_exceeded", "maximum context length"),
+    (Overloaded("no slot is free", retry_after=3), "rate_limit_exceeded", "Please try again in 3s."),
+    (InvalidRequest("a schema cannot be used"), "invalid_prompt", "a schema cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "words"), FAILURES)
+def test_failures_have_the_codes_that_clients_act_on(error: SingletreeError, code: str, words: str) -> None:
+    encoding = encoder()
+    seen = Grammar(encoding.start() + encoding.fail(error))
+    assert seen.response["error"]["code"] == code
+    assert words in seen.response["error"]["message"]
+
+
+def test_a_generation_that_ended_in_error_leaves_what_was_open() -> None:  # C39
+    seen = Grammar(stream([TextDelta("so", "so")], Finished("error")))
+    assert (seen.terminal, seen.dispatched) == ("response.failed", [])
+    assert [i["status"] for i in seen.items] == ["incomplete"]
+    assert seen.response["error"]["code"] == "server_error"
+
+
+ERRORS: list[tuple[SingletreeError, type[openai.APIStatusError], str | None]] = [
+    (InvalidRequest("no", param="input.0"), openai.BadRequestError, None),
+    (ContextOverflow(9, 8), openai.BadRequestError, "context_length_exceeded"),
+    (Unauthorized("no key"), openai.AuthenticationError, "invalid_api_key"),
+    (ModelNotFound("x"), openai.NotFoundError, "model_not_found"),
+    (EngineFailed("it died"), openai.InternalServerError, "server_error"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "code"), ERRORS)
+def test_errors_before_the_stream(
+    error: SingletreeError, kind: type[openai.APIStatusError], code: str | None
+) -> None:  # C39 C43
+    status, data = responses.encode_error(error)
+    with pytest.raises(kind) as caught:
+        sdk(data, status).responses.create(model="m", input="")
+    assert caught.value.code == code
+
+
+def test_an_overflow_names_the_input() -> None:  # C43
+    said = json.loads(responses.encode_error(ContextOverflow(9, 8))[1])["error"]
+    assert said["param"] == "input"
+
+
+class TestSeal:
+    def test_it_gives_the_encrypted_content_of_each_thought(self) -> None:  # C34
+        of = request(include=["reasoning.encrypted_content"])
+        shape = shapes.by_name["two_calls_reasoning_between"]
+        data = stream(shape.events, shape.finished, of, seal=lambda n: f"sealed {n}")
+        seen = Grammar(data)
+        thoughts = [i for i in seen.response["output"] if i["type"] == "reasoning"]
+        assert [i["encrypted_content"] for i in thoughts] == ["sealed 0", "sealed 1"]
+        assert [i for i in seen.dispatched if i["type"] == "reasoning"] == thoughts
+        whole = json.loads(encoded(shape, of, seal=lambda n: f"sealed {n}"))
+        assert whole == seen.response
+
+    def test_a_thought_is_not_sealed_before_it_ends(self) -> None:
+        of = request(include=["reasoning.encrypted_content"])
+        calls: list[int] = []
+
+        def seal(ordinal: int) -> str:
+            calls.append(ordinal)
+            return "sealed"
+
+        encoding = encoder(of, seal=seal)
+        encoding.start()
+        for event in shapes.reasoning("a", "b", closed=False):
+            encoding.feed(event)
+        assert calls == []
+        encoding.feed(Markup("</think>"))
+        assert calls == [0]
+
+    def test_it_is_not_called_for_who_does_not_ask(self) -> None:
+        shape = shapes.by_name["only_reasoning"]
+        seen = Grammar(stream(shape.events, seal=lambda n: "sealed"))
+        assert seen.items[0]["encrypted_content"] is None

@@ -1,0 +1,45 @@
+"""Bodies are read typed and refused in words that name the field; what cannot be sent is mended."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from singletree.errors import InvalidRequest
+from singletree.protocols import wire
+
+
+class Body(msgspec.Struct):
+    text: str
+    numbers: dict[str, int] = {}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"text": 1}', "text"),
+        (b"{}", "text"),
+        (b'{"text": "", "numbers": {"a": "x"}}', "numbers"),
+        (b"[]", None),
+        (b"{", None),
+        (b"", None),
+        (b'{"text": "\xff"}', None),
+    ],
+)
+def test_refusals_name_the_field(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        wire.read(body, Body)
+    assert refused.value.param == param
+    assert refused.value.message
+
+
+def test_half_an_emoji_does_not_end_a_session() -> None:
+    body = rb'{"text": "cut \ud83d and \ud83d\ude00, \\ud83d, \ude00"}'
+    assert wire.read(body, Body).text == "cut \ufffd and 😀, \\ud83d, \ufffd"
+
+
+def test_what_a_model_wrote_can_always_be_sent() -> None:
+    value = {"\ud83d": ["a\ud83d\ude00", "b\udc00"]}
+    assert json.loads(wire.dump(value)) == {"\ufffd": ["a😀", "b\ufffd"]}
