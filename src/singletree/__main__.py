@@ -1,0 +1,5 @@
+"""``python -m singletree``."""
+
+from singletree.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""The server: the only part that knows all the others."""

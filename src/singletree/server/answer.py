@@ -1,0 +1,132 @@
+"""The answer to a request for one turn: as events while it is generated, or as one body when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from starlette.types import Receive, Scope, Send
+
+from singletree.events import Finished, FinishReason, Fold
+from singletree.server import pipeline
+from singletree.server.body import ClientLeft
+from singletree.server.connection import while_connected
+from singletree.server.identity import new_id
+from singletree.server.outbox import Outbox
+from singletree.server.pipeline import Generation
+from singletree.server.protocol import WireProtocol
+from singletree.server.stream import Stream
+from singletree.server.tracing import Trace
+
+OPENING_SECONDS = 0.25
+"""How long a stream waits for the engine's first word, so that a failure by then is still an HTTP status."""
+
+Header = tuple[bytes, bytes]
+
+_JSON: Header = (b"content-type", b"application/json")
+_EVENT_STREAM: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Answer:
+    """An ASGI response. However it ends, the engine is free when it is over.
+
+    Args:
+        protocol: the module that encodes it.
+        headers: go out beside those of its kind.
+        keep_alive_seconds: longest silence in a stream.
+    """
+
+    def __init__(
+        self,
+        protocol: WireProtocol,
+        generation: Generation,
+        trace: Trace,
+        *,
+        headers: Sequence[Header] = (),
+        keep_alive_seconds: float = 10.0,
+    ) -> None:
+        self._protocol = protocol
+        self._generation = generation
+        self._trace = trace
+        self._headers = tuple(headers)
+        self._keep_alive_seconds = keep_alive_seconds
+        self._id = new_id(protocol.ID_PREFIX)
+        self._created = int(time.time())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises SingletreeError while an error can still be the answer, ClientLeft when nobody wants one."""
+        generation, trace = self._generation, self._trace
+        trace.generating(generation.model.name, generation.prompt.rules)
+        work = self._stream(send) if generation.request.stream else self._whole(send)
+        reason: FinishReason = "error"
+        try:
+            await while_connected(receive, work)
+        except (ClientLeft, asyncio.CancelledError):
+            reason = "cancelled"
+            raise
+        finally:
+            trace.generated(Finished(reason, generation.usage))
+
+    async def _whole(self, send: Send) -> None:
+        folding = Fold()
+        async with aclosing(pipeline.generate(self._generation, self._trace.request_id)) as batches:
+            async for batch in batches:
+                if isinstance(batch, Finished):
+                    self._trace.generated(batch)
+                    await self._send_body(send, folding, batch)
+                    return
+                if batch:
+                    self._trace.first_event()
+                for event in batch:
+                    folding.feed(event)
+
+    async def _send_body(self, send: Send, folding: Fold, finished: Finished) -> None:
+        body = self._protocol.encode(
+            self._generation.request,
+            folding.turn(),
+            finished,
+            id=self._id,
+            created=self._created,
+            new_id=self._trace.new_id,
+        )
+        headers = (_JSON, (b"content-length", b"%d" % len(body)), *self._headers)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send) -> None:
+        stream = Stream(self._protocol, self._generation, self._trace, id=self._id, created=self._created)
+        producing = asyncio.create_task(stream.produce())
+        beating = asyncio.create_task(stream.beat(self._keep_alive_seconds / 2, _this_task()))
+        try:
+            await asyncio.wait(
+                {producing, stream.opened}, timeout=OPENING_SECONDS, return_when="FIRST_COMPLETED"
+            )
+            if producing.done() and not stream.opened.done():
+                producing.result()
+            stream.open()
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": (*_EVENT_STREAM, *self._headers)}
+            )
+            await _write(stream.outbox, send)
+        finally:
+            producing.cancel()
+            beating.cancel()
+            await asyncio.gather(producing, beating, return_exceptions=True)
+
+
+async def _write(outbox: Outbox, send: Send) -> None:
+    while data := await outbox.take():
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

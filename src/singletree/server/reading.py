@@ -1,0 +1,138 @@
+"""The tokens of one generation to events: pieces of text, stop strings, the parser."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from singletree.events import (
+    ArgumentsDelta,
+    Event,
+    FinishReason,
+    Markup,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from singletree.parsing.parser import Parser
+from singletree.server.identity import CallIds
+from singletree.server.stop import Piece, StopStrings
+
+
+class Pieces(Protocol):
+    """What ``prompts.pieces.PieceStream`` is to a reader: token ids in, (text, is it a special token) out."""
+
+    def feed(self, token_ids: Sequence[int]) -> list[Piece]:
+        """The text that is complete with these tokens."""
+        ...
+
+    def flush(self) -> list[Piece]:
+        """What was held back, at the end."""
+        ...
+
+
+class Reader:
+    """Reads one turn, token by token.
+
+    Attributes:
+        tokens: how many the model wrote.
+        reasoning_tokens: how many of them while reasoning was open; its closer counts, its opener does not.
+        ended: set once the turn is over though the model may go on: a stop string, or the one call allowed.
+        stop_sequence: the stop string that ended it.
+        unread: how many tokens came behind that end, along with its own.
+    """
+
+    def __init__(
+        self,
+        parser: Parser,
+        pieces: Pieces,
+        ids: CallIds,
+        *,
+        stop_token_ids: Collection[int] = (),
+        stops: Sequence[str] = (),
+        one_call: bool = False,
+    ) -> None:
+        self._parser = parser
+        self._pieces = pieces
+        self._ids = ids
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._stops = StopStrings(stops) if any(stops) else None
+        self._one_call = one_call
+        self.tokens = 0
+        self.reasoning_tokens = 0
+        self.ended: FinishReason | None = None
+        self.stop_sequence: str | None = None
+        self.unread = 0
+
+    def feed(self, token_ids: Sequence[int]) -> list[Event]:
+        """The events that are certain with these tokens. Tokens that end a turn say nothing."""
+        self.tokens += len(token_ids)
+        if len(token_ids) == 1:
+            return self._token(token_ids)
+        events: list[Event] = []
+        for at in range(len(token_ids)):
+            events += self._token(token_ids[at : at + 1])
+            if self.ended is not None:
+                self.unread = len(token_ids) - at - 1
+                break
+        return merged(events)
+
+    def close(self) -> list[Event]:
+        """The generation is over: what was held back comes out."""
+        if self.ended == "stop":
+            return []
+        events = [] if self.ended else self._read(self._pieces.flush())
+        if self._stops is not None:
+            events += self._parse(self._stops.close())
+        return merged(self._checked([*events, *self._parser.close()]))
+
+    def _token(self, token: Sequence[int]) -> list[Event]:
+        if self._parser.in_reasoning:
+            self.reasoning_tokens += 1
+        if token[0] in self._stop_token_ids:
+            return []
+        return self._read(self._pieces.feed(token))
+
+    def _read(self, pieces: list[Piece]) -> list[Event]:
+        if self._stops is not None:
+            pieces = self._stops.feed(pieces)
+            if self._stops.matched is not None:
+                self.ended, self.stop_sequence = "stop_sequence", self._stops.matched
+        return self._checked(self._parse(pieces))
+
+    def _parse(self, pieces: list[Piece]) -> list[Event]:
+        if len(pieces) == 1:
+            return self._parser.feed(*pieces[0])
+        return [event for piece in pieces for event in self._parser.feed(*piece)]
+
+    def _checked(self, events: list[Event]) -> list[Event]:
+        """Ids settled, and nothing after the one call that is allowed."""
+        for at, event in enumerate(events):
+            kind = type(event)
+            if kind is TextDelta or kind is ReasoningDelta or kind is ArgumentsDelta or kind is Markup:
+                continue
+            if isinstance(event, ToolCallStart):
+                self._ids.settle(event)
+            elif kind is ToolCallEnd and self._one_call:
+                self.ended, self.stop_sequence = "stop", None
+                return events[: at + 1]
+        return events
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """``events`` with neighbours of one kind as one: several tokens that came together leave together."""
+    if len(events) < 2:
+        return events
+    out = [events[0]]
+    for event in events[1:]:
+        last = out[-1]
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            out[-1] = TextDelta(last.text + event.text, last.raw + event.raw)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            out[-1] = ReasoningDelta(last.text + event.text, last.raw + event.raw)
+        elif isinstance(event, ArgumentsDelta) and isinstance(last, ArgumentsDelta):
+            out[-1] = ArgumentsDelta(last.index, last.json + event.json, last.raw + event.raw)
+        else:
+            out.append(event)
+    return out

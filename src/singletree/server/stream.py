@@ -1,0 +1,100 @@
+"""A streamed answer: the generation on one side, the outbox on the other, the protocol's encoder between
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import Any
+
+from singletree.errors import EngineFailed, SingletreeError
+from singletree.events import Finished
+from singletree.server import pipeline
+from singletree.server.outbox import Outbox
+from singletree.server.pipeline import Generation
+from singletree.server.protocol import Encoder, WireProtocol
+from singletree.server.tracing import Trace
+
+LOG = logging.getLogger(__name__)
+
+STALLED_SECONDS = 300.0
+"""A client that reads nothing for so long counts as gone."""
+
+
+class Stream:
+    """Fills ``outbox`` with the bytes of one answer. ``opened`` is done once the first of them are there."""
+
+    def __init__(
+        self, protocol: WireProtocol, generation: Generation, trace: Trace, *, id: str, created: int
+    ) -> None:
+        self._protocol = protocol
+        self._generation = generation
+        self._trace = trace
+        self._id, self._created = id, created
+        self._encoder: Encoder | None = None
+        self.outbox = Outbox()
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def open(self) -> Encoder:
+        """Begin the stream with what is known now; nothing when it has begun."""
+        if self._encoder is None:
+            usage, make = self._generation.usage, self._protocol.Encoder
+            self._encoder = make(
+                self._generation.request,
+                id=self._id,
+                created=self._created,
+                usage=usage,
+                new_id=self._trace.new_id,
+            )
+            self.outbox.put(self._encoder.start())
+            self.opened.set_result(None)
+        return self._encoder
+
+    async def produce(self) -> None:
+        """Generate to the end. What fails is an event once the stream is open, and raised before."""
+        try:
+            await self._generate()
+        except Exception as error:
+            if self._encoder is None:
+                raise
+            known = told(error)
+            self._trace.failed(known)
+            self._trace.generated(Finished("error", self._generation.usage))
+            self.outbox.put(self._encoder.fail(known))
+        finally:
+            self.outbox.close()
+
+    async def _generate(self) -> None:
+        outbox = self.outbox
+        async with aclosing(pipeline.generate(self._generation, self._trace.request_id)) as batches:
+            async for batch in batches:
+                encoder = self._encoder or self.open()
+                if isinstance(batch, Finished):
+                    self._trace.generated(batch)
+                    outbox.put(encoder.close(batch))
+                elif batch:
+                    self._trace.first_event()
+                    outbox.put(
+                        encoder.feed(batch[0]) if len(batch) == 1 else b"".join(map(encoder.feed, batch))
+                    )
+                    if outbox.is_full:
+                        await outbox.room()
+
+    async def beat(self, seconds: float, answering: asyncio.Task[Any]) -> None:
+        """Every ``seconds``: a sign of life if there was none. Nobody reads: ``answering`` is cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            if self._encoder is not None:
+                self.outbox.beat(self._encoder.keep_alive)
+            if self.outbox.stuck_beats * seconds > STALLED_SECONDS:
+                answering.cancel()
+
+
+def told(error: Exception) -> SingletreeError:
+    """What a client is told of ``error``; what nobody raised on purpose goes to the log."""
+    if isinstance(error, SingletreeError):
+        return error
+    LOG.error("a request failed inside the server", exc_info=error)
+    return EngineFailed("the server failed inside; its log says more")

@@ -1,0 +1,146 @@
+"""What the server tells about its work: metrics, and one log line a request. Neither holds prompt text."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from singletree.errors import Rejected, SingletreeError
+from singletree.events import Finished, Usage
+from singletree.server.identity import new_id
+
+LOG = logging.getLogger("singletree.requests")
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_CLIENT_LEFT = 499
+_PATH_LENGTH = 128
+
+
+class Tracing:
+    """The counters of one server. ``running`` is how many generations are not yet over."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "singletree_requests",
+            "Requests by route and HTTP status.",
+            ["route", "status"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "singletree_tokens",
+            "Tokens: prompt, of which cached; completion, of which reasoning.",
+            ["model", "kind"],
+            registry=self.registry,
+        )
+        self.finished = Counter(
+            "singletree_generations",
+            "Generations by how they ended.",
+            ["model", "reason"],
+            registry=self.registry,
+        )
+        self.first_token = Histogram(
+            "singletree_time_to_first_token_seconds",
+            "From the request's arrival to its first event.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        in_flight = Gauge("singletree_generations_in_flight", "Generations now.", registry=self.registry)
+        in_flight.set_function(lambda: self.running)
+        self.rules = Counter(
+            "singletree_stability_rules",
+            "Prompts that a stability rule changed.",
+            ["rule"],
+            registry=self.registry,
+        )
+
+    def exposition(self) -> bytes:
+        """All of it in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class Trace:
+    """One request from arrival to the last byte. ``request_id`` is in the log line and in the answer's
+    headers.
+    """
+
+    def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
+        self.request_id = request_id
+        self.route = "other"
+        self.status = _CLIENT_LEFT
+        self._tracing = tracing
+        # A path may hold anything, line breaks included.
+        self._method, self._path = ascii(method)[1:-1], ascii(path[:_PATH_LENGTH])[1:-1]
+        self._began = time.perf_counter()
+        self._first: float | None = None
+        self._model = ""
+        self._usage: Usage | None = None
+        self._reason = ""
+        self._error = ""
+
+    def new_id(self, prefix: str) -> str:
+        """A new id; for ``req_`` the request's own."""
+        return self.request_id if prefix == "req_" else new_id(prefix)
+
+    def generating(self, model: str, rules: Iterable[str]) -> None:
+        """A generation begins."""
+        self._model = model
+        self._tracing.running += 1
+        for rule in rules:
+            self._tracing.rules.labels(rule).inc()
+
+    def first_event(self) -> None:
+        """The model said its first word."""
+        if self._first is None:
+            self._first = time.perf_counter() - self._began
+            self._tracing.first_token.labels(self._model).observe(self._first)
+
+    def generated(self, finished: Finished) -> None:
+        """The generation is over, for whatever reason. Only the first time counts."""
+        if self._usage is not None:
+            return
+        self._usage, self._reason = finished.usage, finished.reason
+        tracing, model, usage = self._tracing, self._model, finished.usage
+        tracing.finished.labels(model, finished.reason).inc()
+        tracing.tokens.labels(model, "prompt").inc(usage.prompt_tokens)
+        tracing.tokens.labels(model, "cached").inc(usage.cached_tokens)
+        tracing.tokens.labels(model, "completion").inc(usage.completion_tokens)
+        tracing.tokens.labels(model, "reasoning").inc(usage.reasoning_tokens)
+
+    def failed(self, error: SingletreeError) -> None:
+        """An error is the answer, or the end of it."""
+        self._error = type(error).__name__
+        if not isinstance(error, Rejected):
+            # What a client did wrong is told to the client alone: the words may quote the request.
+            LOG.warning("id=%s %s: %s", self.request_id, self._error, error.message)
+
+    def close(self) -> None:
+        """The answer is out, or nobody is there to take it."""
+        if self._model:
+            self._tracing.running -= 1
+        self._tracing.requests.labels(self.route, str(self.status)).inc()
+        level = logging.INFO if self._usage is not None or self.status >= 400 else logging.DEBUG
+        if LOG.isEnabledFor(level):
+            LOG.log(level, "%s", self._line())
+
+    def _line(self) -> str:
+        took = time.perf_counter() - self._began
+        line = f"{self._method} {self._path} {self.status} id={self.request_id} took={took:.3f}s"
+        if self._error:
+            line += f" error={self._error}"
+        if self._usage is None:
+            return line
+        usage, first = self._usage, "-" if self._first is None else f"{self._first:.3f}s"
+        return (
+            f"{line} model={self._model} prompt={usage.prompt_tokens} cached={usage.cached_tokens} "
+            f"completion={usage.completion_tokens} reasoning={usage.reasoning_tokens} first={first} "
+            f"end={self._reason}"
+        )

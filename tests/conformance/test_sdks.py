@@ -1,0 +1,217 @@
+"""What the official SDKs make of our streams is what they make of our bodies, on all three APIs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anthropic
+import openai
+import pytest
+
+from server.serving import MODEL, Served, serving
+from singletree.engines.scripts import Script
+from singletree.server.config import Config
+
+from .sdk import anthropic_sdk, openai_sdk
+
+CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "a", "n":  1.0}}\n</tool_call>'
+TURNS = {
+    "text": "Hello, 🙂 world.",
+    "reasoning": "<think>\nLet me see.\n</think>\n\nIt is 4.",
+    "call": f"<think>\nI must look.\n</think>\n\n{CALL}",
+    "text and two calls": f"First this.\n{CALL}\n{CALL}",
+    "interleaved": f"<think>\nOne.\n</think>\n\nA.\n{CALL}\n<think>\nTwo.\n</think>\n\nB.\n{CALL}",
+    "no arguments": '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>',
+    "not a call": 'See <tool_call> {"name": oops',
+    "nothing": "",
+    "only reasoning": "<think>\nThat is all.",
+}
+each_turn = pytest.mark.parametrize("turn", TURNS)
+
+PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}, "n": {"type": "number"}}}
+MESSAGES_TOOL: Any = {"name": "ls", "description": "List.", "input_schema": PARAMETERS}
+CHAT_TOOL: Any = {"type": "function", "function": {"name": "ls", "parameters": PARAMETERS}}
+RESPONSES_TOOL: Any = {"type": "function", "name": "ls", "parameters": PARAMETERS, "strict": False}
+VARIES = ("id", "call_id", "created", "created_at", "completed_at", "item_id", "usage")
+
+
+@asynccontextmanager
+async def playing(turn: str) -> AsyncIterator[tuple[Served, Any]]:
+    """A server that plays a turn, and the user's message that asks for it."""
+    async with serving({"turn": TURNS[turn], "after": "Done."}) as served:
+        yield served, [{"role": "user", "content": "[[script:turn,after]]"}]
+
+
+def steady(value: Any) -> Any:
+    """``value`` without what differs between two answers that say the same, and without absent fields."""
+    if isinstance(value, dict):
+        kept = {k: steady(v) for k, v in value.items() if k not in VARIES}
+        return {k: v for k, v in kept.items() if v is not None and v != []}
+    return [steady(v) for v in value] if isinstance(value, list) else value
+
+
+@each_turn
+async def test_messages(turn: str) -> None:
+    async with playing(turn) as (served, said), anthropic_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "tools": [MESSAGES_TOOL]}
+        whole = await sdk.messages.create(**asked)
+        async with sdk.messages.stream(**asked) as stream:
+            streamed = await stream.get_final_message()
+        counted = await sdk.messages.count_tokens(model=MODEL, messages=said, tools=[MESSAGES_TOOL])
+    assert steady(streamed.to_dict()) == steady(whole.to_dict())
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+
+
+@each_turn
+async def test_chat(turn: str) -> None:
+    async with playing(turn) as (served, said), openai_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "messages": said, "tools": [CHAT_TOOL]}
+        whole = await sdk.chat.completions.create(**asked)
+        async with sdk.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+            streamed = await stream.get_final_completion()
+    left, right = (steady(cast(dict[str, Any], c.to_dict()))["choices"][0] for c in (streamed, whole))
+    assert left["finish_reason"] == right["finish_reason"]
+    for calls in (left["message"].get("tool_calls", []), right["message"].get("tool_calls", [])):
+        for call in calls:
+            call.pop("index", None)
+            call["function"].pop("parsed_arguments", None)
+    assert left["message"].get("tool_calls") == right["message"].get("tool_calls")
+    assert left["message"].get("content") == right["message"].get("content")
+    assert left["message"].get("reasoning_content") == right["message"].get("reasoning_content")
+    assert streamed.usage == whole.usage or streamed.usage is not None
+
+
+@each_turn
+async def test_responses(turn: str) -> None:
+    async with playing(turn) as (served, said), openai_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "input": said, "tools": [RESPONSES_TOOL]}
+        whole = await sdk.responses.create(**asked)
+        async with sdk.responses.stream(**asked) as stream:
+            streamed = await stream.get_final_response()
+    left, right = (steady(cast(dict[str, Any], r.to_dict())) for r in (streamed, whole))
+    for item in left.get("output", []):
+        item.pop("parsed_arguments", None)
+        for part in item.get("content", []):
+            part.pop("parsed", None)
+    assert left == right
+
+
+async def test_a_tool_loop_on_messages() -> None:  # C3 C5
+    async with playing("interleaved") as (served, said), anthropic_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "max_tokens": 500, "tools": [MESSAGES_TOOL]}
+        first = await sdk.messages.create(messages=said, **asked)
+        calls = [block for block in first.content if block.type == "tool_use"]
+        results: Any = [{"type": "tool_result", "tool_use_id": c.id, "content": "r"} for c in reversed(calls)]
+        answer: Any = {"role": "assistant", "content": [block.to_dict() for block in first.content]}
+        second = await sdk.messages.create(
+            messages=[*said, answer, {"role": "user", "content": results}], **asked
+        )
+        prompts = [played.prompt_token_ids for played in served.engine.log]
+    assert [block.type for block in first.content] == ["thinking", "text", "tool_use"] * 2
+    assert second.content[0].to_dict()["text"] == "Done."
+    assert prompts[1][: len(prompts[0])] == prompts[0]
+
+
+async def test_a_tool_loop_on_chat() -> None:  # C3 C5
+    async with playing("call") as (served, said), openai_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "tools": [CHAT_TOOL]}
+        first = await sdk.chat.completions.create(messages=said, **asked)
+        message: Any = first.choices[0].message.to_dict()
+        result: Any = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "r"}
+        second = await sdk.chat.completions.create(messages=[*said, message, result], **asked)
+        played = served.engine.log
+    assert second.choices[0].message.content == "Done."
+    told = (*played[0].prompt_token_ids, *played[0].token_ids)
+    assert played[1].prompt_token_ids[: len(told)] == told, "its own words, byte for byte"
+
+
+async def test_a_tool_loop_on_responses() -> None:  # C3 C5 C33
+    async with playing("call") as (served, said), openai_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "tools": [RESPONSES_TOOL]}
+        first = await sdk.responses.create(input=said, **asked)
+        items: Any = [item.to_dict() for item in first.output]
+        call = next(item for item in items if item["type"] == "function_call")
+        result: Any = {"type": "function_call_output", "call_id": call["call_id"], "output": "r"}
+        second = await sdk.responses.create(input=[*said, *items, result], **asked)
+        played = served.engine.log
+    assert second.output_text == "Done."
+    told = (*played[0].prompt_token_ids, *played[0].token_ids)
+    assert played[1].prompt_token_ids[: len(told)] == told, "its own words, byte for byte"
+
+
+async def test_models() -> None:
+    async with serving() as served:
+        async with openai_sdk(served.client) as sdk:
+            assert [model.id async for model in sdk.models.list()] == [MODEL]
+            assert (await sdk.models.retrieve(MODEL)).id == MODEL
+        async with anthropic_sdk(served.client) as claude:
+            assert [model.id async for model in claude.models.list()] == [MODEL]
+
+
+FAULTS: list[tuple[str, str, type[Exception], type[Exception]]] = [
+    ("model", "nope", anthropic.NotFoundError, openai.NotFoundError),
+    ("script", "busy", anthropic.APIStatusError, openai.InternalServerError),
+    ("script", "dead", anthropic.InternalServerError, openai.InternalServerError),
+    ("script", "missing", anthropic.BadRequestError, openai.BadRequestError),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("what", "value", "claude_error", "openai_error"), FAULTS)
+async def test_errors(
+    what: str, value: str, claude_error: type[Exception], openai_error: type[Exception], stream: bool
+) -> None:  # C39
+    scripts = {"busy": Script(overloaded=True), "dead": Script(fail_after=0)}
+    model = value if what == "model" else MODEL
+    said: Any = [{"role": "user", "content": f"[[script:{value}]]"}]
+    async with serving(scripts) as served:
+        async with anthropic_sdk(served.client) as claude:
+            with pytest.raises(claude_error):
+                await claude.messages.create(model=model, max_tokens=9, messages=said, stream=stream)
+        async with openai_sdk(served.client) as sdk:
+            with pytest.raises(openai_error):
+                await sdk.chat.completions.create(model=model, messages=said, stream=stream)
+            with pytest.raises(openai_error):
+                await sdk.responses.create(model=model, input=said, stream=stream)
+
+
+async def test_a_wrong_key() -> None:
+    async with serving(config=Config(api_key=("right",))) as served:
+        async with anthropic_sdk(served.client) as claude:
+            with pytest.raises(anthropic.AuthenticationError):
+                await claude.models.list()
+        async with openai_sdk(served.client) as sdk:
+            with pytest.raises(openai.AuthenticationError):
+                await sdk.models.list()
+        async with openai_sdk(served.client, "right") as sdk:
+            assert [model.id async for model in sdk.models.list()] == [MODEL]
+
+
+async def test_an_engine_that_dies_in_the_stream() -> None:  # C39
+    said: Any = [{"role": "user", "content": "[[script:dies]]"}]
+    async with serving({"dies": Script("abcdef", fail_after=3)}) as served:
+        async with anthropic_sdk(served.client) as claude:
+            with pytest.raises(anthropic.APIStatusError, match="fails after 3 tokens"):
+                async with claude.messages.stream(model=MODEL, max_tokens=9, messages=said) as stream:
+                    await stream.get_final_message()
+        async with openai_sdk(served.client) as sdk:
+            with pytest.raises(openai.APIError, match="fails after 3 tokens"):
+                async for _ in await sdk.chat.completions.create(model=MODEL, messages=said, stream=True):
+                    pass
+            events = [e async for e in await sdk.responses.create(model=MODEL, input=said, stream=True)]
+    assert events[-1].type == "response.failed"
+
+
+async def test_an_sdk_that_stops_listening_frees_the_engine() -> None:  # C40
+    said: Any = [{"role": "user", "content": "[[gen:5000:1:0.01]]"}]
+    async with serving() as served:
+        async with openai_sdk(served.client) as sdk:
+            stream = await sdk.chat.completions.create(model=MODEL, messages=said, stream=True)
+            async for _ in stream:
+                break
+            await stream.close()
+        assert served.engine.log[-1].finish is None
+        assert len(served.engine.log[-1].token_ids) < 10

@@ -1,0 +1,137 @@
+"""Whose turn it is: nothing of one conversation comes into another, and what a client changed stays changed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from singletree import families
+from singletree.conversation import Reasoning, Text, ToolCall, Turn
+from singletree.engines.scripts import Script
+from singletree.prompts.replay import TurnMemory, places, says_the_same
+
+from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
+
+LAYOUT = TEMPLATE.layout(TOKENIZER)
+BASH = {"name": "bash", "description": "", "input_schema": {"type": "object"}}
+KIMI = families.pair(reasoning="deepseek_r1", tools="kimi_k2")
+CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+
+
+def kimi(thought: str) -> str:
+    """A call under an id of the model's own, which counts from 0 in each conversation."""
+    call = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>"
+        '{"command": "ls"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    return f"<think>{thought}</think>Looking.{call}"
+
+
+async def ask(served: Served, messages: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+    given = {"model": MODEL, "max_tokens": 4000, "messages": messages, "tools": [BASH], **more}
+    answer = await served.client.post("/v1/messages", given)
+    assert answer.status == 200, answer.body
+    content: list[dict[str, Any]] = json.loads(answer.body)["content"]
+    return content
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def went_on(blocks: list[dict[str, Any]], *dropped: str) -> list[dict[str, Any]]:
+    """The turn as a harness gives it back, and the results of its calls."""
+    kept = [b for b in blocks if b["type"] not in dropped]
+    results = [
+        {"type": "tool_result", "tool_use_id": b["id"], "content": "ok"}
+        for b in kept
+        if b["type"] == "tool_use"
+    ]
+    return [{"role": "assistant", "content": kept}, {"role": "user", "content": results}]
+
+
+def last_prompt(served: Served) -> str:
+    return TOKENIZER.decode(served.engine.log[-1].prompt_token_ids)
+
+
+async def test_the_same_id_in_another_conversation_is_another_turn() -> None:  # C3
+    scripts = {"a": kimi("thought of A"), "b": kimi("thought of B"), "c": "Fine."}
+    memory = TurnMemory(2**20)
+    async with serving(scripts, memory=memory, layout=LAYOUT, family=KIMI) as served:
+        first, second = asked("[[script:a,c]] one"), asked("[[script:b,c]] two")
+        mine, yours = await ask(served, [first]), await ask(served, [second])
+        await ask(served, [first, *went_on(mine, "thinking")])
+        assert "thought of A" in last_prompt(served)
+        assert "thought of B" not in last_prompt(served)
+        await ask(served, [second, *went_on(yours, "thinking")])
+        assert "thought of B" in last_prompt(served)
+        assert "thought of A" not in last_prompt(served)
+
+
+async def test_the_same_words_in_another_conversation_bring_no_reasoning() -> None:
+    scripts = {"a": "<think>\nthought of A\n</think>\n\nDone."}
+    async with serving(scripts, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        await ask(served, [asked("[[script:a]] one")])
+        await ask(served, [asked("two"), {"role": "assistant", "content": "Done."}])
+        assert "thought of A" not in last_prompt(served)
+
+
+async def test_what_came_behind_the_one_call_is_not_given_back() -> None:
+    more = Script(f"{CALL}\n{CALL.replace('ls', 'rm')}", chunk=16)
+    async with serving({"a": more, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        first = asked("[[script:a,b]] go")
+        said = await ask(served, [first], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+        await ask(served, [first, *went_on(said)])
+        turn = last_prompt(served).partition("go<|im_end|>")[2]
+        assert turn.count("<tool_call>") == 1, turn
+
+
+async def test_the_start_of_a_turn_that_the_client_wrote_is_not_the_models() -> None:
+    """The client continued a turn of its own; later it gives back only what the model added."""
+    async with serving({"a": "And more."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        first = asked("[[script:a]] go")
+        await ask(served, [first, {"role": "assistant", "content": "Begun."}])
+        await ask(served, [first, {"role": "assistant", "content": "And more."}, asked("and?")])
+        assert "Begun." not in last_prompt(served)
+
+
+def turn(text: str = "", arguments: str = "{}", thought: str = "") -> Turn:
+    return Turn("assistant", (Reasoning(thought), Text(text), ToolCall("f", arguments, "call_1")))
+
+
+@pytest.mark.parametrize(
+    ("returned", "remembered", "same"),
+    [
+        (turn(text="a  b"), turn(text="a b"), False),
+        (turn(text="def f():  x"), turn(text="def f():\n  x"), False),
+        (turn(text="a b"), turn(text="\n a b \n"), True),
+        (turn(thought="a\nb"), turn(thought="a b"), False),
+        (turn(thought=""), turn(thought="a"), True),
+        (turn(arguments='{"n": true}'), turn(arguments='{"n": 1}'), False),
+        (turn(arguments='{"n": 3}'), turn(arguments='{"n": 3.0}'), True),
+        (turn(arguments='{"b": 1, "a": 2}'), turn(arguments='{"a":2,"b":1}'), True),
+        (turn(arguments="[" * 100_000), turn(arguments="[" * 99_999), False),
+        (turn(arguments=f'{{"n": {"9" * 5000}}}'), turn(arguments='{"n": 1}'), False),
+    ],
+)
+def test_what_counts_as_an_edit(returned: Turn, remembered: Turn, same: bool) -> None:
+    assert says_the_same(returned, remembered) is same
+
+
+def test_trimmed_and_joined_text_is_the_same() -> None:
+    said = Turn("assistant", (Text("One.\n\n"), Text("Two.\n"), Text("\n"), Text("Three.")))
+    for joined in ("One.Two.Three.", "One.\n\nTwo.\n\nThree.", " One.\nTwo.\n\n\nThree.\n"):
+        assert says_the_same(Turn("assistant", (Text(joined),)), said), joined
+    assert not says_the_same(Turn("assistant", (Text("One.Two."),)), said)
+    assert not says_the_same(Turn("assistant", (Text("One.Two.Three.Four."),)), said)
+
+
+def test_a_place_is_what_was_said_before() -> None:
+    user, said = Turn("user", (Text("a"),)), turn("b", thought="c")
+    *_, place = places([user, said])
+    assert place == [*places([user, turn(" b\n")])][-1]
+    assert place != [*places([said, user])][-1]
+    assert place != [*places([user, turn("bc")])][-1]
+    assert len([*places([])]) == 1

@@ -1,0 +1,203 @@
+"""The command line: what it prints, what it starts, and how it says what is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from singletree.cli import launch, main
+from singletree.errors import BadConfiguration
+from singletree.server import run as run_server
+
+TEXT = '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "ls", "arguments": {"n": 1.0}}\n</tool_call>'
+
+
+def run(*arguments: str) -> int:
+    """The exit status."""
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "turn.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+@pytest.mark.parametrize("chunk", ["0", "1", "7"])
+def test_parse(chunk: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("parse", text, "--family", "qwen3", "--chunk", chunk, "--json") == 0
+    value = json.loads(capsys.readouterr().out)
+    assert [part["type"] for part in value["parts"]] == ["Reasoning", "Text", "ToolCall"]
+    assert value["parts"][2]["arguments"] == '{"n": 1.0}'
+    assert "".join(event["raw"] for event in value["events"]) == TEXT
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("json_too", [True, False])
+def test_parse_prints_what_the_terminal_has_not(
+    encoding: str, json_too: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = '<tool_call>{"name": "f\\ud83d", "arguments": {}}</tool_call>h\u00e9'
+    (tmp_path / "call").write_text(call, encoding="utf-8")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding))
+    assert run("parse", str(tmp_path / "call"), "--family", "hermes", *(["--json"] * json_too)) == 0
+    sys.stdout.flush()
+    if json_too:
+        parts = json.loads(printed.getvalue().decode(encoding))["parts"]
+        assert parts[1]["text"] == "h\u00e9"
+
+
+def test_parse_by_halves_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hm</think>\r\nx")))
+    assert run("parse", "--reasoning", "qwen3", "--tools", "hermes", "--prompt-tail", "<think>\n") == 0
+    said = capsys.readouterr().out
+    assert "Reasoning        text='hm'" in said
+    assert "\\r\\n" in said
+
+
+def test_parse_types_arguments_by_the_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = "<tool_call>\n<function=ls>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
+    (tmp_path / "call").write_text(call)
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    for tools in (
+        [{"name": "ls", "input_schema": schema}],
+        [{"function": {"name": "ls", "parameters": schema}}],
+    ):
+        (tmp_path / "tools").write_text(json.dumps(tools))
+        flags = ("--family", "qwen3_coder", "--schemas", str(tmp_path / "tools"), "--json")
+        assert run("parse", str(tmp_path / "call"), *flags) == 0
+        assert json.loads(json.loads(capsys.readouterr().out)["parts"][0]["arguments"]) == {"n": 3}
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "messages": {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "h\u00e9"}]},
+    "chat": {"model": "m", "messages": [{"role": "user", "content": "h\u00e9"}]},
+    "responses": {"model": "m", "input": "h\u00e9"},
+}
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+def test_render(protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "body.json"
+    path.write_text(json.dumps(BODIES[protocol]))
+    assert run("render", str(path), "--protocol", protocol, "--model", "scripted", "--json") == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["prompt"] == "<|im_start|>user\nh\u00e9<|im_end|>\n<|im_start|>assistant\n"
+    assert value["token_ids"][0] == 257
+    assert run("render", str(path), "--protocol", protocol, "--model", "scripted", "--no-ids") == 0
+    assert capsys.readouterr().out == value["prompt"] + "\n"
+
+
+def test_families(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("families") == 0
+    assert "kimi_k2" in capsys.readouterr().out
+    assert run("families", "--markdown") == 0
+    assert "| kimi_k2 |" in capsys.readouterr().out
+
+
+WRONG = [
+    (["serv"], 2, "serve"),
+    (["serve", "--port", "x"], 2, "--port"),
+    (["serve", "--port", "99999"], 1, "--port is 99999"),
+    (["serve", "--nope"], 2, "--nope"),
+    (["serve", "--engine", "scripted", "--script-dir", "nowhere", "--port", "0"], 1, "nowhere"),
+    (["serve", "--model", "./nowhere.gguf", "--port", "0"], 1, "no model at './nowhere.gguf'"),
+    (["parse", "nowhere", "--family", "qwen3"], 1, "nowhere: No such file"),
+    (["parse", "x"], 1, "which family"),
+    (["parse", "x", "--family", "nope"], 1, "nope"),
+    (["parse", "x", "--family", "qwen3", "--tools", "hermes"], 1, "--family goes without"),
+    (["parse", "x", "--family", "qwen3", "--chunk", "-1"], 1, "--chunk is -1"),
+    (["launch", "claude"], 1, "no server at http://127.0.0.1:8000 (Connection refused)"),
+    (["launch", "claude", "--base-url", "localhost"], 1, "--base-url 'localhost' is no URL"),
+    (["launch", "claude", "--base-url", "http://[::1"], 1, "--base-url 'http://[::1' is no URL"),
+    (["launch", "claude", "--base-url", "http://h:port"], 1, "--base-url 'http://h:port' is no URL"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status", "says"), WRONG, ids=[" ".join(w[0]) for w in WRONG])
+def test_what_is_wrong_is_one_line(
+    arguments: list[str],
+    status: int,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_server, "choose_address", lambda host, port: (host, port))
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    (tmp_path / "x").write_text("x")
+    assert run(*arguments) == status
+    said = capsys.readouterr().err.splitlines()
+    assert says in said[-1]
+    assert said[-1].startswith("singletree: ")
+    assert not any("Traceback" in line for line in said)
+
+
+SERVED = launch.Served("http://127.0.0.1:8000", "key", "org/model", 8192)
+
+
+def test_claude_is_told_of_one_model_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "the user's own")
+    environment = launch.claude_environment(SERVED)
+    assert "ANTHROPIC_API_KEY" not in environment
+    assert environment["ANTHROPIC_BASE_URL"] == SERVED.base_url
+    assert environment["ANTHROPIC_AUTH_TOKEN"] == "key"
+    assert {v for k, v in environment.items() if k.startswith("ANTHROPIC") and k.endswith("MODEL")} == {
+        "org/model"
+    }
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "8192"
+
+
+def test_codex_gets_a_configuration_with_the_catalog() -> None:
+    config = tomllib.loads(launch.codex_configuration(SERVED))
+    provider = config["model_providers"][config["model_provider"]]
+    assert config["model"] == "org/model"
+    assert provider["base_url"] == "http://127.0.0.1:8000/v1"
+    assert provider["model_catalog_url"] == "http://127.0.0.1:8000/v1/models"
+    assert provider["wire_api"] == "responses"
+
+
+def test_a_harness_is_started_with_its_own_arguments(tmp_path: Path) -> None:
+    program = tmp_path / "claude"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    started: list[tuple[str, list[str]]] = []
+
+    def become(path: str, arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
+        started.append((path, arguments))
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        launch.start("claude", "npm", ("-p", "hi"), {"PATH": str(tmp_path)}, become=become)
+    assert started == [(str(program), ["claude", "-p", "hi"])]
+    with pytest.raises(BadConfiguration, match="npm install"):
+        launch.start("claude", "npm install", (), {"PATH": ""}, become=become)
+
+
+def test_arguments_after_the_dashes_go_to_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, ...]] = []
+    monkeypatch.setattr(launch, "ask", lambda target: SERVED)
+    monkeypatch.setattr(
+        launch, "start", lambda program, install, arguments, environment: seen.append(arguments)
+    )
+    assert run("launch", "claude", "--model", "m", "--", "-p", "say hi", "--verbose") == 0
+    assert seen == [("-p", "say hi", "--verbose")]
