@@ -1,0 +1,76 @@
+"""Installs the harnesses of ``package-lock.json`` into the cache: ``python tests/clients/install.py``.
+
+They go to ``$SINGLETREE_CACHE/clients`` (by default ``~/.cache/singletree/clients``), with npm, once for each
+state of the lock file. No script of a package runs but Claude Code's own, which puts its binary in place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FILES = ("package.json", "package-lock.json")
+CLAUDE_CODE = "node_modules/@anthropic-ai/claude-code"
+
+
+def folder() -> Path:
+    """Where the harnesses are, or will be."""
+    cache = os.environ.get("SINGLETREE_CACHE") or Path.home() / ".cache" / "singletree"
+    return Path(cache) / "clients"
+
+
+def wanted() -> str:
+    """What an up-to-date installation is marked with."""
+    return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in FILES)).hexdigest()
+
+
+def mark() -> Path:
+    """The file that an installation ends with."""
+    return folder() / ".installed"
+
+
+def is_installed() -> bool:
+    """Whether the harnesses are there, at the versions of the lock file."""
+    return mark().exists() and mark().read_text(encoding="utf-8") == wanted()
+
+
+def install() -> None:
+    """Installs them unless they are there. Raises CalledProcessError when npm does."""
+    target = folder()
+    target.mkdir(parents=True, exist_ok=True)
+    with (target / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if is_installed():
+            return
+        mark().unlink(missing_ok=True)
+        for name in FILES:
+            shutil.copy(HERE / name, target / name)
+        print(f"Installing the harnesses into {target} (about 900 MB) ...", flush=True)
+        quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+        subprocess.run(["npm", "ci", *quiet], cwd=target, check=True)
+        subprocess.run(["node", "install.cjs"], cwd=target / CLAUDE_CODE, check=True)
+        mark().write_text(wanted(), encoding="utf-8")
+
+
+def main() -> int:
+    """The command."""
+    missing = [tool for tool in ("node", "npm") if not shutil.which(tool)]
+    if missing:
+        print(f"{' and '.join(missing)} not found: the harnesses come from npm; install Node.js 20 or newer")
+        return 1
+    try:
+        install()
+    except subprocess.CalledProcessError as error:
+        print(f"{' '.join(error.cmd)} ended with status {error.returncode}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""``singletree serve`` as a process of its own, with the scripted engine, on a free loopback port."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clients.harness import SINGLETREE
+
+MODEL = "scripted-qwen3"
+SECONDS_TO_START = 60
+
+
+class Play(NamedTuple):
+    """One generation of the scripted engine: the prompt it was given and what it said, as text and tokens."""
+
+    script: str
+    prompt: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    finish: str | None
+
+
+class Server(NamedTuple):
+    """A running server. ``scripts`` is the folder that it plays from; ``output`` what it printed."""
+
+    url: str
+    scripts: Path
+    log: Path
+    output: Path
+
+    def plays(self, scripts: Sequence[str]) -> list[Play]:
+        """The generations of ``scripts``, oldest first."""
+        lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+        records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        wanted = [record for record in records if record["script"] in scripts]
+        return [Play(**{field: record[field] for field in Play._fields}) for record in wanted]
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(model: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
+    """A server that runs until the block ends. ``folder`` takes its scripts, log and output."""
+    port = free_port()
+    server = Server(
+        f"http://127.0.0.1:{port}", folder / "scripts", folder / "plays.jsonl", folder / "output.txt"
+    )
+    server.scripts.mkdir(parents=True)
+    command = [str(SINGLETREE), "serve", "--engine", "scripted"]
+    told = ["--model", str(model), "--model-name", MODEL, "--port", str(port)]
+    watched = ["--script-dir", str(server.scripts), "--script-log", str(server.log)]
+    with server.output.open("w") as output:
+        process = subprocess.Popen([*command, *told, *watched, *flags], stdout=output, stderr=output)
+    try:
+        _wait(server, process)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+    """Until ``/health`` answers. Raises RuntimeError, with what the server printed, when it does not."""
+    until = time.monotonic() + SECONDS_TO_START
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{server.url}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"singletree serve did not come up:\n{server.output.read_text()}")
