@@ -1,0 +1,1 @@
+"""What singletree costs, measured, beside its peers where they are installed: ``make bench``."""

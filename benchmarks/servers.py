@@ -1,0 +1,161 @@
+"""The servers that are measured, in processes of their own on loopback, on one tokenizer and template."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import peers
+
+MODEL = "qwen3"
+_START_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that runs.
+
+    Attributes:
+        pid: of the process that speaks HTTP: what is measured, with its children.
+        engine: of the process that plays the engine, where that is another one.
+    """
+
+    name: str
+    port: int
+    pid: int
+    engine: int | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Both, the measured one first."""
+        return (self.pid,) if self.engine is None else (self.pid, self.engine)
+
+
+@contextmanager
+def singletree(name: str = "singletree") -> Iterator[Server]:
+    """singletree with the scripted engine inside."""
+    port = _free_port()
+    with _folder() as folder, _process(_serve(port), folder / "server.log") as process:
+        _wait_ready(name, port, process, folder / "server.log")
+        yield Server(name, port, process.pid)
+
+
+def _serve(port: int) -> list[str]:
+    return [
+        *(sys.executable, "-c", "from singletree.cli import main; main()", "serve", "--engine", "scripted"),
+        *("--model", str(peers.QWEN3), "--model-name", MODEL, "--port", str(port)),
+    ]
+
+
+@contextmanager
+def dynamo(name: str, filler: Sequence[int], flags: Sequence[str] = ()) -> Iterator[Server]:
+    """Dynamo's frontend and a worker that plays ``filler``; neither etcd nor NATS."""
+    port = _free_port()
+    with _folder() as folder:
+        ids, log = folder / "filler.json", folder / "server.log"
+        ids.write_text(json.dumps(list(filler)), encoding="utf-8")
+        environment = {
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": str(folder),
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        worker = [
+            *(str(peers.PYTHON), str(Path(__file__).with_name("dynamo_worker.py"))),
+            *(str(peers.QWEN3), MODEL, str(ids)),
+        ]
+        frontend = [
+            *(
+                str(peers.PYTHON),
+                "-m",
+                "dynamo.frontend",
+                "--http-host",
+                "127.0.0.1",
+                "--http-port",
+                str(port),
+            ),
+            *("--discovery-backend", "file", "--request-plane", "tcp", "--enable-anthropic-api", *flags),
+        ]
+        with (
+            _process(worker, folder / "worker.log", environment) as engine,
+            _process(frontend, log, environment) as process,
+        ):
+            _wait_ready(name, port, process, log)
+            yield Server(name, port, process.pid, engine.pid)
+
+
+@contextmanager
+def _process(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The process and all that it started: they share a session."""
+    for how, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 8.0)):
+        try:
+            os.killpg(process.pid, how)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _wait_ready(name: str, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
+                if json.load(answer)["data"]:
+                    return
+        except (OSError, urllib.error.URLError, ValueError):
+            pass
+        time.sleep(0.2)
+    tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+    raise SystemExit(f"{name} did not start; the end of its log:\n{tail}")
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="singletree-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

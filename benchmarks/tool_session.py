@@ -1,0 +1,185 @@
+"""Conversations of a coding agent, of an exact length in tokens, as each protocol writes them.
+
+What the tools give back is source code of Python's own library: real text, another stretch for every session,
+so that nothing of a new session can be known to a server.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_TOOLS = 20
+_STEPS = 25
+_STRETCH = 1 << 18  # characters of source for one session
+_VERBS = ("read", "write", "list", "search", "run")
+_NOUNS = ("file", "folder", "symbol", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the assistant says and calls, and what the tool gives back."""
+
+    said: str
+    call_id: str
+    tool: str
+    arguments: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A system prompt, tools, a question, and steps since."""
+
+    system: str
+    tools: tuple[tuple[str, str, dict[str, Any]], ...]
+    question: str
+    steps: tuple[Step, ...]
+
+
+@cache
+def _library() -> str:
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+
+
+class Sessions:
+    """Makes sessions whose tool results come to ``tokens`` tokens.
+
+    Args:
+        tokenizer: counts them.
+        tokens: of a whole prompt, closely; what stands around the results is taken off.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._stretch = len(_library()) // (len(_library()) // _STRETCH)
+
+    def session(self, number: int, marker: str) -> Session:
+        """The session of that number; another number shares no text with it but the tools' schemas.
+
+        ``marker`` ends the last result, and stays there as the session grows.
+        """
+        begin = number * self._stretch % len(_library())
+        source = (_library() * 2)[begin : begin + self._stretch]
+        system = f"You are the coding agent of project {number}. {_lines(source, 40)}"
+        session = Session(system, _tools(number), f"Find out why test {number} fails, and mend it.", ())
+        rest = source[len(system) :]
+        spare = self._tokens - self._count(json.dumps(body_of_chat(session))) - _STEPS * 70
+        ids = self._tokenizer.encode(rest, add_special_tokens=False)
+        each = spare // _STEPS
+        for at in range(_STEPS):
+            begin, end = ids.offsets[at * each][0], ids.offsets[(at + 1) * each][0]
+            last = f" {marker}" if at == _STEPS - 1 else ""
+            session = grown(session, rest[begin:end] + last, f"{number}_{at}")
+        return session
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def opening(marker: str) -> Session:
+    """A session that has only begun, with four tools."""
+    return Session("You are a coding agent.", _tools(0)[:4], f"Tell me about the harbour. {marker}", ())
+
+
+def grown(session: Session, result: str, name: str) -> Session:
+    """The session one step later."""
+    tool, _, _ = session.tools[len(session.steps) % _TOOLS]
+    arguments = json.dumps({"path": f"src/module_{name}.py", "first_line": 1, "pattern": f"step {name}"})
+    step = Step(f"Step {name}: I look at the next place.", f"call_{name}", tool, arguments, result)
+    return replace(session, steps=(*session.steps, step))
+
+
+def _tools(number: int) -> tuple[tuple[str, str, dict[str, Any]], ...]:
+    schema = {
+        "type": "object",
+        "properties": {
+            "path": {
+                "type": "string",
+                "description": "Path from the root of the project, with / between folders.",
+            },
+            "first_line": {"type": "integer", "description": "Line at which to begin, counted from 1."},
+            "pattern": {"type": "string", "description": "Regular expression that a line must match."},
+        },
+        "required": ["path"],
+    }
+    return tuple(
+        (
+            f"{verb}_{noun}",
+            f"Use this to {verb} a {noun} of project {number}. Results longer than 2000 lines are cut; ask "
+            "again with first_line for the rest. Never use a shell command where this tool can do the same.",
+            schema,
+        )
+        for verb in _VERBS
+        for noun in _NOUNS
+    )
+
+
+def _lines(text: str, count: int) -> str:
+    return "\n".join(text.split("\n")[:count])
+
+
+def body_of_chat(session: Session) -> dict[str, Any]:
+    """As OpenAI Chat Completions has it."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": session.system},
+        {"role": "user", "content": session.question},
+    ]
+    for step in session.steps:
+        call = {"name": step.tool, "arguments": step.arguments}
+        messages += [
+            {
+                "role": "assistant",
+                "content": step.said,
+                "tool_calls": [{"id": step.call_id, "type": "function", "function": call}],
+            },
+            {"role": "tool", "tool_call_id": step.call_id, "content": step.result},
+        ]
+    tools = [
+        {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+        for name, description, schema in session.tools
+    ]
+    return {"messages": messages, "tools": tools}
+
+
+def body_of_messages(session: Session) -> dict[str, Any]:
+    """As Anthropic Messages has it."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": session.question}]
+    for step in session.steps:
+        use = {"type": "tool_use", "id": step.call_id, "name": step.tool, "input": json.loads(step.arguments)}
+        given = {"type": "tool_result", "tool_use_id": step.call_id, "content": step.result}
+        messages += [
+            {"role": "assistant", "content": [{"type": "text", "text": step.said}, use]},
+            {"role": "user", "content": [given]},
+        ]
+    tools = [
+        {"name": name, "description": description, "input_schema": schema}
+        for name, description, schema in session.tools
+    ]
+    return {"system": session.system, "messages": messages, "tools": tools}
+
+
+def body_of_responses(session: Session) -> dict[str, Any]:
+    """As OpenAI Responses has it."""
+    items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": session.question}]
+    for step in session.steps:
+        said = {"type": "output_text", "text": step.said, "annotations": []}
+        called = {"call_id": step.call_id, "name": step.tool, "arguments": step.arguments}
+        items += [
+            {"type": "message", "role": "assistant", "content": [said]},
+            {"type": "function_call", **called},
+            {"type": "function_call_output", "call_id": step.call_id, "output": step.result},
+        ]
+    tools = [
+        {"type": "function", "name": name, "description": description, "parameters": schema}
+        for name, description, schema in session.tools
+    ]
+    return {"instructions": session.system, "input": items, "tools": tools}
