@@ -95,6 +95,15 @@ async def test_every_generated_token_is_in_place(said: str, mutate: Mutation) ->
     assert two[len(one) : len(one) + len(generated)] == generated
 
 
+async def test_replayed_turns_are_counted() -> None:
+    first = {"role": "user", "content": "[[script:a,b]] How is it?"}
+    async with serving({"a": SAID, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        blocks = await ask(served, [first])
+        await ask(served, [first, {"role": "assistant", "content": blocks}, results(blocks)])
+        told = served.service.tracing.exposition().decode()
+    assert f'singletree_replayed_turns_total{{model="{MODEL}"}} 1.0' in told
+
+
 async def test_an_edited_turn_is_rendered_as_edited() -> None:
     def edit(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [b | {"text": "Let me NOT check."} if b["type"] == "text" else b for b in blocks]

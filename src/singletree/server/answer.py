@@ -62,7 +62,8 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises SingletreeError while an error can still be the answer, ClientLeft when nobody wants one."""
         generation, trace = self._generation, self._trace
-        trace.generating(generation.model.name, generation.prompt.rules)
+        prompt = generation.prompt
+        trace.generating(generation.model.name, prompt.rules, prompt.replayed)
         work = self._stream(send) if generation.request.stream else self._whole(send)
         reason: FinishReason = "error"
         try:

@@ -61,6 +61,12 @@ class Tracing:
             ["rule"],
             registry=self.registry,
         )
+        self.replayed = Counter(
+            "singletree_replayed_turns",
+            "Earlier turns that stood in a prompt by the tokens in which they were generated.",
+            ["model"],
+            registry=self.registry,
+        )
 
     def exposition(self) -> bytes:
         """All of it in the Prometheus text format."""
@@ -90,10 +96,11 @@ class Trace:
         """A new id; for ``req_`` the request's own."""
         return self.request_id if prefix == "req_" else new_id(prefix)
 
-    def generating(self, model: str, rules: Iterable[str]) -> None:
-        """A generation begins."""
+    def generating(self, model: str, rules: Iterable[str], replayed: int = 0) -> None:
+        """A generation begins, on a prompt that ``rules`` changed and that holds ``replayed`` turns by their tokens."""
         self._model = model
         self._tracing.running += 1
+        self._tracing.replayed.labels(model).inc(replayed)
         for rule in rules:
             self._tracing.rules.labels(rule).inc()
 
