@@ -222,6 +222,7 @@ _HEAD = (
     "",
     "Written by `python docs/make_agreement.py CASES`. A row agrees when reasoning and text are the same modulo white",
     "space and the calls have the same names and arguments; where a row records several engines, one is enough.",
+    "What every family does in every case of our own taxonomy stands in [cases.md](cases.md).",
     "",
 )
 

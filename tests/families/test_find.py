@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from singletree import families
+from singletree import families, parse
+from singletree.conversation import Reasoning, ToolCall
+from singletree.parsing.draw import draw
 
 TEMPLATES = Path(__file__).parents[3] / "shared" / "templates"
 UNKNOWN = "plain"
@@ -155,3 +157,14 @@ def test_what_thinks_between_the_usual_tags_thinks_here_too() -> None:
 def test_nothing_to_go_by_is_plain_text(template: str | None) -> None:
     found = families.find(template)
     assert (found.family.name, found.known) == (UNKNOWN, False)
+
+
+def test_markers_are_spelled_as_the_template_spells_them() -> None:
+    template = "{%- set HYTK = ':6124c78e' %}{{ '<tool_calls' + HYTK }}<tool_sep<arg_key"
+    family = families.find(template).family
+    assert family.name == "hy_v3"
+    text = draw(family, [Reasoning("plan"), ToolCall("f", '{"s": "x"}')])
+    assert text.startswith("<think:6124c78e>plan</think:6124c78e>")
+    assert "<tool_sep:6124c78e>" in text
+    assert [p.name for p in parse(family, text).tool_calls] == ["f"]
+    assert [p.name for p in parse(family, text.replace(":6124c78e", "")).tool_calls] == ["f"]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from family_cases import broken_behind
 from parsing.reading import read, turn
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, Tool, ToolCall
 from singletree.events import ToolCallEnd, fold
 from singletree.parsing.draw import draw
-from singletree.parsing.family import Family, markers
+from singletree.parsing.family import SLOT, Family, markers
+from singletree.parsing.opening import opens_in_reasoning
 
 THINK = [f for f in families.table() if f.reasoning]
 CALL = [f for f in families.table() if f.forms]
 BOTH = [f for f in CALL if f.reasoning]
 MARKED = [f for f in BOTH if not f.forms[0].bare]
 TOOLS = (Tool("f", parameters={"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}), Tool("g"))
+TAG = re.compile(r"<[^<>\n]*>|\[/?[A-Z_]+\]")
 F = ToolCall("f", '{"s": "x"}', "abcdefghi")
 G = ToolCall("g", "{}", "123456789")
 
@@ -45,6 +49,16 @@ def test_h1_the_prompts_tail_says_how_a_turn_begins(family: Family) -> None:  # 
     assert turn(family, ["Hi"], (), done).parts == (Text("Hi"),)
 
 
+@pytest.mark.parametrize("family", THINK, ids=lambda f: f.name)
+def test_h1_only_the_turn_itself_counts(family: Family) -> None:  # C21
+    assert family.reasoning
+    begun, ended = family.reasoning
+    boundary = "<|boundary|>"
+    assert not opens_in_reasoning(family, begun + "in an example" + boundary + family.turn, {boundary})
+    assert opens_in_reasoning(family, "so" + ended + "it was" + boundary + family.turn + begun, {boundary})
+    assert opens_in_reasoning(family, "") is family.starts_open
+
+
 @pytest.mark.parametrize("family", BOTH, ids=lambda f: f.name)
 def test_h2_one_ordered_pass(family: Family) -> None:  # C14 C20
     parts: list[Part] = [Reasoning("one"), F, Reasoning("two"), Text("Hm"), G]
@@ -54,20 +68,33 @@ def test_h2_one_ordered_pass(family: Family) -> None:  # C14 C20
 
 @pytest.mark.parametrize("family", MARKED, ids=lambda f: f.name)
 def test_h3_a_call_breaks_out_of_open_reasoning(family: Family) -> None:  # C20
-    text = opener(family) + "plan" + family.turn + draw(family, [F])
+    text = opener(family) + "plan" + family.turn + draw(family, [F, Text("Well."), Reasoning("more"), G])
     back = turn(family, [text], TOOLS, closed(family)).parts
-    assert shown(back) == [Reasoning("plan"), ("f", '{"s": "x"}', True)]
+    expected = [
+        Reasoning("plan"),
+        ("f", '{"s": "x"}', True),
+        Text("Well."),
+        Reasoning("more"),
+        ("g", "{}", True),
+    ]
+    assert shown(back) == expected
 
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 def test_h4_a_marker_inside_a_value_is_data(family: Family) -> None:  # C18
-    form = family.forms[0]
-    own = f"{form.call}{form.parameter}{form.also_parameter}{form.calls}{form.literals.quote if form.literals else ''}"
-    foreign = [m.strip() for m in markers(family) if m.strip() and m.strip() not in own]
-    said = " ".join(["<think> </think>", *foreign])
+    said = " and ".join(["<think> </think>", *(m for m in markers(family) if not ends_a_value(family, m))])
     call = ToolCall("f", json.dumps({"s": said}, ensure_ascii=False), "abcdefghi")
     found = turn(family, list(draw(family, [call])), TOOLS, closed(family)).tool_calls
     assert [json.loads(c.arguments) for c in found] == [{"s": said}]
+
+
+def ends_a_value(family: Family, marker: str) -> bool:
+    """Whether a marker holds what ends a string in this family; JSON and Python have escapes for theirs."""
+    form = family.forms[0]
+    pictures = [p for p in (form.parameter, form.also_parameter) if p]
+    ends = [SLOT.split(p.partition("{value}")[2])[0].strip() for p in pictures]
+    ends += [form.literals.quote] if form.literals and form.literals.verbatim else []
+    return any(end in marker for end in ends)
 
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
@@ -85,10 +112,21 @@ def test_h5_a_call_is_complete_when_its_arguments_are(family: Family) -> None:
     assert (first.name, first.arguments, first.complete) == ("f", '{"s": "x"}', True)
 
 
+@pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
+def test_h5_complete_calls_before_a_broken_one_are_kept(family: Family) -> None:  # C17
+    parts = turn(family, [broken_behind(family, F)], TOOLS, closed(family)).parts
+    assert shown(parts[:1]) == [("f", '{"s": "x"}', True)]
+    assert all(isinstance(p, Text) for p in parts[1:])
+    assert "oops" in "".join(p.text for p in parts if isinstance(p, Text))
+
+
 @pytest.mark.parametrize("family", families.table(), ids=lambda f: f.name)
-def test_h6_nothing_is_lost(family: Family) -> None:  # C17
+def test_h6_what_opens_nothing_sensible_hides_nothing(family: Family) -> None:  # C17
     for marker in markers(family):
-        read(family, ["Say " + marker + " and go on {", "]", "}"], TOOLS, closed(family))
+        parts = turn(family, ["Say " + marker + " and go on {", "]", "}"], TOOLS, closed(family)).parts
+        said = "".join(p.text for p in parts if isinstance(p, Text | Reasoning))
+        assert said.startswith("Say ")
+        assert "and go on {]}" in said
 
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
@@ -127,8 +165,25 @@ def test_h9_stray_markers_are_swallowed(family: Family) -> None:
     )
 
 
+@pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
+def test_h9_stray_closers_of_calls_are_swallowed(family: Family) -> None:
+    for closer in (*(f.calls[1] for f in family.forms), *family.ends):
+        if TAG.search(closer):
+            (part,) = turn(family, ["Hi" + closer], TOOLS, closed(family)).parts
+            assert isinstance(part, Text)
+            assert part.text.rstrip("\n ]") == "Hi"  # a bracket alone is no marker
+
+
+@pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
+def test_h10_a_string_keeps_its_white_space(family: Family) -> None:
+    for text in ("\n  a\r\n\n", " ", "\n", "\t", " a ", "a\n"):
+        call = ToolCall("f", json.dumps({"s": text}), "abcdefghi")
+        (found,) = turn(family, [draw(family, [call])], TOOLS, closed(family)).tool_calls
+        assert json.loads(found.arguments) == {"s": text}
+
+
 @pytest.mark.parametrize("family", THINK, ids=lambda f: f.name)
-def test_h10_one_line_break_around_reasoning_is_the_formats(family: Family) -> None:
+def test_h10_oneone_line_break_around_reasoning_is_the_formats(family: Family) -> None:
     parts: list[Part] = [Reasoning("  plan\n\n more "), Text("Hi")]
     assert turn(family, [draw(family, parts)], (), closed(family)).parts == tuple(parts)
     assert turn(family, [" \n"], (), closed(family)).parts in ((), (Text(" \n"),))
@@ -140,6 +195,22 @@ def test_h11_a_declared_string_is_never_decoded(family: Family) -> None:  # C22
         call = ToolCall("f", json.dumps({"s": text, "n": 3}), "abcdefghi")
         (found,) = turn(family, [draw(family, [call])], TOOLS, closed(family)).tool_calls
         assert json.loads(found.arguments) == {"s": text, "n": 3}
+
+
+@pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
+def test_h11_an_undeclared_parameter_is_a_string(family: Family) -> None:  # C22
+    call = ToolCall("f", '{"unheard": "42"}', "abcdefghi")
+    (found,) = turn(family, [draw(family, [call])], TOOLS, closed(family)).tool_calls
+    assert found.arguments == '{"unheard": "42"}'
+
+
+@pytest.mark.parametrize("family", [f for f in CALL if "{args}" in f.forms[0].call], ids=lambda f: f.name)
+def test_h11_json_arguments_keep_the_models_own_bytes(family: Family) -> None:  # C3
+    written = '{ "b":1,"a" : 2.50,\n"c":[ 9007199254740993,1.0 ], "d": "\\u00e9\\/é", "b": null }'
+    (found,) = turn(
+        family, list(draw(family, [ToolCall("f", written, "abcdefghi")])), TOOLS, closed(family)
+    ).tool_calls
+    assert found.arguments == written
 
 
 def test_h12_what_others_leave_in_the_text_is_reasoning_here() -> None:

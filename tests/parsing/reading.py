@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator, Sequence
 
 from singletree.conversation import Tool, Turn
 from singletree.events import Event, fold
 from singletree.parsing.family import Family
 from singletree.parsing.parser import Parser
+
+TOKEN = re.compile(r"<[|/]?[\w:▁｜|]+[|｜]?>|\s?\w{1,6}|\s+|[^\w\s]{1,2}")
+"""Text in pieces of about a token, its tags whole."""
 
 EXAMPLES = int(os.environ.get("SINGLETREE_EXAMPLES", "60"))
 """How many examples a property of every family is tried with; more for a night's run."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from singletree.errors import BadConfiguration
-from singletree.parsing.family import Family, Found
+from singletree.parsing.family import Family, Found, respelled
 from singletree.parsing.family import pair as _pair
 
 __all__ = ["find", "get", "names", "pair", "table"]
@@ -105,7 +105,11 @@ def find(chat_template: str | None) -> Found:
     fitting = [(print_, f) for f in table() for print_ in _fingerprints(f) if _fits(print_, f, chat_template)]
     if fitting:
         seen, best = max(fitting, key=lambda found: len("".join(found[0])))
-        return Found(_with_reasoning(best, chat_template), f"the chat template holds {', '.join(seen)}", True)
+        return Found(
+            _with_reasoning(respelled(best, chat_template), chat_template),
+            f"the chat template holds {', '.join(seen)}",
+            True,
+        )
     basic = get(_ANYTHING_THAT_THINKS)
     if basic.reasoning and basic.reasoning[1].strip() in chat_template:
         return Found(

@@ -4,6 +4,9 @@ from dataclasses import replace
 
 from singletree.parsing.family import Family, Form
 
+# Spans that name their sources: <co: 0,1>…</co: 0,1> (Command R), <co>…</co: 0:[1,2]> (R7B and later)
+_CITATIONS = ("<co>", "</co>", "<co:{sources}>", "</co:{sources}>")
+
 # https://huggingface.co/CohereLabs/c4ai-command-r7b-12-2024
 COHERE_COMMAND3 = Family(
     name="cohere_command3",
@@ -19,6 +22,7 @@ COHERE_COMMAND3 = Family(
             id_picture="{index}",
         ),
     ),
+    asides=_CITATIONS,
     ends=("<|END_TEXT|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
     fingerprint=("<|START_ACTION|>",),
     models=("Command R7B", "Command A"),
@@ -47,6 +51,8 @@ COMMAND_R = Family(
         ),
     ),
     before_calls="\n",
+    no_tools=("directly-answer", "directly_answer"),
+    asides=_CITATIONS,
     ends=("<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
     fingerprint=("<|CHATBOT_TOKEN|>", '"tool_name"'),
     not_in_template=("<|START_ACTION|>",),

@@ -7,7 +7,7 @@ from singletree.parsing.family import Family, Form
 # https://huggingface.co/zai-org/GLM-4.5/blob/main/chat_template.jinja
 GLM45 = Family(
     name="glm45",
-    aliases=("glm-4.5", "glm46"),
+    aliases=("glm-4.5", "glm46", "glm"),
     reasoning=("<think>", "</think>\n"),
     forms=(
         Form(
@@ -29,7 +29,7 @@ GLM45 = Family(
 GLM47 = replace(
     GLM45,
     name="glm47",
-    aliases=("glm-4.7", "glm", "glm5"),
+    aliases=("glm-4.7", "glm5"),
     reasoning=("<think>", "</think>"),
     forms=(
         replace(

@@ -23,7 +23,10 @@ JAMBA = Family(
 PHI4 = Family(
     name="phi4",
     aliases=("phi4_mini_json",),
-    forms=(Form(call=_CALL, calls=("functools[", "]"), joiner=", "),),
+    forms=(
+        Form(call=_CALL, calls=("functools[", "]"), joiner=", "),
+        Form(call=_CALL, calls=("<|tool_call|>[", "]<|/tool_call|>"), joiner=", "),
+    ),
     ends=("<|end|>",),
     fingerprint=("functools",),
     models=("Phi-4-mini",),
@@ -213,22 +216,12 @@ REKA = replace(
     source="https://huggingface.co/RekaAI/reka-flash-3.1",
 )
 
-# https://huggingface.co/Nanbeige/Nanbeige4.1-3B; calls may stand inside the thought
-NANBEIGE = replace(
-    QWEN3,
-    name="nanbeige",
-    aliases=(),
-    starts_open=True,
-    fingerprint=(),
-    models=("Nanbeige 4.1",),
-    source="https://huggingface.co/Nanbeige/Nanbeige4.1-3B",
-)
-
 # https://huggingface.co/arcee-ai/Trinity-Mini
 TRINITY = replace(
-    NANBEIGE,
+    QWEN3,
     name="trinity",
-    starts_open=False,
+    aliases=(),
+    fingerprint=(),
     models=("Trinity",),
     source="https://huggingface.co/arcee-ai/Trinity-Mini",
 )

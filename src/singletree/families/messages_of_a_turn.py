@@ -29,6 +29,27 @@ MUSE_GLIMMER = Family(
     source="https://huggingface.co/meta-models/muse-glimmer",
 )
 
+# https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/parser/beam.py
+BEAM = Family(
+    name="beam",
+    turn="<|start|>assistant",
+    reasoning=("<|channel|>analysis<|message|>", "<|end|>"),
+    text=("<|channel|>final<|message|>", "<|end|>"),
+    forms=(
+        Form(
+            call=" to={name}<|channel|>analysis <|constrain|>xml<|message|>{params}",
+            parameter='<rfl:parameter name="{key}">\n{value}\n</rfl:parameter>',
+            calls=("", "<|end|>"),
+            also_close=("<|call|>",),
+            each=True,
+        ),
+    ),
+    ends=("<|start|>assistant", "<|end|>", "<|call|>", "<|return|>"),
+    fingerprint=("<|channel|>", "<rfl:parameter"),
+    models=("Beam",),
+    source="https://github.com/sgl-project/sglang (parser `beam`)",
+)
+
 # https://huggingface.co/thinkingmachines/inkling
 INKLING = Family(
     name="inkling",

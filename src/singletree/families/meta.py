@@ -16,6 +16,7 @@ LLAMA3_JSON = Family(
         Form(call=_CALL, bare=True, joiner="; "),
         Form(call='{"type": "function", "name": "{name}", "parameters": {args}}', bare=True, joiner="; "),
         Form(call=_CALL, calls=("<|python_tag|>", ""), joiner="; "),
+        Form(call=_CALL, calls=("<|python_start|><|python_end|>", ""), joiner="; "),  # Llama 4's own template
         Form(call="<|python_tag|>{name}.call({literals})", literals=PYTHON),  # the built-in tools
     ),
     before_calls="\n",

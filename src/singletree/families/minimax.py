@@ -32,7 +32,6 @@ MINIMAX_APPEND_THINK = replace(
     aliases=("minimax-append-think", "minimax_m2_append_think"),
     starts_open=True,
     fingerprint=(),
-    models=(),
 )
 
 _NS = "]<]minimax[>["

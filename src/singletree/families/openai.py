@@ -41,6 +41,7 @@ GPT_OSS = Family(
         "<|return|>",
     ),
     fingerprint=("<|channel|>analysis<|message|>",),
+    not_in_template=("<rfl:parameter",),
     models=("gpt-oss 20B", "gpt-oss 120B"),
     source="https://cookbook.openai.com/articles/openai-harmony",
 )

@@ -134,3 +134,14 @@ MIMO = replace(
     models=("MiMo V2",),
     source="https://huggingface.co/XiaomiMiMo/MiMo-V2-Flash",
 )
+
+# https://huggingface.co/Nanbeige/Nanbeige4.1-3B; calls may stand inside the thought
+NANBEIGE = replace(
+    QWEN3_CODER,
+    name="nanbeige",
+    aliases=(),
+    starts_open=True,
+    fingerprint=(),
+    models=("Nanbeige 4.1",),
+    source="https://huggingface.co/Nanbeige/Nanbeige4.1-3B",
+)

@@ -22,10 +22,18 @@ HUNYUAN_A13B = Family(
 )
 
 
-def _hy(suffix: str, separator: str) -> Form:
+_OPEN = ":opensource"
+"""What the markers of the open checkpoints end in; those of others end in something else, or in nothing."""
+
+
+def _hy(suffix: str, separator: str, line: str) -> Form:
+    key, value = (
+        f"<arg_key{suffix}>{{key}}</arg_key{suffix}>",
+        f"<arg_value{suffix}>{{value}}</arg_value{suffix}>",
+    )
     return Form(
-        call=f"<tool_call{suffix}>{{name}}{separator}\n{{params}}</tool_call{suffix}>",
-        parameter=f"<arg_key{suffix}>{{key}}</arg_key{suffix}>\n<arg_value{suffix}>{{value}}</arg_value{suffix}>\n",
+        call=f"<tool_call{suffix}>{{name}}{separator}{line}{{params}}</tool_call{suffix}>",
+        parameter=f"{key}{line}{value}{line}",
         calls=(f"<tool_calls{suffix}>\n", f"\n</tool_calls{suffix}>"),
         joiner="\n",
         optional=True,
@@ -37,11 +45,12 @@ HY_V3 = Family(
     name="hy_v3",
     aliases=("hunyuan", "hy3"),
     reasoning=("<think>", "</think>"),
-    also_reasoning=(("<think:opensource>", "</think:opensource>"),),
-    forms=(_hy("", "<tool_sep>"), _hy(":opensource", "<tool_sep:opensource>")),
+    also_reasoning=((f"<think{_OPEN}>", f"</think{_OPEN}>"),),
+    forms=(_hy("", "<tool_sep>", "\n"), _hy(_OPEN, f"<tool_sep{_OPEN}>", "\n")),
     before_calls="\n",
-    ends=("<｜hy_eos｜>",),
+    ends=("<｜hy_eos｜>", f"<｜hy_eos{_OPEN}｜>"),
     fingerprint=("<tool_calls", "<tool_sep", "<arg_key"),
+    variant=(_OPEN, r"HYTK = '(:[^'\s<>]+)'"),
     models=("Hunyuan 3",),
     source="https://huggingface.co/tencent/Hy3",
 )
@@ -50,7 +59,7 @@ HY_V4 = replace(
     HY_V3,
     name="hy_v4",
     aliases=("hy4",),
-    forms=(_hy("", ""), _hy(":opensource", "")),
+    forms=(_hy("", "", ""), _hy(_OPEN, "", "")),
     fingerprint=("<tool_calls", "<arg_key"),
     not_in_template=("<tool_sep",),
     models=("Hunyuan 4",),

@@ -172,6 +172,8 @@ class TagParameters:
         self._end = patterns.value_end("")
         self._first = True
         self._fresh = False
+        self._untyped = False
+        self._depth = self._checked = 0
         self._raw = ""
 
     def feed(self, text: str, position: int, sink: Sink) -> int:
@@ -228,11 +230,14 @@ class TagParameters:
         else:
             self._types = declared
         text = wire != "false" and schema.is_string(self._types)
+        self._untyped = text and self._patterns.opens is not None and not self._types
         self._key, self._value = key, None if text else []
+        self._depth = self._checked = 0
         self._end = self._patterns.value_end(slots["key"])
         self._fresh = self._patterns.trim_break
         lead = "{" if self._first else ", "
-        sink.delta(f"{lead}{schema.quoted(key)}: {chr(34) if text else ''}", self._raw + raw)
+        quote = '"' if text and not self._untyped else ""
+        sink.delta(f"{lead}{schema.quoted(key)}: {quote}", self._raw + raw)
         self._raw, self._first = "", False
 
     def _inside(self, text: str, position: int, sink: Sink) -> int:
@@ -241,6 +246,8 @@ class TagParameters:
             if text[position] == "\n":
                 self._raw += "\n"
                 return position + 1
+        if self._untyped and not self._begins(text, position, sink):
+            return sink.hold(text, position)
         found = self._end.pattern.search(text, position)
         if found is not None:
             self._say(text[position : found.start()], sink)
@@ -248,6 +255,26 @@ class TagParameters:
         end = self._end.held(text, position)
         self._say(text[position:end], sink)
         return sink.hold(text, end) if end < len(text) else end
+
+    def _begins(self, text: str, position: int, sink: Sink) -> bool:
+        """What a value without a declared type is: elements if it begins with one, else text. False when unknown."""
+        assert self._patterns.opens is not None
+        verdict, _ = self._patterns.opens.match(text, position)
+        if verdict is Verdict.MAYBE:
+            return False
+        self._untyped = False
+        if verdict is Verdict.YES:
+            self._value = []
+        else:
+            sink.delta('"', "")
+        return True
+
+    def _is_balanced(self, element: str) -> bool:
+        """Whether every element of the parameter's own name inside its value is closed."""
+        assert self._value is not None
+        self._depth += elements.depth(element, self._key, "".join(self._value[self._checked :]))
+        self._checked = len(self._value)
+        return not self._depth
 
     def _say(self, piece: str, sink: Sink) -> None:
         if not piece:
@@ -262,10 +289,10 @@ class TagParameters:
     def _shut(self, sink: Sink, closer: str, position: int) -> int:
         element = self._patterns.element
         if self._value is not None and element:
-            value = "".join(self._value)
-            if not elements.balanced(element, self._key, value):
+            if not self._is_balanced(element):
                 self._say(closer, sink)
                 return position
+            value = "".join(self._value)
             declared = schema.property_schemas(self._schema, self._schema, self._key)
             json_text = elements.typed(element, value, declared, self._schema)
         else:

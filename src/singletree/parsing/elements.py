@@ -10,6 +10,7 @@ from typing import Any
 from singletree.parsing import schema
 
 _ITEM = "item"
+_SPACE = re.compile(r"\s*")
 _DEPTH = 64
 
 
@@ -19,15 +20,10 @@ def _opening(picture: str) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(head)}([^<>/\s]+){re.escape(tail)}")
 
 
-def opens(picture: str, text: str) -> bool:
-    """Whether ``text`` holds an element of ``picture``."""
-    return _opening(picture).search(text) is not None
-
-
-def balanced(picture: str, key: str, text: str) -> bool:
-    """Whether every element ``key`` that ``text`` opens is closed in it."""
+def depth(picture: str, key: str, text: str) -> int:
+    """How many more elements ``key`` are opened in ``text`` than closed."""
     head, _, tail = (p.replace("{key}", key) for p in picture.partition("{value}"))
-    return text.count(head) == text.count(tail)
+    return text.count(head) - text.count(tail)
 
 
 def typed(picture: str, text: str, declared: list[Any], root: Any, depth: int = 0) -> str:
@@ -65,25 +61,28 @@ def _children(picture: str, text: str) -> list[tuple[str, str]] | None:
 
 def _elements(picture: str, text: str) -> Iterator[tuple[str, str] | None]:
     opening, close = _opening(picture), picture.partition("{value}")[2]
-    position = 0
-    while text[position:].strip():
-        position = len(text) - len(text[position:].lstrip())
+    position = _SPACE.match(text).end()  # type: ignore[union-attr]
+    while position < len(text):
         found = opening.match(text, position)
         end = _closing(text, found, close.replace("{key}", found[1])) if found else -1
         if found is None or end < 0:
             yield None
             return
         yield found[1], text[found.end() : end]
-        position = end + len(close.replace("{key}", found[1]))
+        position = _SPACE.match(text, end + len(close.replace("{key}", found[1]))).end()  # type: ignore[union-attr]
 
 
 def _closing(text: str, found: re.Match[str], closer: str) -> int:
     """Where the element that ``found`` opens closes, elements of its own name inside it counted."""
-    opener, position = found.group(), found.end()
-    end = text.find(closer, position)
-    while end >= 0 and text.count(opener, found.end(), end) > text.count(closer, found.end(), end):
-        end = text.find(closer, end + 1)
-    return end
+    opener, position, inside = found.group(), found.end(), 1
+    while True:
+        end = text.find(closer, position)
+        if end < 0:
+            return end
+        inside += text.count(opener, position, end) - 1
+        if not inside:
+            return end
+        position = end + len(closer)
 
 
 def draw(picture: str, value: Any, spell: Callable[[Any], str]) -> str:

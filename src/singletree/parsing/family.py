@@ -10,6 +10,7 @@ A family is data. Its pictures show a turn as the model writes it, with slots:
               it names the JSON type)
 ``{literals}``  the arguments as a run of ``key=value`` in a programming language's literals (``Literals``)
 ``{index}``   the number of the call in its turn, counted from one; nobody reads it
+``{sources}``  what a citation names: numbers and their punctuation
 ``{any}``     a word of the format that may be anything, or missing; only read, never drawn
 
 A line break in a picture stands for any white space or none; a picture that starts with ``{`` is a JSON object, whose
@@ -25,7 +26,7 @@ from typing import Literal
 
 from singletree.errors import BadFamily
 
-SLOT = re.compile(r"\{(name|id|args|params|literals|key|value|string|type|index|any)\}")
+SLOT = re.compile(r"\{(name|id|args|params|literals|key|value|string|type|index|any|sources)\}")
 _BODIES = ("args", "params", "literals")
 
 
@@ -60,6 +61,7 @@ class Form:
         call: picture of one call; ends in ``{args}``, ``{params}`` or ``{literals}`` and what closes it.
         calls: what stands around calls; each call has its own pair when ``each`` is set, else all share one.
         each: see ``calls``.
+        also_close: what closes the pair as well.
         joiner: what stands between calls (between pairs when ``each``).
         parameter: picture of one parameter, for ``{params}``; ``also_parameter`` is read as well, and tried first.
         optional: openers that the model may leave out; the call then starts at the call's own first literal
@@ -75,6 +77,7 @@ class Form:
 
     call: str
     calls: tuple[str, str] = ("", "")
+    also_close: tuple[str, ...] = ()
     each: bool = False
     joiner: str = ""
     parameter: str = ""
@@ -132,11 +135,16 @@ class Family:
         also_ends_reasoning: markers that end open reasoning without its closer, besides the call openers.
         text: what stands around visible text, in families that mark it; ``also_text`` are other openers of it.
         forms: how calls are written; the first is the one drawn, the others are read as well.
+        no_tools: names by which the format says that no tool is called; such a call is shown to nobody, unless the
+            request has a tool of that name.
+        asides: pictures of markup inside what is said that is shown to nobody (citations).
         before_calls: what stands between visible text and the first call; the format's, not the text's.
         ends: markers that end a turn, or that close what needs no closing; swallowed when the engine shows them.
         fingerprint: strings that occur together in the chat templates of this family and give it away.
         also_fingerprint: another such set, for templates that never show a call.
         not_in_template: strings that must not occur in them.
+        variant: a piece of the markers that differs by checkpoint, and a pattern whose group finds it in a chat
+            template (``respelled``).
         models: checkpoints it was drawn from, for the table of families.
         source: where the format is documented.
     """
@@ -153,11 +161,14 @@ class Family:
     text: tuple[str, str] | None = None
     also_text: tuple[str, ...] = ()
     forms: tuple[Form, ...] = ()
+    no_tools: tuple[str, ...] = ()
+    asides: tuple[str, ...] = ()
     before_calls: str = ""
     ends: tuple[str, ...] = ()
     fingerprint: tuple[str, ...] = ()
     also_fingerprint: tuple[str, ...] = ()
     not_in_template: tuple[str, ...] = ()
+    variant: tuple[str, str] | None = None
     models: tuple[str, ...] = ()
     source: str = ""
 
@@ -201,11 +212,35 @@ def pair(reasoning: Family | None, tools: Family | None) -> Family:
         text=calls.text or thinks.text,
         also_text=calls.also_text or thinks.also_text,
         forms=calls.forms,
+        no_tools=calls.no_tools,
+        asides=tuple(dict.fromkeys((*thinks.asides, *calls.asides))),
         before_calls=calls.before_calls,
         ends=tuple(dict.fromkeys((*thinks.ends, *calls.ends))),
         models=tuple(dict.fromkeys((*thinks.models, *calls.models))),
         source=" ".join(dict.fromkeys(f.source for f in (thinks, calls) if f.source)),
     )
+
+
+def respelled(family: Family, template: str) -> Family:
+    """The family as the checkpoint of a chat template spells it: what holds the piece that the template names first."""
+    found = re.search(family.variant[1], template) if family.variant else None
+    if family.variant is None or found is None:
+        return family
+    old, new = family.variant[0], found[1]
+    forms = [_with_piece(form, old, new) for form in family.forms]
+    pairs = [
+        (o.replace(old, new), c.replace(old, new))
+        for o, c in (family.reasoning or ("", ""), *family.also_reasoning)
+    ]
+    forms.sort(key=lambda form: new not in form.call)
+    pairs.sort(key=lambda pair: new not in pair[0])
+    ends = tuple(end.replace(old, new) for end in family.ends)
+    return replace(family, forms=tuple(forms), reasoning=pairs[0], also_reasoning=tuple(pairs[1:]), ends=ends)
+
+
+def _with_piece(form: Form, old: str, new: str) -> Form:
+    spelled = {name: getattr(form, name).replace(old, new) for name in ("call", "parameter")}
+    return replace(form, **spelled, calls=(form.calls[0].replace(old, new), form.calls[1].replace(old, new)))
 
 
 @dataclass(frozen=True)
@@ -223,10 +258,11 @@ def markers(family: Family) -> Sequence[str]:
     pictures += [
         *family.also_ends_reasoning,
         *family.also_text,
+        *family.asides,
         *(m for pair in family.also_reasoning for m in pair),
     ]
     for form in family.forms:
-        pictures += [*form.calls, form.call, form.parameter, form.also_parameter]
+        pictures += [*form.calls, *form.also_close, form.call, form.parameter, form.also_parameter]
         pictures += [form.literals.quote] if form.literals else []
     return [
         p for picture in pictures for p in SLOT.split(picture) if p and SLOT.fullmatch("{" + p + "}") is None

@@ -41,6 +41,8 @@ class Marker:
     action: Action
     breaks_before: int = 0
     breaks_after: int = 0
+    whole: Pattern | None = None
+    """What it is the beginning of, for markup with a slot in it."""
     bare: bool = False
     """Whether it counts only at the start of the region or of a line."""
 
@@ -65,15 +67,19 @@ class Region:
         return length
 
 
+Entries = tuple[tuple[Pattern, bool], ...]
+"""What a call may begin with, and whether the whole call is then one object whose name is not known yet."""
+
+
 @dataclass(frozen=True)
 class CallPatterns:
     """One form of calls. ``entries`` start at the opener, ``following`` at what comes after a call in the same pair."""
 
     form: Form
-    entries: tuple[tuple[Pattern, bool], ...]
-    following: tuple[tuple[Pattern, bool], ...]
+    entries: Entries
+    following: Entries
     closer: Pattern | None
-    pair_closer: Pattern | None
+    pair_closers: tuple[Pattern, ...]
     id: re.Pattern[str] | None
     end: str
     quote: str
@@ -81,8 +87,8 @@ class CallPatterns:
 
     def may_close(self, held: str) -> bool:
         """Whether ``held``, behind a call, is a cut closer rather than something that the model began to say."""
-        closers = (self.closer, self.pair_closer)
-        return any(c.match(held)[0] is not Verdict.NO for c in closers if c is not None)
+        closers = (*([self.closer] if self.closer else ()), *self.pair_closers)
+        return any(c.match(held)[0] is not Verdict.NO for c in closers)
 
 
 @dataclass(frozen=True)
@@ -195,7 +201,13 @@ def _text_openers(family: Family, coded: _Coded) -> list[str]:
 
 def _swallowed(family: Family, coded: _Coded) -> list[Marker]:
     texts = [*map(coded, family.ends), coded(family.text[1]) if family.text else ""]
-    return [Marker(t, Action.SWALLOW) for t in texts if t]
+    return [*(Marker(t, Action.SWALLOW) for t in texts if t), *(_aside(coded(t)) for t in family.asides)]
+
+
+def _aside(text: str) -> Marker:
+    parts = SLOT.split(text)
+    elements = [e for i, p in enumerate(parts) for e in ([picture.slot(p)] if i % 2 else picture.literal(p))]
+    return Marker(parts[0], Action.SWALLOW, whole=Pattern(elements) if len(parts) > 1 else None)
 
 
 def _text_region(family: Family, openers: list[Marker], coded: _Coded) -> Region:
@@ -256,7 +268,8 @@ def _call_patterns(form: Form, coded: _Coded, turn: str) -> CallPatterns:
     head, body, tail = _split_call(form)
     end, tail = _split_tail(tail, body) if body != "args" else ("", tail)
     pair = (coded(form.calls[0]), coded(form.calls[1]))
-    header = _header(form, head, body, coded, pair)
+    closers = (pair[1], *map(coded, form.also_close))
+    header = _header(form, head, body, coded, closers)
     openers = [_around(pair[0])]
     if turn:
         openers = [[*picture.literal(turn), *openers[0]], openers[0]]
@@ -268,7 +281,9 @@ def _call_patterns(form: Form, coded: _Coded, turn: str) -> CallPatterns:
         entries += [(Pattern([*opener, *whole]), True) for opener in openers]
         following.append((Pattern([*joiner, *whole]), True))
     if form.optional and pair[0]:
-        entries.append((Pattern(header), False))
+        entries += [
+            (Pattern([*picture.literal(begun), *header]), False) for begun in dict.fromkeys((turn, ""))
+        ]
     closer: Pattern | None = picture.RestOfObject() if json_shaped else None
     if tail.strip() and not json_shaped:
         closer = Pattern([picture.space(), *picture.literal(coded(tail).strip())])
@@ -280,11 +295,13 @@ def _call_patterns(form: Form, coded: _Coded, turn: str) -> CallPatterns:
         entries=tuple(entries),
         following=tuple(following) if goes_on and not ends_with_pair else (),
         closer=closer,
-        pair_closer=Pattern([picture.space(), *_around(pair[1])]) if pair[1] and not ends_with_pair else None,
+        pair_closers=tuple(
+            Pattern([picture.space(), *_around(c)]) for c in closers if c and not ends_with_pair
+        ),
         id=re.compile(form.id) if form.id else None,
         end=end,
         quote=coded(form.literals.quote) if form.literals else "",
-        parameters=parameter_patterns(form, coded(end), pair[1], coded) if body == "params" else None,
+        parameters=parameter_patterns(form, coded(end), closers, coded) if body == "params" else None,
     )
 
 
@@ -326,7 +343,9 @@ def _joiner(form: Form) -> list[picture._Element]:
     return [picture.space(), *(picture.literal(mark) if read else ()), picture.space()]
 
 
-def _header(form: Form, head: str, body: str, coded: _Coded, pair: tuple[str, str]) -> list[picture._Element]:
+def _header(
+    form: Form, head: str, body: str, coded: _Coded, closers: tuple[str, ...]
+) -> list[picture._Element]:
     elements: list[picture._Element] = []
     seen: set[str] = set()
     for i, part in enumerate(SLOT.split(head)):
@@ -343,9 +362,5 @@ def _header(form: Form, head: str, body: str, coded: _Coded, pair: tuple[str, st
     if body == "args":
         return [*elements, picture.ahead(open_object=True)]
     opener = coded(SLOT.split(form.parameter)[0]).strip()
-    return [*elements, picture.ahead(opener, _params_end(form, coded, pair[1]))]
-
-
-def _params_end(form: Form, coded: _Coded, pair_closer: str) -> str:
     end = coded(_split_tail(_split_call(form)[2], "params")[0]).strip()
-    return end or pair_closer.strip()
+    return [*elements, picture.ahead(opener, *([end] if end else (c.strip() for c in closers)))]

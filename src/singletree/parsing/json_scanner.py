@@ -42,7 +42,7 @@ class JsonScanner:
         self._at = _At.VALUE
         self._stack: list[str] = []
         self._in_key = False
-        self._atom = ""
+        self._atom: list[str] = []
         self._hex = 0
 
     def scan(self, text: str, position: int = 0) -> int:
@@ -57,7 +57,7 @@ class JsonScanner:
             elif self._at is _At.ATOM:
                 found = _ATOM.match(text, position)
                 assert found is not None
-                self._atom += found.group()
+                self._atom.append(found.group())
                 position = found.end()
                 if position < length:
                     self._end_atom()
@@ -95,8 +95,8 @@ class JsonScanner:
             self._at = _At.STRING
 
     def _end_atom(self) -> None:
-        self.broken = _ATOM_DONE.match(self._atom) is None
-        self._atom, self._at = "", _At.AFTER
+        self.broken = _ATOM_DONE.match("".join(self._atom)) is None
+        self._atom, self._at = [], _At.AFTER
 
     def _punctuation(self, character: str, position: int) -> int:
         at = self._at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -34,7 +34,10 @@ class ValueEnd:
 
 @dataclass(frozen=True)
 class ParameterPatterns:
-    """How one parameter of a tag family is read. ``element`` is the picture of the family's nested elements."""
+    """How one parameter of a tag family is read.
+
+    ``element`` is the picture of the family's nested elements, ``opens`` what one begins with.
+    """
 
     header: Pattern
     end: Pattern
@@ -42,22 +45,26 @@ class ParameterPatterns:
     trim_break: bool
     escapes: tuple[tuple[str, str], ...]
     element: str
+    opens: Pattern | None
     also: ParameterPatterns | None
 
 
 def parameter_patterns(
-    form: Form, tail: str, pair_closer: str, coded: Callable[[str], str]
+    form: Form, tail: str, closers: Sequence[str], coded: Callable[[str], str]
 ) -> ParameterPatterns:
-    """The patterns of ``form``'s parameters; ``tail`` is the call's closing tag, ``coded`` puts codes in pictures."""
+    """The patterns of ``form``'s parameters.
+
+    ``tail`` is the call's closing tag, ``closers`` are those of its pair, ``coded`` puts codes in pictures.
+    """
     also = replace(form, parameter=form.also_parameter or form.parameter, also_parameter="")
     head, _, close = form.parameter.partition("{value}")
     elements: list[picture._Element] = [picture.space()]
     for i, part in enumerate(SLOT.split(head.rstrip("\n"))):
         elements += [picture.slot(part)] if i % 2 else picture.literal(coded(part))
-    end = tail.strip() or pair_closer.strip()
+    ends = [tail.strip()] if tail.strip() else [c.strip() for c in closers]
     # A model that forgets the closer goes on with the call's own end and what stands around it; that pair of tags
     # is too unlikely inside a value to be data.
-    after = "\n".join(t for t in (end, pair_closer.strip() if tail.strip() else "") if t)
+    after = "\n".join(t for t in (ends[0], closers[0].strip() if tail.strip() else "") if t)
 
     def value_end(key: str) -> ValueEnd:
         return _value_end(coded(close.replace("{key}", key)), after)
@@ -65,13 +72,21 @@ def parameter_patterns(
     shared = value_end("")
     return ParameterPatterns(
         header=Pattern(elements),
-        end=Pattern([picture.space(), *picture.literal(end)]),
+        end=Pattern(
+            [picture.space(), *(picture.literal(ends[0]) if len(ends) == 1 else [picture.either(*ends)])]
+        ),
         value_end=lru_cache(maxsize=256)(value_end) if "{key}" in close else lambda key: shared,
         trim_break=close.startswith("\n"),
         escapes=form.escapes,
         element=coded(form.parameter) if form.nested else "",
-        also=parameter_patterns(also, tail, pair_closer, coded) if form.also_parameter else None,
+        opens=Pattern([picture.space(), *_element_opener(coded(form.parameter))]) if form.nested else None,
+        also=parameter_patterns(also, tail, closers, coded) if form.also_parameter else None,
     )
+
+
+def _element_opener(parameter: str) -> list[picture._Element]:
+    before, _, after = parameter.partition("{value}")[0].partition("{key}")
+    return [*picture.literal(before), picture.slot("element"), *picture.literal(after)]
 
 
 def _value_end(close: str, after: str) -> ValueEnd:

@@ -22,9 +22,9 @@ from singletree.events import Event, fold
 from singletree.parsing.arguments import Codec, JsonCall, unescaped
 from singletree.parsing.codecs import codec_for
 from singletree.parsing.family import Family
-from singletree.parsing.grammar import Action, CallPatterns, Marker, Region, compile_family
+from singletree.parsing.grammar import Action, CallPatterns, Entries, Marker, Region, compile_family
 from singletree.parsing.opening import begun, opens_in_reasoning
-from singletree.parsing.picture import Pattern, Verdict
+from singletree.parsing.picture import Verdict
 from singletree.parsing.quoting import Quoting
 from singletree.parsing.telling import Telling
 
@@ -32,6 +32,8 @@ _LONGEST_BLANK = 4096
 """White space beside a marker is the format's up to this many characters; a longer run is what the model says."""
 _LONGEST_HEADER = 1024
 """Nothing that has not become a call after this many characters will."""
+
+_LABEL = re.compile(r"\w{0,32}")
 
 
 def _numbered(index: int, name: str) -> str:
@@ -62,6 +64,7 @@ class Parser:
         self._schemas = {t.name: t.parameters for t in tools}
         self._held = self._grammar.turn if begun(family, prompt_tail) else ""
         self._told = Telling(self._grammar, mint_id, len(family.turn) if self._held else 0)
+        self._told.silent = frozenset(family.no_tools) - self._schemas.keys()
         self._told.coded = bool(self._held and self._grammar.codes)
         self._codec: Codec | None = None
         self._form: CallPatterns | None = None
@@ -119,9 +122,7 @@ class Parser:
         self._told.end()
         self._codec = None
         self.in_reasoning = False
-        form = self._form
-        assert form is not None
-        self._outer_close = form.closer is not None
+        self._outer_close = True
         self._step = self._after_call
 
     def broken(self, raw: str) -> None:
@@ -212,11 +213,13 @@ class Parser:
     def _act(self, marker: Marker, text: str, start: int, end: int) -> int:
         action = marker.action
         if action is Action.OPEN_CALL:
-            return self._opening(text, end - len(marker.text), self._breaks_before(text, start, end, marker))
+            return self._opening(text, end - len(marker.text), text[start : end - len(marker.text)])
+        verdict, whole = marker.whole.match(text, start) if marker.whole else (Verdict.YES, None)
+        end = whole.end() if whole else end
         quoted = action is not Action.LEAVE_REASONING and self._is_quoted(text, end, marker)
-        if quoted is None:
+        if quoted is None or verdict is Verdict.MAYBE:
             return self.hold(text, start)
-        if quoted:
+        if quoted or verdict is Verdict.NO:
             self._speak(text[start:end])
             return end
         if action is Action.LEAVE_REASONING:
@@ -257,12 +260,13 @@ class Parser:
         """Whether the marker stands in code or quotes; None while the next character would tell."""
         if marker.text in self._grammar.codes.values():
             return False
-        before = "" if self._blank else self._quoting.last
         if self._quoting.fenced and not self.in_reasoning:
             return True
-        mate = self._quoting.mates(before)
+        mate = self._quoting.mates("" if self._blank else self._quoting.last)
         if not mate:
             return False
+        if marker.action is Action.OPEN_REASONING:  # its label may follow
+            end = _LABEL.match(text, end).end()  # type: ignore[union-attr]
         return None if end == len(text) else text[end] == mate
 
     def _close_prose(self, held: str) -> None:
@@ -275,18 +279,18 @@ class Parser:
 
     def _close_held(self, held: str) -> None:
         region = self._region
-        found = region.pattern.fullmatch(held)
+        found = region.pattern.match(held)
         if found is not None and found.lastindex is not None:
             marker = region.markers[found.lastindex - 1]
-            if marker.action is not Action.OPEN_CALL:
+            if held in self._grammar.swallowed:
+                self._swallow(held, marker)
+                return
+            if marker.whole or (found.end() == len(held) and marker.action is not Action.OPEN_CALL):
                 self._obey(marker, held, 0, len(held))
                 return
         self._speak(held)
 
     # Calls
-
-    def _breaks_before(self, text: str, start: int, end: int, marker: Marker) -> str:
-        return text[start : end - len(marker.text)]
 
     def _opening(self, text: str, position: int, breaks: str = "") -> int:
         """At an opener: does a call follow?"""
@@ -297,22 +301,20 @@ class Parser:
             if verdict is Verdict.MAYBE:
                 return self.hold(text, position - len(breaks))
         opener = next(m for m in self._region.markers if text.startswith(m.text, position))
-        if opener.text in self._grammar.swallowed:
-            self._swallow(breaks + opener.text, opener)
-        else:
+        end = position + len(opener.text)
+        quoted = self._is_quoted(text, end, opener) if opener.text in self._grammar.swallowed else True
+        if quoted is None:
+            return self.hold(text, position - len(breaks))
+        if quoted:
             self._refused = True
             self._speak(breaks + opener.text)
-        return position + len(opener.text)
+        else:
+            self._swallow(breaks + opener.text, opener)
+        return end
 
     def _open_form(
-        self,
-        form: CallPatterns,
-        entries: Sequence[tuple[Pattern, bool]],
-        text: str,
-        position: int,
-        breaks: str = "",
+        self, form: CallPatterns, entries: Entries, text: str, position: int, breaks: str = ""
     ) -> Verdict:
-        maybe = Verdict.NO
         for pattern, whole in entries:
             verdict, found = pattern.match(text, position)
             if found is not None:
@@ -325,7 +327,7 @@ class Parser:
                 return Verdict.YES
             if verdict is Verdict.MAYBE and len(text) - position < _LONGEST_HEADER:
                 return Verdict.MAYBE
-        return maybe
+        return Verdict.NO
 
     def _names(self, form: CallPatterns, slots: dict[str, str]) -> bool:
         """Fill in ``slots['name']``; False when the header holds none."""
@@ -357,8 +359,7 @@ class Parser:
         form = self._form
         assert form is not None
         maybe = False
-        if self._outer_close:
-            assert form.closer is not None
+        if self._outer_close and form.closer is not None:
             verdict, found = form.closer.match(text, position)
             if found is not None:
                 self._outer_close = False
@@ -369,8 +370,8 @@ class Parser:
             if verdict is Verdict.YES:
                 return self._at
             maybe = verdict is Verdict.MAYBE
-        if form.pair_closer is not None:
-            verdict, found = form.pair_closer.match(text, position)
+        for closer in form.pair_closers:
+            verdict, found = closer.match(text, position)
             if found is not None:
                 trimmed = found.group().rstrip()
                 self._enter(False, breaks=form.form.joiner.count("\n"))

@@ -145,7 +145,13 @@ def json_literal(text: str, *, in_string: bool = False) -> list[_Element]:
     return elements
 
 
-_ITEMS = {"index": r"[0-9]", "type": r"[a-z]", "any": r"[^<\n\ud800-\udfff]"}
+_ITEMS = {
+    "element": r"[^<>/\s]",
+    "index": r"[0-9]",
+    "type": r"[a-z]",
+    "any": r"[^<\n\ud800-\udfff]",
+    "sources": r"[0-9:,\[\] ]",
+}
 
 
 def slot(name: str, *, quoted: bool = False, again: bool = False) -> _Element:
@@ -162,6 +168,11 @@ def slot(name: str, *, quoted: bool = False, again: bool = False) -> _Element:
 def space() -> _Element:
     """White space or none."""
     return _Space()
+
+
+def either(*texts: str) -> _Element:
+    """One of several literals."""
+    return _Either(texts)
 
 
 def ahead(*texts: str, open_object: bool = False) -> _Element:

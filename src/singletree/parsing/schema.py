@@ -110,10 +110,11 @@ def _combined(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[An
             yield from parts
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
-        yield _resolve(reference, root)
+        yield resolve(reference, root)
 
 
-def _resolve(reference: str, root: Any) -> Any:
+def resolve(reference: str, root: Any) -> Any:
+    """What a local ``$ref`` points to in ``root``; None when nothing is there."""
     node = root
     for step in reference.removeprefix("#").strip("/").split("/"):
         if not step:

@@ -21,20 +21,34 @@ class Telling:
     """Collects the events of one turn. Markup joins the raw span of what comes next.
 
     The first ``known`` characters were in the prompt: they are in no event.
-    ``coded`` is set once a special token was replaced by its code; ``said`` once anything was told.
+    ``coded`` is set once a special token was replaced by its code; ``said`` once anything was told. A call of a name
+    in ``silent`` is markup.
     """
 
-    __slots__ = ("_grammar", "_index", "_known", "_markup", "_mint_id", "_out", "coded", "said")
+    __slots__ = (
+        "_grammar",
+        "_index",
+        "_known",
+        "_markup",
+        "_mint_id",
+        "_muted",
+        "_out",
+        "coded",
+        "said",
+        "silent",
+    )
 
     def __init__(self, grammar: Grammar, mint_id: Callable[[int, str], str], known: int = 0) -> None:
         self._grammar = grammar
         self._mint_id = mint_id
         self._out: list[Event] = []
-        self._markup = ""
+        self._markup: list[str] = []
         self._known = known
         self._index = -1
+        self._muted = False
         self.coded = False
         self.said = False
+        self.silent: frozenset[str] = frozenset()
 
     def take(self) -> list[Event]:
         """What was told since the last time."""
@@ -55,25 +69,29 @@ class Telling:
         self.said = True
         raw = text = self._spell(piece)
         if self._markup:
-            raw, self._markup = self._markup + raw, ""
+            raw, self._markup = "".join([*self._markup, raw]), []
         self._out.append(ReasoningDelta(text, raw) if reasoning else TextDelta(text, raw))
         return text
 
     def markup(self, text: str) -> None:
         """Text of the format."""
         if text:
-            self._markup += self._spell(text)
+            self._markup.append(self._spell(text))
 
     def flush(self) -> None:
         """Close what was being said: the markup so far becomes an event of its own."""
         if self._markup:
-            self._out.append(Markup(self._markup))
-            self._markup = ""
+            self._out.append(Markup("".join(self._markup)))
+            self._markup = []
 
     def start(self, name: str, wire_id: str, raw: str) -> None:
         """A call begins."""
         self.flush()
         self.said = True
+        if name in self.silent:
+            self._muted = True
+            self._out.append(Markup(self._spell(raw)))
+            return
         self._index += 1
         id = wire_id or self._mint_id(self._index, name)
         self._out.append(ToolCallStart(self._index, id, name, self._spell(raw)))
@@ -82,14 +100,20 @@ class Telling:
         """More arguments."""
         if self.coded:
             json_text, raw = self._grammar.spell(json_text, in_json=True), self._spell(raw)
-        self._out.append(ArgumentsDelta(self._index, json_text, raw))
+        self._out.append(Markup(raw) if self._muted else ArgumentsDelta(self._index, json_text, raw))
 
     def end(self) -> None:
         """The arguments are complete."""
-        self._out.append(ToolCallEnd(self._index))
+        if not self._muted:
+            self._out.append(ToolCallEnd(self._index))
+        self._muted = False
 
     def broken(self, raw: str) -> None:
         """The call is none."""
+        if self._muted:
+            self._muted = False
+            self.prose(raw, False)
+            return
         self._out.append(ToolCallBroken(self._index, self._spell(raw)))
 
     def _spell(self, text: str) -> str:
