@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -145,6 +146,36 @@ def test_deferred_tools_stand_where_they_are_referenced() -> None:
     added = canonicalise(conversation(turn("system", ToolReference("web")), tools=(web,)))[0]
     assert added.turns[0].text.startswith('{"type"')
     assert canonicalise(conversation(USER, tools=(Tool(PLACEHOLDER_TOOL),)))[0].tools == ()
+
+
+def test_what_runs_beside_a_tool_loop_asks_no_new_question() -> None:
+    text = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nexec: 1\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\n"
+    context, loop = turn("user", text), (USER, turn("assistant", call("a")), turn("tool", result("a")))
+    made, rules = canonicalise(conversation(*loop, context))
+    assert made.turns == (*loop, turn("system", text))
+    assert rules == ("harness_context",)
+    for other in (turn("user", "And? " + text), turn("user", "go on")):
+        assert canonicalise(conversation(*loop, other))[0].turns[-1] == other
+    assert canonicalise(conversation(USER, context))[0].turns[-1] == context
+
+
+def test_a_question_without_tools_gets_those_of_its_session() -> None:
+    tools = (Tool("f", "d"),)
+    asked: list[int] = []
+
+    def tools_of(turns: Sequence[Turn]) -> tuple[Tool, ...]:
+        asked.append(len(turns))
+        return tools
+
+    bare = conversation(USER, turn("user", "a", "b"))
+    kept, acted = canonicalise(bare, tools_of=tools_of)
+    assert (kept.tools, acted) == (tools, ("text_blocks", "compaction_tools"))
+    assert kept.turns == canonicalise(bare)[0].turns
+    own = conversation(USER, tools=(Tool("g"),))
+    assert canonicalise(own, tools_of=tools_of) == (own, ())
+    off = frozenset({"compaction_tools"})
+    assert canonicalise(conversation(USER), off=off, tools_of=tools_of) == (conversation(USER), ())
+    assert asked == [2], "a session is asked only where tools are missing"
 
 
 def test_rules_have_names_and_reasons() -> None:

@@ -11,6 +11,7 @@ from prompts.conversations import USER, call, render, turn
 from prompts.template_sources import HERMES, PARTS, draw
 from singletree.conversation import Conversation, Document, Image, Text, Tool, ToolReference, ToolResult
 from singletree.errors import InvalidRequest
+from singletree.prompts import template
 from singletree.prompts.template import CHATML, ChatTemplate
 
 
@@ -84,15 +85,22 @@ def test_tools_are_printed_in_the_clients_order() -> None:  # C6
     assert '"name": "h", "parameters": {"type": "object", "properties": {"input": {"type": "string"}}' in text
 
 
-def test_a_tool_list_is_serialised_once() -> None:  # C7
-    template = ChatTemplate(HERMES)
-    for _ in range(3):
-        tools = (Tool("f", "d", {"type": "object"}),)
-        template.render(Conversation((USER,), tools), draw=draw)
-    assert len(template._tools) == 1
-    for number in range(50):
-        template.render(Conversation((USER,), (Tool(f"f{number}"),)), draw=draw)
-    assert len(template._tools) <= 16
+def test_a_tool_list_is_serialised_once(monkeypatch: pytest.MonkeyPatch) -> None:  # C7
+    printed: list[Any] = []
+    print_list = template.printed_list
+
+    def watch(tools: list[dict[str, Any]]) -> Any:
+        printed.append(tools)
+        return print_list(tools)
+
+    monkeypatch.setattr(template, "printed_list", watch)
+    monkeypatch.setattr(template, "_TOOL_LIST_BYTES", 20_000)
+    rendered = ChatTemplate(HERMES)
+    printed.clear()
+    for number in [0, 0, 0, *range(1, 50), 0]:
+        rendered.render(Conversation((USER,), (Tool(f"f{number}", "d", {"type": "object"}),)), draw=draw)
+        assert 0 < rendered._tools.bytes <= 20_000
+    assert len(printed) == 51, "once each, and the first again when it had been let go"
 
 
 def test_a_schema_too_deep_to_print_is_refused() -> None:

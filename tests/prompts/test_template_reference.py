@@ -90,6 +90,18 @@ def _check_plain(template: ChatTemplate) -> None:
             _same(template, _turns(*said), _messages(*said), **context)
 
 
+def _check_ordinary(template: ChatTemplate) -> None:
+    """An earlier answer with its reasoning, in a conversation without calls."""
+    reads = template.reads
+    if reads.reasoning is None:
+        return
+    answer = Turn("assistant", (Reasoning("Hm.\nWell."), Text(ANSWER[1])))
+    turns = (*_turns(USER), answer, *_turns(ASKED))
+    thought = put_reasoning(_messages(ANSWER)[0], reads.reasoning, "Hm.\nWell.")
+    for context in ({}, {"tools": TOOL_OBJECTS}, dict(reads.history_switches)):
+        _same(template, turns, [*_messages(USER), thought, *_messages(ASKED)], **context)
+
+
 def _check_loop(template: ChatTemplate) -> None:
     """User, call, result, with and without reasoning; then the answer and a new question."""
     reads = template.reads
@@ -105,6 +117,7 @@ def _check_loop(template: ChatTemplate) -> None:
     messages = [*_messages(USER), message, result]
     _same(template, turns, messages, tools=TOOL_OBJECTS)
     _same(template, turns + _turns(ANSWER, ASKED), messages + _messages(ANSWER, ASKED), tools=TOOL_OBJECTS)
+    _check_ordinary(template)
     if reads.reasoning is not None:
         thought = put_reasoning(message, reads.reasoning, "Hm.\nWell.")
         turns = (*_turns(USER), Turn("assistant", (Reasoning("Hm.\nWell."), call)), answered)

@@ -8,7 +8,7 @@ import pytest
 
 from singletree.conversation import Conversation, Reasoning, Text, Thinking, Turn
 from singletree.prompts.template_reads import Reads
-from singletree.prompts.thinking import thinking_arguments
+from singletree.prompts.thinking import is_wanted, thinking_arguments, thinking_settings
 
 QUIET = Conversation((Turn("user", (Text("hi"),)),))
 CARRIED = Conversation((*QUIET.turns, Turn("assistant", (Reasoning("r"), Text("t"))), *QUIET.turns))
@@ -53,6 +53,9 @@ KEPT = {"enable_thinking": True, "truncate_history_thinking": False}
         (WORDS, Thinking(enabled=True), {}),
         (OFF_WORD, Thinking(enabled=False), {"reasoning_effort": "no_think"}),
         (OFF_WORD, Thinking(effort="medium"), {"reasoning_effort": "low"}),
+        (OFF_WORD, Thinking(enabled=True), {"reasoning_effort": "high"}),
+        (OFF_WORD, Thinking(budget_tokens=500), {"reasoning_effort": "high"}),
+        (OFF_WORD, Thinking(), {}),
         (FLAGS, Thinking(effort="low"), {"enable_thinking": True, "low_effort": True}),
         (FLAGS, Thinking(effort="medium"), {"enable_thinking": True}),
         (BUDGET, Thinking(enabled=True, budget_tokens=77), {"thinking_budget": 77}),
@@ -61,6 +64,33 @@ KEPT = {"enable_thinking": True, "truncate_history_thinking": False}
 )
 def test_wishes(reads: Reads, thinking: Thinking, expected: dict[str, Any]) -> None:
     assert thinking_arguments(thinking, reads, QUIET) == expected
+
+
+@pytest.mark.parametrize(
+    "variables", [{"enable_thinking": False}, {"thinking": False}, {"thinking_mode": "disabled"}]
+)
+def test_reasoning_that_is_switched_off_by_name_is_not_in_play(variables: dict[str, Any]) -> None:
+    thinking = Thinking(enabled=True, effort="high", template_arguments=variables)
+    assert is_wanted(thinking, Thinking()) is False
+    assert "truncate_history_thinking" not in thinking_arguments(thinking, SWITCH, CARRIED)
+
+
+def test_the_servers_variables_are_its_wish() -> None:
+    server = Thinking(template_arguments={"enable_thinking": False})
+    assert is_wanted(Thinking(), server) is False
+    assert is_wanted(Thinking(effort="low"), server) is True
+
+
+@pytest.mark.parametrize(
+    ("reads", "expected"),
+    [
+        (SWITCH, [{"enable_thinking": True}, {"enable_thinking": False}]),
+        (WORDS, [{"reasoning_effort": word} for word in ("low", "medium", "high")]),
+        (Reads(), []),
+    ],
+)
+def test_the_ways_in_which_reasoning_can_be_set(reads: Reads, expected: list[dict[str, Any]]) -> None:
+    assert thinking_settings(reads) == expected
 
 
 def test_carried_reasoning_keeps_itself() -> None:  # C4
@@ -82,7 +112,7 @@ def test_the_request_comes_before_the_server_and_that_before_the_template() -> N
 
 def test_variables_by_name_have_the_last_word_of_their_side() -> None:
     named = Thinking(enabled=True, template_arguments={"enable_thinking": False, "other": 1})
-    assert thinking_arguments(named, SWITCH, QUIET) == KEPT | {"enable_thinking": False, "other": 1}
+    assert thinking_arguments(named, SWITCH, QUIET) == {"enable_thinking": False, "other": 1}
     server = Thinking(template_arguments={"truncate_history_thinking": True, "enable_thinking": False})
     assert thinking_arguments(Thinking(enabled=True), SWITCH, QUIET, default=server) == {
         "enable_thinking": True,

@@ -8,8 +8,9 @@ them are encoded independently, which makes a cache of segments exact.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 GUARD = "\udfff"
 """The mark that breaks an added token's text. A lone surrogate: no UTF-8 carries one, so none is forged."""
@@ -84,6 +85,15 @@ class AddedTokens:
         """``text`` cut at its added tokens: segment, token, segment … token, segment; some may be empty."""
         return self._split.split(text)
 
+    def apart(self, ids: Collection[int]) -> list[AddedToken]:
+        """Those of ``ids`` that nothing else can be read into: a text may be cut at each, wherever it stands."""
+        plain = [
+            t for t in self.tokens if t.id in ids and not (t.lstrip or t.rstrip or t.text != t.text.strip())
+        ]
+        if any(token.single_word for token in self.tokens):
+            return []  # what touches such a token counts
+        return [token for token in plain if not any(map(partial(_reaches_into, token.text), self.ids))]
+
     def id(self, piece: str) -> int:
         """The id of a token as ``split`` cut it out, white space that belongs to it included."""
         found = self.ids.get(piece)
@@ -102,6 +112,13 @@ class AddedTokens:
         if any(text[:n] in self._ends for n in reach):
             text = GUARD + text
         return text
+
+
+def _reaches_into(text: str, other: str) -> bool:
+    """Whether ``other`` holds ``text`` or ends with its beginning."""
+    if other == text:
+        return False
+    return text in other or any(other.endswith(text[:n]) for n in range(1, len(text)))
 
 
 def _alternation(tokens: Iterable[AddedToken]) -> str:

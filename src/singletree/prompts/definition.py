@@ -34,6 +34,7 @@ class TokenizerDefinition:
         named_tokens: token texts by the names that templates use (``bos_token``, ``unk_token`` …).
         chat_template: Jinja source; None when the checkpoint has none.
         context_window: tokens; None when the checkpoint does not say.
+        response_template: what the checkpoint says of reading a turn, as JSON; None when it says nothing.
         vocabulary_size: one more than the highest id.
     """
 
@@ -44,6 +45,7 @@ class TokenizerDefinition:
     stop_token_ids: frozenset[int] = frozenset()
     chat_template: str | None = None
     context_window: int | None = None
+    response_template: Any = None
 
 
 TURN_ENDERS = frozenset(
@@ -74,7 +76,10 @@ TURN_ENDERS = frozenset(
         "<eos>",
     }
 )
-_INNER_ENDERS = {"<|end|>": frozenset({"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"})}
+_INNER_ENDERS = {
+    "<|end|>": frozenset({"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"}),
+    "<|eom|>": frozenset({"<|start|>"}),  # Muse; Llama 4, whose turn it ends, has no such header
+}
 """Tokens that end a part of a turn, not the turn, in a vocabulary that has one of these as well."""
 
 

@@ -75,6 +75,7 @@ def read_directory(path: Path) -> TokenizerDefinition:
         stop_token_ids=frozenset(ends),
         chat_template=_chat_template(path, config),
         context_window=_context_window(model, config),
+        response_template=config.get("response_template"),
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from singletree.prompts.replay import Layout
+from singletree.prompts.splicing import Layout
 from singletree.prompts.template_reads import Message
 
 Render = Callable[..., str]
@@ -25,21 +25,23 @@ _CALL = {
 }
 _CALLED: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _TOLD: Message = {"role": "tool", "content": _RESULT, "name": "zwqx", "tool_call_id": "call00000"}
-_THINKING: tuple[dict[str, Any], ...] = (
-    {},
-    {"enable_thinking": True, "thinking": True},
-    {"enable_thinking": False, "thinking": False},
-)
 
 
-def find_layout(render: Render, added_tokens: Collection[str], enders: Collection[str] = ()) -> Layout | None:
-    """The assistant's headers and what ends its turns; None where no added tokens set them off.
+def find_layout(
+    render: Render,
+    added_tokens: Collection[str],
+    enders: Collection[str] = (),
+    thinking: Sequence[Mapping[str, Any]] = (),
+) -> Layout | None:
+    """The assistant's headers and what ends its turns; None where nothing sets them off.
 
     Args:
         render: (messages, add_generation_prompt=..., **template arguments) -> text.
         enders: the added tokens at which the engine stops.
+        thinking: template arguments under which an answer may be asked for.
     """
-    probe = _Probe(render, sorted((t for t in added_tokens if t), key=len, reverse=True), frozenset(enders))
+    tokens = sorted((t for t in added_tokens if t), key=len, reverse=True)
+    probe = _Probe(render, tokens, frozenset(enders), ({}, *thinking))
     try:
         header, end = probe.answer()
     except Exception:  # a template is foreign code: one that refuses the probe has no layout to be found
@@ -54,8 +56,15 @@ def find_layout(render: Render, added_tokens: Collection[str], enders: Collectio
 
 
 class _Probe:
-    def __init__(self, render: Render, tokens: Sequence[str], enders: frozenset[str]) -> None:
+    def __init__(
+        self,
+        render: Render,
+        tokens: Sequence[str],
+        enders: frozenset[str],
+        thinking: Sequence[Mapping[str, Any]],
+    ) -> None:
         self._render = render
+        self._thinking = thinking
         self._tokens = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
         self._enders = enders
 
@@ -68,9 +77,13 @@ class _Probe:
             return "", ""
         start = len(_common([asked, last, earlier]))
         answered = [text[start : text.find(_SAID)] for text in (last, earlier)]
+        again = self._text(_ASKED, _ANSWERED, _ASKED, _ANSWERED, _ASKED)
+        end = self._end([_between(text, _SAID, _QUESTION) for text in (earlier, again)])
         # What a template opens for the last turn only (``<think>``) is no part of the header.
-        header = self._header(asked[:start], _common([*self._opened(_ASKED), *answered]))
-        return header, self._end(earlier.partition(_SAID)[2].partition(_QUESTION)[0])
+        opened = self._opened(_ASKED)
+        header = self._header(_common([*opened, *answered]), opened)
+        behind = asked[:start].rpartition(_QUESTION)[2]
+        return header or self._header(behind.removeprefix(end), []) or self._last_token(behind), end
 
     def tool_loop(self, header: str, end: str) -> tuple[str, str]:
         """What stands for the header behind a tool's result, and for the end behind a call, where they differ."""
@@ -80,8 +93,9 @@ class _Probe:
         said, result = answered.rfind(_SAID), told.rfind(_RESULT)
         if said < 0 or result < 0:
             return "", ""
-        behind = _common([self._text(*before, _TOLD, add_generation_prompt=True), answered[:said]])[result:]
-        after_result = "" if header in behind else self._header(behind, "")
+        asking = self._text(*before, _TOLD, add_generation_prompt=True)
+        behind = _common([asking, answered[:said]])[result + len(_RESULT) :]
+        after_result = "" if header in behind else self._last_token(behind)
         between = told[told.rfind(_ARGUMENT) : result]
         if end in between:
             return after_result, ""
@@ -94,37 +108,51 @@ class _Probe:
     def _opened(self, *messages: Message) -> list[str]:
         """What asks for an answer, with thinking on and off."""
         opened = []
-        for thinking in _THINKING:
+        for thinking in self._thinking:
             asked = self._text(*messages, **thinking)
             asking = self._text(*messages, add_generation_prompt=True, **thinking)
             opened.append(asking[len(_common([asked, asking])) :])
         return opened
 
-    def _header(self, before: str, text: str) -> str:
-        """``text`` up to the last place where no token is cut in two.
+    def _header(self, text: str, opened: Collection[str]) -> str:
+        """``text`` up to the last place where no token is cut in two; all of it where it is just what is opened."""
+        found = list(self._tokens.finditer(text))
+        if not found:
+            return text.rstrip()  # some leave a space there only where words follow
+        if text in opened:
+            return text
+        return text[: max(found[-1].end(), text.rfind("\n") + 1)]
 
-        Where a template opens nothing, the last token of what stands ``before`` (``[/INST]``) is the header.
+    def _last_token(self, text: str) -> str:
+        """The last token in ``text`` and the line break behind it; without tokens, all that is sure to be whole."""
+        found = list(self._tokens.finditer(text))[-1:]
+        if not found:
+            last_line = text[text.rfind("\n") + 1 :]
+            return text.rstrip() if any(map(str.isalpha, last_line)) else text.removesuffix(last_line)
+        return text[found[0].start() : max(found[0].end(), text.rfind("\n") + 1)]
+
+    def _end(self, texts: Sequence[str]) -> str:
+        """What stands behind turns up to and with the token that ends them: one at which engines stop, else the first.
+
+        Without tokens, what stands behind each of them.
         """
+        text = texts[0]
         found = list(self._tokens.finditer(text))
-        if not found and not text:
-            text = before
-            found = list(self._tokens.finditer(before))[-1:]
-            start = found[0].start() if found else 0
-        else:
-            start = 0
-        return text[start : max(found[-1].end(), text.rfind("\n") + 1)] if found else ""
-
-    def _end(self, text: str) -> str:
-        """``text`` up to and with the token that ends a turn: one at which engines stop, else the first."""
-        found = list(self._tokens.finditer(text))
-        chosen = next((token for token in found if token[0] in self._enders), found[0] if found else None)
-        return text[: chosen.end()] if chosen is not None else ""
+        if not found:
+            return _common(texts)
+        chosen = next((token for token in found if token[0] in self._enders), found[0])
+        return text[: chosen.end()]
 
     def _parting(self, one: str, other: str) -> str:
         """The first token of ``other`` that ``one`` has not."""
         same = len(_common([one, other]))
         token = next((token for token in self._tokens.finditer(other) if token.end() > same), None)
         return token[0] if token is not None else ""
+
+
+def _between(text: str, before: str, after: str) -> str:
+    """What stands between the last ``before`` and the ``after`` behind it."""
+    return text.rpartition(before)[2].partition(after)[0]
 
 
 def _distinct(*texts: str) -> tuple[str, ...]:

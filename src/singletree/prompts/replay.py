@@ -4,7 +4,7 @@ A harness gives a turn back as JSON: its blocks reordered, its arguments re-seri
 out. Rendered again, its tokens differ from the first one that was respelled, and the engine's cache is lost from
 there on. So every generated turn is remembered with its token ids; when a conversation comes back, ``recall``
 puts the turn as it was said in place of what the harness made of it, the template decides what of it is kept, and
-``splice`` spells what is kept in the remembered tokens.
+``splicing`` spells what is kept in the remembered tokens.
 
 A turn is recognised by its tool-call ids (compared without what is not a letter or digit) or by its words, and taken
 only if what came back says the same: an edited turn is rendered as edited. Ids that the server made are nobody
@@ -19,18 +19,19 @@ import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from singletree.conversation import Conversation, Document, Image, Reasoning, Text, ToolCall, ToolResult, Turn
 
-Parse = Callable[[str, str], Turn]
-"""(text, what the prompt had opened before it) -> the turn that it says."""
+T = TypeVar("T")
 
 _NO_LETTER = re.compile(r"[^0-9A-Za-z]+")
 _SPACE = re.compile(r"\s+")
+_ASKERS = 8
 _ENTRY_BYTES = 400
 """What a remembered turn costs beside its tokens and its text."""
 
@@ -44,12 +45,32 @@ class Remembered:
         opening: what the prompt had opened after the assistant's header, such as ``<think>`` and a line break.
         token_ids: the tokens that were generated, without the one that ended the turn.
         place: where it was said (``places``); empty when the id of one of its calls is nobody else's.
+        header: which of the template's headers opened it; empty when that is not known.
+        asked_by: the turn that it answers, and what stood in the prompt between its last words and the generated
+            tokens; None when that is not known.
+        last_words: where only the beginning of a turn is known (``turn`` and ``token_ids`` are that), what it ends in.
+        answers: the last ones, by who asked: a conversation brings each turn again and again, and none is to be
+            compared or read twice.
     """
 
     turn: Turn
     opening: str
     token_ids: array[int]
     place: str = ""
+    last_words: str = ""
+    header: str = ""
+    asked_by: tuple[Turn, str] | None = None
+    answers: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def asked(self, by: Hashable, about: Any, answer: Callable[[], T]) -> T:
+        """``answer()``, or what it was when ``by`` last asked about the same."""
+        before = self.answers.get(by)
+        if before is None or before[0] != about:
+            if len(self.answers) >= _ASKERS:
+                self.answers.clear()
+            before = self.answers[by] = (about, answer())
+        found: T = before[1]
+        return found
 
 
 class TurnMemory:
@@ -61,9 +82,9 @@ class TurnMemory:
         self._lock = Lock()
         self.bytes = 0
 
-    def remember(self, remembered: Remembered) -> None:
-        """Keep one more turn, under each of its names."""
-        keys = [_key(remembered.place, name) for name in _names(remembered.turn)]
+    def remember(self, remembered: Remembered, name: str = "") -> None:
+        """Keep one more turn, under ``name`` alone or under each of its names."""
+        keys = [name] if name else [_key(remembered.place, each) for each in _names(remembered.turn)]
         size = _size(remembered)
         with self._lock:
             for key in keys:
@@ -72,6 +93,15 @@ class TurnMemory:
                 self.bytes += size
             while self.bytes > self._limit:
                 self._forget(next(iter(self._turns)))
+
+    def named(self, name: str) -> Remembered | None:
+        """What was remembered under ``name``."""
+        with self._lock:
+            known = self._turns.get(name)
+            if known is None:
+                return None
+            self._turns.move_to_end(name)
+            return known[0]
 
     def _forget(self, key: str) -> None:
         known = self._turns.pop(key, None)
@@ -84,18 +114,24 @@ class TurnMemory:
             names = _names(turn)
             for key in (_key(at, name) for at in ("", place) for name in names):
                 known = self._turns.get(key)
-                if known is not None and says_the_same(turn, known[0].turn):
+                if known is not None and _returns(turn, known[0]):
                     self._turns.move_to_end(key)
                     return known[0]
         return None
 
 
+def _returns(turn: Turn, known: Remembered) -> bool:
+    return known.asked("returned", turn, partial(says_the_same, turn, known.turn))
+
+
 def _size(remembered: Remembered) -> int:
-    said = sum(len(p.arguments) if isinstance(p, ToolCall) else len(p.text) for p in _spoken(remembered.turn))
-    return _ENTRY_BYTES + len(remembered.token_ids) * remembered.token_ids.itemsize + 2 * said
+    said = sum(len(p.arguments) if isinstance(p, ToolCall) else len(p.text) for p in spoken(remembered.turn))
+    # The turn itself, and its words as they were last compared and read.
+    return _ENTRY_BYTES + len(remembered.token_ids) * remembered.token_ids.itemsize + 4 * said
 
 
-def _spoken(turn: Turn) -> list[Text | Reasoning | ToolCall]:
+def spoken(turn: Turn) -> list[Text | Reasoning | ToolCall]:
+    """The parts of ``turn`` that a model says."""
     return [p for p in turn.parts if isinstance(p, Text | Reasoning | ToolCall)]
 
 
@@ -160,20 +196,27 @@ def says_the_same(returned: Turn, remembered: Turn) -> bool:
     if ours.keys() != theirs.keys() or len(returned.tool_calls) != len(remembered.tool_calls):
         return False
     return all(
-        c.name == theirs[i].name and _canonical(c.arguments) == _canonical(theirs[i].arguments)
+        c.name == theirs[i].name and canonical(c.arguments) == canonical(theirs[i].arguments)
         for i, c in ours.items()
     )
 
 
 def _is_made_of(text: str, spans: Sequence[str]) -> bool:
-    """Whether ``text`` is ``spans`` put together, with or without the white space at their edges."""
+    end = end_of(text, spans)
+    return end >= 0 and _skip_space(text, end) == len(text)
+
+
+def end_of(text: str, spans: Sequence[str]) -> int:
+    """Where ``spans``, put together with or without the white space at their edges, end in ``text``; -1 where it does
+    not begin with them.
+    """
     at = 0
     for span in map(str.strip, spans):
         at = _skip_space(text, at)
         if not text.startswith(span, at):
-            return False
+            return -1
         at += len(span)
-    return _skip_space(text, at) == len(text)
+    return at
 
 
 def _skip_space(text: str, at: int) -> int:
@@ -189,7 +232,17 @@ class Recalled:
     turns: dict[int, Remembered]
 
 
-def recall(memory: TurnMemory, conversation: Conversation, *, restore_reasoning: bool = True) -> Recalled:
+Open = Callable[[Turn], tuple[Turn, Remembered] | None]
+"""A turn that is not remembered -> as it was said and what is known of its tokens, by what it carries itself."""
+
+
+def recall(
+    memory: TurnMemory,
+    conversation: Conversation,
+    *,
+    restore_reasoning: bool = True,
+    opened: Open | None = None,
+) -> Recalled:
     """Put remembered turns in place of what came back.
 
     Args:
@@ -199,13 +252,19 @@ def recall(memory: TurnMemory, conversation: Conversation, *, restore_reasoning:
     turns = list(conversation.turns)
     found: dict[int, Remembered] = {}
     loop = _loop_start(turns)
-    for i, (turn, place) in enumerate(zip(conversation.turns, places(conversation.turns), strict=False)):
-        known = memory.find(turn, place) if turn.role == "assistant" else None
-        if known is None:
-            continue
-        found[i] = known
-        keeps = bool(turn.reasoning.strip()) or (restore_reasoning and i >= loop and not _carries_any(turn))
-        turns[i] = _as_said(turn, known.turn, keeps_reasoning=keeps)
+    said_at: list[str] = []
+    for i, turn in enumerate(conversation.turns):
+        known = memory.find(turn) if turn.role == "assistant" else None
+        if known is None and turn.role == "assistant":
+            # Only turns without an id of ours need to know what was said before them, which is long.
+            said_at = said_at or [*places(conversation.turns)]
+            known = memory.find(turn, said_at[i])
+        if known is not None:
+            found[i] = known
+            keeps = _carries_any(turn) or (restore_reasoning and i >= loop)
+            turns[i] = known.asked(keeps, turn, partial(_as_said, turn, known.turn, keeps_reasoning=keeps))
+        elif opened is not None and turn.role == "assistant" and (sealed := opened(turn)) is not None:
+            turns[i], found[i] = sealed
     return Recalled(replace(conversation, turns=tuple(turns)) if found else conversation, found)
 
 
@@ -215,6 +274,7 @@ def _loop_start(turns: Sequence[Turn]) -> int:
 
 
 def _carries_any(turn: Turn) -> bool:
+    """Whether ``turn`` brings reasoning: as text, or sealed with none."""
     return any(isinstance(p, Reasoning) for p in turn.parts)
 
 
@@ -229,134 +289,9 @@ def _as_said(returned: Turn, remembered: Turn, *, keeps_reasoning: bool) -> Turn
     return replace(returned, parts=tuple(parts))
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a template sets an assistant's turn, told by added tokens.
-
-    Attributes:
-        headers: what may stand before it. Some templates write none behind a tool's result: the token that ends
-            the result stands for it.
-        ends: what may end it. Some templates write none: the token that begins what follows stands for it.
-    """
-
-    headers: tuple[str, ...]
-    ends: tuple[str, ...]
-
-    def last_header(self, text: str, start: int = 0, end: int | None = None) -> tuple[int, str]:
-        """Where the last header in ``text`` ends, and which it is; -1 without one."""
-        stop = len(text) if end is None else end
-        found = ((text.rfind(header, start, stop), header) for header in self.headers)
-        return max(((at + len(header), header) for at, header in found if at >= 0), default=(-1, ""))
-
-
-def splice(
-    text: str, turns: Sequence[Turn], recalled: dict[int, Remembered], layout: Layout, parse: Parse
-) -> list[str | array[int]]:
-    """A rendered prompt as text and, where a turn is kept whole, the tokens in which it was generated.
-
-    A turn is kept whole when what the template printed of it reads as all that the model said. When the assistant's
-    turns cannot be told apart in ``text``, all of it stays text.
-
-    Args:
-        text: the rendered prompt; its markers that come from clients are guarded, so that the layout's are not theirs.
-        turns: the conversation that was rendered.
-        recalled: the remembered turns by their position in ``turns``.
-    """
-    places = [i for i, turn in enumerate(turns) if turn.role == "assistant"]
-    segments = _segments(text, layout)
-    if turns and turns[-1].role == "assistant" and len(segments) < len(places):
-        places.pop()  # left open for the model to go on with
-    if len(segments) > len(places):
-        segments = _joined(segments, layout, text)
-    if len(segments) != len(places):
-        return [text]
-    pieces: list[str | array[int]] = []
-    at = 0
-    for place, (header, start, end) in zip(places, segments, strict=True):
-        known = recalled.get(place)
-        if known is None or not _kept(text[start:end], header, known, parse):
-            continue
-        pieces += [text[at:start] + known.opening, known.token_ids]
-        at = end
-    return [*pieces, text[at:]]
-
-
-def _segments(text: str, layout: Layout) -> list[tuple[str, int, int]]:
-    """The header of each finished assistant turn, and where the turn stands behind it.
-
-    An end is certain, a header is not: what stands for one behind a tool's result is none where another result
-    follows. So the last one before an end counts.
-    """
-    found = []
-    at = 0
-    for end in re.finditer("|".join(map(re.escape, layout.ends)), text):
-        start, header = layout.last_header(text, at, end.start())
-        if start >= 0:
-            found.append((header, start, end.start()))
-        at = end.start()
-    return found
-
-
-def _kept(segment: str, header: str, known: Remembered, parse: Parse) -> bool:
-    turn = known.turn
-    opening = known.opening if segment.startswith(known.opening) else ""
-    printed = parse(segment[len(opening) :], header + opening)
-    if len(printed.tool_calls) < len(turn.tool_calls):
-        # The template writes calls in another format than the model does (a parser chosen by flag).
-        return _stands_in(segment, turn)
-    return _said(printed) == _said(turn)
-
-
-def _stands_in(segment: str, turn: Turn) -> bool:
-    """Whether all that ``turn`` says, its calls by their names, is found in ``segment`` in its order."""
-    at = 0
-    for part in _spoken(turn):
-        words = part.name if isinstance(part, ToolCall) else part.text.strip()
-        found = segment.find(words, at)
-        if found < 0:
-            return False
-        at = found + len(words)
-    return True
-
-
-def _joined(
-    segments: Sequence[tuple[str, int, int]], layout: Layout, text: str
-) -> list[tuple[str, int, int]]:
-    """``segments`` with those as one that follow each other at once: some formats say a turn in several messages."""
-    joined: list[tuple[str, int, int]] = []
-    for header, start, end in segments:
-        before = text[joined[-1][2] : start - len(header)] if joined else ""
-        if before in layout.ends:
-            first, begin, _ = joined.pop()
-            joined.append((first, begin, end))
-        else:
-            joined.append((header, start, end))
-    return joined
-
-
-def _said(turn: Turn) -> list[Any]:
-    """What a turn says: order counts, spelling and white space at the edges do not."""
-    said: list[Any] = []
-    for part in _spoken(turn):
-        if isinstance(part, ToolCall):
-            said.append((part.name, _canonical(part.arguments, _trimmed), part.complete))
-        elif part.text.strip():
-            said.append((type(part).__name__, part.text.strip()))
-    return said
-
-
-def _canonical(arguments: str, change: Callable[[Any], Any] = lambda value: value) -> str:
+def canonical(arguments: str, change: Callable[[Any], Any] = lambda value: value) -> str:
     """``arguments`` whatever their spelling. To JavaScript, and so to many harnesses, 3 and 3.0 are one number."""
     try:
         return json.dumps(change(json.loads(arguments or "{}", parse_int=float)), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
-
-
-def _trimmed(value: Any) -> Any:
-    """``value`` without the line breaks at the edges of its strings, which belong to the tags in some formats."""
-    if isinstance(value, str):
-        return value.strip("\n")
-    if isinstance(value, dict):
-        return {key: _trimmed(each) for key, each in value.items()}
-    return [_trimmed(each) for each in value] if isinstance(value, list) else value

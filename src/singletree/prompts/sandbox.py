@@ -7,19 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from types import BuiltinMethodType
 from typing import Any, NoReturn
 
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+from jinja2.utils import Namespace
 
 from singletree.errors import BadConfiguration
-from singletree.prompts.written import tojson
+from singletree.prompts.written import WrittenObject, tojson
 
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "pop", "remove", "update", "setdefault", "clear", "sort", "reverse"}
 )
+
+
+_PLAIN = {kind: frozenset(dir(kind)) for kind in (dict, WrittenObject)}
+"""Mappings that keep no attribute of their own beside those of their type: every other name is a key."""
+
+_LOOP = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+_STRING = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
+"""The sandbox asks about ``format`` and ``format_map`` alone."""
 
 
 class Refusal(TemplateError):
@@ -36,6 +47,48 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Shortcuts(SandboxedEnvironment):
+    """Answers what templates ask for most without the sandbox's questions, where its answer is known beforehand.
+
+    A key of a mapping costs the sandbox an exception each time, and a long conversation has thousands.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox does it."""
+        kind = type(obj)
+        own = _PLAIN.get(kind)
+        if own is not None and attribute not in own:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if (kind is str and attribute in _STRING) or (kind is LoopContext and attribute in _LOOP):
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """As the sandbox does it: it allows the methods of strings, which take no context."""
+        if (
+            type(function) is BuiltinMethodType
+            and type(function.__self__) is str
+            and function.__name__ in _STRING
+        ):
+            # Compiled templates hand these to functions of a context.
+            for hidden in ("_block_vars", "_loop_vars"):
+                kwargs.pop(hidden, None)
+            return function(*args, **kwargs)
+        return super().call(context, function, *args, **kwargs)
+
+
+class _Immutable(_Shortcuts, ImmutableSandboxedEnvironment):
+    pass
+
+
 def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template, nodes.Template]:
     """The template and its syntax tree. Raises BadConfiguration when ``source`` is no template.
 
@@ -43,10 +96,10 @@ def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template
     one.
     """
     try:
-        environment = _environment(ImmutableSandboxedEnvironment, now)
+        environment = _environment(_Immutable, now)
         tree = environment.parse(source)
         if _mutates(tree):
-            environment = _environment(SandboxedEnvironment, now)
+            environment = _environment(_Shortcuts, now)
             tree = environment.parse(source)
         # Parsed once: half of what it takes to load a template.
         code = environment.compile(tree)

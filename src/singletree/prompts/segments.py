@@ -1,12 +1,8 @@
-"""Encoding of the stretches between added tokens, and a cache of those already encoded."""
+"""Encoding of the stretches between added tokens."""
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict
 from collections.abc import Callable
-from sys import getsizeof
-from threading import Lock
 
 import msgspec
 import tokenizers
@@ -14,9 +10,6 @@ import tokenizers
 from singletree.prompts.definition import Pipeline
 
 Encode = Callable[[str], list[int]]
-
-_ENTRY_BYTES = 150
-"""What an entry of the cache costs beside its text and its ids: its places in the table and in the order."""
 
 PROBES = (
     "The quick brown fox jumps over the lazy dog.\n\nIt's 12345678 o'clock, isn't it? I'LL SEE…",
@@ -30,40 +23,6 @@ PROBES = (
     "<|im_start|>user</s><think>[INST]<start_of_turn>▁▁<0x0A>",
 )
 """Texts on which two implementations differ if they differ anywhere that matters."""
-
-
-class SegmentCache:
-    """Ids by text, least recently used out first, bounded in bytes. Safe to use from several threads."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[str, array[int]] = OrderedDict()
-        self._lock = Lock()
-        self.bytes = 0
-
-    def get(self, text: str) -> array[int] | None:
-        """The ids of ``text`` if they are known."""
-        with self._lock:
-            ids = self._entries.get(text)
-            if ids is not None:
-                self._entries.move_to_end(text)
-            return ids
-
-    def put(self, text: str, ids: array[int]) -> None:
-        """Remember the ids of ``text``; one that alone is over the limit is not kept."""
-        cost = _cost(text, ids)
-        if cost > self._limit:
-            return
-        with self._lock:
-            if text not in self._entries:
-                self._entries[text] = ids
-                self.bytes += cost
-            while self.bytes > self._limit:
-                self.bytes -= _cost(*self._entries.popitem(last=False))
-
-
-def _cost(text: str, ids: array[int]) -> int:
-    return getsizeof(text) + getsizeof(ids) + _ENTRY_BYTES
 
 
 class SegmentEncoder:

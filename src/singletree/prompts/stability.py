@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
@@ -22,7 +22,20 @@ PLACEHOLDER_TOOL = "DeferredToolPlaceholder"
 _BILLING_HEADER = re.compile(
     r"x-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|$)))*[ \t]*\r?\n?", re.I
 )
+_CONTEXT = re.compile(
+    r"\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*", re.S
+)
 _SYSTEM_ROLES = ("system", "developer")
+
+
+Change = Callable[[Conversation], Conversation]
+ToolsOf = Callable[[Sequence[Turn]], tuple[Tool, ...]]
+"""The tools of the session's conversation to which these turns only add a question; none without such a one."""
+
+
+def no_session(turns: Sequence[Turn]) -> tuple[Tool, ...]:
+    """Nothing is known of the session."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +44,11 @@ class Rule:
 
     name: str
     reason: str
-    apply: Callable[[Conversation], Conversation]
+    apply: Callable[[Conversation, ToolsOf], Conversation]
 
 
 def canonicalise(
-    conversation: Conversation, *, off: frozenset[str] = frozenset()
+    conversation: Conversation, *, off: frozenset[str] = frozenset(), tools_of: ToolsOf = no_session
 ) -> tuple[Conversation, tuple[str, ...]]:
     """The conversation after all rules but those in ``off``, and the names of the rules that changed it.
 
@@ -46,7 +59,7 @@ def canonicalise(
         if rule.name in off:
             continue
         before = conversation
-        conversation = rule.apply(before)
+        conversation = rule.apply(before, tools_of)
         if conversation is not before and conversation != before:
             acted.append(rule.name)
     return conversation, tuple(acted)
@@ -114,6 +127,14 @@ def _reference_text(reference: ToolReference, deferred: dict[str, Tool]) -> str:
         return reference.name if tool is None else json.dumps(tool_definition(tool), ensure_ascii=False)
     except RecursionError:  # a schema nested deeper than Python reads; its name is all that can be shown
         return reference.name
+
+
+def _context_of_harness(conversation: Conversation) -> Conversation:
+    turns = list(conversation.turns)
+    for i in range(1, len(turns)):
+        if turns[i].role == "user" and turns[i - 1].role == "tool" and _CONTEXT.fullmatch(turns[i].text):
+            turns[i] = replace(turns[i], role="system")
+    return _with_turns(conversation, turns)
 
 
 def _join_blocks(conversation: Conversation) -> Conversation:
@@ -185,34 +206,56 @@ def _in_order(parts: tuple[Part, ...], order: dict[str, int]) -> tuple[Part, ...
     return parts if len(parts) < 2 else tuple(sorted(parts, key=place))
 
 
+def _keep_tools(conversation: Conversation, tools_of: ToolsOf) -> Conversation:
+    kept = () if conversation.tools else tools_of(conversation.turns)
+    return replace(conversation, tools=kept) if kept else conversation
+
+
+def _alone(change: Change) -> Callable[[Conversation, ToolsOf], Conversation]:
+    """A rule that needs nothing but the conversation."""
+    return lambda conversation, _: change(conversation)
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "billing_header",
         "Claude Code opens its system prompt with a header whose value changes with the request "
         "(anthropics/claude-code#50085).",
-        _strip_billing_header,
+        _alone(_strip_billing_header),
     ),
     Rule(
         "deferred_tools",
         "A tool with defer_loading is put into the tool list when it is first referenced; shown where the "
         "reference stands, it leaves the head as it was. The placeholder that keeps the feature on is none.",
-        _show_deferred_tools,
+        _alone(_show_deferred_tools),
     ),
     Rule(
         "system_after_results",
         "A system message between a call and its result splits what templates and models know as one piece "
         "(vllm-project/vllm#52978).",
-        _system_after_results,
+        _alone(_system_after_results),
     ),
     Rule(
         "result_order",
         "Clients send the results of parallel calls in the order in which they finished, which is chance.",
-        _order_results,
+        _alone(_order_results),
+    ),
+    Rule(
+        "harness_context",
+        "OpenClaw ends every prompt of a tool loop with a user's message on what runs beside it. To a template a new "
+        "question begins there, and it leaves out what the model thought in the loop; so it is a system message.",
+        _alone(_context_of_harness),
     ),
     Rule(
         "text_blocks",
         "A message comes as one string or as blocks, and its shape changes when a cache mark moves. The "
         "blocks of a turn are one text with a line break at each seam: it depends on its two blocks alone.",
-        _join_blocks,
+        _alone(_join_blocks),
+    ),
+    Rule(
+        "compaction_tools",
+        "Codex asks for a summary of the session without the tools that stand at the head of all its prompts. They are "
+        "shown where a tool loop comes back with a question and no tools, and no call is made.",
+        _keep_tools,
     ),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,11 +14,13 @@ from jinja2 import TemplateError
 from singletree.conversation import Conversation, Tool, Turn
 from singletree.errors import BadConfiguration, InvalidRequest
 from singletree.prompts.layout import find_layout
-from singletree.prompts.replay import Layout
+from singletree.prompts.recent import Recent
 from singletree.prompts.sandbox import Refusal, compile_template
+from singletree.prompts.splicing import Layout
 from singletree.prompts.template_messages import Draw, Guard, MessageWriter
 from singletree.prompts.template_probe import probe
 from singletree.prompts.template_reads import Message, Reads
+from singletree.prompts.thinking import thinking_settings
 from singletree.prompts.tokenizer import Tokenizer
 from singletree.prompts.tool_definition import tool_definition
 from singletree.prompts.written import WrittenList, changed, printed
@@ -34,7 +36,10 @@ CHATML = (
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables that no client sets by name: they are what is rendered."""
 
-_TOOL_LISTS = 16
+_TOOL_LIST_BYTES = 32 * 2**20
+_TOOL_LIST_COST = 8
+"""Bytes in memory for each byte of a tool list's JSON: as objects, and as text of its own at three depths."""
+
 _MESSAGE_LENGTH = 300
 
 
@@ -72,7 +77,7 @@ class ChatTemplate:
         given = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: text for name, text in given.items() if text} | dict(named_tokens or {})
         self._template, tree = compile_template(source, now)
-        self._tools: OrderedDict[tuple[Guard, bytes], WrittenList] = OrderedDict()
+        self._tools: Recent[tuple[Guard, bytes], WrittenList] = Recent(_TOOL_LIST_BYTES)
         self.source = source
         self.is_default = is_default
         self.reads = probe(self._render, tree)
@@ -128,9 +133,10 @@ class ChatTemplate:
         raise _refusal(refused)
 
     def layout(self, tokenizer: Tokenizer) -> Layout | None:
-        """How it sets an assistant's turn; None where the added tokens do not set turns off from each other."""
+        """How it sets an assistant's turn; None where nothing sets turns off from each other."""
         enders = [text for text, id in tokenizer.added_tokens.items() if id in tokenizer.stop_token_ids]
-        return find_layout(self._render, tokenizer.added_tokens, enders)
+        render = partial(self._render, tools=self._printed_tools((), str))
+        return find_layout(render, tokenizer.added_tokens, enders, thinking_settings(self.reads))
 
     def _forms(self) -> list[tuple[Reads, bool]]:
         """The template's own form, and two that even a template for bare chat can take."""
@@ -171,9 +177,7 @@ class ChatTemplate:
         if known is None:
             definitions = (tool_definition(tool, described=self.reads.needed_descriptions) for tool in tools)
             known = printed_list([changed(definition, guard) for definition in definitions])
-            self._tools[key] = known
-            if len(self._tools) > _TOOL_LISTS:
-                self._tools.popitem(last=False)
+            self._tools.put(key, known, _TOOL_LIST_COST * len(key[1]))
         return known
 
 

@@ -40,6 +40,7 @@ _SENTINEL = "\udffe"
 """Brackets the number of a text that is put in after rendering, where no template trims or splits it."""
 
 
+_WORD = "0"
 _SENTINELS = re.compile(f"{_SENTINEL}([0-9]+){_SENTINEL}")
 
 
@@ -48,15 +49,23 @@ class Drawn:
     """Texts that take the place of their sentinels after rendering."""
 
     texts: list[str] = field(default_factory=list)
+    leads: list[str] = field(default_factory=list)
 
-    def sentinel(self, text: str) -> str:
-        """What stands for ``text`` until then."""
+    def sentinel(self, text: str, lead: str = "") -> str:
+        """What stands for ``text`` until then, and for the ``lead`` before it, where the template prints one."""
         self.texts.append(text)
+        self.leads.append(lead)
         return f"{_SENTINEL}{len(self.texts) - 1}{_SENTINEL}"
 
     def put_in(self, rendered: str) -> str:
         """``rendered`` with the texts in place of their sentinels."""
-        return _SENTINELS.sub(lambda match: self.texts[int(match[1])], rendered) if self.texts else rendered
+        pieces: list[str] = []
+        at = 0
+        for match in _SENTINELS.finditer(rendered):
+            number = int(match[1])
+            pieces += [rendered[at : match.start()].removesuffix(self.leads[number]), self.texts[number]]
+            at = match.end()
+        return "".join([*pieces, rendered[at:]]) if pieces else rendered
 
     def end_of_last(self, rendered: str) -> int:
         """Where the last text's sentinel ends in ``rendered``; 0 when the template did not print it."""
@@ -106,6 +115,8 @@ class MessageWriter:
         self._image = dict(reads.image) if vision and reads.image is not None else None
         self._strict = strict
         self._ids = CallIds(reads.call_ids)
+        # In formats of channels the model writes itself what the template prints before its words.
+        self._lead = draw((Text(_WORD),)).partition(_WORD)[0]
         self._messages: list[Message] = []
         self._later_images = 0
         self.drawn = Drawn()
@@ -289,7 +300,7 @@ class MessageWriter:
         native = all(isinstance(part, Text) for part in said[1:]) and not isinstance(
             said[0] if said else None, ToolCall
         )
-        return text if native else self.drawn.sentinel(text)
+        return text if native else self.drawn.sentinel(text, self._lead)
 
     def _plain_text(self, said: tuple[Part, ...]) -> str:
         if all(isinstance(part, Text) for part in said):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from singletree.conversation import Conversation, Thinking
-from singletree.prompts.template_reads import Reads
+from singletree.prompts.template_reads import SWITCHES, Reads
 
 T = TypeVar("T")
 
@@ -21,6 +21,11 @@ _NEAREST: dict[str, tuple[str, ...]] = {
     "max": ("max", "xhigh", "high", "medium", "low"),
 }
 """For each word of the clients, the template's words for it, the nearest first."""
+
+_UNSAID_EFFORT = "high"
+"""What a client means that asks for reasoning and does not say how much: the default of the native APIs
+(https://platform.claude.com/docs/en/build-with-claude/effort).
+"""
 
 _BUDGET_VARIABLES = ("thinking_budget",)
 
@@ -48,7 +53,7 @@ def thinking_arguments(
         default: what the server was started with.
     """
     wish = Thinking(
-        enabled=_enabled(thinking, default),
+        enabled=is_wanted(thinking, default),
         effort=_first(thinking.effort, default.effort),
         budget_tokens=_first(thinking.budget_tokens, default.budget_tokens),
     )
@@ -70,6 +75,13 @@ def thinking_arguments(
     }
 
 
+def thinking_settings(reads: Reads) -> list[dict[str, Any]]:
+    """The ways in which reasoning can be set in this template: on, off, and each effort."""
+    switched = [_switched(reads, on=on) for on in (True, False)]
+    efforts = [{name: word} for name, words in reads.efforts.items() for word in words]
+    return [setting for setting in (*switched, *efforts) if setting]
+
+
 def _first(ours: T | None, theirs: T | None) -> T | None:
     return theirs if ours is None else ours
 
@@ -78,16 +90,25 @@ def _wished(wish: Thinking, reads: Reads) -> dict[str, Any]:
     if wish.enabled is False:
         return {**_switched(reads, on=False), **_effort(reads, "none")}
     budget = {} if wish.budget_tokens is None else dict.fromkeys(_BUDGET_VARIABLES, wish.budget_tokens)
+    effort = wish.effort or (_UNSAID_EFFORT if _starts_off(reads) else None)
     return {
         **_switched(reads, on=True),
-        **_effort(reads, wish.effort),
+        **_effort(reads, effort),
         **{name: tokens for name, tokens in budget.items() if name in reads.variables},
     }
 
 
-def _enabled(thinking: Thinking, default: Thinking) -> bool | None:
-    """On, off or unsaid: by the request's switch, then its effort, then the server's."""
+def _starts_off(reads: Reads) -> bool:
+    """Whether only an effort switches reasoning on: where there is no other switch, and a word for none."""
+    return not reads.switches and any(word in OFF_WORDS for words in reads.efforts.values() for word in words)
+
+
+def is_wanted(thinking: Thinking, default: Thinking) -> bool | None:
+    """On, off or unsaid: by the request's variables, switch or effort, whichever is given first, then the server's."""
     for wish in (thinking, default):
+        for name, value in (wish.template_arguments or {}).items():
+            if name in SWITCHES:
+                return bool(value != SWITCHES[name][1])
         if wish.enabled is not None:
             return wish.enabled
         if wish.effort is not None:

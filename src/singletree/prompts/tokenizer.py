@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 import msgspec
@@ -15,9 +16,10 @@ from singletree.prompts.definition import Pipeline, TokenizerDefinition, turn_en
 from singletree.prompts.gguf import read_gguf
 from singletree.prompts.huggingface import read_directory
 from singletree.prompts.pieces import PieceStream, Spelling, TokenTexts
-from singletree.prompts.segments import SegmentCache, SegmentEncoder
+from singletree.prompts.recent import Recent
+from singletree.prompts.segments import SegmentEncoder
 
-CACHE_BYTES = 64 * 2**20
+CACHE_BYTES = 128 * 2**20
 
 
 def load_tokenizer(path: Path, *, cache_bytes: int = CACHE_BYTES) -> Tokenizer:
@@ -25,7 +27,7 @@ def load_tokenizer(path: Path, *, cache_bytes: int = CACHE_BYTES) -> Tokenizer:
 
     Args:
         path: a Hugging Face directory (``tokenizer.json`` and its companions) or a ``.gguf`` file.
-        cache_bytes: the most that the segment cache may hold.
+        cache_bytes: the most that is kept of texts encoded or guarded before.
 
     Raises:
         BadConfiguration: nothing usable is there; the message says what is wrong and what would do.
@@ -44,6 +46,7 @@ class Tokenizer:
         stop_token_ids: the tokens that end a turn.
         chat_template: Jinja source, None when the checkpoint has none.
         context_window: in tokens, None when the checkpoint does not say.
+        response_template: what the checkpoint says of reading a turn, as JSON; None when it says nothing.
         vocabulary_size: one more than the highest id.
     """
 
@@ -52,7 +55,8 @@ class Tokenizer:
         later = without_first_prefix(definition.pipeline)
         self._first = _segment_encoder(definition.pipeline)
         self._later = self._first if later is None else _segment_encoder(later)
-        self._cache = SegmentCache(cache_bytes)
+        self._known: Recent[str, array[int]] = Recent(cache_bytes // 2)
+        self._guarded: Recent[str, str] = Recent(cache_bytes // 2)
         backend = self._first.backend
         self._texts = TokenTexts(
             definition.added_tokens, backend.id_to_token, spelling_of(definition.pipeline)
@@ -68,20 +72,34 @@ class Tokenizer:
         self.stop_token_ids = definition.stop_token_ids | turn_enders(self._added.tokens)
         self.chat_template = definition.chat_template
         self.context_window = definition.context_window
+        self.response_template = definition.response_template
         self.vocabulary_size = definition.vocabulary_size
+        self._cuts = [(t.text, t.id) for t in self._added.apart(self.stop_token_ids)]
+
+    @property
+    def cached_bytes(self) -> int:
+        """What is kept of texts encoded or guarded before."""
+        return self._known.bytes + self._guarded.bytes
 
     def encode(self, text: str) -> list[int]:
         """The ids of a rendered prompt. Added tokens are matched; none is put in that the text has not.
 
         Guarded text (see ``guard``) is encoded as what it spells.
         """
-        parts = self._added.split(text)
-        ids = self._begin(_spelled(parts[0])) if parts[0] else []
-        for position in range(1, len(parts), 2):
-            ids.append(self._added.id(parts[position]))
-            segment = parts[position + 1]
-            if segment:
-                ids.extend(self._segment(_spelled(segment)))
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> array[int]:
+        """What ``encode`` gives, as an array: of a long prompt seen before, it is copied, not built."""
+        # The end that most of the turns have: the stretches between stay the same as the text grows.
+        cut, id = max(self._cuts, key=lambda cut: text.count(cut[0]), default=("", 0))
+        if not cut or cut not in text:
+            return self._between(text, self._first, self._segment)
+        ids = array("I")
+        for position, stretch in enumerate(text.split(cut)):
+            if position:
+                ids.append(id)
+            if stretch:
+                ids.extend(self._stretch(stretch) if position else self._between(stretch, self._first))
         return ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -89,6 +107,12 @@ class Tokenizer:
         stream = PieceStream(self._texts, strip_first=self._strip_first, strip_after_added=self._strip_later)
         pieces = stream.feed(list(token_ids)) + stream.flush()
         return "".join(text for text, _ in pieces)
+
+    def spelled(self, token_id: int) -> bytes:
+        """What one token spells, alone: maybe a part of a character. An id outside the vocabulary spells nothing."""
+        piece = self._texts[token_id]
+        text = piece[0] if isinstance(piece, tuple) else piece
+        return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
 
     def stream(self) -> PieceStream:
         """A stream of the text of one generation."""
@@ -99,7 +123,12 @@ class Tokenizer:
 
         The marks are for ``encode`` and ``strip_guards`` alone: such a string cannot be written as UTF-8.
         """
-        return self._added.guard(text)
+        guarded = self._guarded.get(text)
+        if guarded is None:
+            guarded = self._added.guard(text)
+            kept = text if guarded == text else guarded
+            self._guarded.put(text, kept, getsizeof(text) + (0 if kept is text else getsizeof(kept)))
+        return guarded
 
     def accelerate(self) -> bool:
         """Look for a faster encoder with identical ids; True if found. Takes longer than loading."""
@@ -107,14 +136,38 @@ class Tokenizer:
         found = [encoder.accelerate() for encoder in encoders.values()]
         return all(found)
 
-    def _begin(self, segment: str) -> list[int]:
-        return list(self._segment(segment)) if self._first is self._later else self._first.encode(segment)
+    def _between(
+        self, text: str, first: SegmentEncoder, segment_ids: Callable[[str], array[int]] | None = None
+    ) -> array[int]:
+        """The ids of ``text``, cut at its added tokens; ``first`` encodes what stands before any of them."""
+        later = segment_ids or self._later_ids
+        parts = self._added.split(text)
+        ids = array("I")
+        if parts[0]:
+            own = first is not self._later
+            ids.extend(array("I", first.encode(_spelled(parts[0]))) if own else later(parts[0]))
+        for position in range(1, len(parts), 2):
+            ids.append(self._added.id(parts[position]))
+            if parts[position + 1]:
+                ids.extend(later(parts[position + 1]))
+        return ids
+
+    def _later_ids(self, segment: str) -> array[int]:
+        return array("I", self._later.encode(_spelled(segment)))
 
     def _segment(self, segment: str) -> array[int]:
-        ids = self._cache.get(segment)
+        return self._remembered(segment, self._later_ids)
+
+    def _stretch(self, stretch: str) -> array[int]:
+        """What stands behind one end of a turn, up to the next: kept as a whole, a turn costs one look."""
+        return self._remembered(stretch, lambda text: self._between(text, self._later))
+
+    def _remembered(self, text: str, make: Callable[[str], array[int]]) -> array[int]:
+        """By the text with its marks: without them, a guarded token would be taken for the token."""
+        ids = self._known.get(text)
         if ids is None:
-            ids = array("I", self._later.encode(segment))
-            self._cache.put(segment, ids)
+            ids = make(text)
+            self._known.put(text, ids, getsizeof(text) + getsizeof(ids))
         return ids
 
     def _prepends_space(self, encoder: SegmentEncoder) -> bool:

@@ -1,0 +1,292 @@
+"""Remembered turns set into a rendered prompt by their own tokens, wherever the template printed all that they say.
+
+Where a turn stands is told by what the template writes around it (``Layout``) and by what was said before it. Whether
+it is all there is told by reading it with the model's own parser, or, where the template spells a turn in another way
+than its model does, by finding all its words in their order. What is not certain stays text.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+from singletree.conversation import Part, Text, ToolCall, ToolResult, Turn
+from singletree.prompts.added_tokens import strip_guards
+from singletree.prompts.replay import Remembered, canonical, spoken
+
+Parse = Callable[[str, str], Turn]
+"""(text, what the prompt had opened before it) -> the turn that it says."""
+
+_ANCHOR = 200
+"""How many characters of what was said before a turn are looked for in the prompt."""
+
+_TELLING = 6
+"""How many characters tell words from what a template writes itself."""
+
+_MESSAGES = 16
+"""How many messages a turn may be."""
+
+_TRIES = 32
+"""How often the last words of a turn's beginning are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a template sets an assistant's turn.
+
+    Attributes:
+        headers: what may stand before it. Some templates write none behind a tool's result: the token that ends
+            the result stands for it.
+        ends: what may end it. Some templates write none: the token that begins what follows stands for it.
+    """
+
+    headers: tuple[str, ...]
+    ends: tuple[str, ...]
+
+    def last_header(self, text: str, start: int = 0, end: int | None = None) -> tuple[int, str]:
+        """Where the last header in ``text`` ends, and which it is; -1 without one."""
+        stop = len(text) if end is None else end
+        found = ((text.rfind(header, start, stop), header) for header in self.headers)
+        return max(((at + len(header), header) for at, header in found if at >= 0), default=(-1, ""))
+
+
+def splice(
+    text: str, turns: Sequence[Turn], recalled: Mapping[int, Remembered], layout: Layout, parse: Parse
+) -> list[str | array[int]]:
+    """A rendered prompt as text and, where a turn is kept whole, the tokens in which it was generated.
+
+    Args:
+        text: the rendered prompt; its markers that come from clients are guarded, so that the layout's are not theirs.
+        turns: the conversation that was rendered.
+        recalled: the remembered turns by their position in ``turns``.
+    """
+    prompt = _Prompt(text, layout)
+    pieces: list[str | array[int]] = []
+    done = at = 0
+    certain = False
+    for i, turn in enumerate(turns):
+        if turn.role != "assistant":
+            behind = prompt.behind(turn, at)
+            at, certain = (behind, len(last_words(turn)) >= _TELLING) if behind >= 0 else (at, False)
+            continue
+        known, places = recalled.get(i), prompt.next_turn(at)
+        asked = _as_asked(known, turns[i - 1]) if known and certain else ""
+        if known and asked:
+            places.append(prompt.place_behind(at + _alike(text, at, asked), known.header))
+        span = next(_kept(text, places, known, parse, certain=certain), None) if known else None
+        if known and span:
+            start = span[0]
+            before = (
+                text[done:at] + asked if _agree(text[at:start], asked) else text[done:start] + known.opening
+            )
+            pieces += [before, known.token_ids]
+            at = done = span[1]
+        elif places:
+            at = max([at, *places[0].ends[:1]])
+        certain = False
+    return [*pieces, text[done:]]
+
+
+def _as_asked(known: Remembered, turn: Turn) -> str:
+    """What stood between the words of ``turn`` and the remembered one, if it was that which it answered."""
+    return known.asked_by[1] if known.asked_by and known.asked_by[0] == turn else ""
+
+
+def _alike(text: str, at: int, other: str) -> int:
+    """How many characters of ``text`` from ``at`` on are those of ``other``."""
+    pairs = zip(text[at : at + len(other)], other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _agree(printed: str, asked: str) -> bool:
+    """Whether a template means the same by what it prints before a finished turn as by what it asked for it with.
+
+    Some write another line break then, or leave out a header.
+    """
+    one, other = "".join(printed.split()), "".join(asked.split())
+    return bool(other) and (one.startswith(other) or other.startswith(one))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a turn may stand: behind ``header`` from ``start`` on, up to one of ``ends``."""
+
+    header: str
+    start: int
+    ends: Sequence[int]
+
+
+def _kept(
+    text: str, places: Sequence[_Place], known: Remembered, parse: Parse, *, certain: bool
+) -> Iterator[tuple[int, int]]:
+    """The spans of ``text`` that say all that the remembered turn says."""
+    for place in places:
+        if known.header not in ("", place.header):
+            continue  # what was opened behind another header is not what this one opens
+        start, ends = place.start, place.ends
+        for end in _ends_of_beginning(text, start, ends, known.last_words) if known.last_words else ends:
+            segment = text[start:end]
+            judge = partial(_is_kept, segment, place.header, known, parse, certain=certain)
+            if known.asked((_name_of(parse), place.header, certain), segment, judge):
+                yield start, end
+
+
+def _name_of(parse: Parse) -> Hashable:
+    """What tells ``parse`` from others: its ``key`` if it has one, which is kept without all that it reads with."""
+    key: Hashable = getattr(parse, "key", parse)
+    return key
+
+
+class _Prompt:
+    """A rendered prompt, and where its headers and ends stand."""
+
+    def __init__(self, text: str, layout: Layout) -> None:
+        self._text = text
+        self._ends = [(at, at + len(end)) for at, end in _places_of(layout.ends, text)]
+        self._headers = [(at, at + len(header), header) for at, header in _places_of(layout.headers, text)]
+
+    def behind(self, turn: Turn, at: int) -> int:
+        """Where what ``turn`` says last ends, behind ``at``; -1 where it is not found."""
+        for part in turn.parts if turn.role == "tool" else (turn,):
+            words = last_words(part)
+            found = self._text.find(words, at) if words else -1
+            if found < 0:
+                return -1
+            at = found + len(words)
+        return at
+
+    def next_turn(self, at: int) -> list[_Place]:
+        """Where the next assistant turn that begins at or behind ``at`` may stand, the likeliest first.
+
+        An end is certain, a header is not: what stands for one behind a tool's result is none where another result
+        follows. So the last one before the end comes first; where a turn is several messages, the first one may be
+        its own. It may end with its first message, or with one that follows at once, or with one that is not the
+        assistant's by its header.
+        """
+        first = bisect_left(self._headers, at, key=lambda header: header[1])
+        if first == len(self._headers):
+            return []
+        end = bisect_left(self._ends, self._headers[first][1], key=lambda end: end[0])
+        if end == len(self._ends):
+            return []
+        last = bisect_right(self._headers, self._ends[end][0], key=lambda header: header[1]) - 1
+        ends = self._stops(end, last + 1)
+        chosen = (self._headers[i] for i in dict.fromkeys((max(first, last), first)))
+        return [_Place(header, start, ends) for _, start, header in chosen]
+
+    def place_behind(self, at: int, header: str) -> _Place:
+        """Where a turn may stand that begins at ``at``, whatever is printed there for its ``header``."""
+        end = bisect_left(self._ends, at, key=lambda end: end[0])
+        following = bisect_left(self._headers, at, key=lambda header: header[0])
+        return _Place(header, at, self._stops(end, following) if end < len(self._ends) else [])
+
+    def _stops(self, end: int, header: int) -> list[int]:
+        """The starts of the ends from number ``end`` on, as far as they may belong to the turn before ``header``."""
+        stops = [self._ends[end][0]]
+        for (_, before), (start, _) in zip(
+            self._ends[end:], self._ends[end + 1 : end + _MESSAGES], strict=False
+        ):
+            while header < len(self._headers) and self._headers[header][1] <= start:
+                if self._headers[header][0] > before:
+                    return stops
+                header += 1
+            stops.append(start)
+        return stops
+
+
+def _places_of(wanted: Sequence[str], text: str) -> list[tuple[int, str]]:
+    """Where each of ``wanted`` begins, overlapping ones too; of several at one place the longest.
+
+    A search for one string runs at the speed of memory; a regular expression for several looks at each character.
+    """
+    found: dict[int, str] = {}
+    for each in sorted(wanted, key=len):
+        at = -1
+        while (at := text.find(each, at + 1)) >= 0:
+            found[at] = each
+    return sorted(found.items())
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+
+
+def _ends_of_beginning(text: str, start: int, stops: Sequence[int], last_words: str) -> Iterator[int]:
+    """Where the beginning of the turn at ``start`` may end: behind its last words and their white space."""
+    words = last_words.rstrip()
+    blank = last_words[len(words) :]
+    at = start
+    for _ in range(_TRIES if stops else 0):
+        found = text.find(words, at, stops[-1])
+        if found < 0:
+            return
+        at = found + len(words)
+        yield at + next(size for size in range(len(blank), -1, -1) if text.startswith(blank[:size], at))
+
+
+def last_words(said: Turn | Part) -> str:
+    """The end of the text in ``said``, as far as it is one line: no template writes anything into it."""
+    if isinstance(said, Text):
+        lines = said.text.strip().splitlines()
+        return lines[-1][-_ANCHOR:].strip() if lines else ""
+    inner = said.parts if isinstance(said, Turn | ToolResult) else ()
+    return next(filter(None, map(last_words, reversed(inner))), "")
+
+
+def behind_last_words(prompt: str, turn: Turn) -> int:
+    """Where the words of ``turn`` end in ``prompt``; 0 where they are not found or could be a template's."""
+    words = last_words(turn)
+    found = prompt.rfind(words) if len(words) >= _TELLING else -1
+    return found + len(words) if found >= 0 else 0
+
+
+def _is_kept(segment: str, header: str, known: Remembered, parse: Parse, *, certain: bool) -> bool:
+    """Whether ``segment`` says all that the remembered turn says.
+
+    Args:
+        certain: whether it is sure to be this turn. Then its words are enough, however the template spells what is
+            around them (calls in another format, text in the place of reasoning).
+    """
+    opening = known.opening if segment.startswith(known.opening) else ""
+    printed = parse(segment[len(opening) :], header + opening)
+    return said(printed) == said(known.turn) or (
+        certain and not known.last_words and _stands_in(strip_guards(segment), known.turn)
+    )
+
+
+def _stands_in(segment: str, turn: Turn) -> bool:
+    """Whether all that ``turn`` says, its calls by their names, is found in ``segment`` in its order."""
+    at = 0
+    for part in spoken(turn):
+        words = part.name if isinstance(part, ToolCall) else part.text.strip()
+        found = segment.find(words, at)
+        if found < 0:
+            return False
+        at = found + len(words)
+    return True
+
+
+def said(turn: Turn) -> list[Any]:
+    """What a turn says: order counts, spelling and white space at the edges do not."""
+    told: list[Any] = []
+    for part in spoken(turn):
+        if isinstance(part, ToolCall):
+            told.append((part.name, canonical(part.arguments, _trimmed), part.complete))
+        elif part.text.strip():
+            told.append((type(part).__name__, part.text.strip()))
+    return told
+
+
+def _trimmed(value: Any) -> Any:
+    """``value`` without the line breaks at the edges of its strings, which belong to the tags in some formats."""
+    if isinstance(value, str):
+        return value.strip("\n")
+    if isinstance(value, dict):
+        return {key: _trimmed(each) for key, each in value.items()}
+    return [_trimmed(each) for each in value] if isinstance(value, list) else value

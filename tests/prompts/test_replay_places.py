@@ -1,0 +1,198 @@
+"""Where a remembered turn is set into a prompt, and where it is not."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from prompts.conversations import call, result, turn
+from prompts.template_sources import HERMES
+from singletree import families
+from singletree.conversation import Conversation, Part, Reasoning, Turn
+from singletree.parsing.draw import draw
+from singletree.parsing.parser import parse
+from singletree.prompts.layout import find_layout
+from singletree.prompts.replay import Remembered
+from singletree.prompts.splicing import Layout, splice
+from singletree.prompts.template import ChatTemplate
+
+FAMILY = families.get("qwen3")
+LAYOUT = Layout(("<A>", "<R>"), ("<E>",))
+USER = turn("user", "How is it?")
+IDS = array("I", [7, 8, 9])
+
+
+def read(text: str, opened: str) -> Turn:
+    return parse(FAMILY, text, (), opened)
+
+
+def known(*parts: Part | str, opening: str = "", header: str = "<A>") -> Remembered:
+    return Remembered(turn("assistant", *parts), opening, IDS, header=header)
+
+
+def spliced(
+    text: str, turns: Sequence[Turn], recalled: dict[int, Remembered], layout: Layout = LAYOUT
+) -> list[str | array[int]]:
+    return splice(text, turns, recalled, layout, read)
+
+
+def test_a_turn_stands_in_place_of_what_was_printed_of_it() -> None:  # C3
+    answer = turn("assistant", "Fine.")
+    text = "<U>How is it?<A><think>\n\n</think>\n\nFine.<E><U>Again<A>"
+    again = spliced(text, [USER, answer, turn("user", "Again")], {1: known("Fine.", opening="<think>")})
+    assert again == ["<U>How is it?<A><think>", IDS, "<E><U>Again<A>"]
+
+
+@pytest.mark.parametrize("printed", ["Fine, thanks.", "Not fine.", ""])
+def test_a_turn_that_says_something_else_stays_text(printed: str) -> None:
+    text = f"<U>How is it?<A>{printed}<E>"
+    assert spliced(text, [USER, turn("assistant", printed)], {1: known("Fine, so far.")}) == [text]
+
+
+def test_results_with_the_same_words_are_not_taken_for_a_turn() -> None:
+    """A header that only a result's end stands for is found behind each result; all of them stay."""
+    calling = turn("assistant", call(id="1"), call(id="2"))
+    results = Turn("tool", (*result("Sunny.", "1").parts, *result("Sunny.", "2").parts))
+    text = "<U>How is it?<A>f f<E>Sunny.<R>Sunny.<R>Fine.<E>"
+    turns = [USER, calling, results, turn("assistant", "Fine.")]
+    assert spliced(text, turns, {3: known("Fine.", header="<R>")}) == [
+        "<U>How is it?<A>f f<E>Sunny.<R>Sunny.<R>",
+        IDS,
+        "<E>",
+    ]
+
+
+def test_a_turn_opened_behind_another_header_stays_text() -> None:
+    text = "<U>How is it?<A>Fine.<E>"
+    assert spliced(text, [USER, turn("assistant", "Fine.")], {1: known("Fine.", header="<R>")}) == [text]
+
+
+def test_words_alone_are_enough_only_where_the_turn_is_sure_to_stand() -> None:
+    """A call in a format that the family does not read; the tool's name stands in the system prompt as well."""
+    calling = turn("assistant", call(id="1"))
+    text = "<A>tools: f<E><U>How is it?<A>CALL f(k=1)<E>"
+    sure = spliced(text, [USER, calling], {1: known(call(id="1"))})
+    assert sure == ["<A>tools: f<E><U>How is it?<A>", IDS, "<E>"]
+    unsure = [turn("user", "Something that is not printed so"), calling]
+    assert spliced(text, unsure, {1: known(call(id="1"))}) == [text]
+
+
+def test_a_turn_of_several_messages_is_one() -> None:
+    said = (Reasoning("Why."), "Fine.")
+    text = "<U>How is it?<A>Why.<E><A>Fine.<E><U>Again<A>"
+    turns = [USER, turn("assistant", *said), turn("user", "Again")]
+    assert spliced(text, turns, {1: known(*said)}) == ["<U>How is it?<A>", IDS, "<E><U>Again<A>"]
+
+
+def test_turns_nobody_remembers_do_not_shift_the_others() -> None:
+    turns = [USER, turn("assistant", "One."), turn("user", "More"), turn("assistant", "Two.")]
+    text = "<U>How is it?<A>One.<E><U>More<A>Two.<E>"
+    assert spliced(text, turns, {3: known("Two.")}) == ["<U>How is it?<A>One.<E><U>More<A>", IDS, "<E>"]
+
+
+def test_the_open_turn_at_the_end_is_no_place() -> None:
+    text = "<U>How is it?<A>One.<E><U>More<A>It is fi"
+    turns = [USER, turn("assistant", "One."), turn("user", "More"), turn("assistant", "It is fi")]
+    assert spliced(text, turns, {1: known("One."), 3: known("It is fine.")}) == [
+        "<U>How is it?<A>",
+        IDS,
+        "<E><U>More<A>It is fi",
+    ]
+
+
+PLAIN = """\
+{%- for m in messages %}{{ '\\n\\n' ~ m.role | upper }}: {{ m.content }}{{ ' DONE' if m.role == 'assistant' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '\\n\\nASSISTANT: ' }}{% endif %}"""
+ALWAYS_OPEN = """\
+{%- for m in messages %}<U>{{ m.content }}<E>{% if m.role == 'user' %}<A>{% endif %}{% endfor %}"""
+BARE_RESULT = """\
+{%- for m in messages %}
+{%- if m.role == 'tool' %}<result>{{ m.content }}</result>{{ '\\n\\n' }}
+{%- else %}{{ '<A>' if m.role == 'assistant' and (loop.first or loop.previtem.role != 'tool') }}{{ m.content }}
+{%- for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}
+{{- '<E>' if m.role == 'assistant' }}
+{%- endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<A>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "tokens", "expected"),
+    [
+        (HERMES, ["<|im_start|>", "<|im_end|>"], Layout(("<|im_start|>assistant\n",), ("<|im_end|>",))),
+        (PLAIN, [], Layout(("\n\nASSISTANT:",), (" DONE\n\nUSER: ",))),
+        (ALWAYS_OPEN, ["<U>", "<A>", "<E>"], Layout(("<A>", "<E>"), ("<E>",))),
+        (BARE_RESULT, ["<A>", "<E>"], Layout(("<A>", "</result>\n\n"), ("<E>",))),
+        ("{{ messages[-1].content }}", [], None),
+    ],
+    ids=["tokens", "plain", "always open", "bare result", "none"],
+)
+def test_what_a_template_writes_around_a_turn(
+    source: str, tokens: list[str], expected: Layout | None
+) -> None:
+    template = ChatTemplate(source)
+    assert find_layout(template._render, tokens, ["<E>"]) == expected
+
+
+def test_what_is_opened_with_an_effort_alone_is_no_header() -> None:
+    """Hunyuan 3 closes its reasoning at once unless an effort is given."""
+    source = """\
+{%- for m in messages %}{{ '<A><think>\\n' if m.role == 'assistant' else '<U>' }}{{ m.content }}<E>{% endfor %}
+{%- if add_generation_prompt %}<A><think>{{ '' if effort == 'high' else '</think>' }}{% endif %}"""
+    render = ChatTemplate(source)._render
+    tokens = ["<A>", "<U>", "<E>", "<think>", "</think>"]
+    silent, told = (find_layout(render, tokens, ["<E>"], settings) for settings in ([], [{"effort": "high"}]))
+    assert silent == told == Layout(("<A><think>",), ("<E>",))
+
+
+def test_words_drawn_in_a_family_of_channels_have_one_header() -> None:
+    """The template names the channel of what it is given as content; so does the model."""
+    source = """\
+{%- for m in messages %}<|start|>{{ m.role }}{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>
+{{- m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+    family = families.get("gpt_oss")
+    said = turn("assistant", "Looking.", call(id="1"))
+    text = ChatTemplate(source).render(Conversation((USER, said, result(id="1"))), draw=partial(draw, family))
+    assert text.count("<|channel|>final<|message|>") == 1
+    assert "<|start|>assistant<|channel|>final<|message|>Looking." in text
+
+
+def asked(behind: str, header: str = "<A>") -> Remembered:
+    """A turn that was said behind ``behind``, which stood behind the user's words."""
+    return Remembered(turn("assistant", "Fine."), "", IDS, header=header, asked_by=(USER, behind))
+
+
+@pytest.mark.parametrize(
+    ("then", "printed"),
+    [("\n<E><A>", "<E>\n<A>"), ("<E><A>", "<E>\n\n<A>"), ("<E>\n<A>", "<E>\n<A>")],
+    ids=["moved", "more", "same"],
+)
+def test_what_opened_a_turn_comes_back_as_it_was(then: str, printed: str) -> None:
+    """Hermes' template has a line break behind the last result only once something follows."""
+    text = f"<U>How is it?{printed}Fine.<E>"
+    assert spliced(text, [USER, turn("assistant", "Fine.")], {1: asked(then)}) == [
+        f"<U>How is it?{then}",
+        IDS,
+        "<E>",
+    ]
+
+
+def test_what_opened_a_turn_is_not_put_behind_other_words() -> None:
+    other = turn("user", "Another question?")
+    text = "<U>Another question?<E>\n<A>Fine.<E>"
+    assert spliced(text, [other, turn("assistant", "Fine.")], {1: asked("<E><A>")}) == [
+        "<U>Another question?<E>\n<A>",
+        IDS,
+        "<E>",
+    ]
+
+
+def test_what_opened_a_turn_takes_nothing_out_of_the_prompt() -> None:
+    """Words between the question and the answer, which were not there when it was said, stay."""
+    text = "<U>How is it?<E>A note.<A>Fine.<E>"
+    assert spliced(text, [USER, turn("assistant", "Fine.")], {1: asked("<E><A>")}) == [
+        "<U>How is it?<E>A note.<A>",
+        IDS,
+        "<E>",
+    ]
