@@ -201,17 +201,23 @@ async def test_what_goes_on_from_an_early_end_waits_for_its_slot(
 
 
 # C39
-async def test_a_death_is_told_and_so_is_every_request_after_it() -> None:
+async def test_a_death_is_told_and_the_next_request_finds_llama_cpp_running_again() -> None:
     async with running(slots=1) as engine:
-        tasks = [
-            asyncio.create_task(collect(engine.generate(FRANCE, ENDLESS, name))) for name in ("runs", "waits")
-        ]
+        runs = asyncio.create_task(collect(engine.generate(FRANCE, ENDLESS, "runs")))
         await asyncio.sleep(0.3)
+        waits = asyncio.create_task(run(engine, FRANCE))
+        await asyncio.sleep(0)
         assert engine._process is not None
-        os.kill(engine._process.pid, signal.SIGKILL)
-        for task in tasks:
-            with pytest.raises(EngineFailed, match="SIGKILL"):
-                await task
+        dead, folder = engine._process.pid, Path(engine._process.socket).parent
+        os.kill(dead, signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="SIGKILL"):
+            await runs
+        assert tokens_of(await waits) == PARIS, "who had only stood in line is none the worse"
+        again = await asyncio.gather(*(run(engine, FRANCE) for _ in range(3)))
+        assert [tokens_of(chunks) for chunks in again] == [PARIS] * 3
+        assert engine._process.pid != dead
+        assert not folder.exists()
+    assert engine._process is None
 
 
 async def test_generations_wait_for_room_rather_than_overflow_the_cache() -> None:

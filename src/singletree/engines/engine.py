@@ -10,6 +10,7 @@ from singletree.conversation import Sampling
 from singletree.errors import ContextOverflow, InvalidRequest
 
 StopKind = Literal["stop", "length", "cancelled"]
+ConstraintKind = Literal["gbnf", "lark", "regex", "json_schema", "structural_tag"]
 
 
 @dataclass(slots=True)
@@ -34,12 +35,16 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine tells about itself: tokens for lengths, generations for slots."""
+    """What the engine tells about itself: tokens for lengths, generations for slots.
+
+    ``constraints`` are the kinds of ``Constraint`` that it takes, the ones it is best at first.
+    """
 
     name: str
     context_window: int
     slots: int = 1
     details: Mapping[str, Any] | None = None
+    constraints: tuple[ConstraintKind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,10 @@ class Constraint:
     Attributes:
         kind: ``gbnf`` (llama.cpp grammar), ``lark`` or ``regex`` or ``json_schema`` or ``structural_tag``.
         value: the grammar's text, or the schema or structural tag as a JSON value. In ``lark`` special tokens
-            stand by name (``<|im_end|>``), as llguidance writes them.
+            stand by name (``<|im_end|>``) or id (``<[2]>``), as llguidance writes them.
     """
 
-    kind: Literal["gbnf", "lark", "regex", "json_schema", "structural_tag"]
+    kind: ConstraintKind
     value: Any
 
 

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -29,7 +31,10 @@ from singletree.engines.gguf_header import GgufHeader, read_header
 from singletree.engines.llamacpp_flight import Flight
 from singletree.engines.llamacpp_process import LlamaProcess
 from singletree.engines.machine import usable_cores, usable_memory
+from singletree.engines.revival import Revival
 from singletree.errors import BadConfiguration, EngineFailed, SingletreeError
+
+_LOG = logging.getLogger(__name__)
 
 _KV_SHARE = 8  # unless told otherwise, the KV cache takes at most one part in so many of the memory
 _KV_STEP = 256  # llama.cpp rounds the cache up to multiples of this
@@ -95,7 +100,11 @@ class LlamaCppEngine:
         self._verbose = verbose
         self._window = 0
         self._kv_tokens = 0
+        self._settings: dict[str, Any] = {}
         self._process: LlamaProcess | None = None
+        self._revival = Revival()
+        self._reviving = asyncio.Lock()
+        self._closed = False
         self._session: aiohttp.ClientSession | None = None
         self._admission = Admission(slots, 0, queue_limit)
         self._flights: set[Flight] = set()
@@ -113,7 +122,7 @@ class LlamaCppEngine:
         header = await asyncio.to_thread(read_header, self._path)
         self._window, self._kv_tokens = self._plan(header)
         self._admission = Admission(self._slots, self._kv_tokens, self._queue_limit)
-        settings = {
+        self._settings = {
             "path": str(self._path),
             "slots": self._slots,
             "kv_tokens": self._kv_tokens,
@@ -122,10 +131,49 @@ class LlamaCppEngine:
             "cache_ram_mib": self._cache_ram_mib,
             "verbosity": 3 if self._verbose else 1,
         }
-        self._process = await LlamaProcess.spawn(settings, verbose=self._verbose)
+        self._closed = False
+        await self._spawn()
+
+    async def _spawn(self) -> None:
+        self._revival.started()
+        process = await LlamaProcess.spawn(self._settings, verbose=self._verbose)
+        if self._closed:
+            await process.stop()
+            raise EngineFailed("the engine was closed")
+        self._process = process
         # llama.cpp drops connections that were idle for 5 s; a request must not meet that moment.
-        connector = aiohttp.UnixConnector(self._process.socket, limit=0, force_close=True)
+        connector = aiohttp.UnixConnector(process.socket, limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+    async def _running(self) -> aiohttp.ClientSession:
+        """How llama.cpp is reached; one that died is started again, at once or after a pause if it keeps dying.
+
+        Raises EngineFailed when it does not start or was closed, Overloaded while the pause lasts.
+        """
+        if self._process is not None and self._process.ended:
+            async with self._reviving:
+                await self._revive()
+        if self._session is None:
+            raise EngineFailed("the engine is not running; start it first")
+        return self._session
+
+    async def _revive(self) -> None:
+        """What the dead one held is gone with it: slots, prefixes, and the generations in flight, which were told."""
+        dead, session = self._process, self._session
+        if dead is None or not dead.ended:
+            return  # somebody else has done it, or closed the engine
+        if session is not None:
+            self._session = None
+            self._revival.died()
+            await session.close()
+            await dead.stop()
+        self._revival.check()
+        _LOG.warning("llama.cpp died and is started again")
+        try:
+            await self._spawn()
+        except EngineFailed:
+            self._revival.died()
+            raise
 
     def _plan(self, header: GgufHeader) -> tuple[int, int]:
         """The window, and the room for all slots, both in tokens. Raises BadConfiguration."""
@@ -144,6 +192,7 @@ class LlamaCppEngine:
 
     async def close(self) -> None:
         """End llama.cpp; generations in flight end with EngineFailed."""
+        self._closed = True
         for flight in tuple(self._flights):
             flight.end(EngineFailed("the engine was closed"))
         for task in tuple(self._leaving):
@@ -156,14 +205,13 @@ class LlamaCppEngine:
             await process.stop()
 
     def info(self) -> EngineInfo:
-        """``details``: ``version`` of xllamacpp, ``threads``, ``kv_tokens`` and ``constraints`` (kinds)."""
+        """``details``: ``version`` of xllamacpp, ``threads`` and ``kv_tokens``."""
         details = {
             "version": self._process.version if self._process else None,
             "threads": self._threads,
             "kv_tokens": self._kv_tokens,
-            "constraints": wire.CONSTRAINT_KINDS,
         }
-        return EngineInfo(self._name, self._window, self._slots, details)
+        return EngineInfo(self._name, self._window, self._slots, details, wire.CONSTRAINT_KINDS)
 
     async def generate(
         self,
@@ -176,9 +224,7 @@ class LlamaCppEngine:
         priority: int = 0,
     ) -> AsyncGenerator[Chunk, None]:
         """Generate, as ``Engine.generate`` says."""
-        session = self._session
-        if session is None:
-            raise EngineFailed("the engine is not running; start it first")
+        await self._running()
         limit = token_limit(len(prompt_token_ids), sampling.max_tokens, self._window)
         body = wire.encode_request(prompt_token_ids, sampling, limit=limit, constraint=constraint)
         reader = wire.StreamReader(limit, stop_token_ids, logprobs=sampling.logprobs is not None)
@@ -188,7 +234,7 @@ class LlamaCppEngine:
         self._flights.add(flight)
         last = Chunk((), "cancelled")
         try:
-            response = await flight.open(session, f"{_URL}/completion", body)
+            response = await flight.open(self._running, f"{_URL}/completion", body)
             if response is not None:
                 if response.status != 200:
                     raise wire.error_of(response.status, await response.read())
@@ -241,7 +287,7 @@ class LlamaCppEngine:
         how = f"the connection broke ({type(error).__name__})"
         if self._process is not None and (death := await self._process.death(_DEATH_SECONDS)):
             how = f"it ended with {death}"
-        return EngineFailed(f"llama.cpp was lost: {how}; restart the server if it does not come back")
+        return EngineFailed(f"llama.cpp was lost: {how}; the next request starts it again")
 
     async def _let_go(self, prompt_token_ids: Sequence[int]) -> None:
         """Wait for the slot of a generation that was ended early if this prompt goes on from its prompt.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 
@@ -27,16 +28,22 @@ class Flight:
         self._opening: asyncio.Task[aiohttp.ClientResponse] | None = None
 
     async def open(
-        self, session: aiohttp.ClientSession, url: str, body: bytes
+        self, connect: Callable[[], Awaitable[aiohttp.ClientSession]], url: str, body: bytes
     ) -> aiohttp.ClientResponse | None:
-        """Wait in line and send; None when it was ended meanwhile. Raises what aiohttp raises."""
-        self._opening = asyncio.create_task(self._send(session, url, body))
+        """Wait in line and send; None when it was ended meanwhile. Raises what aiohttp and ``connect`` raise.
+
+        ``connect`` is asked when the turn has come: what ran when it stood in line may have died since.
+        """
+        self._opening = asyncio.create_task(self._send(connect, url, body))
         # Unlike awaiting the task, this tells our caller's cancellation from one by ``end``.
         await asyncio.wait((self._opening,))
         return None if self.outcome is not None else self._opening.result()
 
-    async def _send(self, session: aiohttp.ClientSession, url: str, body: bytes) -> aiohttp.ClientResponse:
+    async def _send(
+        self, connect: Callable[[], Awaitable[aiohttp.ClientSession]], url: str, body: bytes
+    ) -> aiohttp.ClientResponse:
         await self.ticket.granted()
+        session = await connect()
         return await session.post(url, data=body, headers={"Content-Type": "application/json"})
 
     def end(self, outcome: SingletreeError | StopKind) -> None:

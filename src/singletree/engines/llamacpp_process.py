@@ -73,6 +73,11 @@ class LlamaProcess:
             raise
         return cls(process, ready, log)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is known to run no more."""
+        return self._process.returncode is not None
+
     async def death(self, patience: float) -> str | None:
         """How it ended, in words; None if it still runs after ``patience`` seconds."""
         try:

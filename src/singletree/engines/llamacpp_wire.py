@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint, StopKind
+from singletree.engines.engine import Chunk, Constraint, ConstraintKind, StopKind
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded, SingletreeError
 
-CONSTRAINT_KINDS = ("gbnf", "lark", "regex", "json_schema")
+CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = ("lark", "json_schema", "regex", "gbnf")
 
 _GUIDANCE = "%llguidance"
 # JSON lets white space run without end between any two tokens, and small models do run.

@@ -20,7 +20,6 @@ _DEFAULT_TEXT = "Hello there."
 # Without a delay the event loop gets a turn after so many chunks: each turn costs as much as several chunks.
 _CHUNKS_A_TURN = 16
 _TIMELINES_KEPT = 16
-_STEP = 4096  # bytes compared at once
 _WIDTH = array("I").itemsize
 
 _STOP: StopKind = "stop"
@@ -35,6 +34,7 @@ class Played:
     """One generation, for tests to look at.
 
     Attributes:
+        prompt: its token ids.
         script: the name of the script, or the marker's text; empty for the default.
         cached_tokens: what was reported for the prompt.
         token_ids: what was generated so far.
@@ -42,7 +42,7 @@ class Played:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt: array[int]
     sampling: Sampling
     constraint: Constraint | None
     priority: int
@@ -50,6 +50,11 @@ class Played:
     cached_tokens: int
     token_ids: Sequence[int] = ()
     finish: StopKind | None = None
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt's, as a value to compare and to keep."""
+        return tuple(self.prompt)
 
 
 class ScriptedEngine:
@@ -100,7 +105,7 @@ class ScriptedEngine:
         script = default if isinstance(default, Script) else Script(default)
         self._chooser = Chooser(book, script, encode, decode)
         self._decode = decode
-        self._info = EngineInfo(name, context_window, slots)
+        self._info = EngineInfo(name, context_window, slots, None, ("lark", "structural_tag"))
         self._delay = delay
         self._chunk = max(1, chunk)
         self._end = () if end_token_id is None else (end_token_id,)
@@ -146,7 +151,7 @@ class ScriptedEngine:
         """Play, as ``Engine.generate`` says. InvalidRequest names a script that is not known."""
         if not self._open:
             raise EngineFailed("the engine is not running; start it first")
-        prompt = tuple(prompt_token_ids)
+        prompt = array("I", prompt_token_ids)
         limit = token_limit(len(prompt), sampling.max_tokens, self._info.context_window)
         name, script = self._chooser.choose(prompt)
         if script.overloaded:
@@ -219,9 +224,9 @@ class ScriptedEngine:
 
     def _keep(self, played: Played) -> None:
         self.log.append(played)
-        self._log_room -= len(played.prompt_token_ids)
+        self._log_room -= len(played.prompt)
         while self._log_room < 0 and len(self.log) > 1:
-            self._log_room += len(self.log.popleft().prompt_token_ids)
+            self._log_room += len(self.log.popleft().prompt)
 
     def _note(self, playing: _Playing, token_ids: tuple[int, ...]) -> None:
         """It ended, in whatever way: remember and log it, once."""
@@ -232,7 +237,7 @@ class ScriptedEngine:
         played.token_ids = token_ids
         if playing.outcome == "cancelled":
             played.finish = "cancelled"
-        self._memory.remember(played.prompt_token_ids + token_ids)
+        self._memory.remember(played.prompt + array("I", token_ids))
         if self._log_path is not None:
             self._write(played, self._log_path)
 
@@ -246,7 +251,7 @@ class ScriptedEngine:
             "finish": played.finish,
         }
         if self._log_text:
-            record["prompt"] = self._decode(played.prompt_token_ids)
+            record["prompt"] = self._decode(played.prompt)
             record["text"] = self._decode(played.token_ids)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -318,6 +323,8 @@ def _certain(ids: tuple[int, ...]) -> tuple[tuple[tuple[int, float]], ...]:
 class PrefixMemory:
     """Which prompts a cache would know, token by token.
 
+    A sequence with which another begins is not kept beside it: it has nothing that the longer one has not.
+
     Args:
         size: how many sequences it holds; the least recently used one goes first.
     """
@@ -330,7 +337,10 @@ class PrefixMemory:
         """How many of the tokens were known, as in real engines never the last; from now on all are."""
         data = array("I", token_ids).tobytes()
         longest, best = 0, None
-        for known in self._known:
+        for known in reversed(self._known):
+            begin = longest * _WIDTH
+            if known[begin : begin + _WIDTH] != data[begin : begin + _WIDTH]:
+                continue  # whatever else it has, no more than is found already
             if (length := _common(data, known)) > longest:
                 longest, best = length, known
         if best is not None:
@@ -343,18 +353,29 @@ class PrefixMemory:
         self._add(array("I", token_ids).tobytes())
 
     def _add(self, data: bytes) -> None:
+        for known in [known for known in self._known if _begins(data, known)]:
+            del self._known[known]
         self._known[data] = None
         self._known.move_to_end(data)
         while len(self._known) > self._size:
             self._known.popitem(last=False)
 
 
+def _begins(data: bytes, known: bytes) -> bool:
+    """Whether ``data`` begins with ``known``: the last token tells most of those that differ, without reading all."""
+    end = len(known)
+    return data[end - _WIDTH : end] == known[-_WIDTH:] and data.startswith(known)
+
+
 def _common(left: bytes, right: bytes) -> int:
     """How many tokens both begin with."""
-    end = min(len(left), len(right))
-    at = 0
-    while at < end and left[at : at + _STEP] == right[at : at + _STEP]:
-        at += _STEP
-    while at < end and left[at : at + _WIDTH] == right[at : at + _WIDTH]:
-        at += _WIDTH
-    return min(at, end) // _WIDTH
+    same, end = 0, min(len(left), len(right))
+    if left[:end] == right[:end]:
+        return end // _WIDTH
+    while end - same > 1:
+        middle = (same + end) // 2
+        if left[same:middle] == right[same:middle]:
+            same = middle
+        else:
+            end = middle
+    return same // _WIDTH

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint, EngineInfo, StopKind, token_limit
+from singletree.engines.engine import Chunk, Constraint, ConstraintKind, EngineInfo, StopKind, token_limit
 from singletree.engines.vllm_http import AiohttpTransport, Answer, ConnectionLost, Transport
-from singletree.engines.vllm_wire import CompletionReader, encode_request, error_of
+from singletree.engines.vllm_wire import CONSTRAINT_KINDS, CompletionReader, encode_request, error_of
 from singletree.errors import BadConfiguration, EngineFailed, SingletreeError
 
 _LOG = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ class VllmEngine:
     - ``--enable-prompt-tokens-details``: without it vLLM tells nobody how much of a prompt was cached, and
       ``cached_tokens`` stays None.
     - ``--structured-outputs-config '{"backend": "xgrammar"}'`` for structural tags, or ``"guidance"`` for
-      Lark grammars that name special tokens. Left at ``auto``, vLLM checks each constraint against the
-      backend that suits it, and then runs all on the backend of the first (0.32,
+      Lark grammars that name special tokens, and ``constraints=("lark",)`` here. Left at ``auto``, vLLM checks
+      each constraint against the backend that suits it, and then runs all on the backend of the first (0.32,
       ``v1/structured_output/__init__.py``): one that suits only the other fails with EngineFailed instead of
       being refused with InvalidRequest.
     - not ``--reasoning-parser``: with it vLLM applies constraints only once it believes reasoning to be over.
@@ -65,6 +65,7 @@ class VllmEngine:
         model: which of the served names to use; None for the first that the server lists.
         api_key: the server's ``--api-key``.
         slots: how many generations it runs at once (``--max-num-seqs``), which vLLM tells nobody.
+        constraints: the kinds that its backend takes, the ones to prefer first; vLLM tells nobody.
         read_timeout: seconds without a byte after which a generation counts as lost; None for never. It also
             bounds the wait in vLLM's own queue.
         transport: stands in for HTTP in tests.
@@ -79,6 +80,7 @@ class VllmEngine:
         api_key: str | None = None,
         *,
         slots: int = 256,
+        constraints: Sequence[ConstraintKind] = CONSTRAINT_KINDS,
         read_timeout: float | None = 600.0,
         transport: Transport | None = None,
     ) -> None:
@@ -89,6 +91,7 @@ class VllmEngine:
             )
         self._wanted = model
         self._slots = slots
+        self._constraints = tuple(constraints)
         self._transport = transport or AiohttpTransport(self._url, api_key=api_key, read_timeout=read_timeout)
         self._card = _ModelCard("")
         self._window = 0
@@ -129,7 +132,7 @@ class VllmEngine:
             "root": self._card.root,
             "tells_cached_tokens": self._tells_cached,
         }
-        return EngineInfo(self._card.id, self._window, self._slots, details)
+        return EngineInfo(self._card.id, self._window, self._slots, details, self._constraints)
 
     async def generate(
         self,

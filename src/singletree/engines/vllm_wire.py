@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint, StopKind
+from singletree.engines.engine import Chunk, Constraint, ConstraintKind, StopKind
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded, SingletreeError
 
 # Fields of Sampling that vLLM knows by the same name; left out when None, so that the defaults of the model's
@@ -62,14 +62,16 @@ def _as_given(value: Any) -> Any:
 
 
 # Kind of constraint -> vLLM's field of ``structured_outputs`` and the form of its value. vLLM tells Lark from
-# GBNF by itself, and takes a structural tag as JSON text only.
-_CONSTRAINTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+# GBNF by itself, and takes a structural tag as JSON text only. Structural tags come first: XGrammar, vLLM's
+# first choice, reads them, and not the Lark of llguidance.
+_CONSTRAINTS: dict[ConstraintKind, tuple[str, Callable[[Any], Any]]] = {
+    "structural_tag": ("structural_tag", _as_text),
+    "lark": ("grammar", _as_text),
     "json_schema": ("json", _as_given),
     "regex": ("regex", _as_text),
     "gbnf": ("grammar", _as_text),
-    "lark": ("grammar", _as_text),
-    "structural_tag": ("structural_tag", _as_text),
 }
+CONSTRAINT_KINDS = tuple(_CONSTRAINTS)
 
 
 def encode_request(
