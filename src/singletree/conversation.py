@@ -133,6 +133,8 @@ class Tool:
         strict: whether arguments must match the schema; None when not said.
         deferred: shown to the model only where a ``ToolReference`` names it.
         kind: ``function`` (JSON arguments) or ``custom`` (one free-form string).
+        grammar: what that string must match: (``lark`` or ``regex``, its text); None for anything.
+        schema_at: where ``parameters`` stand in the request, for errors about them.
     """
 
     name: str
@@ -142,6 +144,8 @@ class Tool:
     deferred: bool = False
     kind: Literal["function", "custom"] = "function"
     extra: Extra | None = field(default=None, compare=False)
+    grammar: tuple[str, str] | None = None
+    schema_at: str = field(default="tools", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +160,17 @@ class Conversation:
 class ToolChoice:
     """Whether and what the model must call. It never changes the prompt.
 
-    ``name`` goes with ``required`` and narrows it to one tool.
+    ``name`` goes with ``required`` and narrows it to one tool; ``allowed`` are the names of the tools that may be
+    called, None for all.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
+    allowed: tuple[str, ...] | None = None
+
+    def admits(self, name: str) -> bool:
+        """Whether a tool of this name may be called."""
+        return self.name in (None, name) and (self.allowed is None or name in self.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +192,15 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """What the visible text must look like: any JSON object, or JSON of ``schema``."""
+    """What the visible text must look like: any JSON object, or JSON of ``schema``.
+
+    ``schema_at`` is where the schema stands in the request, for errors about it.
+    """
 
     schema: Mapping[str, Any] | None = None
     name: str = ""
     strict: bool | None = None
+    schema_at: str = field(default="response_format", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +230,70 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ClearThinking:
+    """Leave out reasoning but that of the last ``keep_turns`` answers that have any; None keeps all of it."""
+
+    keep_turns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClearToolUses:
+    """Put a placeholder in place of old tool results once there are too many tokens or too many uses.
+
+    Attributes:
+        trigger_tokens: clear when the prompt is longer; None: not by tokens.
+        trigger_uses: clear when there are more uses that are not cleared; None: not by uses.
+        keep: so many of the last uses stay.
+        at_least: clear nothing when it would free fewer tokens.
+        exclude_tools: uses of these tools stay.
+        inputs: whether the calls lose their arguments too; or the tools whose calls do.
+    """
+
+    trigger_tokens: int | None = None
+    trigger_uses: int | None = None
+    keep: int = 3
+    at_least: int = 0
+    exclude_tools: frozenset[str] = frozenset()
+    inputs: bool | frozenset[str] = False
+
+
+ContextEdit = ClearThinking | ClearToolUses
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedEdit:
+    """What an edit took out: ``count`` answers' thinking or tool uses, ``tokens`` in all."""
+
+    kind: Literal["thinking", "tool_uses"]
+    count: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a harness says of a request for whoever places and orders it. It never changes the answer.
+
+    Attributes:
+        priority: higher goes first.
+        strict_priority: a tier; every request of a higher one goes before those of lower ones.
+        latency_sensitivity: higher for a request that somebody waits for.
+        expected_tokens: how long the answer is likely to be.
+        speculative_prefill: the next turn's prompt may be read ahead when this turn is over.
+    """
+
+    priority: int = 0
+    strict_priority: int = 0
+    latency_sensitivity: float | None = None
+    expected_tokens: int | None = None
+    speculative_prefill: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Both priorities as engines have it: one number, of which the lower goes first."""
+        return -(self.strict_priority << 32) - self.priority
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request for one turn, whatever protocol it came in.
 
@@ -224,7 +302,10 @@ class Request:
         conversation: turns and tools.
         stream: whether the answer leaves as events.
         parallel_tool_calls: False ends the turn after its first complete call.
+        context_edits: what may be taken out of the history before the model reads it.
         session: the client's own session key, if its body has one.
+        hints: for routing and engines.
+        choices: how many answers are drawn.
         warnings: what was accepted and ignored, for the ``x-singletree-warning`` header.
         extra: what the protocol needs again to encode its answer (echoed fields).
     """
@@ -237,6 +318,9 @@ class Request:
     parallel_tool_calls: bool = True
     thinking: Thinking = Thinking()
     response_format: ResponseFormat | None = None
+    context_edits: tuple[ContextEdit, ...] = ()
     session: str | None = None
+    hints: Hints = Hints()
+    choices: int = 1
     warnings: Sequence[str] = ()
     extra: Extra = field(default_factory=dict)

@@ -3,11 +3,14 @@
 SingletreeError
 ├── Rejected                    the client's request is at fault; nothing was generated
 │   ├── InvalidRequest          a field is missing, of the wrong type, or says what cannot be done (400)
+│   │   └── PreviousResponseNotFound    previous_response_id names nothing that is stored (400)
 │   ├── ContextOverflow         the prompt does not fit the model's window (400)
 │   ├── Unauthorized            no key, or a wrong one (401)
 │   ├── ModelNotFound           no model of that name is served (404)
 │   ├── RouteNotFound           no such path (404)
+│   ├── NotStored               the path names a response or conversation that is not stored (404)
 │   ├── MethodNotAllowed        the path exists, not with this method (405)
+│   ├── Superseded              an identical request of the same session took its place (409)
 │   ├── BodyTooLarge            the body is over the limit (413)
 │   └── UnsupportedEncoding     the body's Content-Encoding is unknown (415)
 ├── Overloaded                  no engine can take the request now (503, 529 on Messages)
@@ -21,6 +24,9 @@ Each protocol's ``encode_error`` puts these into its own shape and words.
 """
 
 from __future__ import annotations
+
+_LONGEST_ID = 128
+"""How much of an id that a client made up is shown to it again."""
 
 
 class SingletreeError(Exception):
@@ -45,6 +51,15 @@ class Rejected(SingletreeError):
 
 class InvalidRequest(Rejected):
     """A field is missing, of the wrong type, or says what cannot be done."""
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """``previous_response_id`` names nothing that is stored, or follows something that no longer is."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"Previous response with id '{id[:_LONGEST_ID]}' not found.", param="previous_response_id"
+        )
 
 
 class ContextOverflow(Rejected):
@@ -79,10 +94,30 @@ class RouteNotFound(Rejected):
     status = 404
 
 
+class NotStored(Rejected):
+    """A path names what is not stored here, or no longer; ``kind`` is the API's word for it."""
+
+    status = 404
+
+    def __init__(self, kind: str, id: str) -> None:
+        super().__init__(f"{kind} with id '{id[:_LONGEST_ID]}' not found.")
+
+
 class MethodNotAllowed(Rejected):
     """The path exists, but not with this method."""
 
     status = 405
+
+
+class Superseded(Rejected):
+    """An identical request of the same session took its place; to send it once more would end that one."""
+
+    status = 409
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the same request came again in this session and is answered there; do not repeat this one"
+        )
 
 
 class BodyTooLarge(Rejected):

@@ -81,6 +81,33 @@ class ToolCallBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """One token that the model wrote, or might have written.
+
+    Attributes:
+        text: what it spells, U+FFFD where that is no whole character; ``utf8`` are its bytes.
+        logprob: natural logarithm of its probability; None where the engine told none.
+        alternatives: the most likely tokens in its place, itself among them if it is one.
+        is_visible: whether it is of the visible text, and not of reasoning, calls or markup.
+    """
+
+    id: int
+    text: str = ""
+    utf8: bytes = b""
+    logprob: float | None = None
+    alternatives: tuple[Token, ...] = ()
+    is_visible: bool = True
+
+
+@dataclass(slots=True)
+class TokensRead:
+    """The tokens of what the next events say, for a client that asked for them. It says nothing itself."""
+
+    tokens: tuple[Token, ...]
+    raw: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one generation. ``cached_tokens`` is the part of the prompt the engine had already."""
 
@@ -106,11 +133,33 @@ class Finished:
     stop_sequence: str | None = None
 
 
-Event = TextDelta | ReasoningDelta | Markup | ToolCallStart | ArgumentsDelta | ToolCallEnd | ToolCallBroken
+@dataclass(slots=True)
+class OfChoice:
+    """What one of several generations for the same request says; ``index`` counts them from 0."""
+
+    index: int
+    said: Event | Finished
+    raw: str = ""
+
+
+Event = (
+    TextDelta
+    | ReasoningDelta
+    | Markup
+    | ToolCallStart
+    | ArgumentsDelta
+    | ToolCallEnd
+    | ToolCallBroken
+    | TokensRead
+    | OfChoice
+)
 
 
 class Fold:
-    """Folds events into a turn. ``feed`` takes them in order; ``turn`` may be read at any time."""
+    """Folds events into a turn. ``feed`` takes them in order; ``turn`` may be read at any time.
+
+    Tokens that were told (``TokensRead``) stand in the turn's ``extra`` under ``tokens``.
+    """
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
@@ -118,6 +167,7 @@ class Fold:
         self._pieces: list[str] = []
         self._call: ToolCallStart | None = None
         self._raw: list[str] = []
+        self._tokens: list[Token] = []
 
     def feed(self, event: Event) -> None:
         """Take one more event."""
@@ -140,7 +190,9 @@ class Fold:
             self._raw.append(event.raw)
         elif isinstance(event, ToolCallEnd):
             self._close_call(complete=True)
-        else:
+        elif isinstance(event, TokensRead):
+            self._tokens += event.tokens
+        elif isinstance(event, ToolCallBroken):
             raw = "".join([*self._raw, event.raw])
             self._call, self._raw, self._pieces = None, [], []
             self._add_text(raw)
@@ -152,7 +204,7 @@ class Fold:
             parts.append(self._tool_call(complete=False))
         elif self._kind is not None and self._pieces:
             parts.append(self._open_part())
-        return Turn("assistant", tuple(parts))
+        return Turn("assistant", tuple(parts), {"tokens": tuple(self._tokens)} if self._tokens else None)
 
     def _open_part(self) -> Text | Reasoning:
         text = "".join(self._pieces)

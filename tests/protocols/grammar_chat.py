@@ -9,6 +9,9 @@ from singletree.protocols import sse
 
 FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
 DELTA_FIELDS = {"role", "content", "reasoning_content", "reasoning", "tool_calls"}
+HEAD = ("id", "object", "created", "model")
+ASIDES = ("tool_call_dispatch", "reasoning_dispatch")
+"""Events beside the protocol, which only who asks for them gets."""
 ARGUMENTS = {"function": "arguments", "custom": "input"}
 
 
@@ -26,11 +29,16 @@ class Grammar:
         assert stream.endswith(b"\n\n")
         decoder = sse.Decoder()
         events = decoder.feed(stream)
+        asides = [event for event in events if event.event in ASIDES]
+        assert all(json.loads(aside.data)["choices"] == [] for aside in asides), "they say nothing"
+        heads = [{k: v for k, v in json.loads(aside.data).items() if k in HEAD} for aside in asides]
+        events = [event for event in events if event.event not in ASIDES]
         assert all(event.event == "" for event in events), "no named events: some clients fail on them"
         *chunks, last = [event.data for event in events]
         assert last == "[DONE]", "the end mark is last"
         for i, data in enumerate(chunks):
             self._chunk(json.loads(data), first=i == 0)
+        assert all(head == self._head for head in heads), "with the head of every chunk"
         assert (self.finish_reason is None) == (self.error is not None), "a stream finishes or fails"
 
     def _chunk(self, chunk: dict[str, Any], *, first: bool) -> None:
@@ -40,7 +48,7 @@ class Grammar:
             assert set(chunk["error"]) == {"message", "type", "param", "code"}
             self.error = chunk["error"]
             return
-        head = {k: chunk[k] for k in ("id", "object", "created", "model")}
+        head = {k: chunk[k] for k in HEAD}
         assert self._head in (None, head), "every chunk has the same head"
         self._head = head
         assert head["object"] == "chat.completion.chunk"

@@ -41,11 +41,14 @@ USAGE = {
     "cache_read_input_tokens",
     "output_tokens",
     "output_tokens_details",
+    "server_tool_use",
 }
+AT_START = {"cache_creation", "inference_geo", "service_tier"}
+"""Of the usage in ``message_start`` only; null here, as all of the API's that an open model has no use for."""
 BLOCKS: dict[str, dict[str, Any]] = {
-    "text": {"text": ""},
+    "text": {"text": "", "citations": None},
     "thinking": {"thinking": "", "signature": ""},
-    "tool_use": {"id": str, "name": str, "input": {}},
+    "tool_use": {"id": str, "name": str, "input": {}, "caller": {"type": "direct"}},
 }
 DELTAS = {
     "text_delta": ("text", "text"),
@@ -63,7 +66,11 @@ KEYS = {
     "message_stop": {"type"},
     "error": {"type", "error", "request_id"},
 }
-MESSAGE = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"}
+ENDS = ("message_delta", "message_stop", "error")
+ASIDES = ("tool_call_dispatch", "reasoning_dispatch")
+"""Events beside the API's, which only who asks for them gets: to everybody else a ping."""
+END = {"stop_reason", "stop_sequence", "stop_details", "container"}
+MESSAGE = {"id", "type", "role", "model", "content", "usage"} | END
 
 
 class Ungrammatical(AssertionError):
@@ -100,9 +107,18 @@ class Grammar:
     def feed(self, name: str, data: dict[str, Any]) -> None:
         """One more event."""
         kind = data.get("type")
+        if name in ASIDES:
+            need(
+                kind == "ping" and self.seen[1:2] == ["ping"] and self.seen[-1] not in ENDS,
+                name,
+                "at",
+                self.seen[-1:],
+            )
+            return
         need(name == kind, "event", name, "has data of type", kind)
         need(kind in KEYS, "unknown event", kind)
-        need(set(data) == KEYS[str(kind)], kind, "has keys", sorted(data))
+        edited = {"context_management"} if kind == "message_delta" else set()
+        need(set(data) - edited == KEYS[str(kind)], kind, "has keys", sorted(data))
         before = self.seen[-1] if self.seen else ""
         need((kind == "message_start") == (not self.seen), "message_start is first, and only first")
         need(self.seen[1:2] in ([], ["ping"]), "a ping follows message_start")
@@ -121,7 +137,8 @@ class Grammar:
         need(set(message) == MESSAGE, "message has keys", sorted(message))
         need(message["type"] == "message" and message["role"] == "assistant", message)
         need(message["content"] == [] and message["stop_reason"] is message["stop_sequence"] is None, message)
-        usage(message["usage"])
+        need(set(message["usage"]) >= AT_START, message["usage"])
+        usage({k: v for k, v in message["usage"].items() if k not in AT_START})
 
     def _content_block_start(self, data: dict[str, Any]) -> None:
         need(self.open is None, "a block starts in a block")
@@ -159,7 +176,7 @@ class Grammar:
 
     def _message_delta(self, data: dict[str, Any]) -> None:
         need(self.open is None, "the message ends in a block")
-        need(set(data["delta"]) == {"stop_reason", "stop_sequence"}, data["delta"])
+        need(set(data["delta"]) == END, data["delta"])
         reason, sequence = data["delta"]["stop_reason"], data["delta"]["stop_sequence"]
         need(reason in STOP_REASONS, "stop_reason", reason)
         need((reason == "stop_sequence") == isinstance(sequence, str), reason, sequence)
@@ -179,7 +196,9 @@ def usage(counts: dict[str, Any]) -> None:
     need(set(counts) == USAGE, "usage has keys", sorted(counts))
     details = counts["output_tokens_details"]
     need(set(details) == {"thinking_tokens"}, details)
-    numbers = [v for k, v in counts.items() if k != "output_tokens_details"] + [details["thinking_tokens"]]
+    need(counts["server_tool_use"] is None, counts)
+    no_number = ("output_tokens_details", "server_tool_use")
+    numbers = [v for k, v in counts.items() if k not in no_number] + [details["thinking_tokens"]]
     need(all(type(n) is int and n >= 0 for n in numbers), counts)
 
 

@@ -14,6 +14,8 @@ TERMINAL = {
     "response.incomplete": {"incomplete", "cancelled"},
     "response.failed": {"failed"},
 }
+ASIDES = ("tool_call_dispatch", "reasoning_dispatch")
+"""Events beside the protocol, which only who asks for them gets."""
 # Of each type of item: the type of its deltas, and the field that they add up to.
 SPANS = {"message": ("output_text", "output_text"), "reasoning": ("reasoning_text", "reasoning_text")}
 CALLS = {
@@ -48,13 +50,15 @@ class Grammar:
             self._in_progress(event)
         for event in events[2:]:
             assert not self.terminal, "nothing follows the end"
-            self._event(event)
+            if event["type"].removeprefix("response.") not in ASIDES:
+                self._event(event)
         assert self.terminal, "a stream ends with a terminal event"
 
     @staticmethod
     def _checked(event: sse.ServerSentEvent, number: int) -> Event:
         data: Event = json.loads(event.data)
-        assert event.event == data["type"], "the name of the event is its type"
+        prefix = "response." if event.event in ASIDES else ""
+        assert prefix + event.event == data["type"], "the name of the event is its type"
         assert data["sequence_number"] == number, "sequence numbers have no gap"
         return data
 

@@ -9,6 +9,7 @@ import pytest
 
 from protocols.chat_bodies import LIST, PATCH, READ, SCHEMA, USER, assistant, decode
 from singletree.conversation import ResponseFormat, Sampling, Text, Thinking, Tool, ToolChoice, Turn
+from singletree.errors import InvalidRequest
 from singletree.protocols import chat
 
 
@@ -22,6 +23,8 @@ def test_the_least_that_a_request_can_be() -> None:
     assert request.thinking == Thinking()
     assert request.extra == {
         "include_usage": False,
+        "return_token_ids": False,
+        "return_tokens_as_token_ids": False,
         "reasoning_fields": ("reasoning_content",),
         "continue_final_message": False,
     }
@@ -98,11 +101,20 @@ class TestTools:
         )
 
     @pytest.mark.parametrize("mode", ["auto", "required"])
-    def test_several_allowed_tools_are_not_enforced_and_it_is_said(self, mode: str) -> None:
+    def test_several_allowed_tools_do_not_change_the_tools(self, mode: Any) -> None:  # C6 C38
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [READ, LIST]}}
         request = decode(tools=[READ, LIST, PATCH], tool_choice=choice)
-        assert request.tool_choice.mode == mode
-        assert "not enforced" in request.warnings[0]
+        assert request.tool_choice == ToolChoice(mode, allowed=("read", "list"))
+        assert request.conversation == decode(tools=[READ, LIST, PATCH]).conversation
+
+    @pytest.mark.parametrize(
+        ("mode", "tools"), [("required", []), ("auto", [{"type": "function", "name": "no"}])]
+    )
+    def test_what_cannot_be_allowed_is_refused(self, mode: str, tools: list[Any]) -> None:
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        with pytest.raises(InvalidRequest) as refused:
+            decode(tools=[READ, LIST, PATCH], tool_choice=choice)
+        assert refused.value.param == "tool_choice"
 
     def test_parallel_tool_calls(self) -> None:
         assert not decode(parallel_tool_calls=False).parallel_tool_calls

@@ -30,7 +30,6 @@ from singletree.events import (
     fold,
 )
 from singletree.protocols import chat
-from singletree.protocols.chat_encode import TokenLogprob
 
 EXTRA = {"include_usage": True, "reasoning_fields": ("reasoning_content",)}
 ID = "chatcmpl-0123456789abcdefghijklmn"
@@ -265,21 +264,6 @@ def test_half_a_surrogate_pair_does_not_raise() -> None:
     assert (seen.text, seen.reasoning) == ("a\ufffd", "\ufffd")
     shape = shapes.Shape("half", events, shapes.finished())
     assert body(shape)["choices"][0]["message"]["content"] == "a\ufffd"
-
-
-def test_logprobs_add_up() -> None:
-    other = TokenLogprob("Yo", b"Yo", float("-inf"))
-    tokens = [TokenLogprob("Hi", b"Hi", -0.25, (other,)), TokenLogprob("\ufffd", b"\xf0", -1.5)]
-    encoding = encoder()
-    assert encoding.feed_logprobs([]) == b""
-    data = encoding.start() + encoding.feed(TextDelta("Hi", "Hi"))
-    data += encoding.feed_logprobs(tokens[:1]) + encoding.feed_logprobs(tokens[1:])
-    data += encoding.close(shapes.finished())
-    made = encoded(shapes.Shape("hi", shapes.text("Hi"), shapes.finished()), logprobs=tokens)
-    assert accumulated(data) == parsed(json.loads(made))
-    content = json.loads(made)["choices"][0]["logprobs"]["content"]
-    assert content[0]["top_logprobs"] == [{"token": "Yo", "logprob": -9999.0, "bytes": [89, 111]}]
-    assert content[1] == {"token": "\ufffd", "logprob": -1.5, "bytes": [240], "top_logprobs": []}
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ def test_tools() -> None:
     request = decode(
         tools=[BASH | {"type": "custom", "strict": True} | extra, {"name": "bare"}], tool_choice=None
     )
+    described = 'run\n\nExamples of the input:\n{"command":"ls"}'
     assert request.conversation.tools == (
-        Tool("Bash", "run", BASH["input_schema"], strict=True),  # type: ignore[arg-type]
+        Tool("Bash", described, BASH["input_schema"], strict=True),  # type: ignore[arg-type]
         Tool("bare"),
     )
     assert request.conversation.tools[0].extra == extra

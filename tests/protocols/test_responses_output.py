@@ -30,6 +30,7 @@ from singletree.errors import (
 )
 from singletree.events import Finished, Markup, TextDelta
 from singletree.protocols import responses
+from singletree.protocols.responses_state import Known
 
 
 def test_usage() -> None:  # C8
@@ -71,7 +72,10 @@ SAID: Json = {
 
 
 def test_the_response_repeats_what_the_request_said() -> None:  # C33
-    shape, of = shapes.by_name["text_only"], request(**SAID)
+    shape = shapes.by_name["text_only"]
+    of = responses.decode(
+        json.dumps({"model": "org/model", "input": "Hello", **SAID}).encode(), known=Known()
+    )
     for response in (body(shape, of), Grammar(stream(shape.events, of=of)).response):
         assert {field: response[field] for field in SAID} == SAID
         assert response["model"] == "org/model"
@@ -175,7 +179,8 @@ class TestSeal:
         encoding.feed(Markup("</think>"))
         assert calls == [0]
 
-    def test_it_is_not_called_for_who_does_not_ask(self) -> None:
+    @pytest.mark.parametrize(("sealed", "shown"), [("sealed", "sealed"), ("", None)])
+    def test_nobody_has_to_ask_for_it(self, sealed: str, shown: str | None) -> None:
         shape = shapes.by_name["only_reasoning"]
-        seen = Grammar(stream(shape.events, seal=lambda n: "sealed"))
-        assert seen.items[0]["encrypted_content"] is None
+        seen = Grammar(stream(shape.events, seal=lambda n: sealed))
+        assert seen.response["output"][0]["encrypted_content"] == shown

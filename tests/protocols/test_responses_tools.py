@@ -185,8 +185,8 @@ class TestToolChoice:
     @pytest.mark.parametrize(
         ("mode", "names", "read"),
         [
-            ("auto", ["f", "patch"], ToolChoice()),
-            ("required", ["f", "patch"], ToolChoice("required")),
+            ("auto", ["f", "patch"], ToolChoice("auto", allowed=("f", "patch"))),
+            ("required", ["f", "patch"], ToolChoice("required", allowed=("f", "patch"))),
             ("required", ["f"], ToolChoice("required", "f")),
         ],
     )
@@ -208,6 +208,7 @@ class TestToolChoice:
             {"type": "function"},
             {"type": "local_shell"},
             {"type": "allowed_tools", "mode": "none", "tools": []},
+            {"type": "allowed_tools", "mode": "required", "tools": []},
         ],
     )
     def test_what_cannot_be_chosen_is_refused(self, choice: Any) -> None:

@@ -7,80 +7,21 @@ OpenRouter and the makers of open models add. Unknown fields are accepted. ``cha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from singletree.conversation import (
-    Conversation,
-    Request,
-    ResponseFormat,
-    Sampling,
-    Thinking,
-    Tool,
-    ToolChoice,
-)
+from singletree.conversation import Conversation, Request, ResponseFormat, Sampling, Thinking
 from singletree.errors import InvalidRequest
-from singletree.protocols import custom_tools, limits, wire
-from singletree.protocols.chat_encode import ID_PREFIX, Encoder, encode, encode_error
+from singletree.protocols import limits, wire
+from singletree.protocols.chat_encode import ID_PREFIX, Encoder, encode, encode_choices, encode_error
 from singletree.protocols.chat_messages import Message, reasoning_fields, turns
+from singletree.protocols.chat_tools import SentChoice, SentTool, tool_choice_of, tools_of
+from singletree.protocols.hints import NvExt, hints_of, session_of
 
-__all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_choices", "encode_error"]
 
 ROUTES: list[tuple[str, str, str]] = [("POST", "/v1/chat/completions", "create")]
-
-
-class _Function(msgspec.Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class _Grammar(msgspec.Struct):
-    syntax: Literal["lark", "regex"]
-    definition: str
-
-
-class _CustomFormat(msgspec.Struct):
-    type: Literal["text", "grammar"] = "text"
-    grammar: _Grammar | None = None
-
-
-class _Custom(msgspec.Struct):
-    name: str
-    description: str | None = None
-    format: _CustomFormat | None = None
-
-
-class _Tool(msgspec.Struct):
-    type: str = "function"
-    function: _Function | None = None
-    custom: _Custom | None = None
-
-
-class _Named(msgspec.Struct):
-    name: str
-
-
-class _Choice(msgspec.Struct):
-    """An object given as ``tool_choice``, or a tool that ``allowed_tools`` names."""
-
-    type: str
-    function: _Named | None = None
-    custom: _Named | None = None
-    name: str | None = None
-    allowed_tools: _Allowed | None = None
-
-    @property
-    def tool(self) -> str | None:
-        named = self.function or self.custom
-        return named.name if named else self.name
-
-
-class _Allowed(msgspec.Struct):
-    mode: str = "auto"
-    tools: list[_Choice] = []
 
 
 class _JsonSchema(msgspec.Struct):
@@ -111,16 +52,13 @@ class _ReasoningField(msgspec.Struct):
     exclude: bool | None = None
 
 
-class Body(msgspec.Struct):
-    """The body as it goes over the wire."""
+class Drawn(msgspec.Struct, kw_only=True):
+    """What Chat Completions and Completions ask of the drawing of tokens, as it goes over the wire."""
 
-    model: str
-    messages: list[Message]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -132,14 +70,26 @@ class Body(msgspec.Struct):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    response_format: _Format | None = None
+    nvext: NvExt | None = None
+
+
+class Body(Drawn, kw_only=True):
+    """The body as it goes over the wire."""
+
+    model: str
+    messages: list[Message]
+    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[_Tool] | None = None
-    tool_choice: str | _Choice | None = None
+    tools: list[SentTool] | None = None
+    tool_choice: str | SentChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    response_format: _Format | None = None
     reasoning_effort: str | None = None
     reasoning: _ReasoningField | None = None
     include_reasoning: bool | None = None
@@ -175,20 +125,26 @@ def request(wanted: Body) -> Request:
     """
     _refuse_what_cannot_be_done(wanted)
     warnings: list[str] = []
-    tools = _tools(wanted.tools or [], warnings)
+    tools = tools_of(wanted.tools or [], warnings)
     return Request(
         model=wanted.model or "",
         conversation=Conversation(turns(wanted.messages), tools),
-        sampling=_sampling(wanted),
+        sampling=sampling_of(
+            wanted,
+            wanted.max_tokens if wanted.max_completion_tokens is None else wanted.max_completion_tokens,
+            (wanted.top_logprobs or 0) if wanted.logprobs else None,
+        ),
         stream=bool(wanted.stream),
-        tool_choice=_tool_choice(wanted.tool_choice, tools, warnings),
+        tool_choice=tool_choice_of(wanted.tool_choice, tools),
         parallel_tool_calls=wanted.parallel_tool_calls is not False,
         thinking=_thinking(wanted),
-        response_format=_response_format(wanted.response_format),
-        session=wanted.prompt_cache_key or wanted.session_id or None,
+        response_format=response_format_of(wanted.response_format),
+        session=wanted.prompt_cache_key or wanted.session_id or session_of(wanted.nvext),
+        hints=hints_of(wanted.nvext),
+        choices=choices_of(wanted),
         warnings=tuple(warnings),
         extra={
-            "include_usage": bool(wanted.stream_options and wanted.stream_options.include_usage),
+            **told_of(wanted),
             "reasoning_fields": _reasoning_fields(wanted),
             "continue_final_message": _continues(wanted),
         },
@@ -205,18 +161,41 @@ def _refuse_what_cannot_be_done(body: Body) -> None:
     for field, message in _LEGACY.items():
         if getattr(body, field) is not None:
             raise InvalidRequest(message, param=field)
-    if body.n is not None and body.n != 1:
-        raise InvalidRequest(f"n is {body.n!s:.40}; a request makes one choice: send n=1", param="n")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest(
             f"top_logprobs is {body.top_logprobs} but logprobs is not true; send both", param="top_logprobs"
         )
+    check(body)
+
+
+def check(body: Drawn) -> None:
+    """Refuse, with InvalidRequest, what no engine can do here."""
+    if body.prompt_logprobs is not None:
+        at = "prompt_logprobs"
+        raise InvalidRequest(f"{at}: no engine here tells those of the prompt; leave it out", param=at)
     limits.check(body)
 
 
-def _sampling(body: Body) -> Sampling:
+def choices_of(body: Drawn) -> int:
+    """How many answers ``body`` asks for (``n``); raises InvalidRequest for any number but one."""
+    n = 1 if body.n is None else body.n
+    if n != 1:
+        raise InvalidRequest(f"n is {n!s:.40}; a request makes one choice: send n=1", param="n")
+    return n
+
+
+def told_of(body: Drawn) -> dict[str, bool]:
+    """What ``body`` wants to be told beside the answer, for ``Request.extra``."""
+    return {
+        "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+        "return_token_ids": bool(body.return_token_ids),
+        "return_tokens_as_token_ids": bool(body.return_tokens_as_token_ids),
+    }
+
+
+def sampling_of(body: Drawn, most: int | None, logprobs: int | None) -> Sampling:
+    """How ``body`` has tokens drawn: at most ``most``, with ``logprobs`` alternatives told."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return Sampling(
         max_tokens=limits.at_least_one(most),
         temperature=body.temperature,
@@ -228,7 +207,7 @@ def _sampling(body: Body) -> Sampling:
         repetition_penalty=body.repetition_penalty,
         seed=body.seed,
         stop=tuple(s for s in stop if s),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}),
         ignore_eos=bool(body.ignore_eos),
     )
@@ -242,99 +221,21 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float] | None:
     return {int(token): bias for token, bias in given.items()} or None
 
 
-def _tools(given: list[_Tool], warnings: list[str]) -> tuple[Tool, ...]:
-    tools: list[Tool] = []
-    for i, tool in enumerate(given):
-        if tool.type == "function":
-            tools.append(_function_tool(tool.function, f"tools.{i}.function"))
-        elif tool.type == "custom":
-            tools.append(_custom_tool(tool.custom, f"tools.{i}.custom"))
-        else:
-            warnings.append(f"tools.{i} is ignored: type {limits.shown(tool.type)} is not known here")
-    return tuple(tools)
-
-
-def _function_tool(function: _Function | None, at: str) -> Tool:
-    if function is None or not function.name:
-        raise InvalidRequest(f"{at}: Field required, with a name", param=at)
-    return Tool(function.name, function.description, function.parameters, function.strict)
-
-
-def _custom_tool(custom: _Custom | None, at: str) -> Tool:
-    if custom is None or not custom.name:
-        raise InvalidRequest(f"{at}: Field required, with a name", param=at)
-    grammar = custom.format.grammar if custom.format else None
-    syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, "")
-    return Tool(
-        custom.name,
-        custom_tools.description(custom.description, syntax, definition),
-        custom_tools.PARAMETERS,
-        kind="custom",
-        extra={"grammar": {"syntax": syntax, "definition": definition}} if grammar else None,
-    )
-
-
-_MODES: dict[str, ToolChoice] = {
-    "auto": ToolChoice("auto"),
-    "none": ToolChoice("none"),
-    "required": ToolChoice("required"),
-    "any": ToolChoice("required"),
-}
-
-
-def _tool_choice(given: str | _Choice | None, tools: tuple[Tool, ...], warnings: list[str]) -> ToolChoice:
-    if given is None:
-        return ToolChoice()
-    if isinstance(given, _Choice) and given.allowed_tools is not None:
-        choice = _allowed(given.allowed_tools, warnings)
-    else:
-        choice = _named(given)
-    if choice.mode == "required" and not tools:
-        raise _refused_choice("asks for a call but no tools are given; send tools")
-    if choice.name is not None and all(t.name != choice.name for t in tools):
-        name = limits.shown(choice.name)
-        raise _refused_choice(f"names {name}, which is not in tools; send the name of one of them")
-    return choice
-
-
-def _refused_choice(why: str) -> InvalidRequest:
-    return InvalidRequest(f"tool_choice {why}", param="tool_choice")
-
-
-def _named(given: str | _Choice) -> ToolChoice:
-    if isinstance(given, _Choice) and given.tool:
-        return ToolChoice("required", given.tool)
-    mode = given.type if isinstance(given, _Choice) else given
-    if mode not in _MODES:
-        shown = limits.shown(mode)
-        raise _refused_choice(f"is {shown}; send 'auto', 'none', 'required' or an object that names a tool")
-    return _MODES[mode]
-
-
-def _allowed(allowed: _Allowed, warnings: list[str]) -> ToolChoice:
-    """Narrowed where one tool is left; the tools themselves stay, since the prompt may not change."""
-    choice = _named(allowed.mode)
-    names = [tool.tool for tool in allowed.tools if tool.tool]
-    if choice.mode == "required" and len(names) == 1:
-        return ToolChoice("required", names[0])
-    warnings.append("tool_choice.allowed_tools: the list is not enforced; every tool may be called")
-    return choice
-
-
-def _response_format(given: _Format | None) -> ResponseFormat | None:
+def response_format_of(given: _Format | None) -> ResponseFormat | None:
+    """What the text must look like; raises InvalidRequest for what is not known."""
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return ResponseFormat(given.schema)
+        return ResponseFormat(given.schema, schema_at="response_format.schema")
     if given.type != "json_schema":
         at = "response_format.type"
         cure = "send 'text', 'json_object' or 'json_schema'"
         raise InvalidRequest(f"{at} is {limits.shown(given.type)}; {cure}", param=at)
     wanted = given.json_schema or _JsonSchema()
+    at = "response_format.json_schema.schema"
     if wanted.schema is None:
-        at = "response_format.json_schema.schema"
         raise InvalidRequest(f"{at}: Field required; send the JSON schema, or type 'json_object'", param=at)
-    return ResponseFormat(wanted.schema, wanted.name or "", wanted.strict)
+    return ResponseFormat(wanted.schema, wanted.name or "", wanted.strict, at)
 
 
 _THINKING_TYPES = {"enabled": True, "adaptive": True, "disabled": False}

@@ -6,7 +6,6 @@ whole body is what an SDK accumulates from the stream. Reasoning leaves in the f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,15 +21,17 @@ from singletree.events import (
     FinishReason,
     ReasoningDelta,
     TextDelta,
+    TokensRead,
     ToolCallBroken,
     ToolCallEnd,
     ToolCallStart,
     Usage,
 )
 from singletree.protocols import custom_tools, openai_error, sse, wire
+from singletree.protocols.logprobs import Telling, ids_of, tokens_of
 from singletree.protocols.openai_error import encode_error
 
-__all__ = ["ID_PREFIX", "Encoder", "TokenLogprob", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "Encoder", "encode", "encode_choices", "encode_error"]
 
 ID_PREFIX = "chatcmpl-"
 
@@ -52,16 +53,6 @@ _FINISH_REASONS: dict[FinishReason, str] = {
 _CALL_FORMS = {"function": "arguments", "custom": "input"}
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A generated token, its natural-log probability and the most likely tokens in its place."""
-
-    token: str
-    utf8: bytes
-    logprob: float
-    alternatives: tuple[TokenLogprob, ...] = ()
-
-
 @dataclass(slots=True)
 class _Call:
     """The call that is being written. ``frame`` stands around each piece of its arguments, once shown."""
@@ -75,26 +66,41 @@ class _Call:
 
 
 class Encoder:
-    """Events to Chat Completions chunks; one for each stream."""
+    """Events to Chat Completions chunks; one for each choice. What would seal reasoning has no field on this API.
+
+    Args:
+        index: of the choice.
+    """
 
     def __init__(
-        self, request: Request, *, id: str, created: int, usage: Usage, new_id: Callable[[str], str]
+        self,
+        request: Request,
+        *,
+        id: str,
+        created: int,
+        usage: Usage,
+        new_id: Callable[[str], str],
+        seal: Callable[[int], str] | None = None,
+        index: int = 0,
     ) -> None:
         head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":['
         self._head = head % (_json(id), created, wire.dump(request.model))
-        self._delta = self._head + b'{"index":0,"delta":{'
+        self._delta = self._head + b'{"index":%d,"delta":{' % index
         self._text = (self._delta + b'"content":', _DELTA_END)
         self._reasoning = _around(self._delta, request.extra.get("reasoning_fields", ("reasoning_content",)))
         self._include_usage = bool(request.extra.get("include_usage"))
         self._custom = _custom_tools(request)
+        self._telling = Telling.of(request)
+        self._prompt = _prompt_field(request)
         self._call: _Call | None = None
         self._calls_shown = 0
         self._has_complete_call = False
         self._has_text = False
 
     def start(self) -> bytes:
-        """The chunk that gives the role."""
-        return self._delta + b'"role":"assistant","content":null' + _DELTA_END
+        """The chunk that gives the role, and the prompt's token ids if asked for."""
+        role = self._delta + b'"role":"assistant","content":null'
+        return role + (b'},"finish_reason":null}],%b}\n\n' % self._prompt if self._prompt else _DELTA_END)
 
     def feed(self, event: Event) -> bytes:
         """What ``event`` adds, ``b""`` if nothing. A call is shown with the first piece of its arguments."""
@@ -110,35 +116,50 @@ class Encoder:
             return self._end_call()
         if isinstance(event, ToolCallBroken):
             return self._break_call(event)
+        if isinstance(event, TokensRead):
+            return self._tell(event)
         if self._call is not None:
             self._call.raw.append(event.raw)
         return b""
 
-    def feed_logprobs(self, tokens: Sequence[TokenLogprob]) -> bytes:
-        """A chunk with the log probabilities of ``tokens``, if ``sampling.logprobs`` asked for them."""
-        if not tokens:
+    def _tell(self, event: TokensRead) -> bytes:
+        """A chunk of its own with what is wanted of the tokens; what they say is in those behind it."""
+        about = self._telling.about(event.tokens)
+        if not about:
             return b""
-        frame = self._head + b'{"index":0,"delta":{},"logprobs":', b',"finish_reason":null}]}\n\n'
-        return _json(_logprobs(tokens)).join(frame)
+        told: dict[str, Any] = {"logprobs": self._telling.chat(about)} if self._telling.logprobs else {}
+        if self._telling.ids:
+            told["token_ids"] = ids_of(about)
+        return b'%b},%b,"finish_reason":null}]}\n\n' % (self._delta, _json(told)[1:-1])
 
     def keep_alive(self) -> bytes:
         """A comment: every client skips it, and some refuse events that they do not know."""
         return b": keep-alive\n\n"
 
     def close(self, finished: Finished) -> bytes:
-        """The call that was cut, if any; then the finish reason, the usage if asked for, and the end mark."""
+        """The end of the only choice, and of the stream."""
+        return self.end(finished) + self.tail(finished.usage)
+
+    def end(self, finished: Finished) -> bytes:
+        """The end of the choice: the call that was cut, if any, then the finish reason."""
         cut = self._cut_call()
         empty = b"" if self._has_text or self._calls_shown else b'"content":""'
         reason = _finish_reason(finished.reason, self._has_complete_call)
         end = b'%b},"finish_reason":"%b"}]}\n\n' % (empty, reason.encode())
-        usage = b""
-        if self._include_usage:
-            usage = self._head + b'],"usage":%b}\n\n' % _json(_usage(finished.usage))
-        return cut + self._delta + end + usage + _DONE
+        return cut + self._delta + end
+
+    def tail(self, usage: Usage) -> bytes:
+        """The end of the stream: the usage if asked for, and the end mark."""
+        told = self._head + b'],"usage":%b}\n\n' % _json(usage_object(usage)) if self._include_usage else b""
+        return told + _DONE
 
     def fail(self, error: SingletreeError) -> bytes:
         """An error object in place of a chunk, at which OpenAI's SDKs raise. Nothing says "finished"."""
         return sse.frame(_json({"error": openai_error.error_object(error)})) + _DONE
+
+    def side_event(self, name: str, said: Mapping[str, Any]) -> bytes:
+        """An event beside the API's. To who does not know ``name`` it is a chunk without choices."""
+        return b"event: %b\n%b],%b\n\n" % (name.encode(), self._head, wire.dump(said)[1:])
 
     def _say(self, text: str) -> bytes:
         if not text:
@@ -213,9 +234,30 @@ def encode(
     id: str,
     created: int,
     new_id: Callable[[str], str],
-    logprobs: Sequence[TokenLogprob] = (),
+    seal: Callable[[int], str] | None = None,
 ) -> bytes:
     """The body of a response that is not streamed; ``created`` in unix seconds."""
+    return encode_choices(request, [(turn, finished)], finished.usage, id=id, created=created)
+
+
+def encode_choices(
+    request: Request, choices: Sequence[tuple[Turn, Finished]], usage: Usage, *, id: str, created: int
+) -> bytes:
+    """The body of a response with several choices; ``usage`` is that of all together."""
+    said = [_choice(request, index, turn, finished) for index, (turn, finished) in enumerate(choices)]
+    body = {"id": id, "object": "chat.completion", "created": created, "model": _raw(request.model)}
+    encoded = _json({**body, "choices": said, "usage": usage_object(usage)})
+    prompt = _prompt_field(request)
+    return b"%b,%b}" % (encoded[:-1], prompt) if prompt else encoded
+
+
+def _prompt_field(request: Request) -> bytes:
+    """``prompt_token_ids`` as a member of an object; empty when not asked for."""
+    ids = request.extra.get("prompt_token_ids")
+    return b"" if ids is None else b'"prompt_token_ids":%b' % _json(ids)
+
+
+def _choice(request: Request, index: int, turn: Turn, finished: Finished) -> dict[str, Any]:
     custom = _custom_tools(request)
     calls = [_whole_call(call, "custom" if call.name in custom else "function") for call in turn.tool_calls]
     content = _raw(turn.text) if turn.text or not calls else None
@@ -225,14 +267,14 @@ def encode(
         message |= dict.fromkeys(fields, _raw(turn.reasoning))
     if calls:
         message["tool_calls"] = calls
+    telling, tokens = Telling.of(request), tokens_of(turn)
     choice = {
-        "index": 0,
+        "index": index,
         "message": message,
-        "logprobs": _logprobs(logprobs) if logprobs else None,
+        "logprobs": telling.chat(tokens),
         "finish_reason": _finish_reason(finished.reason, any(call.complete for call in turn.tool_calls)),
     }
-    body = {"id": id, "object": "chat.completion", "created": created, "model": _raw(request.model)}
-    return _json({**body, "choices": [choice], "usage": _usage(finished.usage)})
+    return choice | ({"token_ids": ids_of(tokens)} if telling.ids else {})
 
 
 def _whole_call(call: ToolCall, form: str) -> dict[str, Any]:
@@ -252,7 +294,8 @@ def _finish_reason(reason: FinishReason, has_complete_call: bool) -> str:
     return "tool_calls" if reason == "stop" and has_complete_call else _FINISH_REASONS[reason]
 
 
-def _usage(usage: Usage) -> Mapping[str, Any]:
+def usage_object(usage: Usage) -> Mapping[str, Any]:
+    """Token counts as Chat Completions and Completions tell them."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -260,17 +303,6 @@ def _usage(usage: Usage) -> Mapping[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
-
-
-def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
-    content = [_logprob(t) | {"top_logprobs": [_logprob(other) for other in t.alternatives]} for t in tokens]
-    return {"content": content, "refusal": None}
-
-
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    """JSON has no infinity; -9999 stands for "very unlikely" in OpenAI's API too."""
-    logprob = token.logprob if math.isfinite(token.logprob) else -9999.0
-    return {"token": _raw(token.token), "logprob": logprob, "bytes": list(token.utf8)}
 
 
 def _around(delta: bytes, fields: Sequence[str]) -> tuple[bytes, ...]:

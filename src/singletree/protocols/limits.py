@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from singletree.errors import InvalidRequest
 
+MOST_CHOICES = 128
+"""Answers to one request, as on OpenAI's API."""
+
 # Wide where protocols differ (temperature ends at 1 on Messages, at 2 elsewhere): an engine takes both.
 _LIMITS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),

@@ -31,15 +31,8 @@ from singletree.conversation import (
 from singletree.errors import InvalidRequest
 from singletree.protocols import limits, wire
 from singletree.protocols.limits import shown
-from singletree.protocols.messages_blocks import (
-    Block,
-    Content,
-    Reading,
-    ToolDefinition,
-    parts,
-    required,
-    tool,
-)
+from singletree.protocols.messages_blocks import Block, Content, parts
+from singletree.protocols.messages_context import context_edits
 from singletree.protocols.messages_encode import (
     ID_PREFIX,
     Encoder,
@@ -47,6 +40,7 @@ from singletree.protocols.messages_encode import (
     encode_count,
     encode_error,
 )
+from singletree.protocols.messages_tools import Reading, ToolDefinition, required, tool
 
 __all__ = [
     "ID_PREFIX",
@@ -190,6 +184,7 @@ def _build(body: _Body) -> Request:
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         thinking=_thinking(body),
         response_format=_response_format(body),
+        context_edits=context_edits(body.context_management, reading),
         session=_session(body.metadata.user_id if body.metadata else None),
         warnings=reading.warnings,
         extra=_extra(body),
@@ -278,7 +273,7 @@ def _response_format(body: _Body) -> ResponseFormat | None:
         _refuse_type(f"{at}.type", asked.type, ("json_schema",))
     if asked.schema is None:
         raise InvalidRequest(f"{at}.schema: Field required", param=f"{at}.schema")
-    return ResponseFormat(asked.schema, strict=True)
+    return ResponseFormat(asked.schema, strict=True, schema_at=f"{at}.schema")
 
 
 def _refuse_type(at: str, got: str, known: Iterable[str]) -> NoReturn:

@@ -19,7 +19,6 @@ from singletree.conversation import (
     Part,
     Reasoning,
     Text,
-    Tool,
     ToolCall,
     ToolReference,
     ToolResult,
@@ -27,6 +26,7 @@ from singletree.conversation import (
 from singletree.errors import InvalidRequest
 from singletree.protocols import media, wire
 from singletree.protocols.limits import shown
+from singletree.protocols.messages_tools import Reading, ToolDefinition, required, tool
 
 Place = Literal["user", "assistant", "system", "tool_result"]
 Said = Text | Image | Document | ToolReference
@@ -72,26 +72,12 @@ class Source(msgspec.Struct, frozen=True):
     content: Content = None
 
 
-class ToolDefinition(msgspec.Struct, frozen=True):
-    """An entry of ``tools``. Without a ``type`` it is the client's own tool, as with ``custom``."""
-
-    name: str | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    type: str | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
-    cache_control: Any = None
-    input_examples: Any = None
-    eager_input_streaming: Any = None
-    allowed_callers: Any = None
-
-
 class ToolChange(msgspec.Struct, frozen=True):
-    """What a ``tool_addition`` block adds: a tool by name, or by value."""
+    """What a ``tool_addition`` block adds, a tool by name or by value; or what a ``tool_removal`` block takes away."""
 
     type: str
     name: str | None = None
+    server_name: str | None = None
     definition: ToolDefinition | None = None
 
 
@@ -116,51 +102,6 @@ class _Kept(msgspec.Struct, frozen=True):
 
 _UNPARSED = b'{"__unparsedToolInput":{"raw":'
 _KEPT = msgspec.json.Decoder(_Kept)
-
-
-class Reading:
-    """What is gathered on the way through a body: each warning once, and tools defined inside messages."""
-
-    def __init__(self) -> None:
-        self._warnings: dict[str, None] = {}
-        self.tools: list[Tool] = []
-
-    def warn(self, text: str) -> None:
-        """Remember that something was accepted and ignored."""
-        self._warnings[text] = None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Every warning once, in the order in which it was first given."""
-        return tuple(self._warnings)
-
-
-def required(value: str | None, at: str) -> str:
-    """``value``, which the field ``at`` has to have. Raises InvalidRequest when it is absent or empty."""
-    if not value:
-        raise InvalidRequest(f"{at}: Field required", param=at)
-    return value
-
-
-def tool(definition: ToolDefinition, at: str, reading: Reading) -> Tool | None:
-    """The client's own tool; None, with a warning, for one that only Anthropic's servers or models have."""
-    if definition.type not in (None, "custom"):
-        reading.warn(
-            f"tools of type {shown(definition.type or '')} are ignored: they are built into Anthropic's "
-            "models and servers; declare a tool with an input_schema instead"
-        )
-        return None
-    return Tool(
-        name=required(definition.name, f"{at}.name"),
-        description=definition.description,
-        parameters=definition.input_schema,
-        strict=definition.strict,
-        deferred=bool(definition.defer_loading),
-        extra={k: v for k in _TOOL_EXTRA if (v := getattr(definition, k)) is not None} or None,
-    )
-
-
-_TOOL_EXTRA = ("cache_control", "input_examples", "eager_input_streaming", "allowed_callers")
 
 
 def parts(content: Content, place: Place, at: str, reading: Reading) -> Iterator[Part]:
@@ -293,6 +234,13 @@ def _tool_addition(block: Block, at: str, reading: Reading) -> Iterator[Part]:
     yield ToolReference(required(name, f"{at}.tool.name"), _marks(block))
 
 
+def _tool_removal(block: Block, at: str, reading: Reading) -> Iterator[Part]:
+    """The head of the prompt keeps the tool, so that what is behind it stays cached; the model is told in place."""
+    change = wire.convert(block.tool, ToolChange, f"{at}.tool")
+    name = required(change.name or change.server_name, f"{at}.tool.name")
+    yield Text(f"The tool {name} is not available any more.", _marks(block))
+
+
 def _image(block: Block, at: str, reading: Reading) -> Iterator[Part]:
     at = f"{at}.source"
     source = _decode(_SOURCE, block.source, at)
@@ -351,6 +299,7 @@ _READERS: dict[str, Callable[[Block, str, Reading], Iterator[Part]]] = {
     "document": _document,
     "search_result": _search_result,
     "tool_addition": _tool_addition,
+    "tool_removal": _tool_removal,
     "server_tool_use": _tool_use,
     "mcp_tool_use": _tool_use,
     "mcp_tool_result": _tool_result,
@@ -366,7 +315,6 @@ _READERS: dict[str, Callable[[Block, str, Reading], Iterator[Part]]] = {
 
 _IGNORED = {
     "redacted_thinking": "only the model that wrote it can read it",
-    "tool_removal": "the tool stays as it is",
     "container_upload": "there is no container here",
     "mcp_tool_listing": "MCP servers are the client's to call",
     "fallback": "there is one model",

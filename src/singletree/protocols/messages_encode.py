@@ -8,7 +8,7 @@ It never makes the reason ``tool_use``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -29,11 +29,12 @@ from singletree.events import (
     Usage,
 )
 from singletree.protocols import sse, wire
+from singletree.protocols.messages_context import applied_edits
 from singletree.protocols.messages_input import JSON_SPACE, tool_input
 
 ID_PREFIX = "msg_"
 
-Sign = Callable[[int], str]
+Seal = Callable[[int], str]
 
 _Block = type[TextDelta] | type[ReasoningDelta] | type[ArgumentsDelta]
 
@@ -66,15 +67,18 @@ _START = b'event: content_block_start\ndata: {"type":"content_block_start","inde
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b'
 _BLOCK_STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
 _EMPTY: dict[_Block, bytes] = {
-    TextDelta: b'{"type":"text","text":""}',
+    TextDelta: b'{"type":"text","text":"","citations":null}',
     ReasoningDelta: b'{"type":"thinking","thinking":"","signature":""}',
 }
-_TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
+_TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{},"caller":{"type":"direct"}}'
 _DELTA_FIELDS: dict[_Block, bytes] = {
     TextDelta: b'"text_delta","text":',
     ReasoningDelta: b'"thinking_delta","thinking":',
     ArgumentsDelta: b'"input_json_delta","partial_json":',
 }
+# What the API's schema requires and nothing here can fill.
+_UNUSED = {"stop_details": None, "container": None}
+_UNUSED_IN_USAGE = {"cache_creation": None, "inference_geo": None, "service_tier": None}
 _SIGNATURE_FIELD = b'"signature_delta","signature":'
 
 
@@ -88,7 +92,7 @@ class Encoder:
         id: the message's id.
         usage: what is known before the first token; ``Finished.usage`` has the last word.
         created: not said on this API.
-        sign: the signature of the nth block of reasoning, from 0; asked when that block ends.
+        seal: gives the signature of the nth block of reasoning, from 0; asked when that block ends.
         request_id: shown in an ``error`` event; a new one by default.
     """
 
@@ -100,12 +104,13 @@ class Encoder:
         created: int,
         usage: Usage,
         new_id: Callable[[str], str],
-        sign: Sign | None = None,
+        seal: Seal | None = None,
         request_id: str | None = None,
     ) -> None:
         self._request_id, self._new_id = request_id, new_id
-        self._model, self._id, self._usage, self._sign = request.model, id, usage, sign
+        self._model, self._id, self._usage, self._seal = request.model, id, usage, seal
         self._hides_thinking = _hides_thinking(request)
+        self._applied_edits = applied_edits(request)
         self._open: _Block | None = None
         self._head = b""  # of a delta of the open block, up to its text
         self._index = 0
@@ -135,7 +140,7 @@ class Encoder:
             return self._end_call()
         if isinstance(event, ToolCallBroken):
             return self._break_call(event)
-        return self._between(event)
+        return self._between(event) if isinstance(event, Markup) else b""
 
     def keep_alive(self) -> bytes:
         """A ``ping``: harnesses count it, and no comment, as a sign of life (Router-Maestro#61)."""
@@ -146,8 +151,14 @@ class Encoder:
         if self._over:
             return b""
         self._over = True
-        delta = {"stop_reason": _stop_reason(finished, self._called), "stop_sequence": finished.stop_sequence}
-        last = _event({"type": "message_delta", "delta": delta, "usage": _usage(finished.usage)})
+        delta = {
+            "stop_reason": _stop_reason(finished, self._called),
+            "stop_sequence": finished.stop_sequence,
+            **_UNUSED,
+        }
+        last = _event(
+            {"type": "message_delta", "delta": delta, "usage": _usage(finished.usage), **self._applied_edits}
+        )
         return self._end() + last + _STOP
 
     def fail(self, error: SingletreeError) -> bytes:
@@ -157,6 +168,10 @@ class Encoder:
         self._over = True
         self._unshown = None
         return self._end() + _event(_failure(error, self._request_id or self._new_id("req_")))
+
+    def side_event(self, name: str, said: Mapping[str, Any]) -> bytes:
+        """An event beside the API's. To who does not know ``name`` its data is a ``ping``, which may come anywhere."""
+        return b"" if self._over else sse.frame(wire.dump({"type": "ping", **said}), name)
 
     def _delta(self, text: str) -> bytes:
         if not text or (self._hides_thinking and self._open is ReasoningDelta):
@@ -219,7 +234,7 @@ class Encoder:
         if kind is None:
             return out
         if kind is ReasoningDelta:
-            out += _signature(self._index, self._sign(self._reasoned) if self._sign else "")
+            out += _signature(self._index, self._seal(self._reasoned) if self._seal else "")
             self._reasoned += 1
         out += _BLOCK_STOP % self._index
         self._index += 1
@@ -234,15 +249,15 @@ def encode(
     id: str,
     created: int,
     new_id: Callable[[str], str],
-    sign: Sign | None = None,
+    seal: Seal | None = None,
 ) -> bytes:
     """The body that answers a request without ``stream``: the blocks that the stream would have shown."""
     hides, content, reasoned = _hides_thinking(request), [], 0
     for part in turn.parts:
         if isinstance(part, Text):
-            content.append({"type": "text", "text": _value(part.text)})
+            content.append({"type": "text", "text": _value(part.text), "citations": None})
         elif isinstance(part, Reasoning):
-            signature = sign(reasoned) if sign else (part.extra or {}).get("signature", "")
+            signature = seal(reasoned) if seal else (part.extra or {}).get("signature", "")
             text = _value("" if hides else part.text)
             content.append({"type": "thinking", "thinking": text, "signature": signature})
             reasoned += 1
@@ -250,12 +265,13 @@ def encode(
             content.append(_tool_use(part))
     reason = _stop_reason(finished, any(call.complete for call in turn.tool_calls))
     message = _message(id, request.model, content, reason, finished.stop_sequence, finished.usage)
-    return msgspec.json.encode(message)
+    return msgspec.json.encode(message | applied_edits(request))
 
 
-def encode_count(tokens: int) -> bytes:
-    """The answer to count_tokens."""
-    return b'{"input_tokens":%d}' % tokens
+def encode_count(tokens: int, original: int | None = None) -> bytes:
+    """The answer to count_tokens; ``original`` is what it was before context editing, where that was asked for."""
+    edited = b"" if original is None else b',"context_management":{"original_input_tokens":%d}' % original
+    return b'{"input_tokens":%d%b}' % (tokens, edited)
 
 
 def encode_error(error: SingletreeError, *, request_id: str | None = None) -> tuple[int, bytes]:
@@ -293,6 +309,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "server_tool_use": None,
     }
 
 
@@ -307,13 +324,20 @@ def _message(
         "content": content,
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
-        "usage": _usage(usage),
+        **_UNUSED,
+        "usage": _usage(usage) | _UNUSED_IN_USAGE,
     }
 
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:
     given = tool_input(call.arguments, complete=call.complete)
-    return {"type": "tool_use", "id": _value(call.id), "name": _value(call.name), "input": given}
+    return {
+        "type": "tool_use",
+        "id": _value(call.id),
+        "name": _value(call.name),
+        "input": given,
+        "caller": {"type": "direct"},
+    }
 
 
 def _hides_thinking(request: Request) -> bool:

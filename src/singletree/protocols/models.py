@@ -8,7 +8,7 @@ catalog (``ModelInfo`` in openai/codex, codex-rs/protocol/src/openai_models.rs).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ class ModelInfo:
         default_effort: the effort of a request that names none.
         instructions: Codex's base instructions for this model; empty for a few general lines.
         tool_output_tokens: how much of a tool's output Codex keeps.
+        codex: fields of Codex's ``ModelInfo`` that stand in place of those made here.
     """
 
     id: str
@@ -55,6 +56,7 @@ class ModelInfo:
     default_effort: str | None = None
     instructions: str = ""
     tool_output_tokens: int = 10_000
+    codex: Mapping[str, Any] = field(default_factory=dict)
 
 
 def style(headers: Mapping[str, str], query: Mapping[str, str]) -> Style:
@@ -99,6 +101,7 @@ def _anthropic(model: ModelInfo) -> dict[str, Any]:
         "display_name": model.display_name or model.id,
         "created_at": f"{datetime.fromtimestamp(model.created, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "lifecycle": "active",
+        "capabilities": None,
         "max_input_tokens": model.context_window,
         "max_tokens": model.max_output_tokens or model.context_window,
     }
@@ -144,4 +147,5 @@ def _codex(model: ModelInfo, priority: int) -> dict[str, Any]:
         "effective_context_window_percent": 95,
         "input_modalities": list(model.input_modalities),
         "experimental_supported_tools": [],
+        **model.codex,
     }

@@ -7,7 +7,7 @@ the answer is encoded in ``responses_output`` (whole) and ``responses_encode`` (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -26,6 +26,7 @@ from singletree.errors import InvalidRequest
 from singletree.protocols import limits, responses_input, wire
 from singletree.protocols.responses_encode import ID_PREFIX, Encoder
 from singletree.protocols.responses_output import encode, encode_error
+from singletree.protocols.responses_state import Known, conversation_id, resolved
 from singletree.protocols.responses_tools import Toolbox, read_choice
 
 __all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_error"]
@@ -33,6 +34,18 @@ __all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_error"]
 ROUTES: list[tuple[str, str, str]] = [
     ("POST", "/v1/responses", "create"),
     ("POST", "/v1/responses/input_tokens", "count_tokens"),
+    ("GET", "/v1/responses/{id}", "get_response"),
+    ("DELETE", "/v1/responses/{id}", "delete_response"),
+    ("POST", "/v1/responses/{id}/cancel", "cancel_response"),
+    ("GET", "/v1/responses/{id}/input_items", "list_input_items"),
+    ("POST", "/v1/conversations", "create_conversation"),
+    ("GET", "/v1/conversations/{id}", "get_conversation"),
+    ("POST", "/v1/conversations/{id}", "update_conversation"),
+    ("DELETE", "/v1/conversations/{id}", "delete_conversation"),
+    ("GET", "/v1/conversations/{id}/items", "list_items"),
+    ("POST", "/v1/conversations/{id}/items", "create_items"),
+    ("GET", "/v1/conversations/{id}/items/{item}", "get_item"),
+    ("DELETE", "/v1/conversations/{id}/items/{item}", "delete_item"),
 ]
 
 
@@ -93,15 +106,22 @@ class _TextField(Struct):
     verbosity: str | None = None
 
 
-def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
+def decode(
+    body: bytes, headers: Mapping[str, str] = {}, known: Known | None = None, *, stores: bool | None = None
+) -> Request:
     """``body`` as a request.
+
+    ``known`` is what the server has found of what it refers to, None where it looks nothing up. ``stores`` is whether
+    it stores the response if asked to; by default where it looks things up.
 
     ``extra`` holds:
 
-    * ``input``: the items as they were sent, a string as one message: nothing of them is lost there;
+    * ``input``: the items as they were sent, a string as one message: nothing of them is lost there; items that were
+      referred to stand in their place;
     * ``stateful``: the fields that ask for what a server has stored (``previous_response_id``,
       ``conversation``, ``background``, references such as ``input.3``): for the server to resolve or refuse;
-    * ``previous_response_id`` and ``store``, as they were sent;
+    * ``previous_response_id``, the id of the ``conversation``, whether to ``store`` the response and to work in the
+      ``background``;
     * ``allowed_tools``: the names that ``tool_choice`` allows, None for all;
     * ``echo``, ``include``, ``summary``: for the answer.
 
@@ -109,20 +129,20 @@ def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
         InvalidRequest: with ``param`` as a path such as ``input.3.name``.
     """
     try:
-        return _request(wire.read(body, _Body))
+        return _request(wire.read(body, _Body), known, known is not None if stores is None else stores)
     except RecursionError:
         raise InvalidRequest("the request is nested too deeply; flatten its schemas") from None
 
 
-def _request(said: _Body) -> Request:
+def _request(said: _Body, known: Known | None, stores: bool) -> Request:
     _refuse_what_cannot_be_done(said)
-    items = _items(said)
+    items = _items(said) if known is None else resolved(_items(said), known)
     tools = Toolbox()
     tools.add(said.tools or (), "tools")
-    turns, references = responses_input.read(items, tools)
+    turns, references = responses_input.read(items, tools, known.history if known else ())
     choice, allowed = read_choice(said.tool_choice, tools)
     reasoning = wire.convert(said.reasoning or {}, _Reasoning, "reasoning")
-    stateful = (*_stateful(said), *references)
+    stateful = () if known is not None else (*_stateful(said), *references)
     if said.instructions:
         turns = (Turn("system", (Text(said.instructions),)), *turns)
     if not turns and not stateful:
@@ -142,9 +162,11 @@ def _request(said: _Body) -> Request:
             "input": items,
             "stateful": stateful,
             "previous_response_id": said.previous_response_id,
-            "store": said.store,
+            "store": stores and said.store is not False,
+            "background": bool(said.background),
+            "conversation": conversation_id(said.conversation),
             "allowed_tools": allowed,
-            "echo": _echo(said),
+            "echo": _echo(said, stores=stores),
             "include": tuple(said.include or ()),
             "summary": (reasoning.summary or reasoning.generate_summary or "none") != "none",
         },
@@ -162,7 +184,7 @@ def _refuse_what_cannot_be_done(said: _Body) -> None:
     limits.check(said)
 
 
-def _items(said: _Body) -> list[dict[str, Any]]:
+def _items(said: _Body) -> Sequence[Mapping[str, Any]]:
     if isinstance(said.input, str):
         return [{"type": "message", "role": "user", "content": said.input}]
     return said.input or []
@@ -221,13 +243,13 @@ def _response_format(said: _Body) -> ResponseFormat | None:
     if form.schema is None:
         at = "text.format.schema"
         raise InvalidRequest(f"{at}: Field required; send the JSON schema, or type 'json_object'", param=at)
-    return ResponseFormat(form.schema, form.name or "", form.strict)
+    return ResponseFormat(form.schema, form.name or "", form.strict, "text.format.schema")
 
 
-def _echo(said: _Body) -> bytes:
+def _echo(said: _Body, *, stores: bool) -> bytes:
     """The fields of the response object that repeat the request, as JSON: they are sent three times or more.
 
-    Defaults are OpenAI's; but nothing is stored unless it was asked for.
+    Defaults are OpenAI's.
     """
     conversation = {"id": said.conversation} if isinstance(said.conversation, str) else said.conversation
     echo = {
@@ -244,7 +266,7 @@ def _echo(said: _Body) -> bytes:
         "reasoning": {"effort": None, "summary": None, **(said.reasoning or {})},
         "safety_identifier": said.safety_identifier,
         "service_tier": said.service_tier or "default",
-        "store": bool(said.store),
+        "store": stores and said.store is not False,
         "text": {"format": {"type": "text"}, **(said.text or {})},
         "tool_choice": said.tool_choice or "auto",
         "tools": said.tools or [],

@@ -7,7 +7,7 @@ one when its arguments are complete, while the generation goes on; one that was 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -115,6 +115,12 @@ class Encoder:
         """Leaves what is open as it is, incomplete, and ends the response as failed."""
         self._abandon_span()
         return self._leave() + self._end(status="failed", error=failure(error))
+
+    def side_event(self, name: str, said: Mapping[str, Any]) -> bytes:
+        """An event beside the API's, of a type that clients do not know; the sequence has no gap."""
+        data = {"type": f"response.{name}", "sequence_number": self._sequence_number, **said}
+        self._sequence_number += 1
+        return sse.frame(wire.dump(data), name)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         said = {"type": kind, "sequence_number": self._sequence_number, **fields}

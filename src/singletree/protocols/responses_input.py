@@ -84,13 +84,17 @@ class _Part(Struct):
     filename: str | None = None
 
 
-def read(items: Sequence[Wire], tools: Toolbox) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
-    """The turns that ``items`` say and the paths of those that refer to what a server has stored.
+def read(
+    items: Sequence[Wire], tools: Toolbox, history: Sequence[Wire] = ()
+) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
+    """The turns that ``history`` and then ``items`` say, and the paths of items that refer to what a server has stored.
 
     Tools that items bring along are added to ``tools``, and warnings to its warnings. Raises InvalidRequest
     with ``param`` as a path such as ``input.3.name``.
     """
     reader = _Reader(tools)
+    for i, item in enumerate(history):
+        reader.read(item, f"history.{i}")
     for i, item in enumerate(items):
         reader.read(item, f"input.{i}")
     return reader.turns(), tuple(reader.references)

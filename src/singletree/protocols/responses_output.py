@@ -55,15 +55,15 @@ def reasoning_part(text: str) -> Item:
 class Output:
     """The items and the response object of one response, in the words of the request that it answers.
 
-    ``seal`` is called, if the request asks for ``encrypted_content``, with the ordinal of a reasoning item
-    that ended (they count from 0), and gives the ``encrypted_content`` of that item.
+    ``seal`` is called with the ordinal of a reasoning item that ended (they count from 0), and gives the
+    ``encrypted_content`` of that item. The API has it by default, whatever ``include`` and ``store`` say
+    (https://platform.openai.com/docs/api-reference/responses/object).
     """
 
     def __init__(
         self, request: Request, *, id: str, created: int, seal: Callable[[int], str] | None = None
     ) -> None:
-        include = request.extra.get("include", ())
-        self._seal = seal if "reasoning.encrypted_content" in include else None
+        self._seal = seal
         self._summary = bool(request.extra.get("summary"))
         self._tools = {tool.name: tool for tool in request.conversation.tools}
         self._head = {"id": id, "object": "response", "created_at": created}
@@ -104,7 +104,7 @@ class Output:
             "status": status,
             "summary": self.summary(text, status),
             "content": [] if open_ else [reasoning_part(text)],
-            "encrypted_content": self._seal(ordinal) if self._seal and not open_ else None,
+            "encrypted_content": (self._seal(ordinal) or None) if self._seal and not open_ else None,
         }
 
     def call(self, id: str, call: ToolCall) -> Item:

@@ -54,7 +54,8 @@ class _Custom(Struct):
         syntax = form.syntax if form.type == "grammar" else None
         told = custom_tools.description(self.description, syntax, form.definition)
         extra = {"grammar": {"syntax": syntax, "definition": form.definition}} if syntax else None
-        return Tool(self.name, told, custom_tools.PARAMETERS, kind="custom", extra=extra)
+        grammar = (syntax, form.definition) if syntax else None
+        return Tool(self.name, told, custom_tools.PARAMETERS, kind="custom", extra=extra, grammar=grammar)
 
 
 class _Namespace(Struct):
@@ -141,6 +142,7 @@ class Toolbox:
             # Where the model cannot search, a deferred tool must be seen at once.
             deferred=place.found or (bool(declared.defer_loading) and self._searchable),
             extra={**said, **(own.extra or {}), **({"namespace": space} if space else {})},
+            schema_at=f"{place.at}.parameters",
         )
         return self._tools.setdefault(tool.name, tool).name
 
@@ -160,6 +162,7 @@ class Toolbox:
             description=own.description or tool.description,
             parameters=own.parameters or tool.parameters,
             extra=said,
+            schema_at=f"{at}.parameters",
         )
         return self._tools.setdefault(tool.name, tool).name
 
@@ -219,10 +222,12 @@ def _allowed(value: Wire, tools: Toolbox) -> tuple[ToolChoice, tuple[str, ...]]:
     choice = _mode(said.mode, tools)
     chosen = [_chosen(t, f"tool_choice.tools.{i}", tools) for i, t in enumerate(said.tools)]
     names = tuple(dict.fromkeys(name for name in chosen if name is not None))
+    if choice.mode == "required" and not names:
+        at = "tool_choice.tools"
+        raise InvalidRequest(f"{at} names no tool that can be called; send at least one", param=at)
     if choice.mode == "required" and len(names) == 1:
         return ToolChoice("required", names[0]), names
-    tools.warnings.append("tool_choice: the list of allowed_tools is not enforced; every tool may be called")
-    return choice, names
+    return replace(choice, allowed=names), names
 
 
 class _Named(Struct):

@@ -1,0 +1,98 @@
+"""The tokens of an answer, as OpenAI's APIs and vLLM show them.
+
+``logprobs`` has the tokens of the visible text; where the client asks for token ids too, it has every token, in step
+with ``token_ids``: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html (``return_token_ids``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from singletree.conversation import Request, Turn
+from singletree.events import Token
+
+_UNLIKELY = -9999.0
+"""JSON has no infinity; this stands for "very unlikely" in OpenAI's API too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What a request wants to be told of the tokens.
+
+    Attributes:
+        logprobs: their log-probabilities.
+        ids: their ids (``return_token_ids``).
+        by_id: spelled ``token_id:ID`` (``return_tokens_as_token_ids``).
+    """
+
+    logprobs: bool = False
+    ids: bool = False
+    by_id: bool = False
+
+    @classmethod
+    def of(cls, request: Request) -> Telling:
+        """What ``request`` wants."""
+        extra = request.extra
+        return cls(
+            request.sampling.logprobs is not None,
+            bool(extra.get("return_token_ids")),
+            bool(extra.get("return_tokens_as_token_ids")),
+        )
+
+    def about(self, tokens: Sequence[Token]) -> Sequence[Token]:
+        """Those of ``tokens`` whose log-probabilities are told."""
+        return tokens if self.ids else [token for token in tokens if token.is_visible]
+
+    def chat(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        """``logprobs`` of Chat Completions; None when not wanted."""
+        if not self.logprobs:
+            return None
+        return {"content": [self.one(token) for token in self.about(tokens)], "refusal": None}
+
+    def one(self, token: Token) -> dict[str, Any]:
+        """One token with the likely ones in its place, as Chat Completions and Responses show it."""
+        return self._plain(token) | {"top_logprobs": [self._plain(other) for other in token.alternatives]}
+
+    def legacy(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+        """``logprobs`` of Completions for tokens whose text begins at character ``offset``; None when not wanted."""
+        if not self.logprobs:
+            return None
+        told = self.about(tokens)
+        offsets = [offset]
+        for token in told:
+            offsets.append(offsets[-1] + len(token.text))
+        return {
+            "text_offset": offsets[:-1],
+            "token_logprobs": [number(token.logprob) for token in told],
+            "tokens": [self._name(token) for token in told],
+            "top_logprobs": [self._likely(token) for token in told],
+        }
+
+    def _likely(self, token: Token) -> dict[str, float | None] | None:
+        named = {self._name(other): number(other.logprob) for other in token.alternatives}
+        return named or None
+
+    def _plain(self, token: Token) -> dict[str, Any]:
+        return {"token": self._name(token), "logprob": number(token.logprob), "bytes": list(token.utf8)}
+
+    def _name(self, token: Token) -> str:
+        return f"token_id:{token.id}" if self.by_id else token.text
+
+
+def number(logprob: float | None) -> float | None:
+    """As JSON can say it; null where the engine told none."""
+    return _UNLIKELY if logprob is not None and not math.isfinite(logprob) else logprob
+
+
+def ids_of(tokens: Sequence[Token]) -> list[int]:
+    """Their ids."""
+    return [token.id for token in tokens]
+
+
+def tokens_of(turn: Turn) -> Sequence[Token]:
+    """The tokens that were told of ``turn`` when it was folded."""
+    tokens: Sequence[Token] = (turn.extra or {}).get("tokens", ())
+    return tokens

@@ -1,0 +1,128 @@
+"""``context_management``: read as the API documents it, and told in the answer as the API tells it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic.types.beta as beta
+import pytest
+from pydantic import TypeAdapter
+
+from singletree.conversation import AppliedEdit, ClearThinking, ClearToolUses, Request
+from singletree.errors import InvalidRequest
+from singletree.protocols import messages
+
+from . import grammar_messages
+from .shapes import USAGE, by_name, numbered
+from .test_messages_decode import decode
+from .test_messages_sdk import accumulated_by_beta, parsed
+
+TOOL_USES = "clear_tool_uses_20250919"
+THINKING = "clear_thinking_20251015"
+EDITS = [
+    ({"type": THINKING}, ClearThinking(1)),
+    ({"type": THINKING, "keep": "all"}, ClearThinking(None)),
+    ({"type": THINKING, "keep": {"type": "all"}}, ClearThinking(None)),
+    ({"type": THINKING, "keep": {"type": "thinking_turns", "value": 2}}, ClearThinking(2)),
+    ({"type": THINKING, "keep": {"type": "thinking_turns", "value": 0}}, ClearThinking(1)),
+    ({"type": TOOL_USES}, ClearToolUses(trigger_tokens=100_000, keep=3)),
+    (
+        {
+            "type": TOOL_USES,
+            "trigger": {"type": "input_tokens", "value": 30000},
+            "keep": {"type": "tool_uses", "value": 5},
+            "clear_at_least": {"type": "input_tokens", "value": 5000},
+            "exclude_tools": ["memory"],
+            "clear_tool_inputs": True,
+        },
+        ClearToolUses(30000, None, 5, 5000, frozenset(["memory"]), inputs=True),
+    ),
+    (
+        {"type": TOOL_USES, "trigger": {"type": "tool_uses", "value": 9}, "clear_tool_inputs": ["Write"]},
+        ClearToolUses(None, 9, 3, inputs=frozenset(["Write"])),
+    ),
+    (
+        {"type": TOOL_USES, "clear_at_least": None, "exclude_tools": None, "clear_tool_inputs": None},
+        ClearToolUses(trigger_tokens=100_000),
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "expected"), EDITS)
+def test_edits(edit: dict[str, Any], expected: Any) -> None:
+    assert decode(context_management={"edits": [edit]}).context_edits == (expected,)
+
+
+@pytest.mark.parametrize("empty", [None, {}, {"edits": []}, {"edits": None}])
+def test_none(empty: Any) -> None:
+    assert decode(context_management=empty).context_edits == ()
+
+
+def test_an_edit_that_only_the_vendor_can_do_is_a_warning() -> None:
+    request = decode(context_management={"edits": [{"type": "compact_20260112"}, {"type": THINKING}]})
+    assert request.context_edits == (ClearThinking(1),)
+    assert "compact_20260112" in request.warnings[0]
+
+
+WRONG = [
+    ({"edits": [{"type": THINKING, "keep": "some"}]}, "context_management.edits.0.keep"),
+    (
+        {"edits": [{"type": TOOL_USES, "keep": {"type": "tokens", "value": 1}}]},
+        "context_management.edits.0.keep",
+    ),
+    ({"edits": [{"type": TOOL_USES, "trigger": {"type": "time"}}]}, "context_management.edits.0.trigger"),
+    ({"edits": [{"keep": "all"}]}, "context_management.edits.0.type"),
+    ({"edits": 3}, "context_management.edits"),
+    ("yes", "context_management"),
+]
+
+
+@pytest.mark.parametrize(("asked", "path"), WRONG, ids=[path for _, path in WRONG])
+def test_what_cannot_be_read_is_named(asked: Any, path: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode(context_management=asked)
+    assert refused.value.param == path
+    assert refused.value.message.startswith(f"{path}: ")
+
+
+APPLIED = (AppliedEdit("thinking", 2, 300), AppliedEdit("tool_uses", 8, 50000))
+TOLD = {
+    "applied_edits": [
+        {"type": THINKING, "cleared_thinking_turns": 2, "cleared_input_tokens": 300},
+        {"type": TOOL_USES, "cleared_tool_uses": 8, "cleared_input_tokens": 50000},
+    ]
+}
+
+
+def answer(request: Request) -> tuple[bytes, bytes]:
+    """A stream and the body that says the same."""
+    shape = by_name["text_only"]
+    encode = messages.Encoder(request, id="msg_1", created=1, usage=USAGE, new_id=numbered())
+    stream = encode.start() + b"".join(map(encode.feed, shape.events)) + encode.close(shape.finished)
+    grammar_messages.check(stream)
+    named: Any = {"id": "msg_1", "created": 1, "new_id": numbered()}
+    return stream, messages.encode(request, shape.turn, shape.finished, **named)
+
+
+def test_what_was_applied_is_told_by_stream_and_body() -> None:
+    asked = {"model": "m", "context_management": {"edits": [{"type": THINKING}]}}
+    stream, body = answer(Request("m", decode().conversation, extra={**asked, "applied_edits": APPLIED}))
+    assert json.loads(body)["context_management"] == TOLD
+    TypeAdapter(beta.BetaContextManagementResponse).validate_python(TOLD, strict=True)
+    streamed = accumulated_by_beta(stream)
+    assert streamed["context_management"] == parsed(body)["context_management"] == TOLD
+
+
+def test_nothing_applied_and_nothing_asked() -> None:
+    keep = {"edits": [{"type": THINKING, "keep": "all"}]}
+    asked, unasked = answer(decode(context_management=keep)), answer(decode())
+    assert json.loads(asked[1])["context_management"] == {"applied_edits": []}
+    assert b'"context_management":{"applied_edits":[]}' in asked[0]
+    assert not any(b"context_management" in said for said in unasked)
+
+
+def test_a_count_tells_what_it_was_before() -> None:  # C27
+    counted = json.loads(messages.encode_count(25000, 70000))
+    assert counted == {"input_tokens": 25000, "context_management": {"original_input_tokens": 70000}}
+    TypeAdapter(beta.BetaMessageTokensCount).validate_python(counted, strict=True)

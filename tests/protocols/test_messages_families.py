@@ -1,0 +1,80 @@
+"""Every sample of every model family on the wire: the stream is grammatical and says what the body says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from families.test_samples import rows
+from singletree import families
+from singletree.conversation import Tool
+from singletree.events import Event, ToolCallBroken, ToolCallEnd, fold
+from singletree.parsing.parser import Parser
+from singletree.protocols import messages
+from singletree.protocols.messages_input import tool_input
+
+from . import grammar_messages as grammar
+from .shapes import finished, numbered
+from .test_messages_encode import REQUEST, encoder
+from .test_messages_sdk import accumulated, parsed, plain
+
+SHOWN = {"text": "text", "thinking": "thinking", "tool_use": "input"}
+
+
+def read(name: str, row: dict[str, Any], tools: tuple[Tool, ...], step: int) -> list[Event]:
+    """The events of a sample that comes in pieces of ``step`` characters."""
+    parser, text = Parser(families.get(name), tools, row.get("tail", "")), row["text"]
+    pieces = [text[at : at + step] for at in range(0, len(text), step)]
+    return [event for piece in pieces for event in parser.feed(piece)] + parser.close()
+
+
+def streamed(events: Iterable[Event]) -> bytes:
+    encode = encoder()
+    return encode.start() + b"".join(map(encode.feed, events)) + encode.close(finished())
+
+
+def whole(events: Iterable[Event]) -> bytes:
+    return messages.encode(REQUEST, fold(events), finished(), id="msg_1", created=1, new_id=numbered())
+
+
+def said(block: grammar.Block) -> Any:
+    """A streamed block in the terms of a body's: of a call the value that its deltas spell."""
+    if block.type != "tool_use":
+        return block.type, block.text
+    return block.type, block.start["name"], json.loads(bytes(tool_input(block.text, complete=False)))
+
+
+@pytest.mark.parametrize(("name", "row", "tools"), rows())
+def test_stream_and_body_say_the_same(name: str, row: dict[str, Any], tools: tuple[Tool, ...]) -> None:
+    for step in (1, 5, 10_000):
+        events = read(name, row, tools, step)
+        seen, body = grammar.check(streamed(events)), json.loads(whole(events))
+        ended = sum(isinstance(event, ToolCallEnd) for event in events)
+        assert (seen.last["delta"]["stop_reason"] == "tool_use") == (ended > 0)
+        if any(isinstance(event, ToolCallBroken) for event in events):
+            continue  # a call that was shown before it broke stays shown
+        told = [
+            (b["type"], b["name"], b["input"])
+            if b["type"] == "tool_use"
+            else (b["type"], b[SHOWN[b["type"]]])
+            for b in body["content"]
+        ]
+        assert [said(block) for block in seen.blocks] == told
+        assert seen.last["delta"]["stop_reason"] == body["stop_reason"]
+
+
+FIRST = {
+    param.values[0]: param for param in reversed(rows()) if any("call" in p for p in param.values[1]["parts"])
+}
+
+
+@pytest.mark.parametrize(("name", "row", "tools"), FIRST.values())
+def test_the_sdk_makes_of_the_stream_what_it_makes_of_the_body(
+    name: str, row: dict[str, Any], tools: tuple[Tool, ...]
+) -> None:
+    events = read(name, row, tools, 4)
+    assert not any(isinstance(event, ToolCallBroken) for event in events)
+    assert plain(accumulated(streamed(events))) == plain(parsed(whole(events)))
