@@ -42,7 +42,7 @@ class EngineByHand:
 
     def info(self) -> EngineInfo:
         """Roomy."""
-        return EngineInfo("by hand", CONTEXT_WINDOW)
+        return EngineInfo("by hand", CONTEXT_WINDOW, constraints=("lark",))
 
     async def abort(self, request_id: str) -> None:
         """Never called: the generator is closed."""

@@ -11,7 +11,15 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
+from protocols import grammar_chat, grammar_messages, grammar_responses
 from singletree.protocols import sse
+
+GRAMMARS = {
+    "/v1/messages": grammar_messages.check,
+    "/v1/chat/completions": grammar_chat.Grammar,
+    "/v1/responses": grammar_responses.Grammar,
+}
+"""What refuses a stream that is none of its protocol: every one that is read whole goes through it."""
 
 
 class Reply(NamedTuple):
@@ -119,6 +127,9 @@ class Client:
         async with self.open(method, path, body, headers) as (exchange, _):
             content = await exchange.rest()
         assert exchange.status is not None
+        streamed = exchange.headers.get("content-type", "").startswith("text/event-stream")
+        if streamed and method == "POST":  # a GET may read on from the middle of a stream
+            GRAMMARS[path.partition("?")[0]](content)
         return Reply(exchange.status, exchange.headers, content)
 
     async def get(self, path: str, headers: Mapping[str, str] = {}) -> Reply:

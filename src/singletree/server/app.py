@@ -19,12 +19,14 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from singletree.errors import MethodNotAllowed, Overloaded, RouteNotFound, SingletreeError
+from singletree.errors import MethodNotAllowed, Overloaded, RouteNotFound, SingletreeError, Superseded
 from singletree.protocols import models, tokenize
+from singletree.server import websocket
 from singletree.server.body import ClientLeft
 from singletree.server.identity import request_id
-from singletree.server.operations import JSON, OPEN_ROUTES, OPERATIONS, Call, Operation, Service, upgrade
+from singletree.server.operations import JSON, OPEN_ROUTES, OPERATIONS, OWN_ROUTES, Call, Operation, Service
 from singletree.server.protocol import CHAT, MESSAGES, RESPONSES, encode_error
+from singletree.server.stored_operations import STORED_OPERATIONS
 from singletree.server.stream import told
 from singletree.server.tracing import Trace
 
@@ -40,6 +42,9 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, as ASGI has it. Answers whatever goes wrong."""
+        if scope["type"] == "websocket" and scope["path"] == websocket.PATH:
+            await websocket.Socket(self._service, scope, receive, send).run()
+            return
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
@@ -71,8 +76,9 @@ class App:
 def _keyed_routes(service: Service) -> list[tuple[str, str, Operation]]:
     protocols = [MESSAGES, CHAT, RESPONSES] if service.config.enable_anthropic_api else [CHAT, RESPONSES]
     tables = (*(protocol.ROUTES for protocol in protocols), models.ROUTES, tokenize.ROUTES)
-    named = [(method, path, OPERATIONS[name]) for table in tables for method, path, name in table]
-    return [*named, ("GET", "/v1/responses", upgrade)]
+    operations = {**OPERATIONS, **STORED_OPERATIONS}
+    named = [(method, path, operations[name]) for table in tables for method, path, name in table]
+    return [*named, *OWN_ROUTES]
 
 
 def _route(service: Service, method: str, path: str, operation: Operation, *, needs_key: bool) -> Route:
@@ -100,6 +106,8 @@ def _refusal(http: HttpRequest, error: Exception) -> Response:
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(known, Overloaded):
         headers["retry-after"] = str(max(1, round(known.retry_after)))
+    if isinstance(known, Superseded):
+        headers["x-should-retry"] = "false"  # the official SDKs repeat a 409
     return Response(b"" if http.method == "HEAD" else body, status, headers, media_type=JSON)
 
 

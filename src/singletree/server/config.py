@@ -41,6 +41,11 @@ def _bytes(kind: Any, tokens: Sequence[Token]) -> int:
     return int(number) * unit
 
 
+def _by_commas(kind: Any, value: str, *, delimiter: str | None = None) -> list[str]:
+    """Several values of one variable that may hold white space."""
+    return [each.strip() for each in value.split(",") if each.strip()]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -95,8 +100,27 @@ class Config:
     reasoning_parser: Annotated[str | None, _flag("--reasoning-parser", "--dyn-reasoning-parser")] = None
     """Family of the model's reasoning; found from the chat template by default."""
 
+    model_card: Path | None = None
+    """TOML file with what clients are told of the model: description, efforts, base instructions and more."""
+
+    codex_catalog: Path | None = None
+    """File in the form of Codex's catalog, for --codex-profile; `singletree catalog --bundled` writes Codex's own."""
+
+    codex_profile: Annotated[
+        tuple[str, ...], _flag("--codex-profile", consume_multiple=True, negative="")
+    ] = ()
+    """Entry of --codex-catalog whose policy Codex follows with this model; NAME=ENTRY for one of its other names."""
+
     chat_template: Annotated[Path | None, _flag("--chat-template", "--custom-jinja-template")] = None
     """Jinja file to use instead of the model's own chat template."""
+
+    default_thinking: str | None = None
+    """Reasoning of requests that say nothing of it: on, off, or an effort such as low; else the template decides."""
+
+    default_chat_template_kwargs: Annotated[
+        str | None, _flag("--default-chat-template-kwargs", "--chat-template-kwargs")
+    ] = None
+    """JSON object of chat template variables for requests that do not set them."""
 
     enable_anthropic_api: bool = True
     """Offer Anthropic Messages."""
@@ -105,7 +129,10 @@ class Config:
     """Keep Claude Code's changing billing header out of the prompt."""
 
     enable_streaming_tool_dispatch: bool = False
-    """Accepted for compatibility: a call always leaves as soon as it is complete."""
+    """Tell each complete tool call in an event of its own as well; by request: x-singletree-tool-dispatch: 1 or 0."""
+
+    enable_streaming_reasoning_dispatch: bool = False
+    """Tell each span of reasoning in an event of its own when it ends; by request: x-singletree-reasoning-dispatch."""
 
     stability_off: Annotated[
         tuple[str, ...], _flag("--stability-off", consume_multiple=True, negative="")
@@ -115,14 +142,48 @@ class Config:
     turn_memory: Annotated[int, _flag("--turn-memory", converter=_bytes)] = 256 * 2**20
     """Room for generated turns that come back by their own tokens, such as 256MiB; 0 keeps none."""
 
+    session_memory: Annotated[int, _flag("--session-memory", converter=_bytes)] = 64 * 2**20
+    """Room for the last prompts of sessions, by which a break of the prefix is told, such as 64MiB; 0 keeps none."""
+
+    explain: bool = False
+    """Tell in the headers of every answer how its prompt goes on; by request: x-singletree-explain: 1."""
+
     restore_reasoning: bool = True
     """Give a harness that carries no reasoning that of its current tool loop back."""
+
+    turn_memory_path: Path | None = None
+    """File that keeps the turn memory over a restart, sealed with --capsule-key; none by default."""
+
+    capsule_key: Annotated[
+        tuple[str, ...], _flag("--capsule-key", negative="", env_var_split=_by_commas)
+    ] = ()
+    """Key under which clients carry reasoning in signature and encrypted_content, so that it comes back by its tokens
+    after a restart and on other replicas: 32 bytes in base64 or hex, or a passphrase. The first of several seals, all
+    open; commas part them in the environment. A random one by default, which ends with the process."""
+
+    strict_capsules: bool = False
+    """Refuse a request whose signature or encrypted_content was changed; by default such a one is ignored."""
+
+    websockets: bool = True
+    """Offer Responses over a WebSocket."""
+
+    store: bool = True
+    """Keep responses for previous_response_id, unless a request says store: false."""
+
+    store_path: Path | None = None
+    """File (SQLite) in which they are kept; by default responses.sqlite in the cache."""
+
+    store_limit: Annotated[int, _flag("--store-limit", converter=_bytes)] = 2**30
+    """Room for them, such as 1GiB; the oldest go first."""
 
     body_limit: int = 64 * 2**20
     """Largest request body, in bytes, compressed or not."""
 
     keep_alive_seconds: float = 10.0
     """Longest silence in a stream before a sign of life."""
+
+    hold_seconds: float = 120.0
+    """How long a request waits for an engine that is full before it is refused; 0 refuses at once."""
 
     shutdown_seconds: float = 5.0
     """How long running generations may go on after the first signal to stop."""
@@ -148,8 +209,11 @@ class Config:
             "context_window": (2, 2**31),
             "max_output_tokens": (1, 2**31),
             "turn_memory": (0, 2**40),
+            "session_memory": (0, 2**40),
+            "store_limit": (1, 2**50),
             "body_limit": (1, 2**31),
             "keep_alive_seconds": (0.01, 3600),
+            "hold_seconds": (0, 3600),
             "shutdown_seconds": (0, 3600),
             "script_delay": (0, 3600),
         }
@@ -161,6 +225,10 @@ class Config:
             raise BadConfiguration("--engine vllm needs --engine-url, such as http://127.0.0.1:8001")
         if any(not key.strip() for key in self.api_key):
             raise BadConfiguration("--api-key is empty; give a key, or leave the flag out")
+        if self.turn_memory_path and not self.capsule_key:
+            raise BadConfiguration(
+                "--turn-memory-path needs --capsule-key, with which the turns in it are sealed"
+            )
 
 
 def _spelled(name: str) -> str:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from singletree import __version__
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, Unauthorized
-from singletree.protocols import messages, models, responses, tokenize
-from singletree.server import pipeline
+from singletree.protocols import messages, models, tokenize
+from singletree.server import pipeline, stored
 from singletree.server.answer import Answer, Header
+from singletree.server.aside import aside
+from singletree.server.background import Job, Jobs
 from singletree.server.body import read_body
 from singletree.server.catalog import Catalog, Model
 from singletree.server.config import Config
-from singletree.server.protocol import WireProtocol, speaking
+from singletree.server.dispatch import wanted
+from singletree.server.explaining import PATH as SESSIONS_PATH
+from singletree.server.explaining import encode_session, encode_sessions, explaining, is_asked
+from singletree.server.protocol import RESPONSES, WireProtocol, speaking
+from singletree.server.sessions import Sessions, session_key
+from singletree.server.store import Store
+from singletree.server.stored import Recent
+from singletree.server.takeover import Places, place_of
 from singletree.server.tracing import Trace, Tracing
 
 JSON = "application/json"
@@ -34,7 +44,14 @@ class Service:
     config: Config
     catalog: Catalog
     tracing: Tracing
+    places: Places = field(default_factory=Places)
+    store: Store | None = None
+    jobs: Jobs = field(default_factory=Jobs)
     closing: bool = False
+    sessions: Sessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sessions = Sessions(self.config.session_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,73 +81,130 @@ class Call:
         given = [self.headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
         if not any(given):
             raise Unauthorized("no API key: send it as x-api-key, or as Authorization: Bearer")
+        # Header values are bytes, shown as Latin-1; what a client had spelled in UTF-8 comes out in pieces.
+        spelled = [text for key in keys for text in (key, key.encode().decode("latin-1"))]
         # A sum, not any(): every comparison is made, so that time tells nothing.
-        if not sum(hmac.compare_digest(one.encode(), key.encode()) for one in given for key in keys):
+        if not sum(hmac.compare_digest(one.encode(), key.encode()) for one in given for key in spelled):
             raise Unauthorized("the API key is wrong; send one that the server was started with (--api-key)")
 
 
-def _input_tokens(tokens: int) -> bytes:
+def _input_tokens(tokens: int, original: int | None = None) -> bytes:
     return b'{"object":"response.input_tokens","input_tokens":%d}' % tokens
 
 
-COUNTING: dict[str, tuple[Callable[[bytes, Mapping[str, str]], Request], Callable[[int], bytes]]] = {
+COUNTING: dict[
+    str, tuple[Callable[[bytes, Mapping[str, str]], Request] | None, Callable[[int, int | None], bytes]]
+] = {
     "/v1/messages/count_tokens": (messages.decode_count, messages.encode_count),
-    "/v1/responses/input_tokens": (responses.decode, _input_tokens),
+    "/v1/responses/input_tokens": (None, _input_tokens),
 }
-"""How the requests that only count are read, and their answers written."""
+"""How the requests that only count are read (None: as those for a turn), and their answers written."""
 
 Operation = Callable[[Call], Awaitable[ASGIApp]]
 
 
 async def create(call: Call) -> ASGIApp:
     """One turn, streamed or whole."""
+    body = await call.body()
+    return await answer(call, body, await _read(call, body))
+
+
+async def answer(call: Call, body: bytes, request: Request, recent: Recent | None = None) -> ASGIApp:
+    """The turn that ``request`` asks for; ``recent`` remembers it for a connection.
+
+    Raises:
+        SingletreeError: it cannot be had.
+    """
     service, protocol = call.service, call.protocol
-    request = protocol.decode(await call.body(), call.headers)
     if service.closing:
         raise Overloaded("the server is shutting down; try again in a moment")
     _refuse_stored(request)
     model = service.catalog.get(request.model)
-    generation = pipeline.prepare(model, request)
+    session = session_key(call.headers, request)
+    tools_of = partial(service.sessions.tools_of, session)
+    generation = await aside(len(body), partial(pipeline.prepare, model, request, tools_of))
+    opened = service.sessions.open(session, model, generation.prompt)
+    call.trace.goes_on(opened.step)
+    keep = stored.keeper(service.store, request, call.trace.new_id, recent)
+    follow = partial(service.sessions.close, opened, generation)
+    if keep is not None and request.extra.get("background"):
+        return in_background(call, Job(generation, service.tracing, keep, follow))
     return Answer(
         protocol,
         generation,
         call.trace,
-        headers=_warnings([*request.warnings, *_unseen_tools(model, request)]),
+        headers=_warnings([*request.warnings, *generation.held.warnings, *_unseen_tools(model, request)]),
         keep_alive_seconds=service.config.keep_alive_seconds,
+        dispatch=wanted(service.config, call.headers),
+        keep=keep,
+        hold=partial(service.places.held, place_of(call.headers, request, call.trace.route, body)),
+        follow=follow,
+        tell=partial(explaining, opened.step, generation.known_cached) if _explains(call) else tuple,
     )
+
+
+def in_background(call: Call, job: Job) -> ASGIApp:
+    """A job that was begun: its events, or the response object as it is now."""
+    call.service.jobs.add(job)
+    if job.is_streamed:
+        return StreamingResponse(job.log.read(0), media_type="text/event-stream")
+    return Response(job.body(), media_type=JSON)
+
+
+async def _read(call: Call, body: bytes) -> Request:
+    if call.protocol is RESPONSES:
+        return await stored.read(call.service.store, body, call.headers)
+    return call.protocol.decode(body, call.headers)
+
+
+def _explains(call: Call) -> bool:
+    return call.service.config.explain or is_asked(call.headers)
 
 
 async def count_tokens(call: Call) -> ASGIApp:
     """How long the prompt of a request would be, exactly."""
     decode, encode = COUNTING[call.trace.route]
-    request = decode(await call.body(), call.headers)
-    prompt = pipeline.write_prompt(call.service.catalog.get(request.model), request)
-    return Response(encode(len(prompt.token_ids)), media_type=JSON)
+    body = await call.body()
+    request = await _read(call, body) if decode is None else decode(body, call.headers)
+    model = call.service.catalog.get(request.model)
+    tools_of = partial(call.service.sessions.tools_of, session_key(call.headers, request))
+    prompt = whole = await aside(len(body), partial(pipeline.write_prompt, model, request, tools_of))
+    if prompt.applied_edits:
+        unedited = replace(request, context_edits=())
+        whole = await aside(len(body), partial(pipeline.write_prompt, model, unedited, tools_of))
+    original = len(whole.token_ids) if request.context_edits else None
+    return Response(encode(len(prompt.token_ids), original), media_type=JSON)
 
 
 async def list_models(call: Call) -> ASGIApp:
     """The models, in the shape that the client reads."""
     query = dict(call.http.query_params)
-    infos = [model.info for model in call.service.catalog.models]
-    return Response(models.encode_models(infos, models.style(call.headers, query), query), media_type=JSON)
+    style, known = models.style(call.headers, query), call.service.catalog.models
+    # Codex looks its model up by the name it was given, whichever that is.
+    infos = [model.info(name) for model in known for name in model.names[: None if style == "codex" else 1]]
+    return Response(models.encode_models(infos, style, query), media_type=JSON)
 
 
 async def get_model(call: Call) -> ASGIApp:
-    """One model."""
+    """One model; all of them where a slash is all that was added to their path."""
+    if not call.http.path_params["id"]:
+        return await list_models(call)
     model = call.service.catalog.get(call.http.path_params["id"])
     style = models.style(call.headers, dict(call.http.query_params))
-    return Response(models.encode_model(model.info, style), media_type=JSON)
+    return Response(models.encode_model(model.info(), style), media_type=JSON)
 
 
 async def tokenize_text(call: Call) -> ASGIApp:
     """A text, or a conversation, as tokens."""
-    wanted = tokenize.decode_tokenize(await call.body(), call.headers)
+    sent = await call.body()
+    wanted = tokenize.decode_tokenize(sent, call.headers)
     model = call.service.catalog.get(wanted.model)
     if wanted.chat is None:
-        ids = model.tokenizer.encode(wanted.prompt or "")
+        ids = await aside(len(sent), partial(model.tokenizer.encode, wanted.prompt or ""))
     else:
         opened = wanted.add_generation_prompt
-        ids = pipeline.write_prompt(model, wanted.chat, add_generation_prompt=opened).token_ids
+        write = partial(pipeline.write_prompt, model, wanted.chat, add_generation_prompt=opened)
+        ids = (await aside(len(sent), write)).token_ids.tolist()
     texts = [model.tokenizer.decode([id]) for id in ids] if wanted.return_token_strs else None
     body = tokenize.encode_tokenize(ids, max_model_len=model.context_window, token_strs=texts)
     return Response(body, media_type=JSON)
@@ -147,6 +221,16 @@ async def detokenize(call: Call) -> ASGIApp:
                 f"tokens.{i} is {token}; this model's ids go from 0 to {known - 1}", param=f"tokens.{i}"
             )
     return Response(tokenize.encode_detokenize(model.tokenizer.decode(wanted.tokens)), media_type=JSON)
+
+
+async def list_sessions(call: Call) -> ASGIApp:
+    """The sessions of which something is kept."""
+    return Response(encode_sessions(call.service.sessions), media_type=JSON)
+
+
+async def get_session(call: Call) -> ASGIApp:
+    """How the prompts of one session went on, with excerpts where they did not."""
+    return Response(encode_session(call.service.sessions, call.http.path_params["id"]), media_type=JSON)
 
 
 async def upgrade(call: Call) -> ASGIApp:
@@ -182,6 +266,13 @@ OPERATIONS: dict[str, Operation] = {
     "tokenize": tokenize_text,
     "detokenize": detokenize,
 }
+
+OWN_ROUTES: list[tuple[str, str, Operation]] = [
+    ("GET", "/v1/responses", upgrade),
+    ("GET", SESSIONS_PATH, list_sessions),
+    ("GET", SESSIONS_PATH + "/{id:path}", get_session),
+]
+"""Routes that are no protocol's."""
 
 OPEN_ROUTES: list[tuple[str, str, Operation]] = [
     ("GET", "/", hello),

@@ -6,26 +6,28 @@ the way up.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from singletree.conversation import Request, Sampling, Turn
-from singletree.engines.engine import Constraint
+from singletree.conversation import AppliedEdit, ClearThinking, Request, Sampling, Thinking, Tool, Turn
 from singletree.errors import ContextOverflow, EngineFailed
 from singletree.events import Event, Finished, FinishReason, Usage
-from singletree.parsing import constrain
 from singletree.parsing.draw import draw
-from singletree.parsing.family import Family
 from singletree.parsing.parser import Parser
-from singletree.prompts import stability
+from singletree.prompts import clearing, stability
 from singletree.prompts.added_tokens import strip_guards
-from singletree.prompts.thinking import thinking_arguments
+from singletree.prompts.stability import ToolsOf
+from singletree.prompts.thinking import is_wanted, thinking_arguments
 from singletree.server.catalog import Model, Speech
+from singletree.server.constraining import Asking, Held, constraint_of, thinking_of
 from singletree.server.identity import CallIds
+from singletree.server.protocol import Seal
 from singletree.server.reading import Reader
 from singletree.server.remembering import Recorder, recalled, recorder, spell
+from singletree.server.told_tokens import TokenTeller
 
 _TAIL = 32_768
 """How much of the prompt's end the parser gets, in characters: enough for an assistant turn that is
@@ -36,20 +38,23 @@ continued.
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What the model is given. ``turns`` are those that it writes; ``rules`` names the stability rules that changed
-    something in them; ``replayed`` counts the earlier turns that stand in it by their own tokens.
+    something in them; ``replayed`` counts the earlier turns that stand in it by their own tokens; ``applied_edits``
+    tells what was taken out of the history on the client's wish; ``tools`` are those that stand in it.
     """
 
     text: str
-    token_ids: list[int]
+    token_ids: array[int]
     turns: tuple[Turn, ...] = ()
     rules: tuple[str, ...] = ()
     replayed: int = 0
+    applied_edits: tuple[AppliedEdit, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(slots=True)
 class Generation:
     """One turn about to be generated, and how far it is. ``fits`` is False when the window cuts what was
-    asked for.
+    asked for. ``told`` are the tokens that the engine gave; ``ended`` is set when the turn is over.
     """
 
     model: Model
@@ -57,51 +62,86 @@ class Generation:
     prompt: Prompt
     sampling: Sampling
     fits: bool
-    constraint: Constraint | None
+    held: Held
     reader: Reader
     recording: Recorder | None = None
-    cached_tokens: int = 0
+    teller: TokenTeller | None = None
+    cached_tokens: int | None = None
+    told: array[int] = field(default_factory=lambda: array("I"))
+    ended: FinishReason | None = None
+
+    def known_cached(self) -> int | None:
+        """How many tokens of the prompt the engine had, when it has told."""
+        return None if self.cached_tokens is None else self.usage.cached_tokens
+
+    @property
+    def seal(self) -> Seal | None:
+        """Seals the spans of reasoning for the client to carry."""
+        return None if self.recording is None or self.model.capsules is None else self.recording.seal
 
     @property
     def usage(self) -> Usage:
         """The exact counts so far."""
         prompt_tokens, reader = len(self.prompt.token_ids), self.reader
-        cached = min(self.cached_tokens, prompt_tokens)
+        cached = min(self.cached_tokens or 0, prompt_tokens)
         return Usage(prompt_tokens, reader.tokens, cached, reader.reasoning_tokens)
 
 
-def write_prompt(speech: Speech, request: Request, *, add_generation_prompt: bool = True) -> Prompt:
+def write_prompt(
+    speech: Speech,
+    request: Request,
+    tools_of: ToolsOf = stability.no_session,
+    *,
+    add_generation_prompt: bool = True,
+) -> Prompt:
     """The prompt of a request, as text and as token ids.
+
+    Args:
+        tools_of: what is known of its session.
 
     Raises:
         InvalidRequest: the template refuses the conversation.
     """
-    conversation, rules = stability.canonicalise(request.conversation, off=speech.stability_off)
+    edited, applied = clearing.clear(
+        request.conversation, request.context_edits, lambda text: len(speech.tokenizer.encode(text))
+    )
+    conversation, rules = stability.canonicalise(edited, off=speech.stability_off, tools_of=tools_of)
     known = recalled(
-        speech.memory,
+        speech,
         conversation,
-        restore_reasoning=speech.restore_reasoning and request.thinking.enabled is not False,
+        restore_reasoning=speech.restore_reasoning and may_restore(request, speech.thinking),
     )
     text = speech.template.render(
         known.conversation,
         draw=partial(draw, speech.family),
-        template_arguments=thinking_arguments(request.thinking, speech.template.reads, known.conversation),
+        template_arguments=thinking_arguments(
+            request.thinking, speech.template.reads, known.conversation, default=speech.thinking
+        ),
         add_generation_prompt=add_generation_prompt,
         guard=speech.tokenizer.guard,
         vision=False,
     )
     token_ids, replayed = spell(speech.tokenizer, speech.family, speech.layout, text, known)
-    return Prompt(text, token_ids, conversation.turns, rules, replayed)
+    return Prompt(text, token_ids, conversation.turns, rules, replayed, applied, conversation.tools)
 
 
-def prepare(model: Model, request: Request) -> Generation:
+def may_restore(request: Request, default: Thinking) -> bool:
+    """Whether a harness that carries no reasoning may get some back: not when it switched it off or clears it."""
+    edits = request.context_edits
+    cleared = any(isinstance(edit, ClearThinking) and edit.keep_turns is not None for edit in edits)
+    return is_wanted(request.thinking, default) is not False and not cleared
+
+
+def prepare(model: Model, request: Request, tools_of: ToolsOf = stability.no_session) -> Generation:
     """All that can be said about a request without asking the engine.
 
     Raises:
         ContextOverflow: the prompt does not fit the window.
         InvalidRequest: the template, a schema or a tool choice cannot be had.
     """
-    prompt = write_prompt(model, request)
+    prompt = write_prompt(model, request, tools_of)
+    if prompt.applied_edits:
+        request = replace(request, extra={**request.extra, "applied_edits": prompt.applied_edits})
     sampling, fits = fit(request.sampling, len(prompt.token_ids), model)
     family = model.family if may_call(request) else model.family.without_calls()
     ids = CallIds(request.conversation)
@@ -112,6 +152,7 @@ def prepare(model: Model, request: Request) -> Generation:
         special_tokens=model.tokenizer.special_tokens,
         mint_id=ids.mint,
     )
+    recording = recorder(model, prompt.text, prompt.turns, ids)
     reader = Reader(
         parser,
         model.tokenizer.stream(),
@@ -119,10 +160,11 @@ def prepare(model: Model, request: Request) -> Generation:
         stop_token_ids=model.tokenizer.stop_token_ids,
         stops=sampling.stop,
         one_call=not may_call_again(request),
+        tap=recording.take if recording is not None else None,
     )
-    constraint = constraint_of(request, family, parser.in_reasoning)
-    recording = recorder(model, prompt.text, prompt.turns, ids)
-    return Generation(model, request, prompt, sampling, fits, constraint, reader, recording)
+    thinking = thinking_of(request, family, parser.in_reasoning, prompt.text)
+    held = constraint_of(Asking(model, request, family, thinking, parallel=may_call_again(request)))
+    return Generation(model, request, prompt, sampling, fits, held, reader, recording)
 
 
 def may_call(request: Request) -> bool:
@@ -142,22 +184,24 @@ async def generate(generation: Generation, request_id: str) -> AsyncGenerator[li
     Closing the generator frees the engine. Raises what the engine raises.
     """
     model, reader, recording = generation.model, generation.reader, generation.recording
+    teller = generation.teller
     chunks = model.engine.generate(
         generation.prompt.token_ids,
         generation.sampling,
         request_id,
         stop_token_ids=tuple(model.tokenizer.stop_token_ids),
-        constraint=generation.constraint,
+        constraint=generation.held.constraint,
     )
     reason: FinishReason | None = None
     async with aclosing(chunks):
         async for chunk in chunks:
             if chunk.cached_tokens is not None:
                 generation.cached_tokens = chunk.cached_tokens
-            events = reader.feed(chunk.token_ids) if chunk.token_ids else []
-            if recording is not None:
-                recording.take(chunk.token_ids[: len(chunk.token_ids) - reader.unread], events)
-            yield events
+            generation.told.extend(chunk.token_ids)
+            if not chunk.token_ids:
+                yield []
+            else:
+                yield reader.feed(chunk.token_ids) if teller is None else teller.feed(chunk)
             reason = reader.ended or chunk.finish
             if reason is not None:
                 break
@@ -165,13 +209,13 @@ async def generate(generation: Generation, request_id: str) -> AsyncGenerator[li
         raise EngineFailed("the engine stopped without saying why; try again")
     if reason == "length" and not generation.fits:
         reason = "context_overflow"
-    last = reader.close()
+    last = reader.close() if teller is None else teller.close()
+    generation.ended = reader.ended or reason
     if recording is not None:
-        recording.take((), last)
-        recording.close(reader.ended or reason)
+        recording.close(generation.ended)
     if last:
         yield last
-    yield Finished(reader.ended or reason, generation.usage, reader.stop_sequence)
+    yield Finished(generation.ended, generation.usage, reader.stop_sequence)
 
 
 def fit(sampling: Sampling, prompt_tokens: int, model: Model) -> tuple[Sampling, bool]:
@@ -187,21 +231,3 @@ def fit(sampling: Sampling, prompt_tokens: int, model: Model) -> tuple[Sampling,
         n for n in (sampling.max_tokens, model.max_output_tokens, model.context_window) if n is not None
     )
     return replace(sampling, max_tokens=min(wanted, room)), wanted <= room
-
-
-def constraint_of(request: Request, family: Family, in_reasoning: bool) -> Constraint | None:
-    """What ``tool_choice`` and the response format hold the model to.
-
-    Raises:
-        InvalidRequest: it cannot be held to it.
-    """
-    choice, form = request.tool_choice, request.response_format
-    if choice.mode == "required":
-        tools = [tool for tool in request.conversation.tools if tool.name != stability.PLACEHOLDER_TOOL]
-        grammar = constrain.calls_grammar(
-            family, tools, choice, in_reasoning=in_reasoning, parallel=may_call_again(request)
-        )
-        return Constraint("lark", grammar)
-    if form is not None and not request.conversation.tools:
-        return Constraint("lark", constrain.json_grammar(family, form.schema, in_reasoning=in_reasoning))
-    return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from singletree.conversation import Request, Turn
 from singletree.errors import SingletreeError
 from singletree.events import Event, Finished, Usage
 from singletree.protocols import chat, messages, responses
 from singletree.server.identity import NewId
+
+Seal = Callable[[int], str]
+"""The number of a span of reasoning that is over -> what its client shall carry of it."""
 
 
 class Encoder(Protocol):
@@ -35,11 +38,24 @@ class Encoder(Protocol):
         """The end by an error."""
         ...
 
+    def side_event(self, name: str, said: Mapping[str, Any]) -> bytes:
+        """An event called ``name`` that is none of the protocol's, its data an event of it that says nothing."""
+        ...
+
 
 class MakeEncoder(Protocol):
     """How an encoder is made."""
 
-    def __call__(self, request: Request, *, id: str, created: int, usage: Usage, new_id: NewId) -> Encoder:
+    def __call__(
+        self,
+        request: Request,
+        *,
+        id: str,
+        created: int,
+        usage: Usage,
+        new_id: NewId,
+        seal: Seal | None = None,
+    ) -> Encoder:
         """For the stream that answers ``request``."""
         ...
 
@@ -60,7 +76,15 @@ class WireProtocol(Protocol):
         ...
 
     def encode(
-        self, request: Request, turn: Turn, finished: Finished, *, id: str, created: int, new_id: NewId
+        self,
+        request: Request,
+        turn: Turn,
+        finished: Finished,
+        *,
+        id: str,
+        created: int,
+        new_id: NewId,
+        seal: Seal | None = None,
     ) -> bytes:
         """The body of an answer that is not streamed."""
         ...

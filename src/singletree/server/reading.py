@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from singletree.events import (
@@ -32,6 +32,10 @@ class Pieces(Protocol):
         ...
 
 
+Tap = Callable[[Sequence[int], list[Event]], None]
+"""Gets each token as it is read, up to the end of the turn, with the events that it made certain."""
+
+
 class Reader:
     """Reads one turn, token by token.
 
@@ -40,7 +44,6 @@ class Reader:
         reasoning_tokens: how many of them while reasoning was open; its closer counts, its opener does not.
         ended: set once the turn is over though the model may go on: a stop string, or the one call allowed.
         stop_sequence: the stop string that ended it.
-        unread: how many tokens came behind that end, along with its own.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class Reader:
         stop_token_ids: Collection[int] = (),
         stops: Sequence[str] = (),
         one_call: bool = False,
+        tap: Tap | None = None,
     ) -> None:
         self._parser = parser
+        self._tap = tap
         self._pieces = pieces
         self._ids = ids
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -63,7 +68,6 @@ class Reader:
         self.reasoning_tokens = 0
         self.ended: FinishReason | None = None
         self.stop_sequence: str | None = None
-        self.unread = 0
 
     def feed(self, token_ids: Sequence[int]) -> list[Event]:
         """The events that are certain with these tokens. Tokens that end a turn say nothing."""
@@ -74,7 +78,6 @@ class Reader:
         for at in range(len(token_ids)):
             events += self._token(token_ids[at : at + 1])
             if self.ended is not None:
-                self.unread = len(token_ids) - at - 1
                 break
         return merged(events)
 
@@ -85,14 +88,19 @@ class Reader:
         events = [] if self.ended else self._read(self._pieces.flush())
         if self._stops is not None:
             events += self._parse(self._stops.close())
-        return merged(self._checked([*events, *self._parser.close()]))
+        last = merged(self._checked([*events, *self._parser.close()]))
+        if self._tap is not None:
+            self._tap((), last)
+        return last
 
     def _token(self, token: Sequence[int]) -> list[Event]:
         if self._parser.in_reasoning:
             self.reasoning_tokens += 1
-        if token[0] in self._stop_token_ids:
-            return []
-        return self._read(self._pieces.feed(token))
+        ends = token[0] in self._stop_token_ids
+        events = [] if ends else self._read(self._pieces.feed(token))
+        if self._tap is not None:
+            self._tap(token, events)
+        return events
 
     def _read(self, pieces: list[Piece]) -> list[Event]:
         if self._stops is not None:

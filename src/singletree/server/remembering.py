@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from array import array
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from singletree.conversation import Conversation, Tool, Turn
-from singletree.events import Event, FinishReason, fold
+from singletree.events import Event, FinishReason, ReasoningDelta, fold
 from singletree.parsing.family import Family
 from singletree.parsing.parser import parse
-from singletree.prompts import replay
+from singletree.prompts import replay, splicing
 from singletree.prompts.added_tokens import strip_guards
-from singletree.prompts.replay import Layout, Recalled, Remembered, TurnMemory
+from singletree.prompts.replay import Recalled, Remembered, TurnMemory
+from singletree.prompts.splicing import Layout
 from singletree.prompts.tokenizer import Tokenizer
+from singletree.server import unsealing
+from singletree.server.capsule import Capsules, Span
 from singletree.server.catalog import Speech
 from singletree.server.identity import CallIds
 
@@ -25,6 +33,12 @@ class Recorder:
         opening: what the prompt had opened of the turn, behind the assistant's header.
         said_before: the turns that it answers.
         ids: of its calls.
+        capsules: seal its reasoning.
+        header: which of the template's opened the turn, and its text.
+        asked: what stands in the prompt behind the last words that it answers; empty when they are not found.
+
+    Attributes:
+        turn: what was generated, when it is over.
     """
 
     def __init__(
@@ -34,6 +48,11 @@ class Recorder:
         said_before: Sequence[Turn],
         ids: CallIds,
         stop_token_ids: Collection[int],
+        *,
+        capsules: Capsules | None = None,
+        header: int = 0,
+        header_text: str = "",
+        asked: str = "",
     ) -> None:
         self._memory = memory
         self._opening = opening
@@ -42,11 +61,50 @@ class Recorder:
         self._stop_token_ids = stop_token_ids
         self._token_ids = array("I")
         self._events: list[Event] = []
+        self._capsules = capsules
+        self._header, self._header_text = header, header_text
+        self._asked_by = (said_before[-1], asked) if asked else None
+        self._name = b""
+        self._reasons = False
+        self._ends: list[int] = []
+        self._sealed = self._capsules_made = 0
+        self._is_over = False
+        self.turn: Turn | None = None
 
     def take(self, token_ids: Sequence[int], events: list[Event]) -> None:
-        """What the engine gave, and what it said."""
+        """What the engine gave, token by token, and what it said."""
         self._token_ids.extend(token_ids)
         self._events += events
+        for event in events:
+            if type(event) is not ReasoningDelta:
+                if self._reasons:
+                    self._end_reasoning()
+            elif event.text:
+                self._reasons = True
+
+    def _end_reasoning(self) -> None:
+        self._reasons = False
+        self._ends.append(len(self._token_ids))
+
+    def seal(self, ordinal: int) -> str:
+        """The capsule of the span of reasoning with this number, which is over; empty where none can be had.
+
+        To be asked once for each, in their order. The last one of a turn that is over holds all that is left of it.
+        """
+        if self._capsules is None or ordinal >= len(self._ends):
+            return ""
+        self._name = self._name or os.urandom(_NAME_BYTES)
+        is_last = self._is_over and ordinal == len(self._ends) - 1
+        end = len(self._token_ids) if is_last else self._ends[ordinal]
+        token_ids = self._token_ids[self._sealed : end]
+        span = Span(self._name, self._capsules_made, is_last, self._header, self._opening, token_ids)
+        self._sealed, self._capsules_made = end, self._capsules_made + 1
+        return self._capsules.seal(span)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the turn has; the one that ended it does not count when it is over."""
+        return len(self._token_ids)
 
     def close(self, reason: FinishReason) -> None:
         """Remember the turn, unless its tokens go on where its words end."""
@@ -54,11 +112,22 @@ class Recorder:
             return
         if self._token_ids[-1] in self._stop_token_ids:
             self._token_ids.pop()
-        turn = fold(self._events)
+        if self._reasons:
+            self._end_reasoning()
+        self._is_over = True
+        turn = self.turn = fold(self._events)
         if turn.parts and self._token_ids:
             known_by_id = any(call.id in self._ids.made for call in turn.tool_calls)
             *_, place = [""] if known_by_id else replay.places(self._said_before)
-            self._memory.remember(Remembered(turn, self._opening, self._token_ids, place))
+            known = Remembered(
+                turn,
+                self._opening,
+                self._token_ids,
+                place,
+                header=self._header_text,
+                asked_by=self._asked_by,
+            )
+            self._memory.remember(known)
 
 
 def recorder(speech: Speech, prompt: str, said_before: Sequence[Turn], ids: CallIds) -> Recorder | None:
@@ -68,37 +137,75 @@ def recorder(speech: Speech, prompt: str, said_before: Sequence[Turn], ids: Call
     memory, layout = speech.memory, speech.layout
     if memory is None or layout is None or not said_before or said_before[-1].role == "assistant":
         return None
-    at, _ = layout.last_header(prompt)
+    behind = splicing.behind_last_words(prompt, said_before[-1])
+    at, header = layout.last_header(prompt, behind)
+    if at < 0:
+        behind = 0
+        at, header = layout.last_header(prompt)
     opening = strip_guards(prompt[at:])
-    # More than a marker stands there when a turn of the client's is continued: that turn is not the model's.
-    if at < 0 or any(end in opening for end in layout.ends) or len(opening) > _LONGEST_OPENING:
+    # Where a template writes no header, the one that is found belongs to an earlier turn.
+    is_earlier = not behind and any(end in opening for end in layout.ends)
+    if at < 0 or is_earlier or len(opening) > _LONGEST_OPENING:
         return None
-    return Recorder(memory, opening, said_before, ids, speech.tokenizer.stop_token_ids)
+    return Recorder(
+        memory,
+        opening,
+        said_before,
+        ids,
+        speech.tokenizer.stop_token_ids,
+        capsules=speech.capsules,
+        header=layout.headers.index(header),
+        header_text=header,
+        asked=strip_guards(prompt[behind:]) if behind else "",
+    )
 
 
 _LONGEST_OPENING = 64
+_NAME_BYTES = 8
 
 
-def recalled(memory: TurnMemory | None, conversation: Conversation, *, restore_reasoning: bool) -> Recalled:
-    """``conversation`` with its remembered turns as they were said."""
-    if memory is None:
+def recalled(speech: Speech, conversation: Conversation, *, restore_reasoning: bool) -> Recalled:
+    """``conversation`` with its turns as they were said, where they are remembered or come in their capsules.
+
+    Raises:
+        InvalidRequest: a capsule was changed, and such are refused.
+    """
+    if speech.capsules is not None and speech.capsules.strict:
+        unsealing.refuse_tampered(speech.capsules, conversation)
+    if speech.memory is None:
         return Recalled(conversation, {})
-    return replay.recall(memory, conversation, restore_reasoning=restore_reasoning)
+    opened = partial(unsealing.opened, speech, conversation.tools)
+    return replay.recall(speech.memory, conversation, restore_reasoning=restore_reasoning, opened=opened)
 
 
 def spell(
     tokenizer: Tokenizer, family: Family, layout: Layout | None, text: str, known: Recalled
-) -> tuple[list[int], int]:
+) -> tuple[array[int], int]:
     """The tokens of a rendered prompt, and how many of its turns came back by their own."""
     if layout is None or not known.turns:
-        return tokenizer.encode(text), 0
-    read = partial(_read, family, known.conversation.tools)
-    pieces = replay.splice(text, known.conversation.turns, known.turns, layout, read)
-    token_ids: list[int] = []
+        return tokenizer.encode_array(text), 0
+    read = Reading.of(family, known.conversation.tools)
+    pieces = splicing.splice(text, known.conversation.turns, known.turns, layout, read)
+    token_ids = array("I")
     for piece in pieces:
-        token_ids.extend(tokenizer.encode(piece) if isinstance(piece, str) else piece)
+        token_ids.extend(tokenizer.encode_array(piece) if isinstance(piece, str) else piece)
     return token_ids, sum(not isinstance(piece, str) for piece in pieces)
 
 
-def _read(family: Family, tools: Sequence[Tool], text: str, opened: str) -> Turn:
-    return parse(family, strip_guards(text), tools, opened)
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Reads printed turns back. Those of one ``key`` read alike: by the same family, with the same tools."""
+
+    family: Family
+    tools: Sequence[Tool]
+    key: tuple[int, bytes]
+
+    @classmethod
+    def of(cls, family: Family, tools: Sequence[Tool]) -> Reading:
+        """One for ``tools`` as a client sent them."""
+        told = msgspec.json.encode([(tool.name, tool.parameters, tool.kind, tool.strict) for tool in tools])
+        return cls(family, tools, (id(family), hashlib.blake2b(told, digest_size=16).digest()))
+
+    def __call__(self, text: str, opened: str) -> Turn:
+        """What ``text`` says, behind what the prompt ``opened`` before it."""
+        return parse(self.family, strip_guards(text), self.tools, opened)

@@ -14,11 +14,13 @@ from granian.constants import HTTPModes, Interfaces
 from granian.server.embed import Server
 
 from singletree.engines.progress import Progress, quiet
+from singletree.engines.weights import cache_folder
 from singletree.errors import BadConfiguration, EngineFailed
 from singletree.server import catalog
 from singletree.server.app import App
 from singletree.server.config import Config
 from singletree.server.operations import Service
+from singletree.server.store import Store
 from singletree.server.tracing import Tracing
 
 _LAST_WORDS_SECONDS = 2.0
@@ -43,14 +45,15 @@ async def serve(config: Config, say: Callable[[str], None], progress: Progress =
     """
     address, port = choose_address(config.host, config.port)
     loaded = await catalog.load(config, say, progress)
-    service = Service(config, loaded, Tracing())
+    store = Store(config.store_path or cache_folder() / "responses.sqlite", config.store_limit)
+    service = Service(config, loaded, Tracing(), store=store if config.store else None)
     server = Server(
         App(service),
         address=address,
         port=port,
         interface=Interfaces.ASGINL,
         http=HTTPModes.http1,
-        websockets=False,
+        websockets=config.websockets,
         log_enabled=False,
         backlog=1024,
     )
@@ -67,6 +70,8 @@ async def serve(config: Config, say: Callable[[str], None], progress: Progress =
         service.closing = True
         await loaded.close()
         await _idle(service.tracing, _LAST_WORDS_SECONDS)
+        await service.jobs.close()
+        store.close()
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.gather(listening, return_exceptions=True)
 

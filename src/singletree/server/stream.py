@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-from singletree.errors import EngineFailed, SingletreeError
-from singletree.events import Finished
+from singletree.errors import EngineFailed, SingletreeError, Superseded
+from singletree.events import Finished, FinishReason
 from singletree.server import pipeline
+from singletree.server.dispatch import Wanted, dispatching
 from singletree.server.outbox import Outbox
 from singletree.server.pipeline import Generation
 from singletree.server.protocol import Encoder, WireProtocol
@@ -27,44 +29,93 @@ class Stream:
     """Fills ``outbox`` with the bytes of one answer. ``opened`` is done once the first of them are there."""
 
     def __init__(
-        self, protocol: WireProtocol, generation: Generation, trace: Trace, *, id: str, created: int
+        self,
+        protocol: WireProtocol,
+        generation: Generation,
+        trace: Trace,
+        *,
+        id: str,
+        created: int,
+        dispatch: Wanted = Wanted(),  # noqa: B008 (frozen)
+        keep: Callable[[bytes], None] | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self._protocol = protocol
         self._generation = generation
         self._trace = trace
         self._id, self._created = id, created
+        self._dispatch = dispatch
+        self._keep = keep
         self._encoder: Encoder | None = None
-        self.outbox = Outbox()
+        self._producing: asyncio.Task[Any] | None = None
+        self._taken_over = False
+        self._cancelled = False
+        self.outbox = Outbox() if outbox is None else outbox
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def open(self) -> Encoder:
         """Begin the stream with what is known now; nothing when it has begun."""
         if self._encoder is None:
-            usage, make = self._generation.usage, self._protocol.Encoder
-            self._encoder = make(
-                self._generation.request,
+            request, usage, make = self._generation.request, self._generation.usage, self._protocol.Encoder
+            encoder = make(
+                request,
                 id=self._id,
                 created=self._created,
                 usage=usage,
                 new_id=self._trace.new_id,
+                seal=self._generation.seal,
             )
+            self._encoder = dispatching(encoder, request, self._dispatch)
             self.outbox.put(self._encoder.start())
             self.opened.set_result(None)
         return self._encoder
 
     async def produce(self) -> None:
         """Generate to the end. What fails is an event once the stream is open, and raised before."""
+        self._producing = asyncio.current_task()
         try:
+            if self._taken_over:
+                raise Superseded
+            if self._cancelled:
+                raise asyncio.CancelledError
             await self._generate()
-        except Exception as error:
-            if self._encoder is None:
+        except asyncio.CancelledError:
+            if self._cancelled:
+                self._put_end(self.open().close(Finished("cancelled", self._generation.usage)))
+            elif self._taken_over:
+                self._end(Superseded(), "cancelled")
+            else:
                 raise
-            known = told(error)
-            self._trace.failed(known)
-            self._trace.generated(Finished("error", self._generation.usage))
-            self.outbox.put(self._encoder.fail(known))
+        except Exception as error:
+            self._end(error, "error")
         finally:
             self.outbox.close()
+
+    def give_way(self) -> None:
+        """Another request takes the place of this one."""
+        self._taken_over = True
+        if self._producing is not None:
+            self._producing.cancel()
+
+    def cancel(self) -> None:
+        """The client wants no more of it, and to be told so."""
+        self._cancelled = True
+        if self._producing is not None:
+            self._producing.cancel()
+
+    def _end(self, error: Exception, reason: FinishReason) -> None:
+        """Raises ``error`` while it can still be a status."""
+        if self._encoder is None:
+            raise error
+        known = told(error)
+        self._trace.failed(known)
+        self._trace.generated(Finished(reason, self._generation.usage))
+        self._put_end(self._encoder.fail(known))
+
+    def _put_end(self, data: bytes) -> None:
+        if self._keep is not None:
+            self._keep(data)
+        self.outbox.put(data)
 
     async def _generate(self) -> None:
         outbox = self.outbox
@@ -73,7 +124,7 @@ class Stream:
                 encoder = self._encoder or self.open()
                 if isinstance(batch, Finished):
                     self._trace.generated(batch)
-                    outbox.put(encoder.close(batch))
+                    self._put_end(encoder.close(batch))
                 elif batch:
                     self._trace.first_event()
                     outbox.put(

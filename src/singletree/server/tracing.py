@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from singletree.errors import Rejected, SingletreeError
 from singletree.events import Finished, Usage
 from singletree.server.identity import new_id
+from singletree.server.sessions import Step
 
 LOG = logging.getLogger("singletree.requests")
 
@@ -61,6 +62,24 @@ class Tracing:
             ["rule"],
             registry=self.registry,
         )
+        self.prefix = Counter(
+            "singletree_prefix_tokens",
+            "Prompt tokens that the session's last prompt and turn had, and new ones.",
+            ["model", "kind"],
+            registry=self.registry,
+        )
+        self.courses = Counter(
+            "singletree_prefix_courses",
+            "Prompts by how they go on: first, appended, back to an earlier turn, broken.",
+            ["model", "course"],
+            registry=self.registry,
+        )
+        self.lost = Counter(
+            "singletree_prefix_lost_tokens",
+            "Tokens that should have matched and did not, by the likely cause.",
+            ["model", "cause"],
+            registry=self.registry,
+        )
         self.replayed = Counter(
             "singletree_replayed_turns",
             "Earlier turns that stood in a prompt by the tokens in which they were generated.",
@@ -88,6 +107,7 @@ class Trace:
         self._began = time.perf_counter()
         self._first: float | None = None
         self._model = ""
+        self._step: Step | None = None
         self._usage: Usage | None = None
         self._reason = ""
         self._error = ""
@@ -103,6 +123,15 @@ class Trace:
         self._tracing.replayed.labels(model).inc(replayed)
         for rule in rules:
             self._tracing.rules.labels(rule).inc()
+
+    def goes_on(self, step: Step) -> None:
+        """The prompt of a generation to come was compared with its session's."""
+        tracing, self._step = self._tracing, step
+        tracing.prefix.labels(step.model, "matched").inc(step.matched)
+        tracing.prefix.labels(step.model, "new").inc(step.new)
+        tracing.courses.labels(step.model, step.course).inc()
+        if step.broken is not None:
+            tracing.lost.labels(step.model, step.broken.cause.name).inc(step.lost)
 
     def first_event(self) -> None:
         """The model said its first word."""
@@ -149,5 +178,16 @@ class Trace:
         return (
             f"{line} model={self._model} prompt={usage.prompt_tokens} cached={usage.cached_tokens} "
             f"completion={usage.completion_tokens} reasoning={usage.reasoning_tokens} first={first} "
-            f"end={self._reason}"
+            f"end={self._reason}{self._session()}"
         )
+
+    def _session(self) -> str:
+        """How the prompt goes on, without a word of it."""
+        step = self._step
+        if step is None:
+            return ""
+        # A session's key is the client's and may hold anything.
+        said = f" session={ascii(step.session)[1:-1].replace(' ', '_')} matched={step.matched} new={step.new}"
+        if step.broken is not None:
+            said += f" break={step.broken.cause.name} lost={step.lost}"
+        return said

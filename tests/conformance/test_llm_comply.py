@@ -1,0 +1,140 @@
+"""Judges of our Messages API that are not ours: the vendor's own schema, and the checker that brings it.
+
+``llm-comply`` (https://pypi.org/project/llm-comply, MIT) holds the OpenAPI description of each API and test cases
+that ask an endpoint and check the answers. It is run here in memory: its requests go to the application, and every
+event and body of ours goes through its schemas, which it does not do for this API's streams itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llm_comply
+import pytest
+from anthropic.types import RawMessageStreamEvent
+from anthropic.types.beta import BetaRawMessageStreamEvent
+from llm_comply import runner
+from llm_comply.config import ComplianceConfig
+from llm_comply.result import TestStatus as Status
+from llm_comply.schema import SpecLoader
+from llm_comply.tests.anthropic import ANTHROPIC_TESTS
+from pydantic import TypeAdapter
+
+from protocols.shapes import SHAPES, Shape, names
+from protocols.test_messages_encode import body, stream
+from server.memory import events
+from server.serving import MODEL, serving
+from singletree import errors
+from singletree.engines.scripts import Script
+from singletree.protocols import messages
+
+pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver:DeprecationWarning")
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Paris"}}\n</tool_call>'
+THOUGHT = "<think>\nLet me see.\n</think>\n\nIt is 555."
+SCHEMAS = {
+    "message_start": "MessageStartEvent",
+    "content_block_start": "ContentBlockStartEvent",
+    "content_block_delta": "ContentBlockDeltaEvent",
+    "content_block_stop": "ContentBlockStopEvent",
+    "message_delta": "MessageDeltaEvent",
+    "message_stop": "MessageStopEvent",
+    "error": "ErrorResponse",
+}
+TYPES: list[TypeAdapter[Any]] = [TypeAdapter(RawMessageStreamEvent), TypeAdapter(BetaRawMessageStreamEvent)]
+
+
+@cache
+def spec() -> SpecLoader:
+    """The vendor's description of the API."""
+    return SpecLoader(str(Path(llm_comply.__file__).parent / "specs" / "anthropic.json"))
+
+
+def wrong(name: str, value: Any) -> Iterator[str]:
+    """What the schema of that name says against ``value``."""
+    yield from (f"{name}: {error}" for error in spec().validate(value, name))
+
+
+def wrong_events(said: bytes) -> list[str]:
+    """What the schemas say against the events of a stream."""
+    told = [(name, data) for name, data in events(said) if name != "ping"]
+    return [error for name, data in told for error in wrong(SCHEMAS[name], data)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=names)
+def test_every_event_and_body_is_the_schemas(shape: Shape) -> None:
+    assert wrong_events(stream(shape)) == []
+    assert list(wrong("Message", json.loads(body(shape)))) == []
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=names)
+def test_every_event_is_one_of_the_sdks_types_without_coercion(shape: Shape) -> None:
+    for name, data in events(stream(shape)):
+        if name != "ping":
+            for kind in TYPES:
+                kind.validate_json(json.dumps(data), strict=True)
+
+
+FAILURES = [
+    errors.InvalidRequest("x"),
+    errors.Unauthorized("x"),
+    errors.ModelNotFound("x"),
+    errors.EngineFailed("x"),
+]
+
+
+@pytest.mark.parametrize("error", [*FAILURES, errors.Overloaded("x"), errors.Superseded()])
+def test_every_error_is_the_schemas(error: errors.SingletreeError) -> None:
+    _, shown = messages.encode_error(error, request_id="req_1")
+    assert list(wrong("ErrorResponse", json.loads(shown))) == []
+
+
+async def test_an_error_in_the_stream_models_and_counts_are_the_schemas() -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    asked = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "[[script:s]]"}]}
+    async with serving({"s": Script("abc", fail_after=2)}) as served:
+        broken = await served.client.post("/v1/messages", asked | {"stream": True})
+        counted = await served.client.post("/v1/messages/count_tokens", asked)
+        listed = await served.client.get("/v1/models", headers)
+        one = await served.client.get(f"/v1/models/{MODEL}", headers)
+    assert events(broken.body)[-1][0] == "error"
+    assert wrong_events(broken.body) == []
+    assert list(wrong("CountMessageTokensResponse", counted.json)) == []
+    assert list(wrong("ListResponse_ModelInfo_", listed.json)) == []
+    assert list(wrong("ModelInfo", one.json)) == []
+
+
+@pytest.mark.parametrize("case", ANTHROPIC_TESTS, ids=[case.id for case in ANTHROPIC_TESTS])
+async def test_the_checkers_own_cases(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    says = {"anth-tool-calling": CALL, "anth-thinking-display": THOUGHT}.get(case.id, "Hello there, Alice.")
+    case.skip_reason = None  # it skips by the vendor's names of models
+    async with serving({"s": says}) as served:
+
+        def ask(config: Any, endpoint: str, asked: dict[str, Any], *, streaming: bool = False) -> Any:
+            asked["messages"][-1]["content"] = _marked(asked["messages"][-1]["content"])
+            sending = served.client.post(f"/v1{endpoint}", asked | {"stream": streaming})
+            reply = asyncio.run_coroutine_threadsafe(sending, loop).result(10)
+            if not streaming:
+                return reply.status, reply.json, None
+            return (
+                reply.status,
+                None,
+                [{"type": data["type"], "data": data} for _, data in events(reply.body)],
+            )
+
+        monkeypatch.setattr(runner, "make_request", ask)
+        config = ComplianceConfig("http://singletree.test/v1", "k", model=MODEL)
+        result = await asyncio.to_thread(runner.TestRunner(config, [case], spec()).run_one, case)
+    assert (result.status, result.errors, result.warnings) == (Status.PASSED, [], [])
+
+
+def _marked(content: Any) -> Any:
+    """What was asked, with the scripted engine's mark for what to answer."""
+    mark = "[[script:s]]"
+    return f"{content} {mark}" if isinstance(content, str) else [*content, {"type": "text", "text": mark}]

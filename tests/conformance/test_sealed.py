@@ -1,0 +1,76 @@
+"""Capsules change nothing that the official SDKs make of a turn but the one field that carries them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from server.serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
+from singletree.prompts.replay import TurnMemory
+from singletree.server.capsule import PREFIX, Capsules
+
+from .sdk import anthropic_sdk, openai_sdk
+from .test_sdks import MESSAGES_TOOL, RESPONSES_TOOL, TURNS, each_turn, steady
+
+FIELDS = ("signature", "encrypted_content")
+
+
+@asynccontextmanager
+async def playing(turn: str, sealing: Capsules | None) -> AsyncIterator[tuple[Served, Any]]:
+    memory, layout = TurnMemory(2**20), TEMPLATE.layout(TOKENIZER)
+    async with serving({"turn": TURNS[turn]}, memory=memory, layout=layout, capsules=sealing) as served:
+        yield served, [{"role": "user", "content": "[[script:turn]]"}]
+
+
+def sealing() -> Capsules:
+    return Capsules([b"k" * 32], b"model")
+
+
+def parted(items: list[dict[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
+    """The capsules of ``items``, and the rest of them."""
+    carried = [item[field] for item in items for field in FIELDS if item.get(field)]
+    return carried, [{k: v for k, v in steady(item).items() if k not in FIELDS} for item in items]
+
+
+def check(sealed: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:
+    carried, rest = parted(sealed)
+    nothing, same = parted(plain)
+    assert nothing == []
+    assert rest == same
+    assert len(carried) == sum(item["type"] in ("thinking", "reasoning") for item in sealed)
+    assert all(capsule.startswith(PREFIX) for capsule in carried)
+
+
+@each_turn
+@pytest.mark.parametrize("streams", [False, True])
+async def test_messages(turn: str, streams: bool) -> None:  # C37
+    said = []
+    for capsules in (sealing(), None):
+        async with playing(turn, capsules) as (served, messages), anthropic_sdk(served.client) as sdk:
+            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": messages, "tools": [MESSAGES_TOOL]}
+            if streams:
+                async with sdk.messages.stream(**asked) as stream:
+                    answer = await stream.get_final_message()
+            else:
+                answer = await sdk.messages.create(**asked)
+        said.append([block.to_dict() for block in answer.content])
+    check(*said)
+
+
+@each_turn
+@pytest.mark.parametrize("streams", [False, True])
+async def test_responses(turn: str, streams: bool) -> None:  # C33 C34
+    said = []
+    for capsules in (sealing(), None):
+        async with playing(turn, capsules) as (served, messages), openai_sdk(served.client) as sdk:
+            asked: Any = {"model": MODEL, "input": messages, "tools": [RESPONSES_TOOL]}
+            if streams:
+                async with sdk.responses.stream(**asked) as stream:
+                    answer: Any = await stream.get_final_response()
+            else:
+                answer = await sdk.responses.create(**asked)
+        said.append([item.to_dict() for item in answer.output])
+    check(*said)

@@ -1,0 +1,185 @@
+"""A turn comes back by its tokens on a server that has never seen it, from the capsules that its client carries."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from singletree import families
+from singletree.conversation import Conversation, Reasoning, Text, Turn
+from singletree.engines.scripts import Script
+from singletree.events import Event, Markup, ReasoningDelta
+from singletree.parsing.parser import parse
+from singletree.prompts.replay import Remembered, TurnMemory
+from singletree.prompts.splicing import splice
+from singletree.server.capsule import PREFIX
+from singletree.server.identity import CallIds
+from singletree.server.remembering import Recorder
+
+from .carrying import (
+    INTERLEAVED,
+    LAYOUT,
+    MUTATIONS,
+    ONE,
+    PATHS,
+    SAID,
+    THOUGHT,
+    Client,
+    Items,
+    capsules,
+    carried,
+    kept_in,
+    last_prompt,
+    moved,
+    server,
+    without_words,
+)
+from .serving import TOKENIZER
+
+
+def up_to_last_thought(said: str) -> int:
+    return len(TOKENIZER.encode(said[: said.rfind("</think>") + len("</think>")]))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("said", SAID)
+async def test_a_turn_that_was_not_streamed_comes_back_whole(
+    path: str, mutate: Callable[[Items], Items], said: str
+) -> None:  # C3 C34
+    tokens, kept, _ = await moved(path, SAID[said], mutate, stream=False)
+    assert kept == tokens
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("chunk", [1, 7, 10_000])
+async def test_a_streamed_turn_comes_back_up_to_its_last_thought(
+    path: str, mutate: Callable[[Items], Items], said: str, chunk: int
+) -> None:  # C3 C34
+    """However many tokens the engine gives at once, a capsule ends where its thought does."""
+    _, kept, prompt = await moved(path, Script(SAID[said], chunk=chunk), mutate, stream=True)
+    assert kept >= up_to_last_thought(SAID[said]), prompt
+
+
+async def test_the_rest_of_a_streamed_turn_is_whole_where_its_spelling_comes_back() -> None:
+    """Codex gives arguments back as they were: then nothing at all is lost."""
+    as_printed = ONE.replace('get_weather",  ', 'get_weather", ')
+    tokens, kept, _ = await moved("/v1/responses", as_printed, without_words, stream=True)
+    assert kept == tokens
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_while_the_memory_lives_a_sealed_turn_comes_back_whole(path: str) -> None:
+    client = Client(path, "[[script:a,b]] How is it?", stream=True)
+    async with server({"a": INTERLEAVED, "b": "Fine."}) as served:
+        items = await client.ask(served)
+        before = last_prompt(served)
+        client.take(without_words(items))
+        await client.ask(served)
+        generated = TOKENIZER.encode(INTERLEAVED)
+        assert kept_in(last_prompt(served), before, generated) == len(generated)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_whole_session_goes_from_replica_to_replica(path: str) -> None:
+    scripts: dict[str, str | Script] = {
+        "a": ONE,
+        "b": INTERLEAVED,
+        "c": ONE.replace("check", "look"),
+        "d": "Fine.",
+    }
+    client = Client(path, "[[script:a,b,c,d]] How is it?", stream=False)
+    prompts = []
+    for _ in range(4):
+        async with server(scripts) as served:
+            client.take(without_words(await client.ask(served)))
+            prompts.append(last_prompt(served))
+    for before, after, said in zip(prompts, prompts[1:], scripts.values(), strict=False):
+        generated = TOKENIZER.encode(str(said))
+        assert kept_in(after, before, generated) == len(generated)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_capsule_leaves_before_its_thought_is_over_for_the_client(path: str) -> None:
+    client = Client(path, "[[script:a]] How is it?", stream=True)
+    async with server({"a": INTERLEAVED}) as served:
+        items = await client.ask(served)
+    assert len(carried(items)) == 2
+    assert all(c.startswith(PREFIX) for c in carried(items))
+
+
+async def test_hidden_thoughts_carry_their_capsule() -> None:
+    client = Client("/v1/messages", "[[script:a,b]] How is it?", stream=True)
+    async with server({"a": ONE, "b": "Fine."}) as served:
+        items = await client.ask(served, thinking={"type": "adaptive", "display": "omitted"})
+    assert items[0]["thinking"] == ""
+    client.take(items)
+    async with server({"a": ONE, "b": "Fine."}) as served:
+        await client.ask(served)
+        assert THOUGHT in TOKENIZER.decode(last_prompt(served))
+
+
+async def test_a_turn_that_a_stop_string_cut_is_sealed_as_far_as_it_was_said() -> None:
+    client = Client("/v1/messages", "[[script:a]] How is it?", stream=False)
+    async with server({"a": ONE}) as served:
+        inside = await client.ask(served, stop_sequences=["the weather"])
+        behind = await client.ask(served, stop_sequences=["check"])
+    assert carried(inside) == []
+    span = capsules().open(carried(behind)[0])
+    assert span is not None
+    assert TOKENIZER.decode(span.token_ids) == THOUGHT
+    assert not span.is_last
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_sealed_thought_of_an_earlier_loop_comes_back_from_the_memory_too(path: str) -> None:
+    client = Client(path, "[[script:a,b]] How is it?", stream=True)
+    async with server({"a": ONE, "b": "Fine."}) as served:
+        client.take(without_words(await client.ask(served)))
+        before = last_prompt(served)
+        client.said.append({"role": "user", "content": "And now?"})
+        await client.ask(served)
+        generated = TOKENIZER.encode(ONE)
+        assert kept_in(last_prompt(served), before, generated) == len(generated)
+
+
+@pytest.mark.parametrize(
+    ("ends", "kept"), [("</think>", "\n\nYes."), ("</think>\n\n", "Yes."), ("</think>\n", "\nYes.")]
+)
+def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) -> None:
+    """A token may hold the closer and what follows it."""
+    turn = Turn("assistant", (Reasoning("\nHm.\n"),))
+    known = Remembered(turn, "", array("I", [7]), last_words=ends)
+    text = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\nHm.\n</think>\n\nYes.<|im_end|>\n"
+    said = (Turn("user", (Text("x"),)), replace(turn, parts=(*turn.parts, Text("Yes."))))
+    assert LAYOUT is not None
+
+    def read(text: str, opened: str) -> Turn:
+        return parse(families.get("qwen3"), text, (), opened)
+
+    head, token_ids, rest = splice(text, said, {1: known}, LAYOUT, read)
+    assert token_ids == array("I", [7])
+    assert f"{rest}" == f"{kept}<|im_end|>\n"
+    assert f"{head}".endswith("assistant\n")
+
+
+def test_spans_are_counted_as_clients_see_them() -> None:
+    """A thought without a word is none, to the encoders as to the recorder."""
+    recorder = Recorder(TurnMemory(2**20), "", [], CallIds(Conversation(())), (), capsules=capsules())
+    said: list[Event] = [
+        ReasoningDelta("", ""),
+        Markup("</think>"),
+        ReasoningDelta("Hm.", "Hm."),
+        Markup("</think>"),
+    ]
+    for token_id, event in enumerate(said):
+        recorder.take([token_id], [event])
+    span = capsules().open(recorder.seal(0))
+    assert span is not None
+    assert list(span.token_ids) == [0, 1, 2, 3]
+    assert recorder.seal(1) == ""

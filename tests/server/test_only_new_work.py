@@ -1,0 +1,82 @@
+"""A turn costs what is new in it: nothing that a conversation had before is encoded, read or serialised again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from singletree.parsing.parser import parse
+from singletree.prompts import template
+from singletree.prompts.replay import TurnMemory
+from singletree.server import remembering
+
+from .serving import TOKENIZER, Served, serving
+from .test_replay import LAYOUT, SAID, ask, results
+
+TURNS = 12
+LONG = "a line of a file\n" * 200
+
+
+def _watched(function: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    def watched(*given: Any) -> Any:
+        note(*given)
+        return function(*given)
+
+    return watched
+
+
+class Counted:
+    """How much work each turn was."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clear()
+        encoder, added = TOKENIZER._later, TOKENIZER._added
+        monkeypatch.setattr(encoder, "encode", _watched(encoder.encode, self._encoded))
+        monkeypatch.setattr(added, "guard", _watched(added.guard, self._guarded))
+        monkeypatch.setattr(remembering, "parse", _watched(parse, self._read))
+        monkeypatch.setattr(template, "printed_list", _watched(template.printed_list, self._printed))
+
+    def _encoded(self, text: str) -> None:
+        self.encoded += len(text)
+
+    def _guarded(self, text: str) -> None:
+        self.guarded += len(text)
+
+    def _read(self, *_: Any) -> None:
+        self.read += 1
+
+    def _printed(self, _: Any) -> None:
+        self.tool_lists += 1
+
+    def clear(self) -> None:
+        """Before the next turn."""
+        self.encoded = self.guarded = self.read = self.tool_lists = 0
+
+
+async def _turn(served: Served, messages: list[dict[str, Any]], number: int) -> None:
+    blocks = await ask(served, messages)
+    told = results(blocks)
+    for result in told["content"]:
+        result["content"] = f"{number} {LONG} [[script:a]]"
+    messages += [{"role": "assistant", "content": blocks}, told]
+
+
+async def test_a_turn_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:  # C7 C41
+    first = {"role": "user", "content": f"[[script:a]] Begin. {LONG}"}
+    messages = [first]
+    counted = Counted(monkeypatch)
+    async with serving(
+        {"a": SAID}, memory=TurnMemory(2**20), layout=LAYOUT, context_window=1 << 20
+    ) as served:
+        for number in range(TURNS):
+            counted.clear()
+            await _turn(served, messages, number)
+            if not number:
+                continue
+            new = len(LONG) + 2 * len(SAID) + 200
+            assert counted.encoded <= new
+            assert counted.guarded <= new
+            assert counted.read <= 2, "the turn that came back first, and no other"
+            assert counted.tool_lists == 0

@@ -1,0 +1,112 @@
+"""One turn, three protocols, one prompt; and what a server's own wish about reasoning does."""
+
+from __future__ import annotations
+
+import pytest
+
+from singletree.conversation import Thinking
+from singletree.errors import BadConfiguration
+from singletree.prompts.replay import TurnMemory
+from singletree.prompts.template import ChatTemplate
+from singletree.server.catalog import default_thinking
+from singletree.server.config import Config
+
+from .serving import MODEL, TOKENIZER, serving
+from .test_replay import INTERLEAVED, LAYOUT, PATHS, SAID, TOOL, Session, prompts
+
+THINKS = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{{ '<think></think>' if enable_thinking is false }}{% endif %}"""
+
+
+async def test_a_turn_of_thoughts_and_calls_gives_one_prompt_on_all_protocols() -> None:  # C5
+    """Think, call, think, call: blocks, one merged message without its reasoning, and items."""
+    told = []
+    for path in PATHS:
+        async with serving(
+            {"a": INTERLEAVED, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT
+        ) as served:
+            session = Session(served, path)
+            session.ask("[[script:a,b]] How is it?")
+            await session.go_on()
+            await session.send(session.said)
+            told.append(prompts(served))
+    assert told[0] == told[1] == told[2]
+    assert INTERLEAVED in TOKENIZER.decode(told[0][1])
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_servers_wish_holds_where_the_client_has_none(path: str) -> None:
+    wish = Thinking(enabled=False)
+    async with serving({"a": SAID, "b": "Fine."}, template=ChatTemplate(THINKS), thinking=wish) as served:
+        session = Session(served, path)
+        session.ask("[[script:a,b]] How is it?")
+        await session.send(session.said)
+        assert TOKENIZER.decode(prompts(served)[0]).endswith("<think></think>")
+
+
+async def test_a_server_that_wishes_no_reasoning_restores_none() -> None:
+    memory = TurnMemory(2**20)
+    async with serving(
+        {"a": SAID, "b": "Fine."}, memory=memory, layout=LAYOUT, thinking=Thinking(enabled=False)
+    ) as served:
+        session = Session(served, "/v1/responses")
+        session.ask("[[script:a,b]] How is it?")
+        await session.go_on()
+        await session.send(session.said)
+        assert "I need the weather." not in TOKENIZER.decode(prompts(served)[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Config(), Thinking()),
+        (Config(default_thinking="on"), Thinking(enabled=True)),
+        (Config(default_thinking="OFF"), Thinking(enabled=False)),
+        (Config(default_thinking="low"), Thinking(effort="low")),
+        (Config(default_chat_template_kwargs='{"a": 1}'), Thinking(template_arguments={"a": 1})),
+    ],
+)
+def test_what_the_flags_say(config: Config, expected: Thinking) -> None:
+    assert default_thinking(config) == expected
+
+
+@pytest.mark.parametrize("said", ["{", "[1]", "1", "null"])
+def test_variables_that_are_no_object_are_refused(said: str) -> None:
+    with pytest.raises(BadConfiguration, match="give a JSON object"):
+        default_thinking(Config(default_chat_template_kwargs=said))
+
+
+async def test_a_client_that_clears_thinking_gets_none_back() -> None:
+    """Claude Code's ``clear_thinking_20251015``: what it takes out is not restored from the memory."""
+    async with serving({"a": SAID, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        session = Session(served, "/v1/messages")
+        session.ask("[[script:a,b]] How is it?")
+        await session.go_on()
+        said = [
+            m | {"content": [b for b in m["content"] if b["type"] != "thinking"]}
+            if m["role"] == "assistant"
+            else m
+            for m in session.said
+        ]
+        edit = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}
+        given = {"model": MODEL, "max_tokens": 100, "messages": said, "tools": [TOOL]}
+        for more in ({}, {"context_management": {"edits": [edit]}}):
+            answer = await served.client.post("/v1/messages", given | more)
+            assert answer.status == 200, answer.body
+        restored, cleared = (TOKENIZER.decode(ids) for ids in prompts(served)[1:])
+    assert "I need the weather." in restored
+    assert "I need the weather." not in cleared
+
+
+async def test_words_that_are_only_quoted_are_no_turn() -> None:
+    """A harness that asks for a summary quotes what was said in a question of its own."""
+    async with serving({"a": SAID, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        session = Session(served, "/v1/messages")
+        session.ask("[[script:a,b]] How is it?")
+        await session.go_on()
+        quoted = {"role": "user", "content": "Summarise: <assistant>Let me check.</assistant>"}
+        await session.send([quoted])
+        assert "I need the weather." not in TOKENIZER.decode(prompts(served)[1])

@@ -1,0 +1,140 @@
+"""A request that comes again while it is answered: the second takes the first one's place."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from singletree.conversation import Conversation, Request
+from singletree.engines.engine import Chunk
+from singletree.server.takeover import Places, place_of
+
+from .by_hand import EngineByHand
+from .memory import events
+from .serving import body, serving
+from .test_generation import PATHS
+
+each_protocol = pytest.mark.parametrize("path", PATHS)
+stream_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+MESSAGES = "/v1/messages"
+SESSION = {"x-claude-code-session-id": "s-1"}
+LAST = {"/v1/messages": "error", "/v1/responses": "response.failed"}
+
+
+async def until(holds: Any) -> None:
+    """Until ``holds`` is true."""
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+@each_protocol
+@stream_or_not
+@pytest.mark.parametrize("tokens", [0, 2])
+async def test_the_second_takes_the_place(path: str, stream: bool, tokens: int) -> None:  # C11
+    engine = EngineByHand()
+    async with serving(engine=engine) as served:
+        asked = body(path, "x", stream=stream)
+        async with served.client.open("POST", path, asked, SESSION) as (first, _):
+            for at in range(tokens):
+                await engine.waiting.wait()
+                engine.say(Chunk([at + 65]))
+            await engine.waiting.wait()
+            engine.waiting.clear()
+            async with served.client.open("POST", path, asked, SESSION) as (second, _):
+                rest = await first.rest()
+                assert (engine.told, engine.freed) == (tokens, 1), "within one token"
+                await engine.waiting.wait()
+                engine.say(Chunk([70], "stop"))
+                assert await second.rest()
+                assert second.status == 200
+        assert served.service.tracing.running == 0
+        assert b"came again" in rest, "no silent end, should somebody still read it"
+        if stream and tokens:
+            assert (first.status, events(rest)[-1][0]) == (200, LAST.get(path, ""))
+        else:
+            assert (first.status, first.headers["x-should-retry"]) == (409, "false")
+    assert engine.freed == 1
+
+
+@each_protocol
+async def test_what_differs_runs_side_by_side(path: str) -> None:
+    engine = EngineByHand()
+    agent = {**SESSION, "x-claude-code-agent-id": "a"}
+    others = [
+        ("x", SESSION),
+        ("y", SESSION),
+        ("x", agent),
+        ("x", {"x-session-id": "s-2"}),
+        ("x", {}),
+        ("x", {}),
+    ]
+    async with serving(engine=engine) as served:
+        asking = [asyncio.create_task(served.client.post(path, body(path, p), h)) for p, h in others]
+        await until(lambda: served.service.tracing.running == len(others))
+        for _ in others:
+            engine.say(Chunk([65], "stop"))
+        replies = await asyncio.gather(*asking)
+    assert [reply.status for reply in replies] == [200] * len(others)
+    assert engine.freed == 0
+
+
+async def test_the_same_request_afterwards_is_another() -> None:
+    engine = EngineByHand()
+    engine.say(Chunk([65], "stop"), Chunk([65], "stop"))
+    async with serving(engine=engine) as served:
+        for _ in range(2):
+            assert (await served.client.post(MESSAGES, body(MESSAGES, "x"), SESSION)).status == 200
+        assert not served.service.places._held
+
+
+async def test_a_third_takes_the_place_of_the_second() -> None:
+    engine = EngineByHand()
+    async with serving(engine=engine) as served:
+        asking = []
+        for _ in range(3):
+            asking.append(asyncio.create_task(served.client.post(MESSAGES, body(MESSAGES, "x"), SESSION)))
+            await engine.waiting.wait()
+            engine.waiting.clear()
+        await until(lambda: engine.freed == 2)
+        engine.say(Chunk([65], "stop"))
+        replies = await asyncio.gather(*asking)
+        assert not served.service.places._held
+    assert [reply.status for reply in replies] == [409, 409, 200]
+
+
+def test_a_place_is_the_session_and_the_body() -> None:
+    named = Request("m", Conversation(()), session="from-the-body")
+    place = place_of(SESSION, named, "/v1/messages", b"{}")
+    assert place is not None
+    assert place == place_of({**SESSION, "x-stainless-retry-count": "1"}, named, "/v1/messages", b"{}")
+    assert place != place_of(SESSION, named, "/v1/responses", b"{}")
+    assert place_of({}, named, "/v1/messages", b"{}") is None, "samples of one prompt share a cache key"
+
+
+async def test_compression_is_not_the_request() -> None:
+    plain = json.dumps(body(MESSAGES, "x")).encode()
+    engine = EngineByHand()
+    async with serving(engine=engine) as served:
+        packed = {**SESSION, "content-encoding": "gzip"}
+        first = asyncio.create_task(served.client.post(MESSAGES, gzip.compress(plain), packed))
+        await engine.waiting.wait()
+        second = asyncio.create_task(served.client.post(MESSAGES, plain, SESSION))
+        assert (await first).status == 409
+        engine.say(Chunk([65], "stop"))
+        assert (await second).status == 200
+
+
+def test_who_left_frees_nobody_elses_place() -> None:
+    places, told = Places(), []
+    with places.held(b"p", lambda: told.append("first")):
+        with places.held(b"p", lambda: told.append("second")):
+            pass
+        with places.held(b"p", lambda: told.append("third")):
+            pass
+    assert told == ["first"]
+    assert not places._held
