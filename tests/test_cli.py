@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import json
 import sys
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from singletree.cli import launch, main
-from singletree.errors import BadConfiguration
+from singletree.cli import main
 from singletree.server import run as run_server
 
 TEXT = '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "ls", "arguments": {"n": 1.0}}\n</tool_call>'
@@ -150,54 +147,3 @@ def test_what_is_wrong_is_one_line(
     assert says in said[-1]
     assert said[-1].startswith("singletree: ")
     assert not any("Traceback" in line for line in said)
-
-
-SERVED = launch.Served("http://127.0.0.1:8000", "key", "org/model", 8192)
-
-
-def test_claude_is_told_of_one_model_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "the user's own")
-    environment = launch.claude_environment(SERVED)
-    assert "ANTHROPIC_API_KEY" not in environment
-    assert environment["ANTHROPIC_BASE_URL"] == SERVED.base_url
-    assert environment["ANTHROPIC_AUTH_TOKEN"] == "key"
-    assert {v for k, v in environment.items() if k.startswith("ANTHROPIC") and k.endswith("MODEL")} == {
-        "org/model"
-    }
-    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "8192"
-
-
-def test_codex_gets_a_configuration_with_the_catalog() -> None:
-    config = tomllib.loads(launch.codex_configuration(SERVED))
-    provider = config["model_providers"][config["model_provider"]]
-    assert config["model"] == "org/model"
-    assert provider["base_url"] == "http://127.0.0.1:8000/v1"
-    assert provider["model_catalog_url"] == "http://127.0.0.1:8000/v1/models"
-    assert provider["wire_api"] == "responses"
-
-
-def test_a_harness_is_started_with_its_own_arguments(tmp_path: Path) -> None:
-    program = tmp_path / "claude"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    started: list[tuple[str, list[str]]] = []
-
-    def become(path: str, arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
-        started.append((path, arguments))
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        launch.start("claude", "npm", ("-p", "hi"), {"PATH": str(tmp_path)}, become=become)
-    assert started == [(str(program), ["claude", "-p", "hi"])]
-    with pytest.raises(BadConfiguration, match="npm install"):
-        launch.start("claude", "npm install", (), {"PATH": ""}, become=become)
-
-
-def test_arguments_after_the_dashes_go_to_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, ...]] = []
-    monkeypatch.setattr(launch, "ask", lambda target: SERVED)
-    monkeypatch.setattr(
-        launch, "start", lambda program, install, arguments, environment: seen.append(arguments)
-    )
-    assert run("launch", "claude", "--model", "m", "--", "-p", "say hi", "--verbose") == 0
-    assert seen == [("-p", "say hi", "--verbose")]

@@ -14,20 +14,41 @@ from importlib.metadata import PackageNotFoundError, version
 from singletree import families
 from singletree.conversation import Reasoning, Text, Tool, ToolCall, Turn
 from singletree.errors import SingletreeError
-from singletree.events import fold
+from singletree.events import (
+    ArgumentsDelta,
+    Event,
+    Fold,
+    Markup,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBroken,
+    ToolCallEnd,
+    ToolCallStart,
+    fold,
+)
 from singletree.parsing.draw import draw
-from singletree.parsing.family import Family, Form
+from singletree.parsing.family import Family, Form, Literals
 from singletree.parsing.parser import Parser, parse
 
 __all__ = [
+    "ArgumentsDelta",
+    "Event",
     "Family",
+    "Fold",
     "Form",
+    "Literals",
+    "Markup",
     "Parser",
     "Reasoning",
+    "ReasoningDelta",
     "SingletreeError",
     "Text",
+    "TextDelta",
     "Tool",
     "ToolCall",
+    "ToolCallBroken",
+    "ToolCallEnd",
+    "ToolCallStart",
     "Turn",
     "__version__",
     "draw",

@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "serve": ("singletree.cli.serving:app", "Serve a model to harnesses."),
     "launch": ("singletree.cli.launch:app", "Start a harness against a running server."),
+    "catalog": (
+        "singletree.cli.catalog:catalog",
+        "Write what Codex is told of the models, checked by Codex.",
+    ),
     "parse": ("singletree.cli.looking:parse", "Read raw model text as parts and events."),
     "render": ("singletree.cli.looking:render", "Print the prompt of a request, as text and token ids."),
-    "families": ("singletree.cli.looking:list_families", "List the model families."),
+    "families": ("singletree.cli.family_commands:app", "List the model families, or draft a new one."),
+    "explain": ("singletree.cli.explain:explain", "Say where the prompts of a session broke, and why."),
+    "doctor": ("singletree.cli.doctor:doctor", "Say what is known of a model, and what will not work."),
 }
 
 

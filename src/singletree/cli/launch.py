@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, NoReturn
-from urllib.parse import urlsplit
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
 
+from singletree.cli import harness_settings
+from singletree.cli.harness_settings import Api, QwenApi, Served
+from singletree.cli.running_server import DEFAULT_URL, fetch
 from singletree.engines.weights import cache_folder
 from singletree.errors import BadConfiguration
 
 app = App(name="launch", help="Start a harness against a running server.")
 
-_SECONDS = 5
 _NO_KEY = "singletree"
 """What a harness sends where the server asks for no key: none of them goes without one."""
 
@@ -31,7 +29,7 @@ _NO_KEY = "singletree"
 class Target:
     """A running server."""
 
-    base_url: Annotated[str, Parameter(env_var="SINGLETREE_BASE_URL")] = "http://127.0.0.1:8000"
+    base_url: Annotated[str, Parameter(env_var="SINGLETREE_BASE_URL")] = DEFAULT_URL
     """Where it is."""
 
     model: str | None = None
@@ -39,16 +37,6 @@ class Target:
 
     api_key: Annotated[str | None, Parameter(env_var="SINGLETREE_API_KEY")] = None
     """A key that it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a harness must know of a server and one of its models. ``window`` is in tokens."""
-
-    base_url: str
-    key: str
-    model: str
-    window: int | None
 
 
 Arguments = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -63,8 +51,8 @@ def claude(*arguments: Arguments, target: Target = Target()) -> None:
     arguments
         After --, for Claude Code itself.
     """
-    served = ask(target)
-    start("claude", "npm install -g @anthropic-ai/claude-code", arguments, claude_environment(served))
+    environment = harness_settings.claude_environment(ask(target))
+    start("claude", "npm install -g @anthropic-ai/claude-code", arguments, environment)
 
 
 @app.command
@@ -77,33 +65,106 @@ def codex(*arguments: Arguments, target: Target = Target()) -> None:
         After --, for Codex itself.
     """
     served = ask(target)
-    home = cache_folder() / "codex"
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(codex_configuration(served), encoding="utf-8")
-    environment = {**os.environ, "CODEX_HOME": str(home), "SINGLETREE_API_KEY": served.key}
+    file = _written("codex/config.toml", harness_settings.codex_configuration(served))
+    environment = {**os.environ, "CODEX_HOME": str(file.parent), "SINGLETREE_API_KEY": served.key}
     start("codex", "npm install -g @openai/codex", arguments, environment)
+
+
+@app.command
+def openclaw(
+    *arguments: Arguments,
+    api: Annotated[Api, Parameter(help="Which of the server's protocols it speaks.")] = "responses",
+    target: Target = Target(),
+) -> None:
+    """Start OpenClaw, with a configuration of its own.
+
+    Parameters
+    ----------
+    arguments
+        After --, for OpenClaw itself.
+    """
+    # On the other two it moves a message to the end of every prompt, and the last turn is read anew.
+    served = ask(target)
+    file = _written("openclaw/openclaw.json", harness_settings.openclaw_configuration(served, api))
+    told = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(file.parent / "state")}
+    start("openclaw", "npm install -g openclaw", arguments, {**os.environ, **told})
+
+
+@app.command
+def opencode(
+    *arguments: Arguments,
+    api: Annotated[Api, Parameter(help="Which of the server's protocols it speaks.")] = "messages",
+    target: Target = Target(),
+) -> None:
+    """Start OpenCode: its own settings, and a configuration on top of them.
+
+    Parameters
+    ----------
+    arguments
+        After --, for OpenCode itself.
+    """
+    served = ask(target)
+    file = _written("opencode/opencode.json", harness_settings.opencode_configuration(served, api))
+    start("opencode", "npm install -g opencode-ai", arguments, {**os.environ, "OPENCODE_CONFIG": str(file)})
+
+
+@app.command
+def pi(
+    *arguments: Arguments,
+    api: Annotated[Api, Parameter(help="Which of the server's protocols it speaks.")] = "messages",
+    target: Target = Target(),
+) -> None:
+    """Start pi, with a configuration of its own.
+
+    Parameters
+    ----------
+    arguments
+        After --, for pi itself.
+    """
+    served = ask(target)
+    file = _written("pi/models.json", harness_settings.pi_models(served, api))
+    chosen = ("--provider", harness_settings.PROVIDER, "--model", served.model)
+    environment = {**os.environ, "PI_CODING_AGENT_DIR": str(file.parent)}
+    start("pi", "npm install -g @mariozechner/pi-coding-agent", (*chosen, *arguments), environment)
+
+
+@app.command
+def qwen(
+    *arguments: Arguments,
+    api: Annotated[QwenApi, Parameter(help="Which of the server's protocols it speaks.")] = "chat",
+    target: Target = Target(),
+) -> None:
+    """Start qwen-code.
+
+    Parameters
+    ----------
+    arguments
+        After --, for qwen-code itself.
+    """
+    served = ask(target)
+    chosen = harness_settings.qwen_arguments(served, api)
+    environment = harness_settings.qwen_environment(served, api)
+    start("qwen", "npm install -g @qwen-code/qwen-code", (*chosen, *arguments), environment)
+
+
+def _written(name: str, content: str | dict[str, Any]) -> Path:
+    """A configuration file in the cache, for its owner's eyes: it may hold a key."""
+    path = cache_folder() / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = content if isinstance(content, str) else json.dumps(content, indent=2)
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def ask(target: Target) -> Served:
     """What the server says of the model. Raises BadConfiguration when it does not answer or has none such."""
     base_url = target.base_url.rstrip("/").removesuffix("/v1")
     key = target.api_key or _NO_KEY
-    if not _is_url(base_url):
-        raise BadConfiguration(f"--base-url {base_url!r} is no URL; give one such as {Target.base_url}")
-    request = urllib.request.Request(f"{base_url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+    listed = fetch(base_url, key, "/v1/models")
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            models = {str(model["id"]): model for model in json.load(answer)["data"]}
-    except urllib.error.HTTPError as error:
-        cure = "give --api-key" if error.code == 401 else "is it singletree?"
-        raise BadConfiguration(f"{base_url} answers with {error.code}; {cure}") from None
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        reason = getattr(reason, "strerror", None) or reason
-        raise BadConfiguration(
-            f"no server at {base_url} ({reason}); start one with `singletree serve`"
-        ) from None
-    except (HTTPException, ValueError, KeyError, TypeError):
+        models = {str(model["id"]): model for model in listed["data"]}
+    except (KeyError, TypeError):
         raise BadConfiguration(f"{base_url} does not list its models; is it singletree?") from None
     model = target.model or next(iter(models), "")
     if not models:
@@ -113,68 +174,6 @@ def ask(target: Target) -> Served:
         raise BadConfiguration(f"{base_url} serves no {model!r}; it serves {', '.join(models)}")
     window = known.get("context_window") if known else None
     return Served(base_url, key, model, window if isinstance(window, int) else None)
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def claude_environment(served: Served) -> dict[str, str]:
-    """The environment of Claude Code: every model that it may ask for is the served one, and it calls
-    nobody else.
-    """
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CLAUDE}
-    models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")))
-    quiet = ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER", "DISABLE_TELEMETRY")
-    environment |= {
-        "ANTHROPIC_BASE_URL": served.base_url,
-        "ANTHROPIC_AUTH_TOKEN": served.key,
-        "CLAUDE_CODE_SUBAGENT_MODEL": served.model,
-        **dict.fromkeys(models, served.model),
-        **dict.fromkeys(quiet, "1"),
-    }
-    if served.window is not None:
-        # It gives a model that it does not know a window of a million tokens, and would never compact.
-        environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(served.window)
-    return environment
-
-
-_NOT_FOR_CLAUDE = {"ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"}
-"""They would send it elsewhere, or make it ask which of two keys to use."""
-
-
-def codex_configuration(served: Served) -> str:
-    """Codex's ``config.toml``. The catalog tells it the window, the tools and how to truncate."""
-    model, url = json.dumps(served.model), json.dumps(f"{served.base_url}/v1")
-    catalog = json.dumps(f"{served.base_url}/v1/models")
-    return f"""\
-model = {model}
-model_provider = "singletree"
-check_for_update_on_startup = false
-features.plugins = false
-features.remote_plugin = false
-features.apps = false
-
-[model_providers.singletree]
-name = "singletree"
-base_url = {url}
-model_catalog_url = {catalog}
-env_key = "SINGLETREE_API_KEY"
-wire_api = "responses"
-
-[analytics]
-enabled = false
-
-[feedback]
-enabled = false
-
-[otel]
-exporter = "none"
-"""
 
 
 def start(

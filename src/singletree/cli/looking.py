@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from singletree import families
+from singletree.cli import families_table
 from singletree.conversation import Part, Tool
 from singletree.errors import BadConfiguration
 from singletree.events import Event, fold
@@ -55,7 +55,7 @@ def parse(
     """
     if chunk < 0:
         raise BadConfiguration(f"--chunk is {chunk}; give 0 for all at once, or more")
-    text = _text(file)
+    text = read_text(file)
     parser = Parser(_family(family, reasoning, tools), _tools(schemas), prompt_tail)
     pieces = [text] if not chunk else [text[at : at + chunk] for at in range(0, len(text), chunk)]
     events = [event for piece in pieces for event in parser.feed(piece)] + parser.close()
@@ -105,7 +105,7 @@ def render(
     from singletree.server.protocol import CHAT, MESSAGES, RESPONSES
 
     decode = {"messages": MESSAGES, "chat": CHAT, "responses": RESPONSES}[protocol].decode
-    request = decode(_text(file).encode())
+    request = decode(read_text(file).encode())
     scripted = model == bytes_model.NAME
     config = Config(
         model=None if scripted else model,
@@ -119,7 +119,7 @@ def render(
     prompt = pipeline.write_prompt(speech_of(config, tokenizer), request)
     text = strip_guards(prompt.text)
     if json:
-        _print_value({"prompt": text, "token_ids": prompt.token_ids, "rules": prompt.rules})
+        print_value({"prompt": text, "token_ids": prompt.token_ids.tolist(), "rules": prompt.rules})
         return
     print(text)
     if ids:
@@ -134,33 +134,13 @@ def list_families(*, markdown: Annotated[bool, Parameter(negative="")] = False) 
     markdown
         Print a Markdown table.
     """
-    rows = [
-        (f.name, f.kind, ", ".join(sorted(f.aliases)), ", ".join(f.models), f.source)
-        for f in families.table()
-    ]
-    heads = ("name", "reads", "also called", "models", "source")
-    (_print_markdown if markdown else _print_table)(heads, rows)
+    if markdown:
+        print(families_table.markdown())
+    else:
+        families_table.show()
 
 
-def _print_markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print("# Model families\n\nMade by `singletree families --markdown`.\n")
-    for row in (heads, ("---",) * len(heads), *rows):
-        print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
-
-
-def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for head in heads[:-1]:
-        table.add_column(head, overflow="fold")
-    for row in rows:
-        table.add_row(*row[:-1])
-    Console().print(table)
-
-
-def _text(file: str) -> str:
+def read_text(file: str) -> str:
     """A file's text, line ends as they are."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -186,7 +166,7 @@ def _tools(schemas: Path | None) -> list[Tool]:
     if schemas is None:
         return []
     try:
-        given = json.loads(_text(str(schemas)))
+        given = json.loads(read_text(str(schemas)))
         functions = [tool.get("function", tool) for tool in given]
         return [Tool(f["name"], None, f.get("parameters", f.get("input_schema"))) for f in functions]
     except (ValueError, KeyError, AttributeError, TypeError):
@@ -194,7 +174,7 @@ def _tools(schemas: Path | None) -> list[Tool]:
 
 
 def _print_json(parts: tuple[Part, ...], events: list[Event]) -> None:
-    _print_value({"parts": [_named(part) for part in parts], "events": [_named(event) for event in events]})
+    print_value({"parts": [_named(part) for part in parts], "events": [_named(event) for event in events]})
 
 
 def _print_plain(parts: tuple[Part, ...], events: list[Event]) -> None:
@@ -211,6 +191,7 @@ def _named(thing: Part | Event) -> dict[str, Any]:
     return {"type": type(thing).__name__, **{n: v for n, v in fields.items() if v is not None}}
 
 
-def _print_value(value: Any) -> None:
+def print_value(value: Any) -> None:
+    """Prints JSON."""
     # Half a surrogate pair that the model wrote leaves as its escape (``cli.main``), which JSON has, too.
     print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() != "utf-8", indent=2))

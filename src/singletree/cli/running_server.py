@@ -1,0 +1,61 @@
+"""Questions to a running server of ours."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from singletree.errors import BadConfiguration
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+_SECONDS = 5
+
+
+def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
+    """The JSON object at ``path``.
+
+    Raises:
+        BadConfiguration: nobody answers at ``base_url``, or not with one.
+    """
+    if not _is_url(base_url):
+        raise BadConfiguration(f"--base-url {base_url!r} is no URL; give one such as {DEFAULT_URL}")
+    request = urllib.request.Request(f"{base_url}{path}", headers={"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+            value = json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise BadConfiguration(f"{base_url} answers with {error.code}; {_cure(error)}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
+        raise BadConfiguration(
+            f"no server at {base_url} ({reason}); start one with `singletree serve`"
+        ) from None
+    except (HTTPException, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadConfiguration(f"{base_url} does not answer {path} with a JSON object; is it singletree?")
+    return value
+
+
+def _cure(error: urllib.error.HTTPError) -> str:
+    """What the server says of it, where it says it as we do."""
+    if error.code == 401:
+        return "give --api-key"
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return "is it singletree?"
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -1,0 +1,149 @@
+"""``singletree launch``: what each harness is told of the server, and how it is started."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import pytest
+
+from singletree.cli import harness_settings, launch, main
+from singletree.cli.harness_settings import Api
+from singletree.errors import BadConfiguration
+
+SERVED = harness_settings.Served("http://127.0.0.1:8000", "key", "org/model", 8192)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, Any]]:
+    """What is started instead of harnesses, on a server that serves ``SERVED``."""
+    seen: list[Mapping[str, Any]] = []
+    monkeypatch.setenv("SINGLETREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(launch, "ask", lambda target: SERVED)
+
+    def start(program: str, install: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        seen.append({"program": program, "arguments": arguments, "environment": environment})
+
+    monkeypatch.setattr(launch, "start", start)
+    return seen
+
+
+def run(*arguments: str) -> None:
+    """``singletree launch`` with ``arguments``."""
+    main(["launch", *arguments])
+
+
+def test_claude_is_told_of_one_model_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "the user's own")
+    environment = harness_settings.claude_environment(SERVED)
+    assert "ANTHROPIC_API_KEY" not in environment
+    assert environment["ANTHROPIC_BASE_URL"] == SERVED.base_url
+    assert environment["ANTHROPIC_AUTH_TOKEN"] == "key"
+    assert {v for k, v in environment.items() if k.startswith("ANTHROPIC") and k.endswith("MODEL")} == {
+        "org/model"
+    }
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "8192"
+
+
+def test_codex_gets_a_configuration_with_the_catalog() -> None:
+    config = tomllib.loads(harness_settings.codex_configuration(SERVED))
+    provider = config["model_providers"][config["model_provider"]]
+    assert config["model"] == "org/model"
+    assert provider["base_url"] == "http://127.0.0.1:8000/v1"
+    assert provider["model_catalog_url"] == "http://127.0.0.1:8000/v1/models"
+    assert provider["wire_api"] == "responses"
+
+
+def test_a_harness_is_started_with_its_own_arguments(tmp_path: Path) -> None:
+    program = tmp_path / "claude"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    started: list[tuple[str, list[str]]] = []
+
+    def become(path: str, arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
+        started.append((path, arguments))
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        launch.start("claude", "npm", ("-p", "hi"), {"PATH": str(tmp_path)}, become=become)
+    assert started == [(str(program), ["claude", "-p", "hi"])]
+    with pytest.raises(BadConfiguration, match="npm install"):
+        launch.start("claude", "npm install", (), {"PATH": ""}, become=become)
+
+
+def test_arguments_after_the_dashes_go_to_the_harness(started: list[Mapping[str, Any]]) -> None:
+    run("claude", "--model", "m", "--", "-p", "say hi", "--verbose")
+    assert started[0]["arguments"] == ("-p", "say hi", "--verbose")
+
+
+EVERY_API: tuple[Api, ...] = get_args(Api)
+
+
+@pytest.mark.parametrize("api", EVERY_API)
+def test_opencode_knows_this_model_alone_and_its_window(api: Api) -> None:
+    config = harness_settings.opencode_configuration(SERVED, api)
+    (name,) = config["enabled_providers"]
+    provider = config["provider"][name]
+    assert config["model"] == config["small_model"] == f"{name}/org/model"
+    assert provider["options"] == {"baseURL": "http://127.0.0.1:8000/v1", "apiKey": "key"}
+    assert provider["models"]["org/model"]["limit"] == {"context": 8192, "output": 2048}
+
+
+@pytest.mark.parametrize(
+    ("api", "url"),
+    [
+        ("messages", "http://127.0.0.1:8000"),
+        ("chat", "http://127.0.0.1:8000/v1"),
+        ("responses", "http://127.0.0.1:8000/v1"),
+    ],
+)
+def test_pi_and_openclaw_add_the_path_of_messages_themselves(api: Api, url: str) -> None:
+    for configuration in (
+        harness_settings.pi_models(SERVED, api),
+        harness_settings.openclaw_configuration(SERVED, api)["models"],
+    ):
+        (provider,) = configuration["providers"].values()
+        assert provider["baseUrl"] == url
+        assert provider["models"][0]["contextWindow"] == 8192
+
+
+def test_qwen_is_told_by_its_environment_and_its_command_line() -> None:
+    environment = harness_settings.qwen_environment(SERVED, "messages")
+    assert environment["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000"
+    assert harness_settings.qwen_environment(SERVED, "chat")["OPENAI_BASE_URL"] == "http://127.0.0.1:8000/v1"
+    assert harness_settings.qwen_arguments(SERVED, "chat") == ("--auth-type", "openai", "-m", "org/model")
+
+
+@pytest.mark.parametrize(
+    ("harness", "variable", "file"),
+    [
+        ("codex", "CODEX_HOME", "config.toml"),
+        ("openclaw", "OPENCLAW_CONFIG_PATH", ""),
+        ("opencode", "OPENCODE_CONFIG", ""),
+        ("pi", "PI_CODING_AGENT_DIR", "models.json"),
+    ],
+)
+def test_a_configuration_of_ours_is_where_the_harness_looks_and_nobody_else_reads_it(
+    started: list[Mapping[str, Any]], tmp_path: Path, harness: str, variable: str, file: str
+) -> None:
+    run(harness)
+    written = Path(started[0]["environment"][variable]) / file
+    assert written.is_relative_to(tmp_path)
+    assert written.stat().st_mode & 0o077 == 0
+    text = written.read_text(encoding="utf-8")
+    assert "org/model" in text
+    assert tomllib.loads(text) if written.suffix == ".toml" else json.loads(text)
+
+
+def test_pi_chooses_the_model_before_its_own_arguments(started: list[Mapping[str, Any]]) -> None:
+    run("pi", "--", "-p", "hi")
+    assert started[0]["arguments"] == ("--provider", "singletree", "--model", "org/model", "-p", "hi")
+
+
+def test_an_api_that_a_harness_does_not_speak_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("qwen", "--api", "responses")
+    assert "--api" in capsys.readouterr().err
