@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clients import install
+
 SECONDS = 180
 SINGLETREE = Path(sys.executable).with_name("singletree")
 
@@ -44,21 +46,35 @@ Events = list[dict[str, Any]]
 
 
 class Harness(NamedTuple):
-    """One harness.
+    """One harness, on one of the three APIs.
 
     Attributes:
         name: what ``singletree launch`` calls it.
+        api: which it speaks, as ``singletree launch --api``; empty where it speaks but one.
         arguments: its own command line for a prompt: no question asked, events as JSON lines.
         shell, read: its tools, as (name, arguments), for a shell command and for a file of the workspace.
         answer, complaints: read from its events.
+        prepare: puts what it asks at a first start into its home, and returns more of its environment.
+        version: of Claude Code.
+        appends: whether the next prompt is the last one and more. OpenClaw keeps a message about running
+            commands at the very end of every prompt on two of the APIs, so the last turn stands before it.
     """
 
     name: str
+    api: str
     arguments: Callable[[str], list[str]]
     shell: Callable[[str], Call]
     read: Callable[[Path], Call]
     answer: Callable[[Events], str]
     complaints: Callable[[Events], list[str]]
+    prepare: Callable[[Path], Mapping[str, str]] = lambda home: {}
+    version: str = "2.1.329"
+    appends: bool = True
+
+    @property
+    def title(self) -> str:
+        """How a test calls it."""
+        return "-".join(filter(None, (self.name, self.api, self.version if self.name == "claude" else "")))
 
 
 def _claude_arguments(prompt: str) -> list[str]:
@@ -99,17 +115,117 @@ def _codex_complaints(events: Events) -> list[str]:
     return [json.dumps(complaint) for complaint in failed + remarks]
 
 
+def _openclaw_arguments(prompt: str) -> list[str]:
+    return ["agent", "exec", "--cwd", ".", "--thinking", "medium", "--json", prompt]
+
+
+def _openclaw_answer(events: Events) -> str:
+    for event in events:
+        said = event.get("final") or "".join(p.get("text") or "" for p in event.get("payloads") or [])
+        if said:
+            return str(said)
+    return ""
+
+
+def _openclaw_complaints(events: Events) -> list[str]:
+    return [json.dumps(event["error"]) for event in events if event.get("error")]
+
+
+def _opencode_arguments(prompt: str) -> list[str]:
+    return ["run", "--format", "json", "--thinking", "--auto", prompt]
+
+
+def _opencode_answer(events: Events) -> str:
+    said = [str(event["part"].get("text", "")) for event in events if event.get("type") == "text"]
+    return said[-1].strip() if said else ""
+
+
+def _opencode_complaints(events: Events) -> list[str]:
+    return [json.dumps(event) for event in events if event.get("type") == "error"]
+
+
+def _opencode_prepare(home: Path) -> Mapping[str, str]:
+    off = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "DEFAULT_PLUGINS")
+    return {f"OPENCODE_DISABLE_{name}": "1" for name in off}
+
+
+def _pi_arguments(prompt: str) -> list[str]:
+    return ["-p", "--mode", "json", "--thinking", "medium", prompt]
+
+
+def _pi_answers(events: Events) -> Iterator[dict[str, Any]]:
+    ends = (event for event in events if event.get("type") == "agent_end")
+    return (turn for end in ends for turn in end.get("messages", []) if turn.get("role") == "assistant")
+
+
+def _pi_answer(events: Events) -> str:
+    texts = (
+        "".join(part["text"] for part in turn["content"] if part.get("type") == "text")
+        for turn in _pi_answers(events)
+    )
+    return next((text for text in reversed(list(texts)) if text), "").strip()
+
+
+def _pi_complaints(events: Events) -> list[str]:
+    failed = [turn for turn in _pi_answers(events) if turn.get("stopReason") == "error"]
+    return [json.dumps(event) for event in events if event.get("type") == "auto_retry_start"] + [
+        str(turn.get("errorMessage")) for turn in failed
+    ]
+
+
+def _pi_prepare(home: Path) -> Mapping[str, str]:
+    return {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
+
+
+def _qwen_arguments(prompt: str) -> list[str]:
+    return ["--approval-mode", "yolo", "--output-format", "stream-json", "-p", prompt]
+
+
+_QWEN_SETTINGS = {
+    "privacy": {"usageStatisticsEnabled": False},
+    "telemetry": {"enabled": False},
+    "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
+}
+
+
+def _qwen_prepare(home: Path) -> Mapping[str, str]:
+    file = home / ".qwen" / "settings.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(_QWEN_SETTINGS), encoding="utf-8")
+    return {}
+
+
+def _qwen_shell(command: str) -> Call:
+    # It sometimes loses the output of a command that ends at once.
+    lasting = {"command": f"{command} && sleep 0.3", "is_background": False, "description": "Run a command"}
+    return "run_shell_command", lasting
+
+
+def _shell(name: str) -> Callable[[str], Call]:
+    return lambda command: (name, {"command": command})
+
+
+def _read(name: str, key: str) -> Callable[[Path], Call]:
+    return lambda path: (name, {key: str(path)})
+
+
+def _described_shell(name: str) -> Callable[[str], Call]:
+    return lambda command: (name, {"command": command, "description": "Run a command"})
+
+
 CLAUDE = Harness(
     "claude",
+    "",
     _claude_arguments,
-    lambda command: ("Bash", {"command": command, "description": "Run a command"}),
-    lambda path: ("Read", {"file_path": str(path)}),
+    _described_shell("Bash"),
+    _read("Read", "file_path"),
     _claude_answer,
     _claude_complaints,
 )
 
 CODEX = Harness(
     "codex",
+    "",
     _codex_arguments,
     lambda command: ("exec_command", {"cmd": command}),
     lambda path: ("exec_command", {"cmd": f"cat {path.name}"}),
@@ -117,34 +233,101 @@ CODEX = Harness(
     _codex_complaints,
 )
 
-HARNESSES = (CLAUDE, CODEX)
+OPENCLAW = Harness(
+    "openclaw",
+    "responses",
+    _openclaw_arguments,
+    _shell("exec"),
+    _read("read", "path"),
+    _openclaw_answer,
+    _openclaw_complaints,
+    lambda home: {"OPENCLAW_NO_UPDATE_CHECK": "1", "OPENCLAW_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"},
+)
+
+OPENCODE = Harness(
+    "opencode",
+    "messages",
+    _opencode_arguments,
+    _described_shell("bash"),
+    _read("read", "filePath"),
+    _opencode_answer,
+    _opencode_complaints,
+    _opencode_prepare,
+)
+
+PI = Harness(
+    "pi",
+    "messages",
+    _pi_arguments,
+    _shell("bash"),
+    _read("read", "path"),
+    _pi_answer,
+    _pi_complaints,
+    _pi_prepare,
+)
+
+QWEN = Harness(
+    "qwen",
+    "chat",
+    _qwen_arguments,
+    _qwen_shell,
+    _read("read_file", "file_path"),
+    _claude_answer,
+    _claude_complaints,
+    _qwen_prepare,
+)
+
+_APIS = ("messages", "chat", "responses")
+
+HARNESSES = (
+    CLAUDE,
+    CLAUDE._replace(version="2.1.197"),
+    CODEX,
+    OPENCLAW,
+    *(OPENCLAW._replace(api=api, appends=False) for api in ("messages", "chat")),
+    *(harness._replace(api=api) for harness in (OPENCODE, PI) for api in _APIS),
+    *(QWEN._replace(api=api) for api in ("messages", "chat")),
+)
 
 
-def run(harness: Harness, task: Task, binaries: Path) -> Outcome:
+def run(harness: Harness, task: Task, seconds: float = SECONDS) -> Outcome:
     """Runs the harness on the task to its end, the way a person would: with ``singletree launch``.
 
     It sees nothing of the caller's environment but the PATH, so no account and no setting of the person who
-    runs the tests can take part. Raises subprocess.TimeoutExpired after ``SECONDS``.
+    runs the tests can take part. Raises subprocess.TimeoutExpired after ``seconds``.
     """
     environment = {
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join((install.path(harness.version), os.environ["PATH"])),
         "HOME": str(task.home),
         "SINGLETREE_CACHE": str(task.home / "cache"),
         "IS_SANDBOX": "1",  # Without it, Claude Code refuses to skip permissions as root.
         "LANG": "C.UTF-8",
         "TERM": "dumb",
+        **harness.prepare(task.home),
     }
     target = ["--base-url", task.base_url, "--model", task.model]
+    if harness.api:
+        target += ["--api", harness.api]
     command = [str(SINGLETREE), "launch", harness.name, *target, "--", *harness.arguments(task.prompt)]
-    output, remarks, status = _run(command, task.workspace, environment)
-    events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    output, remarks, status = _run(command, task.workspace, environment, seconds)
+    events = _events(output)
     complaints = harness.complaints(events)
     if status:
         complaints.append(f"exit status {status}")
     return Outcome(harness.answer(events), complaints, f"{output}\n{remarks}")
 
 
-def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> tuple[str, str, int]:
+def _events(output: str) -> Events:
+    """What it printed: one JSON object, or one a line."""
+    try:
+        return [json.loads(output)]
+    except ValueError:
+        return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def _run(
+    command: list[str], folder: Path, environment: Mapping[str, str], seconds: float
+) -> tuple[str, str, int]:
     """Standard output, standard error and exit status. Whatever the command started ends with it."""
     process = subprocess.Popen(
         command,
@@ -157,7 +340,7 @@ def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> tu
         start_new_session=True,
     )
     try:
-        output, remarks = process.communicate(timeout=SECONDS)
+        output, remarks = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise

@@ -1,7 +1,7 @@
 """Installs the harnesses of ``package-lock.json`` into the cache: ``python tests/clients/install.py``.
 
 They go to ``$SINGLETREE_CACHE/clients`` (by default ``~/.cache/singletree/clients``), with npm, once for each
-state of the lock file. No script of a package runs but Claude Code's own, which puts its binary in place.
+state of the lock file. No script of a package runs but those that put a harness's own binary in place.
 """
 
 from __future__ import annotations
@@ -16,13 +16,27 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FILES = ("package.json", "package-lock.json")
-CLAUDE_CODE = "node_modules/@anthropic-ai/claude-code"
+BINARIES = (
+    ("@anthropic-ai/claude-code", "install.cjs"),
+    ("claude-code-2.1.197", "install.cjs"),
+    ("opencode-ai", "postinstall.mjs"),
+)
+"""Packages, and the script of each that moves its binary to where it is looked for."""
+
+CLAUDES = {"2.1.329": "@anthropic-ai/claude-code", "2.1.197": "claude-code-2.1.197"}
+"""Two versions of one program: npm links only one of them, and not always the same."""
 
 
 def folder() -> Path:
     """Where the harnesses are, or will be."""
     cache = os.environ.get("SINGLETREE_CACHE") or Path.home() / ".cache" / "singletree"
     return Path(cache) / "clients"
+
+
+def path(*versions: str) -> str:
+    """What the PATH must begin with: the harnesses, Claude Code at ``versions``, and a node that all of them take."""
+    claudes = [folder() / "claude" / version for version in versions]
+    return os.pathsep.join(map(str, [*claudes, folder() / "node_modules" / ".bin"]))
 
 
 def wanted() -> str:
@@ -51,10 +65,17 @@ def install() -> None:
         mark().unlink(missing_ok=True)
         for name in FILES:
             shutil.copy(HERE / name, target / name)
-        print(f"Installing the harnesses into {target} (about 900 MB) ...", flush=True)
+        print(f"Installing the harnesses into {target} (about 2.6 GB) ...", flush=True)
         quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
-        subprocess.run(["npm", "ci", *quiet], cwd=target, check=True)
-        subprocess.run(["node", "install.cjs"], cwd=target / CLAUDE_CODE, check=True)
+        # Not `npm ci`: it refuses a lock without the packages of other platforms, which not every index has.
+        subprocess.run(["npm", "install", "--no-save", *quiet], cwd=target, check=True)
+        for package, script in BINARIES:
+            subprocess.run(["node", script], cwd=target / "node_modules" / package, check=True)
+        for version, package in CLAUDES.items():
+            link = target / "claude" / version / "claude"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(target / "node_modules" / package / "bin" / "claude.exe")
         mark().write_text(wanted(), encoding="utf-8")
 
 
