@@ -23,11 +23,12 @@ BENCHMARKS = (
     Benchmark("engine_client", ("--tokens", "2000"), ("--tokens", "500")),
     Benchmark(
         "parse",
-        ("--families", "hermes,qwen3_coder,kimi_k2,gemma4,glm47"),
-        ("--families", "hermes,qwen3_coder"),
+        ("--families", "qwen3,qwen3_coder,kimi_k2,gemma4,glm47", "--cap", "2"),
+        ("--families", "hermes,qwen3_coder", "--alone"),
     ),
     Benchmark("replay", ("--quick",), ("--quick",), writes=True),
     Benchmark("overhead", ("--rounds", "3"), ("--quick",), writes=True),
+    Benchmark("growth", (), ("--quick",), writes=True),
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -28,13 +29,16 @@ from dynamo.runtime import DistributedRuntime  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
 
 _MARKER = re.compile(r"\[\[gen:(\d+):(\d+):([\d.]+)\]\]")
+_ECHO = re.compile(r"\[\[echo:(.*?)\]\]", re.DOTALL)
 _TAIL = 512  # tokens at the end of a prompt in which the marker stands
 _WINDOW = 262_144
+_PROMPT_LOG = os.environ.get("WORKER_PROMPT_LOG", "")
+"""File to which the token ids of each prompt go, a line of JSON each."""
 _CHUNKS_A_TURN = 16
 
 
 class Worker:
-    """Plays filler."""
+    """Plays filler, or what ``[[echo:TEXT]]`` asks for."""
 
     def __init__(self, tokenizer: Any, filler: list[int], end: int | None) -> None:
         self._tokenizer, self._filler, self._end = tokenizer, filler, end
@@ -42,9 +46,15 @@ class Worker:
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         """Dynamo's interface: a request with token ids in, dictionaries with token ids out."""
         prompt = request["token_ids"]
+        if _PROMPT_LOG:
+            with Path(_PROMPT_LOG).open("a", encoding="utf-8") as log:  # noqa: ASYNC230 (one line a request)
+                log.write(json.dumps(prompt) + "\n")
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)
         *_, (count, size, delay) = [(3, 1, 0.0), *_parsed(tail)]
         tokens = (self._filler * (count // len(self._filler) + 1))[:count]
+        if echoes := _ECHO.findall(tail):
+            tokens = self._tokenizer.encode(echoes[-1], add_special_tokens=False).ids
+            count, size, delay = len(tokens), 1, 0.0
         now = asyncio.get_running_loop().time
         due = now()
         for turn, at in enumerate(range(0, count, size), 1):
@@ -83,7 +93,7 @@ async def main(model_dir: str, model_name: str, filler: list[int]) -> None:
     config.context_length = config.max_num_batched_tokens = _WINDOW
     config.total_kv_blocks = 100_000
     config.max_num_seqs = 256
-    config.tool_call_parser = "hermes"
+    config.tool_call_parser = os.environ.get("WORKER_TOOL_PARSER", "hermes")
     config.reasoning_parser = "qwen3"
     await register_model(
         ModelInput.Tokens,

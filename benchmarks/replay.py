@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,18 @@ import httpx
 
 from benchmarks import documents, peers
 from benchmarks.replay_report import Result, report, share
-from benchmarks.returned_turns import MODEL, MUTATIONS, PROTOCOLS, Mutation, Protocol, as_given
+from benchmarks.returned_turns import (
+    EDIT,
+    MODEL,
+    MUTATIONS,
+    PROTOCOLS,
+    Mutation,
+    Protocol,
+    as_given,
+    edited,
+    no_thoughts,
+)
+from benchmarks.stand_ins import eos_token, spelled_as, vocabulary
 from singletree import families
 from singletree.conversation import (
     Conversation,
@@ -39,8 +49,7 @@ from singletree.errors import SingletreeError
 from singletree.parsing.draw import draw
 from singletree.parsing.family import Family
 from singletree.parsing.parser import parse
-from singletree.prompts.added_tokens import AddedToken
-from singletree.prompts.definition import TokenizerDefinition, turn_enders
+from singletree.prompts.definition import TokenizerDefinition
 from singletree.prompts.huggingface import read_directory
 from singletree.prompts.replay import TurnMemory
 from singletree.prompts.template import ChatTemplate
@@ -99,45 +108,12 @@ TURNS: dict[str, tuple[Part, ...]] = {
     "one call": _SINGLE,
     "two calls": (*_SINGLE, _READ),
     "interleaved": (*_SINGLE, Reasoning("Now the file too."), _READ),
+    "no thought": _SINGLE[1:],
+    "words": _SINGLE[:2],
 }
 _TAIL = 200
 _PROSE = (Text, Reasoning)
-_ASKED = "How is it? [[script:said,done]]"
-_TOKENS = re.compile(
-    r"<[|｜/]?[\w▁:.|｜-]*[|｜][\w▁:.|｜-]*>|\[/?[A-Z][A-Z_]+\]|\]~!?b\[?\]?|\[e~\[|</?(?:start|end)_of_[a-z]+>"
-    r"|</?(?:role|assistant|user|tool_calls|beginning_of_sentence|end_of_sentence)>|<SPECIAL_\d+>|<seed:[a-z]+>"
-)
-"""What looks like an added token in the templates of the models."""
-_ROLES = (
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|tool|>",
-)  # some templates put these together from pieces
-
-
-def vocabulary(definition: TokenizerDefinition, source: str, family: Family) -> Tokenizer:
-    """Qwen3's tokenizer with the markers of another model as added tokens."""
-    known = {token.text for token in definition.added_tokens}
-    marks = {
-        *_ROLES,
-        *_TOKENS.findall(source),
-        *(end for end in family.ends if end in source),
-        eos_token(family),
-    }
-    more = sorted(marks - known)
-    first = definition.vocabulary_size
-    added = tuple(AddedToken(first + i, text, special=True) for i, text in enumerate(more))
-    tokens = [token for token in (*definition.added_tokens, *added) if token.text in marks]
-    stops = turn_enders(tokens) or {token.id for token in tokens if token.text in family.ends}
-    return Tokenizer(
-        replace(
-            definition,
-            added_tokens=(*definition.added_tokens, *added),
-            vocabulary_size=first + len(added),
-            stop_token_ids=frozenset(stops),
-        )
-    )
+_ASKED = "How is it? [[script:SCRIPTS]]"
 
 
 def model(
@@ -167,62 +143,90 @@ async def _post(client: httpx.AsyncClient, protocol: Protocol, request: dict[str
     return body
 
 
-async def in_place(
-    served: Model, said: str, protocol: Protocol, mutate: Mutation, listed: bool
-) -> tuple[int, int, str]:
-    """How many generated tokens of turn 1 stand in place in the prompt of turn 2, how many there were, and it."""
-    end = min(served.tokenizer.stop_token_ids, default=None)
-    engine = ScriptedEngine(
-        served.tokenizer.encode,
-        served.tokenizer.decode,
-        {"said": said, "done": "Fine."},
-        end_token_id=end,
-        default="Fine.",
-    )
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Turns of a tool loop: how many tokens of all but the last were generated and stand in place in the prompt of the
+    next, and the prompts as text.
+    """
+
+    generated: int
+    kept: int
+    prompts: tuple[str, ...]
+
+
+async def play(
+    served: Model, said: Sequence[str], protocol: Protocol, mutate: Mutation, listed: bool
+) -> Played:
+    """The model says each of ``said``, and the harness makes of it what it does and sends it back."""
+    tokenizer = served.tokenizer
+    names = [f"s{number}" for number in range(len(said) + 1)]
+    scripts = dict(zip(names, [*said, "Fine."], strict=True))
+    end = min(tokenizer.stop_token_ids, default=None)
+    engine = ScriptedEngine(tokenizer.encode, tokenizer.decode, scripts, end_token_id=end, default="Fine.")
     await engine.start()
     service = Service(Config(), Catalog([replace(served, engine=engine)]), Tracing())
-    transport = httpx.ASGITransport(App(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://memory") as client:
-        first = await _post(client, protocol, protocol.request(_ASKED, (), TOOLS))
-        turn = protocol.turn(mutate(protocol.blocks(first)), listed)
-        await _post(client, protocol, protocol.request(_ASKED, turn, TOOLS))
+    asked = _ASKED.replace("SCRIPTS", ",".join(names))
+    turns: list[dict[str, Any]] = []
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(App(service)), base_url="http://memory"
+    ) as client:
+        for _ in names:
+            answer = await _post(client, protocol, protocol.request(asked, turns, TOOLS))
+            turns += protocol.turn(mutate(protocol.blocks(answer)), listed)
     await engine.close()
-    one, two = (record.prompt_token_ids for record in engine.log)
-    generated = served.tokenizer.encode(said)
-    whole = [*one, *generated]
-    same = next(
-        (i for i, (a, b) in enumerate(zip(whole, two, strict=False)) if a != b), min(len(whole), len(two))
+    prompts = [list(record.prompt_token_ids) for record in engine.log]
+    generated = [list(tokenizer.encode(each)) for each in said]
+    kept = sum(
+        max(0, same([*one, *between], two) - len(one))
+        for one, between, two in zip(prompts, generated, prompts[1:], strict=False)
     )
-    return max(0, same - len(one)), len(generated), served.tokenizer.decode(two)
+    return Played(sum(map(len, generated)), kept, tuple(map(tokenizer.decode, prompts)))
 
 
-async def is_kept(served: Model, said: str, parts: Sequence[Part]) -> bool:
-    """Whether the template prints all of a turn, in the order in which it was said, when nobody touched it."""
-    _, _, prompt = await in_place(replace(served, memory=None), said, PROTOCOLS[-1], as_given, False)
-    behind = prompt.partition(_ASKED)[2]
-    at = 0
+def same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+async def fate(served: Model, said: Sequence[str], parts: Sequence[Part]) -> tuple[str, str]:
+    """What the template itself does to a turn that nobody touched: ``kept``, ``dropped`` or ``rewritten``, and the
+    prompt behind it.
+
+    Kept: all of it is printed, in the order in which it was said. Rewritten: what stands before it is another text
+    than when it was said, so that nothing can be in place.
+    """
+    played = await play(replace(served, memory=None), said, PROTOCOLS[-1], as_given, False)
+    one, two = played.prompts[-2:]
+    header = max((one.rfind(h) for h in served.layout.headers), default=-1) if served.layout else -1
+    if not two.startswith(one[:header]):
+        return "rewritten", two
+    at = header
     for part in parts:
         words = (
             part.name if isinstance(part, ToolCall) else part.text.strip() if isinstance(part, _PROSE) else ""
         )
-        if words not in said:
-            continue
-        at = behind.find(words, at)
-        if at < 0:
-            return False
-    return True
+        if words in said[-1]:
+            at = two.find(words, at)
+            if at < 0:
+                return "dropped", two
+    return "kept", two
 
 
-def spoken(served: Model, parts: Sequence[Part]) -> str:
-    """``parts`` as the model writes them behind its prompt; empty where its format cannot say them."""
+def spoken(served: Model, parts: Sequence[Part], tail: str) -> str:
+    """``parts`` as the model writes them behind a prompt; empty where its format cannot say them there."""
     tools = tuple(Tool(*tool) for tool in TOOLS)
-    asked = Conversation((Turn("user", (Text("x"),)),), tools)
-    request = Request(MODEL, asked, thinking=Thinking(enabled=True, effort="medium"))
-    tail = write_prompt(served, request).text[-_TAIL:]
     said = draw(served.family, parts)
     opened = next((size for size in range(min(len(tail), len(said)), 0, -1) if tail.endswith(said[:size])), 0)
     read = parse(served.family, said[opened:], tools, tail)
     return said[opened:] if _words(read.parts) == _words(parts) else ""
+
+
+def first_tail(served: Model) -> str:
+    """The end of a first prompt that asks for reasoning."""
+    asked = Conversation((Turn("user", (Text("x"),)),), tuple(Tool(*tool) for tool in TOOLS))
+    request = Request(MODEL, asked, thinking=Thinking(enabled=True, effort="medium"))
+    return write_prompt(served, request).text[-_TAIL:]
 
 
 def _words(parts: Iterable[Part]) -> list[tuple[str, str]]:
@@ -242,64 +246,95 @@ async def measure(
     family = families.find(source).family
     result = Result(name, family.name)
     try:
-        tokenizer = vocabulary(definition, source, family)
         template = ChatTemplate(source, bos_token="", eos_token=eos_token(family))
+        family = spelled_as(family, template)
+        tokenizer = vocabulary(definition, template, family)
     except SingletreeError as error:
         result.reason = str(error)[:80]
         return result
     served = model(
         tokenizer, template, family, ScriptedEngine(tokenizer.encode, tokenizer.decode), remembers=True
     )
+    if not family.forms and not family.reasoning:
+        result.reason = "neither tools nor reasoning"
+        return result
     if served.layout is None:
-        result.reason = "no added tokens set its turns off"
+        result.reason = "nothing that it writes sets its turns off"
         return result
-    if not family.forms:
-        result.reason = "no tool format is known for it"
-        return result
-    without = replace(served, memory=None)
     try:
-        turns = {
-            name: said for name, parts in TURNS.items() for said in [spoken_at_best(served, parts)] if said
-        }
+        fates = {name: await _told(served, parts) for name, parts in TURNS.items()}
     except SingletreeError as error:
         result.reason = str(error)[:80]
         return result
-    kept = {name: said for name, said in turns.items() if await is_kept(without, said, TURNS[name])}
-    result.reason = "" if turns else "its format cannot say the turn"
-    result.dropped = sorted(turns.keys() - kept.keys())
-    if turns and not kept:
-        result.reason = "it drops the reasoning or moves words, so no turn of it can stay"
-    if kept:
-        await _on_all_protocols(result, served, kept, mutations)
+    result.dropped = sorted(name for name, (what, _) in fates.items() if what == "dropped")
+    result.rewritten = sorted(name for name, (what, _) in fates.items() if what == "rewritten")
+    turns = {name: said for name, (what, said) in fates.items() if what == "kept"}
+    if turns:
+        await _on_all_protocols(result, served, turns, mutations)
+    else:
+        result.reason = _why_none({name: what for name, (what, _) in fates.items() if what})
     return result
 
 
+async def _told(served: Model, parts: Sequence[Part]) -> tuple[str, list[str]]:
+    """The template's way with a turn, and it as the model writes it, in a tool loop twice; none where it cannot."""
+    first = spoken_at_best(served, parts, first_tail(served))
+    if not first:
+        return "", []
+    what, prompt = await fate(served, [first], parts)
+    again = (
+        spoken_at_best(served, parts, prompt[-_TAIL:]) if any(isinstance(p, ToolCall) for p in parts) else ""
+    )
+    if what != "kept" or not again:
+        return what, [first]
+    twice = (await fate(served, [first, again], parts))[0] == "kept"
+    return what, [first, again] if twice else [first]
+
+
+def _why_none(fates: Mapping[str, str]) -> str:
+    if not fates:
+        return "its format cannot say the turn"
+    if "dropped" in fates.values():
+        return "the template drops the reasoning of every earlier turn, or moves its words"
+    return "the template rewrites what stands before an earlier turn"
+
+
 async def _on_all_protocols(
-    result: Result, served: Model, turns: dict[str, str], mutations: Sequence[Mutation]
+    result: Result, served: Model, turns: dict[str, list[str]], mutations: Sequence[Mutation]
 ) -> None:
     without = replace(served, memory=None)
     for protocol in PROTOCOLS:
         counts = [0, 0, 0]
         for (name, said), (number, mutate) in product(turns.items(), enumerate(mutations)):
+            if mutate is no_thoughts and name == "words":
+                continue  # outside a tool loop, reasoning that a harness does not carry is not restored
             listed = number % 2 == 1
             fresh = replace(served, memory=TurnMemory(2**26))
-            kept, generated, _ = await in_place(fresh, said, protocol, mutate, listed)
-            rendered, _, _ = await in_place(without, said, protocol, mutate, listed)
-            counts = [counts[0] + generated, counts[1] + kept, counts[2] + rendered]
-            if kept < generated:
-                result.lost.append(f"{protocol.name}, {name}, {mutate.__name__}: {kept} of {generated}")
+            played = await play(fresh, said, protocol, mutate, listed)
+            counts = [counts[0] + played.generated, counts[1] + played.kept, counts[2]]
+            if played.kept < played.generated:
+                lost = f"{played.kept} of {played.generated}"
+                result.lost.append(f"{protocol.name}, {name}, {mutate.__name__}: {lost}")
+        for name, said in turns.items():
+            counts[2] += len(mutations) * (await play(without, said, protocol, as_given, False)).kept
+            played = await play(replace(served, memory=TurnMemory(2**26)), said, protocol, edited, False)
+            if EDIT not in played.prompts[-1]:
+                result.lost.append(f"{protocol.name}, {name}: an edit was undone")
         result.generated[protocol.name], result.kept[protocol.name], result.rendered[protocol.name] = counts
 
 
-def spoken_at_best(served: Model, parts: Sequence[Part]) -> str:
-    """``parts`` as the model says them, without its reasoning where its prompt or format has none."""
+def spoken_at_best(served: Model, parts: Sequence[Part], tail: str) -> str:
+    """``parts`` as the model says them, without its reasoning where its prompt or format has none.
+
+    Up to the first token at which its engine stops.
+    """
     unthinking = [part for part in parts if not isinstance(part, Reasoning)]
-    return spoken(served, parts) or spoken(served, unthinking)
-
-
-def eos_token(family: Family) -> str:
-    """What the template may call its end of sequence."""
-    return family.ends[0] if family.ends else "</s>"
+    said = spoken(served, parts, tail) or spoken(served, unthinking, tail)
+    tokenizer = served.tokenizer
+    stops = [
+        text for text, id in tokenizer.added_tokens.items() if id in tokenizer.stop_token_ids and text in said
+    ]
+    return said[: min(map(said.index, stops), default=len(said))]
 
 
 def _paths(options: argparse.Namespace) -> list[Path]:
@@ -339,8 +374,9 @@ def main() -> None:
         results.append(result)
         shares = " ".join(share(result.kept, result, p) for p in PROTOCOLS if p.name in result.kept)
         print(f"{result.template} ({result.family}): {result.reason or shares}", flush=True)
-        if result.dropped:
-            print(f"    dropped or moved by the template: {', '.join(result.dropped)}", flush=True)
+        for what in ("dropped", "rewritten"):
+            if names := getattr(result, what):
+                print(f"    {what} by the template: {', '.join(names)}", flush=True)
         for line in result.lost[: None if options.only else 3]:
             print(f"    {line}", flush=True)
     text = report(results)

@@ -20,6 +20,7 @@ class Result:
     rendered: dict[str, int] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    rewritten: list[str] = field(default_factory=list)
     reason: str = ""
 
 
@@ -28,8 +29,9 @@ def report(results: Sequence[Result]) -> str:
     head = [
         "template",
         "family",
-        *(f"{p.name}" for p in PROTOCOLS),
+        *(p.name for p in PROTOCOLS),
         *(f"{p.name}, without" for p in PROTOCOLS),
+        "not kept",
     ]
     measured = [result for result in results if result.generated]
     rows = [
@@ -38,6 +40,7 @@ def report(results: Sequence[Result]) -> str:
             result.family,
             *(share(result.kept, result, protocol) for protocol in PROTOCOLS),
             *(share(result.rendered, result, protocol) for protocol in PROTOCOLS),
+            "; ".join(_not_kept(result)),
         ]
         for result in measured
     ]
@@ -49,7 +52,22 @@ def report(results: Sequence[Result]) -> str:
         f"({_percent(kept, total)}) stand in place with the memory, {rendered:,} ({_percent(rendered, total)}) "
         "without."
     )
-    return f"{said}\n\n{documents.table(head, rows)}"
+    return f"{said}\n\n{documents.table(head, rows)}\n\n{_left_out(results)}"
+
+
+def _not_kept(result: Result) -> list[str]:
+    """The turns that the template itself does not keep as they were said."""
+    told = (("dropped", result.dropped), ("rewritten", result.rewritten))
+    return [f"{what}: {', '.join(names)}" for what, names in told if names]
+
+
+def _left_out(results: Sequence[Result]) -> str:
+    """The templates without a row, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        if not result.generated:
+            reasons.setdefault(result.reason, []).append(result.template)
+    return "\n".join(f"- {reason}: {', '.join(names)}" for reason, names in sorted(reasons.items()))
 
 
 def share(counts: dict[str, int], result: Result, protocol: Protocol) -> str:

@@ -77,6 +77,18 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 
+EDIT = "by hand"
+
+
+def edited(blocks: list[Block]) -> list[Block]:
+    """A turn that somebody changed: it is to come back as changed."""
+    last = blocks[-1]
+    if last.kind != "call":
+        return [*blocks[:-1], replace(last, text=f"{last.text} {EDIT}")]
+    arguments = json.loads(last.text or "{}") | {"note": EDIT}
+    return [*blocks[:-1], replace(last, text=json.dumps(arguments))]
+
+
 def _written(blocks: list[Block], **options: Any) -> list[Block]:
     return [
         replace(block, text=json.dumps(json.loads(block.text or "{}"), **options))
@@ -105,7 +117,7 @@ def _messages_turn(blocks: Sequence[Block], listed: bool) -> list[Wire]:
         if b.kind == "call"
     ]
     content = [spelled[block.kind](block) for block in blocks]
-    return [{"role": "assistant", "content": content}, {"role": "user", "content": results}]
+    return [{"role": "assistant", "content": content}, {"role": "user", "content": results or NEXT}]
 
 
 def _content(listed: bool) -> Any:
@@ -113,6 +125,7 @@ def _content(listed: bool) -> Any:
 
 
 RESULT = "Sunny, 21 degrees, and no wind to speak of."
+NEXT = "And tomorrow?"
 
 
 def _messages_blocks(body: Wire) -> list[Block]:
@@ -135,11 +148,11 @@ def _chat_turn(blocks: Sequence[Block], listed: bool) -> list[Wire]:
         if b.kind == "call"
     ]
     content: Any = [{"type": "text", "text": text}] if listed and text else text or None
-    message = {"role": "assistant", "content": content, "tool_calls": calls}
+    message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
     if thought:
         message["reasoning_content"] = thought
     results = [{"role": "tool", "tool_call_id": call["id"], "content": _content(listed)} for call in calls]
-    return [message, *results]
+    return [message, *(results or [{"role": "user", "content": NEXT}])]
 
 
 def _chat_blocks(body: Wire) -> list[Block]:
@@ -178,7 +191,8 @@ def _responses_turn(blocks: Sequence[Block], listed: bool) -> list[Wire]:
         for b in blocks
         if b.kind == "call"
     ]
-    return [*(spelled[block.kind](i, block) for i, block in enumerate(blocks)), *results]
+    said = [spelled[block.kind](i, block) for i, block in enumerate(blocks)]
+    return [*said, *(results or [{"type": "message", "role": "user", "content": NEXT}])]
 
 
 def _responses_blocks(body: Wire) -> list[Block]:

@@ -61,8 +61,20 @@ def _serve(port: int) -> list[str]:
 
 
 @contextmanager
-def dynamo(name: str, filler: Sequence[int], flags: Sequence[str] = ()) -> Iterator[Server]:
-    """Dynamo's frontend and a worker that plays ``filler``; neither etcd nor NATS."""
+def dynamo(
+    name: str,
+    filler: Sequence[int],
+    flags: Sequence[str] = (),
+    *,
+    model: Path = peers.QWEN3,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Dynamo's frontend and a worker that plays ``filler``; neither etcd nor NATS.
+
+    Args:
+        model: folder of the tokenizer and the chat template.
+        settings: further variables of both environments.
+    """
     port = _free_port()
     with _folder() as folder:
         ids, log = folder / "filler.json", folder / "server.log"
@@ -74,10 +86,11 @@ def dynamo(name: str, filler: Sequence[int], flags: Sequence[str] = ()) -> Itera
             "DYN_EVENT_PLANE": "zmq",
             "DYN_TCP_RPC_HOST": "127.0.0.1",
             "HF_HUB_OFFLINE": "1",
+            **(settings or {}),
         }
         worker = [
             *(str(peers.PYTHON), str(Path(__file__).with_name("dynamo_worker.py"))),
-            *(str(peers.QWEN3), MODEL, str(ids)),
+            *(str(model), MODEL, str(ids)),
         ]
         frontend = [
             *(

@@ -24,13 +24,14 @@ _NOUNS = ("file", "folder", "symbol", "test")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the assistant says and calls, and what the tool gives back."""
+    """What the assistant says and calls, and what the tool gives back. A ``thought`` comes before what is said."""
 
     said: str
     call_id: str
     tool: str
     arguments: str
     result: str
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Session:
 
 
 @cache
-def _library() -> str:
+def library() -> str:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
@@ -60,17 +61,17 @@ class Sessions:
     def __init__(self, tokenizer: Tokenizer, tokens: int) -> None:
         self._tokenizer = tokenizer
         self._tokens = tokens
-        self._stretch = len(_library()) // (len(_library()) // _STRETCH)
+        self._stretch = len(library()) // (len(library()) // _STRETCH)
 
     def session(self, number: int, marker: str) -> Session:
         """The session of that number; another number shares no text with it but the tools' schemas.
 
         ``marker`` ends the last result, and stays there as the session grows.
         """
-        begin = number * self._stretch % len(_library())
-        source = (_library() * 2)[begin : begin + self._stretch]
+        begin = number * self._stretch % len(library())
+        source = (library() * 2)[begin : begin + self._stretch]
         system = f"You are the coding agent of project {number}. {_lines(source, 40)}"
-        session = Session(system, _tools(number), f"Find out why test {number} fails, and mend it.", ())
+        session = Session(system, tools(number), f"Find out why test {number} fails, and mend it.", ())
         rest = source[len(system) :]
         spare = self._tokens - self._count(json.dumps(body_of_chat(session))) - _STEPS * 70
         ids = self._tokenizer.encode(rest, add_special_tokens=False)
@@ -87,7 +88,7 @@ class Sessions:
 
 def opening(marker: str) -> Session:
     """A session that has only begun, with four tools."""
-    return Session("You are a coding agent.", _tools(0)[:4], f"Tell me about the harbour. {marker}", ())
+    return Session("You are a coding agent.", tools(0)[:4], f"Tell me about the harbour. {marker}", ())
 
 
 def grown(session: Session, result: str, name: str) -> Session:
@@ -98,7 +99,7 @@ def grown(session: Session, result: str, name: str) -> Session:
     return replace(session, steps=(*session.steps, step))
 
 
-def _tools(number: int) -> tuple[tuple[str, str, dict[str, Any]], ...]:
+def tools(number: int) -> tuple[tuple[str, str, dict[str, Any]], ...]:
     schema = {
         "type": "object",
         "properties": {
@@ -139,6 +140,7 @@ def body_of_chat(session: Session) -> dict[str, Any]:
             {
                 "role": "assistant",
                 "content": step.said,
+                **({"reasoning_content": step.thought} if step.thought else {}),
                 "tool_calls": [{"id": step.call_id, "type": "function", "function": call}],
             },
             {"role": "tool", "tool_call_id": step.call_id, "content": step.result},
@@ -156,8 +158,10 @@ def body_of_messages(session: Session) -> dict[str, Any]:
     for step in session.steps:
         use = {"type": "tool_use", "id": step.call_id, "name": step.tool, "input": json.loads(step.arguments)}
         given = {"type": "tool_result", "tool_use_id": step.call_id, "content": step.result}
+        thinking = {"type": "thinking", "thinking": step.thought, "signature": ""}
+        thought = [thinking] if step.thought else []
         messages += [
-            {"role": "assistant", "content": [{"type": "text", "text": step.said}, use]},
+            {"role": "assistant", "content": [*thought, {"type": "text", "text": step.said}, use]},
             {"role": "user", "content": [given]},
         ]
     tools = [
@@ -173,7 +177,10 @@ def body_of_responses(session: Session) -> dict[str, Any]:
     for step in session.steps:
         said = {"type": "output_text", "text": step.said, "annotations": []}
         called = {"call_id": step.call_id, "name": step.tool, "arguments": step.arguments}
+        thinking = {"type": "reasoning_text", "text": step.thought}
+        thought = {"type": "reasoning", "id": f"rs_{step.call_id}", "summary": [], "content": [thinking]}
         items += [
+            *([thought] if step.thought else []),
             {"type": "message", "role": "assistant", "content": [said]},
             {"type": "function_call", **called},
             {"type": "function_call_output", "call_id": step.call_id, "output": step.result},
