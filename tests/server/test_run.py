@@ -14,7 +14,7 @@ import pytest
 from singletree.errors import BadConfiguration, EngineFailed
 from singletree.server import run
 from singletree.server.config import Config
-from singletree.server.run import choose_address
+from singletree.server.run import choose_address, listens
 
 from .memory import Client, events
 from .serving import body
@@ -70,10 +70,29 @@ class Probe:
         return self.address
 
 
+class Door:
+    """Stands in for a connection, which is refused at first."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.refusals, self.closed = refusals, 0
+
+    async def __call__(self, address: str, port: int) -> tuple[None, Any]:
+        """Somebody connects."""
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise ConnectionRefusedError
+        return None, self
+
+    def close(self) -> None:
+        """It was only a look."""
+        self.closed += 1
+
+
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "Server", Listener)
     monkeypatch.setattr(run, "choose_address", partial(choose_address, make_socket=Probe))  # type: ignore[arg-type]
+    monkeypatch.setattr(run, "listens", partial(listens, connect=Door()))
     monkeypatch.setattr(Listener, "fault", None)
 
 
@@ -92,6 +111,16 @@ async def started(config: Config) -> tuple[asyncio.Task[None], Client]:
     if serving.done():
         serving.result()
     return serving, Client(Listener.last.app)
+
+
+async def test_ready_means_that_connections_are_taken() -> None:
+    serving, door = asyncio.create_task(asyncio.sleep(5)), Door(refusals=2)
+    looking = asyncio.create_task(listens("127.0.0.1", 4321, serving, connect=door))
+    await asyncio.sleep(0)
+    assert not looking.done()
+    await asyncio.wait_for(looking, 5)
+    assert (door.refusals, door.closed) == (-1, 1)
+    serving.cancel()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -8,7 +8,8 @@ import errno
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from granian.constants import HTTPModes, Interfaces
 from granian.server.embed import Server
@@ -25,6 +26,10 @@ from singletree.server.tracing import Tracing
 
 _LAST_WORDS_SECONDS = 2.0
 """How long the ends of broken streams may take to get out."""
+
+_LISTENING_STEP_SECONDS = 0.01
+_LISTENING_SECONDS = 5.0
+"""How long to look whether the port is open; where nobody may connect to it from here, it is called ready then."""
 
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: "the port is in use; stop what listens there, or give another --port",
@@ -62,6 +67,8 @@ async def serve(config: Config, say: Callable[[str], None], progress: Progress =
         with _signals() as signalled:
             if not config.api_key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
                 say(f"WARNING    whoever reaches {address} may use the model; ask for a key with --api-key")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(listens(address, port, listening), _LISTENING_SECONDS)
             say(f"ready      http://{_in_url(config.host)}:{port}")
             await _first(listening, signalled)
             service.closing = True
@@ -99,6 +106,22 @@ def choose_address(
             raise BadConfiguration(f"cannot listen on {_in_url(host)}:{port}: {reason}") from None
         name = probe.getsockname()
     return str(name[0]), int(name[1])
+
+
+async def listens(
+    address: str,
+    port: int,
+    listening: asyncio.Task[None],
+    *,
+    connect: Callable[..., Awaitable[tuple[Any, asyncio.StreamWriter]]] = asyncio.open_connection,
+) -> None:
+    """Until the port takes connections, or ``listening`` has ended: who waits for "ready" connects at once."""
+    while not listening.done():
+        with contextlib.suppress(OSError):
+            _, writer = await connect(address, port)
+            writer.close()
+            return
+        await asyncio.sleep(_LISTENING_STEP_SECONDS)
 
 
 def _in_url(host: str) -> str:
