@@ -89,3 +89,37 @@ class Grammar:
             assert piece[ARGUMENTS[kind]], "no empty pieces"
         assert kind == self.calls[index]["type"]
         self.calls[index]["arguments"] += piece[ARGUMENTS[kind]]
+
+
+def check(stream: bytes) -> list[Grammar]:
+    """Each choice of a stream that may have several: alone, every one is a stream of its own."""
+    chunks = [event.data for event in sse.Decoder().feed(stream) if event.event not in ASIDES]
+    places = {choice["index"] for data in chunks if data != "[DONE]" for choice in _choices(data)}
+    if len(places) < 2:
+        return [Grammar(stream)]
+    assert places == set(range(len(places)))
+    said = [[_only(data, index) for data in chunks] for index in sorted(places)]
+    return [Grammar(b"".join(_unfailed(own) if any(map(_finishes, own)) else own)) for own in said]
+
+
+def _finishes(frame: bytes) -> bool:
+    return b'"finish_reason": "' in frame
+
+
+def _unfailed(own: list[bytes]) -> list[bytes]:
+    """Without the error of another choice, which ends the stream for one that is whole."""
+    return [frame for frame in own if not frame.startswith(b'data: {"error"')]
+
+
+def _choices(data: str) -> list[dict[str, Any]]:
+    return json.loads(data).get("choices", [])  # type: ignore[no-any-return]
+
+
+def _only(data: str, index: int) -> bytes:
+    """What of a chunk is that choice's, as its only one."""
+    choices = [] if data == "[DONE]" else _choices(data)
+    if choices and choices[0]["index"] != index:
+        return b""
+    if choices:
+        data = json.dumps(json.loads(data) | {"choices": [choices[0] | {"index": 0}]})
+    return sse.frame(data.encode())

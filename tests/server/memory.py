@@ -16,7 +16,7 @@ from singletree.protocols import sse
 
 GRAMMARS = {
     "/v1/messages": grammar_messages.check,
-    "/v1/chat/completions": grammar_chat.Grammar,
+    "/v1/chat/completions": grammar_chat.check,
     "/v1/responses": grammar_responses.Grammar,
 }
 """What refuses a stream that is none of its protocol: every one that is read whole goes through it."""

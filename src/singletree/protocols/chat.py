@@ -177,10 +177,10 @@ def check(body: Drawn) -> None:
 
 
 def choices_of(body: Drawn) -> int:
-    """How many answers ``body`` asks for (``n``); raises InvalidRequest for any number but one."""
+    """How many answers ``body`` asks for (``n``); raises InvalidRequest for none and too many."""
     n = 1 if body.n is None else body.n
-    if n != 1:
-        raise InvalidRequest(f"n is {n!s:.40}; a request makes one choice: send n=1", param="n")
+    if not 1 <= n <= limits.MOST_CHOICES:
+        raise InvalidRequest(f"n is {n!s:.40}; send a number from 1 to {limits.MOST_CHOICES}", param="n")
     return n
 
 

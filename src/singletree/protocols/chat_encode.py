@@ -28,6 +28,7 @@ from singletree.events import (
     Usage,
 )
 from singletree.protocols import custom_tools, openai_error, sse, wire
+from singletree.protocols.choices import Choice
 from singletree.protocols.logprobs import Telling, ids_of, tokens_of
 from singletree.protocols.openai_error import encode_error
 
@@ -40,7 +41,7 @@ _DONE = sse.frame(b"[DONE]")
 _json = msgspec.json.Encoder().encode
 
 # What ended before the model did is "length": a client must not take it for an answer that is whole.
-_FINISH_REASONS: dict[FinishReason, str] = {
+FINISH_REASONS: dict[FinishReason, str] = {
     "stop": "stop",
     "stop_sequence": "stop",
     "length": "length",
@@ -124,12 +125,11 @@ class Encoder:
 
     def _tell(self, event: TokensRead) -> bytes:
         """A chunk of its own with what is wanted of the tokens; what they say is in those behind it."""
-        about = self._telling.about(event.tokens)
-        if not about:
-            return b""
-        told: dict[str, Any] = {"logprobs": self._telling.chat(about)} if self._telling.logprobs else {}
+        told: dict[str, Any] = (
+            {"logprobs": self._telling.chat(event.tokens)} if self._telling.logprobs else {}
+        )
         if self._telling.ids:
-            told["token_ids"] = ids_of(about)
+            told["token_ids"] = ids_of(event.tokens)
         return b'%b},%b,"finish_reason":null}]}\n\n' % (self._delta, _json(told)[1:-1])
 
     def keep_alive(self) -> bytes:
@@ -237,14 +237,13 @@ def encode(
     seal: Callable[[int], str] | None = None,
 ) -> bytes:
     """The body of a response that is not streamed; ``created`` in unix seconds."""
-    return encode_choices(request, [(turn, finished)], finished.usage, id=id, created=created)
+    return encode_choices([Choice(request, turn, finished)], finished.usage, id=id, created=created)
 
 
-def encode_choices(
-    request: Request, choices: Sequence[tuple[Turn, Finished]], usage: Usage, *, id: str, created: int
-) -> bytes:
+def encode_choices(choices: Sequence[Choice], usage: Usage, *, id: str, created: int) -> bytes:
     """The body of a response with several choices; ``usage`` is that of all together."""
-    said = [_choice(request, index, turn, finished) for index, (turn, finished) in enumerate(choices)]
+    request = choices[0].request
+    said = [_choice(index, *choice) for index, choice in enumerate(choices)]
     body = {"id": id, "object": "chat.completion", "created": created, "model": _raw(request.model)}
     encoded = _json({**body, "choices": said, "usage": usage_object(usage)})
     prompt = _prompt_field(request)
@@ -257,7 +256,7 @@ def _prompt_field(request: Request) -> bytes:
     return b"" if ids is None else b'"prompt_token_ids":%b' % _json(ids)
 
 
-def _choice(request: Request, index: int, turn: Turn, finished: Finished) -> dict[str, Any]:
+def _choice(index: int, request: Request, turn: Turn, finished: Finished) -> dict[str, Any]:
     custom = _custom_tools(request)
     calls = [_whole_call(call, "custom" if call.name in custom else "function") for call in turn.tool_calls]
     content = _raw(turn.text) if turn.text or not calls else None
@@ -291,7 +290,7 @@ def _custom_tools(request: Request) -> frozenset[str]:
 
 
 def _finish_reason(reason: FinishReason, has_complete_call: bool) -> str:
-    return "tool_calls" if reason == "stop" and has_complete_call else _FINISH_REASONS[reason]
+    return "tool_calls" if reason == "stop" and has_complete_call else FINISH_REASONS[reason]
 
 
 def usage_object(usage: Usage) -> Mapping[str, Any]:

@@ -1,7 +1,9 @@
 """The tokens of an answer, as OpenAI's APIs and vLLM show them.
 
-``logprobs`` has the tokens of the visible text; where the client asks for token ids too, it has every token, in step
-with ``token_ids``: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html (``return_token_ids``).
+``logprobs`` of Chat Completions and Completions has every token that the model wrote, those of reasoning, calls, markup
+and the end of the turn too, in step with ``token_ids``. OpenAI says nothing about them; vLLM tells all
+(``_create_chat_logprobs``), and who trains on traces counts on it. On Responses they belong to one text part, which
+has its own alone: ``visible``.
 """
 
 from __future__ import annotations
@@ -42,15 +44,11 @@ class Telling:
             bool(extra.get("return_tokens_as_token_ids")),
         )
 
-    def about(self, tokens: Sequence[Token]) -> Sequence[Token]:
-        """Those of ``tokens`` whose log-probabilities are told."""
-        return tokens if self.ids else [token for token in tokens if token.is_visible]
-
     def chat(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """``logprobs`` of Chat Completions; None when not wanted."""
         if not self.logprobs:
             return None
-        return {"content": [self.one(token) for token in self.about(tokens)], "refusal": None}
+        return {"content": [self.one(token) for token in tokens], "refusal": None}
 
     def one(self, token: Token) -> dict[str, Any]:
         """One token with the likely ones in its place, as Chat Completions and Responses show it."""
@@ -60,15 +58,14 @@ class Telling:
         """``logprobs`` of Completions for tokens whose text begins at character ``offset``; None when not wanted."""
         if not self.logprobs:
             return None
-        told = self.about(tokens)
         offsets = [offset]
-        for token in told:
+        for token in tokens:
             offsets.append(offsets[-1] + len(token.text))
         return {
             "text_offset": offsets[:-1],
-            "token_logprobs": [number(token.logprob) for token in told],
-            "tokens": [self._name(token) for token in told],
-            "top_logprobs": [self._likely(token) for token in told],
+            "token_logprobs": [number(token.logprob) for token in tokens],
+            "tokens": [self._name(token) for token in tokens],
+            "top_logprobs": [self._likely(token) for token in tokens],
         }
 
     def _likely(self, token: Token) -> dict[str, float | None] | None:
@@ -85,6 +82,11 @@ class Telling:
 def number(logprob: float | None) -> float | None:
     """As JSON can say it; null where the engine told none."""
     return _UNLIKELY if logprob is not None and not math.isfinite(logprob) else logprob
+
+
+def visible(tokens: Sequence[Token]) -> list[Token]:
+    """Those of the visible text."""
+    return [token for token in tokens if token.is_visible]
 
 
 def ids_of(tokens: Sequence[Token]) -> list[int]:

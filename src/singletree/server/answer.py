@@ -11,9 +11,10 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from singletree.errors import Superseded
-from singletree.events import Finished, FinishReason, Fold
-from singletree.server import pipeline
+from singletree.events import Finished, FinishReason
+from singletree.server import choices
 from singletree.server.body import ClientLeft
+from singletree.server.choices import Choices, Whole
 from singletree.server.connection import while_connected
 from singletree.server.dispatch import Wanted
 from singletree.server.identity import new_id
@@ -55,7 +56,7 @@ class Answer:
     def __init__(
         self,
         protocol: WireProtocol,
-        generation: Generation,
+        generation: Generation | Choices,
         trace: Trace,
         *,
         headers: Sequence[Header] = (),
@@ -117,27 +118,21 @@ class Answer:
 
     async def _whole(self, send: Send) -> None:
         self._working(_this_task().cancel)
-        folding = Fold()
-        async with aclosing(pipeline.generate(self._generation, self._trace.request_id)) as batches:
+        whole = Whole(self._generation)
+        async with aclosing(choices.generate(self._generation, self._trace.request_id)) as batches:
             async for batch in batches:
                 if isinstance(batch, Finished):
                     self._trace.generated(batch)
-                    await self._send_body(send, folding, batch)
+                    await self._send_body(send, whole, batch)
                     return
                 if batch:
                     self._trace.first_event()
                 for event in batch:
-                    folding.feed(event)
+                    whole.feed(event)
 
-    async def _send_body(self, send: Send, folding: Fold, finished: Finished) -> None:
-        body = self._protocol.encode(
-            self._generation.request,
-            folding.turn(),
-            finished,
-            id=self._id,
-            created=self._created,
-            new_id=self._trace.new_id,
-            seal=self._generation.seal,
+    async def _send_body(self, send: Send, whole: Whole, finished: Finished) -> None:
+        body = whole.encode(
+            self._protocol, finished, id=self._id, created=self._created, new_id=self._trace.new_id
         )
         if self._keep is not None:
             self._keep(body)

@@ -19,11 +19,14 @@ from singletree.events import (
     Event,
     Finished,
     ReasoningDelta,
+    TokensRead,
     ToolCallBroken,
     ToolCallEnd,
     ToolCallStart,
+    Usage,
 )
 from singletree.protocols import custom_tools
+from singletree.protocols.choices import ChoiceEncoder
 from singletree.server.config import Config
 from singletree.server.protocol import Encoder
 
@@ -55,17 +58,28 @@ def wanted(config: Config, headers: Mapping[str, str]) -> Wanted:
 
 def dispatching(encoder: Encoder, request: Request, wanted: Wanted) -> Encoder:
     """``encoder`` with the side events that are ``wanted``; itself where there are none."""
-    shows = request.extra.get("display") != "omitted" and bool(request.extra.get("reasoning_fields", True))
-    wanted = Wanted(wanted.calls, wanted.reasoning and shows)
+    wanted = _shown(request, wanted)
     return encoder if wanted == Wanted() else Dispatching(encoder, request, wanted)
+
+
+def dispatching_choice(encoder: ChoiceEncoder, request: Request, wanted: Wanted, index: int) -> ChoiceEncoder:
+    """The same for the choice with this number, in a stream that it shares."""
+    wanted = _shown(request, wanted)
+    return encoder if wanted == Wanted() else DispatchingChoice(encoder, request, wanted, index)
+
+
+def _shown(request: Request, wanted: Wanted) -> Wanted:
+    shows = request.extra.get("display") != "omitted" and bool(request.extra.get("reasoning_fields", True))
+    return Wanted(wanted.calls, wanted.reasoning and shows)
 
 
 class Dispatching:
     """An encoder that adds the side events to what another one says."""
 
-    def __init__(self, encoder: Encoder, request: Request, wanted: Wanted) -> None:
+    def __init__(self, encoder: Encoder, request: Request, wanted: Wanted, index: int = 0) -> None:
         self._encoder = encoder
         self._wanted = wanted
+        self._index = index
         self._tools = {tool.name: tool for tool in request.conversation.tools}
         self._call: ToolCallStart | None = None
         self._arguments: list[str] = []
@@ -84,6 +98,8 @@ class Dispatching:
         """A call's own event leaves right behind that of the protocol, a thought's when the thought is over."""
         if isinstance(event, ReasoningDelta):
             self._thought.append(event.text)
+            return self._encoder.feed(event)
+        if isinstance(event, TokensRead):
             return self._encoder.feed(event)
         before = self._end_thought() if self._thought else b""
         said = before + self._encoder.feed(event)
@@ -115,7 +131,7 @@ class Dispatching:
         text, self._thought = "".join(self._thought), []
         if not text or not self._wanted.reasoning:
             return b""
-        return self.side_event("reasoning_dispatch", {"index": 0, "reasoning_content": text})
+        return self.side_event("reasoning_dispatch", {"index": self._index, "reasoning_content": text})
 
     def _end_call(self) -> bytes:
         call, self._call = self._call, None
@@ -125,7 +141,7 @@ class Dispatching:
         if not self._wanted.calls:
             return b""
         shown = {"index": index, "id": call.id, **self._called(call.name, "".join(self._arguments))}
-        return self.side_event("tool_call_dispatch", {"choice_index": 0, "tool_call": shown})
+        return self.side_event("tool_call_dispatch", {"choice_index": self._index, "tool_call": shown})
 
     def _called(self, name: str, arguments: str) -> dict[str, Any]:
         """The call under the names that the client knows: Responses tools in a namespace have another one inside."""
@@ -136,3 +152,19 @@ class Dispatching:
             text = custom_tools.to_input(arguments, complete=True)
             return {"type": "custom", "custom": {"name": name, "input": text} | names}
         return {"type": "function", "function": {"name": name, "arguments": arguments or "{}"} | names}
+
+
+class DispatchingChoice(Dispatching):
+    """The same for the encoder of a choice."""
+
+    def __init__(self, encoder: ChoiceEncoder, request: Request, wanted: Wanted, index: int) -> None:
+        super().__init__(encoder, request, wanted, index)
+        self._choice = encoder
+
+    def end(self, finished: Finished) -> bytes:
+        """See ChoiceEncoder."""
+        return self._end_thought() + self._choice.end(finished)
+
+    def tail(self, usage: Usage) -> bytes:
+        """See ChoiceEncoder."""
+        return self._choice.tail(usage)

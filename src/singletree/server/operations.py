@@ -14,13 +14,14 @@ from starlette.types import ASGIApp
 from singletree import __version__
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, Unauthorized
-from singletree.protocols import messages, models, tokenize
+from singletree.protocols import hints, messages, models, tokenize
 from singletree.server import pipeline, stored
 from singletree.server.answer import Answer, Header
 from singletree.server.aside import aside
 from singletree.server.background import Job, Jobs
 from singletree.server.body import read_body
 from singletree.server.catalog import Catalog, Model
+from singletree.server.choices import several
 from singletree.server.config import Config
 from singletree.server.dispatch import wanted
 from singletree.server.explaining import PATH as SESSIONS_PATH
@@ -119,6 +120,7 @@ async def answer(call: Call, body: bytes, request: Request, recent: Recent | Non
     if service.closing:
         raise Overloaded("the server is shutting down; try again in a moment")
     _refuse_stored(request)
+    request = hinted(request, call.headers)
     model = service.catalog.get(request.model)
     session = session_key(call.headers, request)
     tools_of = partial(service.sessions.tools_of, session)
@@ -127,13 +129,14 @@ async def answer(call: Call, body: bytes, request: Request, recent: Recent | Non
     call.trace.goes_on(opened.step)
     keep = stored.keeper(service.store, request, call.trace.new_id, recent)
     follow = partial(service.sessions.close, opened, generation)
+    answering = await aside(len(body) * (request.choices - 1), partial(several, generation))
     if keep is not None and request.extra.get("background"):
         return in_background(call, Job(generation, service.tracing, keep, follow))
     return Answer(
         protocol,
-        generation,
+        answering,
         call.trace,
-        headers=_warnings([*request.warnings, *generation.held.warnings, *_unseen_tools(model, request)]),
+        headers=warned([*request.warnings, *generation.held.warnings, *_unseen_tools(model, request)]),
         keep_alive_seconds=service.config.keep_alive_seconds,
         dispatch=wanted(service.config, call.headers),
         keep=keep,
@@ -296,7 +299,13 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
     return ["tools: the chat template of this model prints none, so the model does not see them"]
 
 
-def _warnings(warnings: list[str]) -> list[Header]:
+def hinted(request: Request, headers: Mapping[str, str]) -> Request:
+    """``request`` with the hints that its headers give."""
+    return replace(request, hints=hints.with_headers(request.hints, headers))
+
+
+def warned(warnings: list[str]) -> list[Header]:
+    """The header that tells what was accepted and ignored."""
     if not warnings:
         return []
     text = "; ".join(warnings).encode("ascii", "replace")[:_WARNING_BYTES]

@@ -27,7 +27,7 @@ from singletree.server.identity import CallIds
 from singletree.server.protocol import Seal
 from singletree.server.reading import Reader
 from singletree.server.remembering import Recorder, recalled, recorder, spell
-from singletree.server.told_tokens import TokenTeller
+from singletree.server.told_tokens import TokenTeller, token_teller
 
 _TAIL = 32_768
 """How much of the prompt's end the parser gets, in characters: enough for an assistant turn that is
@@ -139,9 +139,15 @@ def prepare(model: Model, request: Request, tools_of: ToolsOf = stability.no_ses
         ContextOverflow: the prompt does not fit the window.
         InvalidRequest: the template, a schema or a tool choice cannot be had.
     """
-    prompt = write_prompt(model, request, tools_of)
-    if prompt.applied_edits:
-        request = replace(request, extra={**request.extra, "applied_edits": prompt.applied_edits})
+    return begin(model, request, write_prompt(model, request, tools_of))
+
+
+def begin(model: Model, request: Request, prompt: Prompt) -> Generation:
+    """A generation on a prompt that is written; raises as ``prepare`` does."""
+    said: dict[str, object] = {"applied_edits": prompt.applied_edits} if prompt.applied_edits else {}
+    if request.extra.get("return_token_ids"):
+        said["prompt_token_ids"] = prompt.token_ids.tolist()
+    request = replace(request, extra={**request.extra, **said}) if said else request
     sampling, fits = fit(request.sampling, len(prompt.token_ids), model)
     family = model.family if may_call(request) else model.family.without_calls()
     ids = CallIds(request.conversation)
@@ -164,7 +170,8 @@ def prepare(model: Model, request: Request, tools_of: ToolsOf = stability.no_ses
     )
     thinking = thinking_of(request, family, parser.in_reasoning, prompt.text)
     held = constraint_of(Asking(model, request, family, thinking, parallel=may_call_again(request)))
-    return Generation(model, request, prompt, sampling, fits, held, reader, recording)
+    teller = token_teller(request, reader, model.tokenizer)
+    return Generation(model, request, prompt, sampling, fits, held, reader, recording, teller)
 
 
 def may_call(request: Request) -> bool:
@@ -191,6 +198,7 @@ async def generate(generation: Generation, request_id: str) -> AsyncGenerator[li
         request_id,
         stop_token_ids=tuple(model.tokenizer.stop_token_ids),
         constraint=generation.held.constraint,
+        priority=generation.request.hints.rank,
     )
     reason: FinishReason | None = None
     async with aclosing(chunks):

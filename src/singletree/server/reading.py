@@ -15,7 +15,6 @@ from singletree.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from singletree.parsing.parser import Parser
 from singletree.server.identity import CallIds
 from singletree.server.stop import Piece, StopStrings
 
@@ -29,6 +28,20 @@ class Pieces(Protocol):
 
     def flush(self) -> list[Piece]:
         """What was held back, at the end."""
+        ...
+
+
+class Reads(Protocol):
+    """What ``parsing.parser.Parser`` is to a reader."""
+
+    in_reasoning: bool
+
+    def feed(self, text: str, special: bool = False) -> list[Event]:
+        """The events that are certain with this text."""
+        ...
+
+    def close(self) -> list[Event]:
+        """The last events."""
         ...
 
 
@@ -48,7 +61,7 @@ class Reader:
 
     def __init__(
         self,
-        parser: Parser,
+        parser: Reads,
         pieces: Pieces,
         ids: CallIds,
         *,

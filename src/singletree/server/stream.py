@@ -12,7 +12,8 @@ from typing import Any
 
 from singletree.errors import EngineFailed, SingletreeError, Superseded
 from singletree.events import Finished, FinishReason
-from singletree.server import pipeline
+from singletree.server import choices
+from singletree.server.choices import Choices
 from singletree.server.dispatch import Wanted, dispatching
 from singletree.server.outbox import Outbox
 from singletree.server.pipeline import Generation
@@ -31,7 +32,7 @@ class Stream:
     def __init__(
         self,
         protocol: WireProtocol,
-        generation: Generation,
+        generation: Generation | Choices,
         trace: Trace,
         *,
         id: str,
@@ -56,19 +57,21 @@ class Stream:
     def open(self) -> Encoder:
         """Begin the stream with what is known now; nothing when it has begun."""
         if self._encoder is None:
-            request, usage, make = self._generation.request, self._generation.usage, self._protocol.Encoder
-            encoder = make(
-                request,
-                id=self._id,
-                created=self._created,
-                usage=usage,
-                new_id=self._trace.new_id,
-                seal=self._generation.seal,
-            )
-            self._encoder = dispatching(encoder, request, self._dispatch)
+            self._encoder = self._make_encoder()
             self.outbox.put(self._encoder.start())
             self.opened.set_result(None)
         return self._encoder
+
+    def _make_encoder(self) -> Encoder:
+        generation, new_id = self._generation, self._trace.new_id
+        if isinstance(generation, Choices):
+            return generation.encoder(
+                id=self._id, created=self._created, new_id=new_id, dispatch=self._dispatch
+            )
+        request, make = generation.request, self._protocol.Encoder
+        usage, seal = generation.usage, generation.seal
+        encoder = make(request, id=self._id, created=self._created, usage=usage, new_id=new_id, seal=seal)
+        return dispatching(encoder, request, self._dispatch)
 
     async def produce(self) -> None:
         """Generate to the end. What fails is an event once the stream is open, and raised before."""
@@ -119,7 +122,7 @@ class Stream:
 
     async def _generate(self) -> None:
         outbox = self.outbox
-        async with aclosing(pipeline.generate(self._generation, self._trace.request_id)) as batches:
+        async with aclosing(choices.generate(self._generation, self._trace.request_id)) as batches:
             async for batch in batches:
                 encoder = self._encoder or self.open()
                 if isinstance(batch, Finished):
