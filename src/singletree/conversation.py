@@ -211,6 +211,7 @@ class Sampling:
         max_tokens: most tokens to generate; clamped to what fits, never refused.
         stop: strings that end the turn; they are not part of it.
         logprobs: number of alternatives a token to report, None for none.
+        prompt_logprobs: the same for the tokens of the prompt.
         logit_bias: token id -> additive bias.
     """
 
@@ -225,6 +226,7 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     ignore_eos: bool = False
 

@@ -107,6 +107,14 @@ class TokensRead:
     raw: str = ""
 
 
+@dataclass(slots=True)
+class PromptRead:
+    """The tokens of the prompt, for a client that asked for their log-probabilities. It says nothing itself."""
+
+    tokens: tuple[Token, ...]
+    raw: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one generation. ``cached_tokens`` is the part of the prompt the engine had already."""
@@ -151,6 +159,7 @@ Event = (
     | ToolCallEnd
     | ToolCallBroken
     | TokensRead
+    | PromptRead
     | OfChoice
 )
 
@@ -158,7 +167,7 @@ Event = (
 class Fold:
     """Folds events into a turn. ``feed`` takes them in order; ``turn`` may be read at any time.
 
-    Tokens that were told (``TokensRead``) stand in the turn's ``extra`` under ``tokens``.
+    Tokens that were told stand in the turn's ``extra``: ``tokens`` of itself, ``prompt_tokens`` of what it answers.
     """
 
     def __init__(self) -> None:
@@ -168,6 +177,7 @@ class Fold:
         self._call: ToolCallStart | None = None
         self._raw: list[str] = []
         self._tokens: list[Token] = []
+        self._extra: dict[str, tuple[Token, ...]] = {}
 
     def feed(self, event: Event) -> None:
         """Take one more event."""
@@ -192,6 +202,8 @@ class Fold:
             self._close_call(complete=True)
         elif isinstance(event, TokensRead):
             self._tokens += event.tokens
+        elif isinstance(event, PromptRead):
+            self._extra["prompt_tokens"] = event.tokens
         elif isinstance(event, ToolCallBroken):
             raw = "".join([*self._raw, event.raw])
             self._call, self._raw, self._pieces = None, [], []
@@ -204,7 +216,8 @@ class Fold:
             parts.append(self._tool_call(complete=False))
         elif self._kind is not None and self._pieces:
             parts.append(self._open_part())
-        return Turn("assistant", tuple(parts), {"tokens": tuple(self._tokens)} if self._tokens else None)
+        told = {"tokens": tuple(self._tokens)} if self._tokens else {}
+        return Turn("assistant", tuple(parts), {**self._extra, **told} or None)
 
     def _open_part(self) -> Text | Reasoning:
         text = "".join(self._pieces)

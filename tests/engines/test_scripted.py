@@ -278,6 +278,17 @@ async def test_unknown_scripts_name_the_known_ones(tmp_path: Path) -> None:
         await play("[[script:c]]", scripts=tmp_path)
 
 
+async def test_logprobs_of_the_prompt() -> None:
+    first, *others = await play("[[script:x]]", Sampling(prompt_logprobs=0), scripts={"x": "ab"})
+    assert first.prompt_logprobs is not None
+    assert [list(row) for row in first.prompt_logprobs] == [
+        [],
+        *([(id, 0.0)] for id in encode("[script:x]]")),
+    ]
+    assert all(chunk.prompt_logprobs is None for chunk in others)
+    assert all(chunk.logprobs is None for chunk in (first, *others))
+
+
 async def test_logprobs_of_what_is_certain() -> None:
     chunks = await play("[[script:x]]", Sampling(logprobs=2), scripts={"x": "ab"})
     assert [list(chunk.logprobs or ()) for chunk in chunks] == [[], [((97, 0.0),)], [((98, 0.0),)]]

@@ -25,9 +25,11 @@ from singletree.engines.vllm_wire import CompletionReader, encode_request, error
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded, SingletreeError
 
 
-def read(pieces: Iterable[bytes], prompt_tokens: int = 16) -> tuple[list[Chunk], CompletionReader]:
+def read(
+    pieces: Iterable[bytes], prompt_tokens: int = 16, *, echoed: Sequence[int] = ()
+) -> tuple[list[Chunk], CompletionReader]:
     """What the engine's loop does, without the engine."""
-    reader = CompletionReader(prompt_tokens)
+    reader = CompletionReader(echoed or range(prompt_tokens), echoes=bool(echoed))
     chunks: list[Chunk | None] = []
     for piece in pieces:
         chunks.append(reader.feed(piece))
@@ -122,6 +124,19 @@ def test_logprobs_of_an_unlikely_token_still_put_it_first() -> None:
     }
     chunks, _ = read([event(token_ids=[9, 5], logprobs=said)])
     assert chunks[0].logprobs == [[(9, -8.5), (1, -0.1), (2, -9999.0)], ()]
+
+
+def test_logprobs_of_the_prompt_come_apart_from_those_of_the_answer() -> None:
+    answer = Exchange.load("prompt_logprobs").answer
+    for cut in range(1, len(answer), 7):
+        chunks, reader = read([answer[:cut], answer[cut:]], echoed=QUESTION)
+        assert reader.failure is None
+        assert [t for c in chunks for t in c.token_ids] == PARIS[:2]
+        assert [row[0][0] for c in chunks for row in c.logprobs or ()] == PARIS[:2]
+        [told] = [c.prompt_logprobs for c in chunks if c.prompt_logprobs is not None]
+        assert told[0] == ()
+        assert [row[0][0] for row in told[1:]] == list(QUESTION[1:])
+        assert told[1] == [(4093, -13.98673152923584), (29, -0.9867314696311951)]
 
 
 @pytest.mark.parametrize(

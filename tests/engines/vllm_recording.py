@@ -92,6 +92,7 @@ SCENARIOS: dict[str, Scenario] = {
     "stop_token": Scenario(greedy(40), more={"stop_token_ids": (OF,)}),
     "length": Scenario(greedy(5, ignore_eos=True)),
     "logprobs": Scenario(greedy(3, logprobs=2)),
+    "prompt_logprobs": Scenario(greedy(2, logprobs=0, prompt_logprobs=1)),
     "everything": Scenario(EVERYTHING, more={"priority": 3}),
     "not_cached": Scenario(greedy(2, ignore_eos=True), LONG),
     "cached": Scenario(greedy(2, ignore_eos=True), LONG),

@@ -11,12 +11,13 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
-from protocols import grammar_chat, grammar_messages, grammar_responses
+from protocols import grammar_chat, grammar_completions, grammar_messages, grammar_responses
 from singletree.protocols import sse
 
 GRAMMARS = {
     "/v1/messages": grammar_messages.check,
     "/v1/chat/completions": grammar_chat.check,
+    "/v1/completions": grammar_completions.Grammar,
     "/v1/responses": grammar_responses.Grammar,
 }
 """What refuses a stream that is none of its protocol: every one that is read whole goes through it."""

@@ -12,6 +12,9 @@ from singletree.errors import ContextOverflow, InvalidRequest
 StopKind = Literal["stop", "length", "cancelled"]
 ConstraintKind = Literal["gbnf", "lark", "regex", "json_schema", "structural_tag"]
 
+LogprobRow = Sequence[tuple[int, float]]
+"""(token id, natural-log probability) of a token and of its alternatives, the token itself first; empty: not known."""
+
 
 @dataclass(slots=True)
 class Chunk:
@@ -22,22 +25,24 @@ class Chunk:
             The token that ended the turn is among them when the engine tells it.
         finish: set on the last chunk only: ``stop`` (an end token), ``length`` or ``cancelled``.
         cached_tokens: how many prompt tokens the engine had already, when it has told it by now.
-        logprobs: for each new token the (token id, natural-log probability) of the token and its
-            alternatives, the token itself first and no id twice; an empty sequence for a token about which
-            the engine said nothing; None when not asked for.
+        logprobs: a row for each new token, with no id twice; None when not asked for.
+        prompt_logprobs: the same for each token of the prompt, whole and on one chunk, before or with the first
+            tokens; its first token has none.
     """
 
     token_ids: Sequence[int]
     finish: StopKind | None = None
     cached_tokens: int | None = None
-    logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
+    logprobs: Sequence[LogprobRow] | None = None
+    prompt_logprobs: Sequence[LogprobRow] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine tells about itself: tokens for lengths, generations for slots.
 
-    ``constraints`` are the kinds of ``Constraint`` that it takes, the ones it is best at first.
+    ``constraints`` are the kinds of ``Constraint`` that it takes, the ones it is best at first;
+    ``tells_prompt_logprobs`` says whether ``Sampling.prompt_logprobs`` means anything to it.
     """
 
     name: str
@@ -45,6 +50,7 @@ class EngineInfo:
     slots: int = 1
     details: Mapping[str, Any] | None = None
     constraints: tuple[ConstraintKind, ...] = ()
+    tells_prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class ScriptedEngine:
         script = default if isinstance(default, Script) else Script(default)
         self._chooser = Chooser(book, script, encode, decode)
         self._decode = decode
-        self._info = EngineInfo(name, context_window, slots, None, ("lark", "structural_tag"))
+        self._info = EngineInfo(name, context_window, slots, None, ("lark", "structural_tag"), True)
         self._delay = delay
         self._chunk = max(1, chunk)
         self._end = () if end_token_id is None else (end_token_id,)
@@ -169,7 +169,9 @@ class ScriptedEngine:
         now = asyncio.get_running_loop().time
         due, turn, told = now(), 0, 0
         try:
-            yield Chunk((), cached_tokens=cached, logprobs=None if sampling.logprobs is None else ())
+            known = None if sampling.prompt_logprobs is None else ((), *_certain(prompt[1:]))
+            told_none = None if sampling.logprobs is None else ()
+            yield Chunk((), cached_tokens=cached, logprobs=told_none, prompt_logprobs=known)
             for pause, chunk in timeline:
                 if pause:
                     await playing.pause(pause)
@@ -316,7 +318,7 @@ def _timeline(
     return timeline
 
 
-def _certain(ids: tuple[int, ...]) -> tuple[tuple[tuple[int, float]], ...]:
+def _certain(ids: Sequence[int]) -> tuple[tuple[tuple[int, float]], ...]:
     return tuple(((token, 0.0),) for token in ids)
 
 

@@ -132,7 +132,7 @@ class VllmEngine:
             "root": self._card.root,
             "tells_cached_tokens": self._tells_cached,
         }
-        return EngineInfo(self._card.id, self._window, self._slots, details, self._constraints)
+        return EngineInfo(self._card.id, self._window, self._slots, details, self._constraints, True)
 
     async def generate(
         self,
@@ -164,7 +164,7 @@ class VllmEngine:
             constraint=constraint,
             priority=priority,
         )
-        reader = CompletionReader(len(prompt_token_ids))
+        reader = CompletionReader(prompt_token_ids, echoes=sampling.prompt_logprobs is not None)
         flight = _Flight(request_id)
         self._flights.add(flight)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint, ConstraintKind, StopKind
+from singletree.engines.engine import Chunk, Constraint, ConstraintKind, LogprobRow, StopKind
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded, SingletreeError
 
 # Fields of Sampling that vLLM knows by the same name; left out when None, so that the defaults of the model's
@@ -97,7 +97,11 @@ def encode_request(
         "max_tokens": max_tokens,
     }
     body.update((name, value) for name in _SAME_NAME if (value := getattr(sampling, name)) is not None)
-    if sampling.logprobs is not None:
+    if sampling.prompt_logprobs is not None:
+        # In a stream vLLM tells those of the prompt only as an echo, as many a token as of the answer.
+        body["echo"] = True
+        body["logprobs"] = max(sampling.prompt_logprobs, sampling.logprobs or 0)
+    if "logprobs" in body:
         body["return_tokens_as_token_ids"] = True
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
@@ -191,21 +195,28 @@ class CompletionReader:
         failure: what the stream has said or shown to be wrong.
         done: the chunk with the finish reason is out, or a failure is known; nothing more is to come.
         cached_tokens: what the server told about the prompt, None as long as it told nothing.
+
+    Args:
+        echoes: the first log-probabilities are those of the prompt.
     """
 
     __slots__ = (
         "_finish",
         "_partial",
         "_partial_bytes",
-        "_prompt_tokens",
+        "_prompt",
+        "_prompt_logprobs",
         "_started",
+        "_unechoed",
         "cached_tokens",
         "done",
         "failure",
     )
 
-    def __init__(self, prompt_tokens: int) -> None:
-        self._prompt_tokens = prompt_tokens
+    def __init__(self, prompt_token_ids: Sequence[int], *, echoes: bool = False) -> None:
+        self._prompt = prompt_token_ids
+        self._unechoed = echoes
+        self._prompt_logprobs: Sequence[LogprobRow] | None = None
         self._partial: list[bytes] = []  # a line not yet at its end; the echoed prompt makes a long one
         self._partial_bytes = 0
         self._finish: StopKind | None = None
@@ -226,7 +237,7 @@ class CompletionReader:
         rest = lines.pop()
         self._partial, self._partial_bytes = [rest], len(rest)
         token_ids: list[int] = []
-        logprobs: list[Sequence[tuple[int, float]]] = []
+        logprobs: list[LogprobRow] = []
         for line in lines:
             if line[:5] == b"data:":
                 self._take(line[5:].strip(), token_ids, logprobs)
@@ -240,6 +251,10 @@ class CompletionReader:
         ``unfinished`` is the outcome if vLLM has told no finish reason by now: for a stream that just ends
         a failure.
         """
+        self._end(unfinished)
+        return self._chunk([], [])
+
+    def _end(self, unfinished: SingletreeError | StopKind | None = None) -> None:
         self.done = True
         if self._finish is None and self.failure is None:
             unfinished = unfinished or EngineFailed("vLLM ended its stream without a finish reason")
@@ -247,19 +262,19 @@ class CompletionReader:
                 self.failure = unfinished
             else:
                 self._finish = unfinished
-        return self._chunk([], [])
 
-    def _chunk(self, token_ids: list[int], logprobs: list[Sequence[tuple[int, float]]]) -> Chunk | None:
+    def _chunk(self, token_ids: list[int], logprobs: list[LogprobRow]) -> Chunk | None:
+        echoed, self._prompt_logprobs = self._prompt_logprobs, None
         if self.done and self.failure is None:
-            return Chunk(token_ids, self._finish, self.cached_tokens, logprobs or None)
-        if not token_ids:
+            return Chunk(token_ids, self._finish, self.cached_tokens, logprobs or None, echoed)
+        if not token_ids and echoed is None:
             return None
         self._started = True
-        return Chunk(token_ids, logprobs=logprobs or None)
+        return Chunk(token_ids, logprobs=logprobs or None, prompt_logprobs=echoed)
 
-    def _take(self, data: bytes, token_ids: list[int], logprobs: list[Sequence[tuple[int, float]]]) -> None:
+    def _take(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
         if data == b"[DONE]":
-            self.close()
+            self._end()
             return
         try:
             event = _decode_event(data)
@@ -277,15 +292,13 @@ class CompletionReader:
         elif event.usage is not None and event.usage.prompt_tokens_details is not None:
             self.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
 
-    def _take_choice(
-        self, choice: _Choice, token_ids: list[int], logprobs: list[Sequence[tuple[int, float]]]
-    ) -> None:
+    def _take_choice(self, choice: _Choice, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
         if choice.token_ids is None:
             self._fail(EngineFailed("vLLM returns no token ids: version 0.11 or newer is needed"))
             return
         token_ids += choice.token_ids
         if choice.logprobs is not None:
-            logprobs += _pairs(choice.token_ids, choice.logprobs)
+            logprobs += self._rows(choice.token_ids, choice.logprobs)
         if choice.finish_reason is not None:
             self._finish = _FINISHES.get(choice.finish_reason)
             if self._finish is None:
@@ -293,10 +306,18 @@ class CompletionReader:
                     EngineFailed(f"vLLM ended with {choice.finish_reason!r}, which is no known reason")
                 )
 
+    def _rows(self, token_ids: Sequence[int], said: _Logprobs) -> Sequence[LogprobRow]:
+        if not self._unechoed:
+            return _pairs(token_ids, said)
+        self._unechoed = False
+        rows = _pairs([*self._prompt, *token_ids], said)
+        self._prompt_logprobs = rows[: len(self._prompt)]
+        return rows[len(self._prompt) :]
+
     def _error(self, said: _Error, tokens_beside: bool) -> SingletreeError:
         """Before the first token an error is what its status says; after it, the engine broke its promise."""
         status = said.code if isinstance(said.code, int) else 500
-        meaning = _meaning(status, said, self._prompt_tokens)
+        meaning = _meaning(status, said, len(self._prompt))
         if not (self._started or tokens_beside) or isinstance(meaning, EngineFailed):
             return meaning
         return EngineFailed(f"vLLM failed after it had begun: {meaning.message}")
@@ -305,12 +326,12 @@ class CompletionReader:
         self.failure, self.done = failure, True
 
 
-def _pairs(token_ids: Sequence[int], said: _Logprobs) -> list[Sequence[tuple[int, float]]]:
+def _pairs(token_ids: Sequence[int], said: _Logprobs) -> list[LogprobRow]:
     """(token id, logprob) of each token and its alternatives, the token itself first.
 
     What is not a number vLLM says as null; minus infinity it says as -9999.
     """
-    rows: list[Sequence[tuple[int, float]]] = []
+    rows: list[LogprobRow] = []
     for token_id, own, top in zip(token_ids, said.token_logprobs, said.top_logprobs, strict=True):
         others = ((int(name[_TOKEN_ID:]), logprob) for name, logprob in (top or {}).items())
         pairs = [(token_id, own), *(pair for pair in others if pair[0] != token_id)]

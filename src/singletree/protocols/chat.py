@@ -169,10 +169,12 @@ def _refuse_what_cannot_be_done(body: Body) -> None:
 
 
 def check(body: Drawn) -> None:
-    """Refuse, with InvalidRequest, what no engine can do here."""
-    if body.prompt_logprobs is not None:
+    """Refuse, with InvalidRequest, what is out of limits and what a stream cannot say."""
+    if body.prompt_logprobs is not None and body.stream:
         at = "prompt_logprobs"
-        raise InvalidRequest(f"{at}: no engine here tells those of the prompt; leave it out", param=at)
+        raise InvalidRequest(
+            f"{at} have no place in a stream; send stream=false, or leave them out", param=at
+        )
     limits.check(body)
 
 
@@ -208,6 +210,7 @@ def sampling_of(body: Drawn, most: int | None, logprobs: int | None) -> Sampling
         seed=body.seed,
         stop=tuple(s for s in stop if s),
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}),
         ignore_eos=bool(body.ignore_eos),
     )

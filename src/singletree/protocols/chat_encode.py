@@ -245,7 +245,9 @@ def encode_choices(choices: Sequence[Choice], usage: Usage, *, id: str, created:
     request = choices[0].request
     said = [_choice(index, *choice) for index, choice in enumerate(choices)]
     body = {"id": id, "object": "chat.completion", "created": created, "model": _raw(request.model)}
-    encoded = _json({**body, "choices": said, "usage": usage_object(usage)})
+    of_prompt = Telling.of(request).prompt(choices[0].turn)
+    told = {} if of_prompt is None else {"prompt_logprobs": of_prompt}
+    encoded = _json({**body, "choices": said, "usage": usage_object(usage), **told})
     prompt = _prompt_field(request)
     return b"%b,%b}" % (encoded[:-1], prompt) if prompt else encoded
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from singletree.conversation import Request, Turn
 from singletree.errors import SingletreeError
 from singletree.events import Event, Finished, OfChoice, Usage
+from singletree.protocols.logprobs import tokens_of
 
 
 class Choice(NamedTuple):
@@ -16,6 +17,20 @@ class Choice(NamedTuple):
     request: Request
     turn: Turn
     finished: Finished
+
+
+def best(choices: Sequence[Choice], kept: int, drawn: int) -> list[Choice]:
+    """The ``kept`` likeliest of each ``drawn`` that follow one another, the likeliest first; all when all are kept."""
+    if kept == drawn:
+        return list(choices)
+    groups = (choices[at : at + drawn] for at in range(0, len(choices), drawn))
+    return [choice for group in groups for choice in sorted(group, key=_likelihood, reverse=True)[:kept]]
+
+
+def _likelihood(choice: Choice) -> float:
+    """The mean log-probability of its tokens, by which OpenAI ranks."""
+    known = [token.logprob for token in tokens_of(choice.turn) if token.logprob is not None]
+    return sum(known) / len(known) if known else float("-inf")
 
 
 class ChoiceEncoder(Protocol):

@@ -17,6 +17,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (0.0, 100.0),
     "top_logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
     "seed": (-(2**63), 2**64 - 1),
 }
 

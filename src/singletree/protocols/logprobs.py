@@ -28,11 +28,13 @@ class Telling:
         logprobs: their log-probabilities.
         ids: their ids (``return_token_ids``).
         by_id: spelled ``token_id:ID`` (``return_tokens_as_token_ids``).
+        of_prompt: the log-probabilities of the prompt's tokens (``prompt_logprobs``).
     """
 
     logprobs: bool = False
     ids: bool = False
     by_id: bool = False
+    of_prompt: bool = False
 
     @classmethod
     def of(cls, request: Request) -> Telling:
@@ -42,6 +44,7 @@ class Telling:
             request.sampling.logprobs is not None,
             bool(extra.get("return_token_ids")),
             bool(extra.get("return_tokens_as_token_ids")),
+            request.sampling.prompt_logprobs is not None,
         )
 
     def chat(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
@@ -67,6 +70,20 @@ class Telling:
             "tokens": [self._name(token) for token in tokens],
             "top_logprobs": [self._likely(token) for token in tokens],
         }
+
+    def prompt(self, turn: Turn) -> list[dict[str, Any] | None] | None:
+        """vLLM's ``prompt_logprobs``: by token id, null for the first, which follows nothing; None when not wanted."""
+        return [self._ranked(token) for token in prompt_of(turn)] if self.of_prompt else None
+
+    def _ranked(self, token: Token) -> dict[str, Any] | None:
+        """The likely ones with their ranks; the token itself has one if it is among them."""
+        if token.logprob is None:
+            return None
+        said = {str(token.id): self._shown(token, None)}
+        return said | {str(other.id): self._shown(other, i) for i, other in enumerate(token.alternatives, 1)}
+
+    def _shown(self, token: Token, rank: int | None) -> dict[str, Any]:
+        return {"logprob": number(token.logprob), "rank": rank, "decoded_token": self._name(token)}
 
     def _likely(self, token: Token) -> dict[str, float | None] | None:
         named = {self._name(other): number(other.logprob) for other in token.alternatives}
@@ -97,4 +114,10 @@ def ids_of(tokens: Sequence[Token]) -> list[int]:
 def tokens_of(turn: Turn) -> Sequence[Token]:
     """The tokens that were told of ``turn`` when it was folded."""
     tokens: Sequence[Token] = (turn.extra or {}).get("tokens", ())
+    return tokens
+
+
+def prompt_of(turn: Turn) -> Sequence[Token]:
+    """The tokens that were told of what ``turn`` answers."""
+    tokens: Sequence[Token] = (turn.extra or {}).get("prompt_tokens", ())
     return tokens

@@ -23,9 +23,10 @@ from singletree.errors import MethodNotAllowed, Overloaded, RouteNotFound, Singl
 from singletree.protocols import models, tokenize
 from singletree.server import websocket
 from singletree.server.body import ClientLeft
+from singletree.server.completing import complete
 from singletree.server.identity import request_id
 from singletree.server.operations import JSON, OPEN_ROUTES, OPERATIONS, OWN_ROUTES, Call, Operation, Service
-from singletree.server.protocol import CHAT, MESSAGES, RESPONSES, encode_error
+from singletree.server.protocol import CHAT, COMPLETIONS, MESSAGES, RESPONSES, encode_error
 from singletree.server.stored_operations import STORED_OPERATIONS
 from singletree.server.stream import told
 from singletree.server.tracing import Trace
@@ -74,9 +75,10 @@ class App:
 
 
 def _keyed_routes(service: Service) -> list[tuple[str, str, Operation]]:
-    protocols = [MESSAGES, CHAT, RESPONSES] if service.config.enable_anthropic_api else [CHAT, RESPONSES]
+    openai = [CHAT, RESPONSES, COMPLETIONS]
+    protocols = [MESSAGES, *openai] if service.config.enable_anthropic_api else openai
     tables = (*(protocol.ROUTES for protocol in protocols), models.ROUTES, tokenize.ROUTES)
-    operations = {**OPERATIONS, **STORED_OPERATIONS}
+    operations = {**OPERATIONS, **STORED_OPERATIONS, "complete": complete}
     named = [(method, path, operations[name]) for table in tables for method, path, name in table]
     return [*named, *OWN_ROUTES]
 

@@ -12,7 +12,7 @@ from singletree.conversation import Request
 from singletree.errors import EngineFailed, SingletreeError
 from singletree.events import Event, Finished, Fold, OfChoice, Usage
 from singletree.protocols import chat
-from singletree.protocols.choices import Choice, ChoiceEncoder, ChoicesEncoder
+from singletree.protocols.choices import Choice, ChoiceEncoder, ChoicesEncoder, best
 from singletree.server import pipeline
 from singletree.server.catalog import Model
 from singletree.server.dispatch import Wanted, dispatching_choice
@@ -47,10 +47,17 @@ class ChoicesProtocol(Protocol):
 
 
 class Choices:
-    """Generations that are answered together; to an answer they are like one."""
+    """Generations that are answered together; to an answer they are like one.
 
-    def __init__(self, generations: Sequence[Generation], protocol: ChoicesProtocol) -> None:
+    Args:
+        kept: so many of each so many that follow one another are told, the likeliest (``best_of``).
+    """
+
+    def __init__(
+        self, generations: Sequence[Generation], protocol: ChoicesProtocol, kept: tuple[int, int] = (1, 1)
+    ) -> None:
         self._protocol = protocol
+        self._kept = kept
         self.generations = tuple(generations)
 
     @property
@@ -102,7 +109,9 @@ class Choices:
     def body(self, folds: Sequence[Fold], ends: Sequence[Finished], *, id: str, created: int) -> bytes:
         """The body of the answer."""
         said = zip(self.generations, folds, ends, strict=True)
-        choices = [Choice(generation.request, fold.turn(), end) for generation, fold, end in said]
+        choices = best(
+            [Choice(generation.request, fold.turn(), end) for generation, fold, end in said], *self._kept
+        )
         return self._protocol.encode_choices(choices, self.usage, id=id, created=created)
 
 
@@ -206,8 +215,10 @@ def several(first: Generation) -> Generation | Choices:
     request = first.request
     if request.choices == 1:
         return first
+    # The first one tells of the prompt that they share.
+    shared = replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
     others = (
-        pipeline.begin(first.model, drawn_again(request, index), first.prompt)
+        pipeline.begin(first.model, drawn_again(shared, index), first.prompt)
         for index in range(1, request.choices)
     )
     return Choices([first, *others], chat)

@@ -18,6 +18,7 @@ from singletree.events import (
     ArgumentsDelta,
     Event,
     Finished,
+    PromptRead,
     ReasoningDelta,
     TokensRead,
     ToolCallBroken,
@@ -99,7 +100,7 @@ class Dispatching:
         if isinstance(event, ReasoningDelta):
             self._thought.append(event.text)
             return self._encoder.feed(event)
-        if isinstance(event, TokensRead):
+        if isinstance(event, TokensRead | PromptRead):
             return self._encoder.feed(event)
         before = self._end_thought() if self._thought else b""
         said = before + self._encoder.feed(event)

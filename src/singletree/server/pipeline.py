@@ -170,7 +170,7 @@ def begin(model: Model, request: Request, prompt: Prompt) -> Generation:
     )
     thinking = thinking_of(request, family, parser.in_reasoning, prompt.text)
     held = constraint_of(Asking(model, request, family, thinking, parallel=may_call_again(request)))
-    teller = token_teller(request, reader, model.tokenizer)
+    teller = token_teller(model, request, reader, prompt.token_ids)
     return Generation(model, request, prompt, sampling, fits, held, reader, recording, teller)
 
 
@@ -206,10 +206,7 @@ async def generate(generation: Generation, request_id: str) -> AsyncGenerator[li
             if chunk.cached_tokens is not None:
                 generation.cached_tokens = chunk.cached_tokens
             generation.told.extend(chunk.token_ids)
-            if not chunk.token_ids:
-                yield []
-            else:
-                yield reader.feed(chunk.token_ids) if teller is None else teller.feed(chunk)
+            yield reader.feed(chunk.token_ids) if teller is None else teller.feed(chunk)
             reason = reader.ended or chunk.finish
             if reason is not None:
                 break

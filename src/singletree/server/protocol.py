@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from singletree.conversation import Request, Turn
 from singletree.errors import SingletreeError
 from singletree.events import Event, Finished, Usage
-from singletree.protocols import chat, messages, responses
+from singletree.protocols import chat, completions, messages, responses
 from singletree.server.identity import NewId
 
 Seal = Callable[[int], str]
@@ -97,9 +97,12 @@ class WireProtocol(Protocol):
 MESSAGES: WireProtocol = messages
 CHAT: WireProtocol = chat
 RESPONSES: WireProtocol = responses
+COMPLETIONS: WireProtocol = completions
 
 
-_BY_PATH = {path: protocol for protocol in (MESSAGES, CHAT, RESPONSES) for _, path, _ in protocol.ROUTES}
+_BY_PATH = {
+    path: protocol for protocol in (MESSAGES, CHAT, RESPONSES, COMPLETIONS) for _, path, _ in protocol.ROUTES
+}
 
 
 def speaking(path: str, headers: Mapping[str, str]) -> WireProtocol:

@@ -1,4 +1,4 @@
-"""The tokens of an answer beside its events, for clients that ask for their log-probabilities or their ids."""
+"""The tokens of an answer, and of its prompt, beside its events: for clients that ask for log-probabilities or ids."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 
 from singletree.conversation import Request
-from singletree.engines.engine import Chunk
-from singletree.events import Event, TextDelta, Token, TokensRead, ToolCallBroken
+from singletree.engines.engine import Chunk, LogprobRow
+from singletree.errors import InvalidRequest
+from singletree.events import Event, PromptRead, TextDelta, Token, TokensRead, ToolCallBroken
 from singletree.prompts.tokenizer import Tokenizer
+from singletree.server.catalog import Model
 from singletree.server.reading import Reader
-
-Row = Sequence[tuple[int, float]]
-"""(token id, log-probability) of a token and of its alternatives, the token itself first; empty: nothing is known."""
 
 
 class TokenTeller:
@@ -21,18 +20,21 @@ class TokenTeller:
     A token is told once it is known what it was for: of a marker that may yet turn out to be text, with its last.
 
     Args:
-        alternatives: how many likely tokens in its place go with each.
+        prompt: its token ids.
+        request: says how many likely tokens in its place go with each.
     """
 
-    def __init__(self, reader: Reader, tokenizer: Tokenizer, alternatives: int) -> None:
+    def __init__(self, reader: Reader, tokenizer: Tokenizer, prompt: Sequence[int], request: Request) -> None:
         self._reader = reader
         self._tokenizer = tokenizer
-        self._alternatives = alternatives
-        self._waiting: list[tuple[int, Row]] = []
+        self._prompt = prompt
+        self._alternatives = request.sampling.logprobs or 0
+        self._prompt_alternatives = request.sampling.prompt_logprobs or 0
+        self._waiting: list[tuple[int, LogprobRow]] = []
 
     def feed(self, chunk: Chunk) -> list[Event]:
         """The events of ``chunk``, behind each token's own."""
-        events: list[Event] = []
+        events = [] if chunk.prompt_logprobs is None else self._read_prompt(chunk.prompt_logprobs)
         rows = chunk.logprobs or ()
         for at, id in enumerate(chunk.token_ids):
             self._waiting.append((id, rows[at] if at < len(rows) else ()))
@@ -46,6 +48,12 @@ class TokenTeller:
         events = self._told(self._reader.close())
         return [*events, *self._take(visible=False)] if self._waiting else events
 
+    def _read_prompt(self, rows: Sequence[LogprobRow]) -> list[Event]:
+        most = self._prompt_alternatives
+        return [
+            PromptRead(tuple(self._token(id, row, most) for id, row in zip(self._prompt, rows, strict=False)))
+        ]
+
     def _told(self, events: list[Event]) -> list[Event]:
         if not events:
             return events
@@ -53,13 +61,13 @@ class TokenTeller:
         return [*self._take(visible=visible), *events]
 
     def _take(self, *, visible: bool) -> list[Event]:
-        tokens = tuple(self._token(id, row, visible) for id, row in self._waiting)
+        tokens = tuple(self._token(id, row, self._alternatives, visible) for id, row in self._waiting)
         self._waiting.clear()
         return [TokensRead(tokens)] if tokens else []
 
-    def _token(self, id: int, row: Row, visible: bool) -> Token:
+    def _token(self, id: int, row: LogprobRow, most: int, visible: bool = True) -> Token:
         # An engine may tell more than was asked for, and the token itself beside the most likely ones.
-        likely = sorted(row, key=lambda pair: -pair[1])[: self._alternatives]
+        likely = sorted(row, key=lambda pair: -pair[1])[:most]
         others = tuple(self._spelled(other, logprob) for other, logprob in likely)
         return self._spelled(id, row[0][1] if row else None, others, visible)
 
@@ -71,9 +79,20 @@ class TokenTeller:
         return Token(id, utf8.decode("utf-8", "replace"), utf8, known, others, visible)
 
 
-def token_teller(request: Request, reader: Reader, tokenizer: Tokenizer) -> TokenTeller | None:
-    """One for an answer whose tokens ``request`` asks for, None for all others."""
-    alternatives = request.sampling.logprobs
-    if alternatives is None and not request.extra.get("return_token_ids"):
+def token_teller(model: Model, request: Request, reader: Reader, prompt: Sequence[int]) -> TokenTeller | None:
+    """One for an answer whose tokens, or those of its prompt, ``request`` asks for; None for all others.
+
+    Raises:
+        InvalidRequest: the engine does not tell those of the prompt.
+    """
+    sampling = request.sampling
+    engine = model.engine.info()
+    if sampling.prompt_logprobs is not None and not engine.tells_prompt_logprobs:
+        told = f"the engine {engine.name} tells no log-probabilities of the prompt"
+        raise InvalidRequest(
+            f"{told}; send neither prompt_logprobs nor echo with logprobs", param="prompt_logprobs"
+        )
+    asked = (sampling.logprobs, sampling.prompt_logprobs)
+    if asked == (None, None) and not request.extra.get("return_token_ids"):
         return None
-    return TokenTeller(reader, tokenizer, alternatives or 0)
+    return TokenTeller(reader, model.tokenizer, prompt, request)
