@@ -73,6 +73,9 @@ def test_grammar(shape: Shape) -> None:  # C13 C14
 def test_complete_calls_stream_their_own_arguments(shape: Shape) -> None:  # C3 C12
     blocks = [b for b in grammar.check(stream(shape)).blocks if b.type == "tool_use"]
     for part in shape.turn.tool_calls:
+        if not (part.complete or part.arguments):
+            assert not blocks  # C15: it would read as a call without arguments, and be run
+            continue
         block = next(b for b in blocks if b.start["id"] == part.id)
         assert block.start["name"] == part.name
         assert block.text == (part.arguments or "{}" if part.complete else part.arguments)
@@ -169,6 +172,18 @@ def test_a_whole_call_and_a_cut_one_after_it_is_no_tool_use() -> None:  # C15
     assert [b.text for b in seen.blocks][1] == '{"path": "'
     assert seen.last["delta"]["stop_reason"] == "max_tokens"
     assert json.loads(body(shape))["content"][1]["input"] == {}
+
+
+def test_a_call_of_which_nothing_but_the_name_came_is_not_shown() -> None:  # C12 C15
+    start = ToolCallStart(0, "i", "ls", "<c>")
+    for cut in ((start,), (start, ArgumentsDelta(0, " \n", " \n")), (start, Markup("x"))):
+        assert [b.type for b in said(*text("a"), *cut).blocks] == ["text"]
+        whole = json.loads(body(Shape("", (*text("a"), *cut), finished("length"))))
+        assert [b["type"] for b in whole["content"]] == ["text"]
+        assert whole["stop_reason"] == "max_tokens"
+        encode = encoder()
+        sent = encode.start() + b"".join(map(encode.feed, cut)) + encode.fail(errors.EngineFailed("gone"))
+        assert grammar.check(sent).blocks == []
 
 
 def test_a_broken_call_that_was_shown_ends_and_its_text_follows() -> None:  # C17

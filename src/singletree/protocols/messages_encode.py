@@ -2,8 +2,8 @@
 
 https://platform.claude.com/docs/en/build-with-claude/streaming and .../api/errors.
 
-A call that was cut is shown as the API shows it: its block is closed and ``stop_reason`` is ``max_tokens``.
-It never makes the reason ``tool_use``.
+A call that was cut is shown as the API shows it, once it has any arguments: its block is closed and
+``stop_reason`` is ``max_tokens``. It never makes the reason ``tool_use``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Encoder:
     """One stream: ``start``, then ``feed`` for each event, then ``close`` or ``fail``.
 
     A call is shown with the first piece of its arguments, so that a client never sees, and never runs, one
-    that turns out before that not to be a call (ToolCallBroken).
+    that turns out before that not to be a call (ToolCallBroken), or that was cut: what has no input yet looks
+    like a call without arguments, and Claude Code runs a call when its block stops.
 
     Args:
         id: the message's id.
@@ -166,7 +167,6 @@ class Encoder:
         if self._over:
             return b""
         self._over = True
-        self._unshown = None
         return self._end() + _event(_failure(error, self._request_id or self._new_id("req_")))
 
     def side_event(self, name: str, said: Mapping[str, Any]) -> bytes:
@@ -223,18 +223,17 @@ class Encoder:
 
     def _break_call(self, event: ToolCallBroken) -> bytes:
         raw = "".join([*(self._call or ()), event.raw])
-        self._unshown = None
         ended = self._end()
         return ended + self.feed(TextDelta(raw, raw))
 
     def _end(self) -> bytes:
-        """The end of the open block; a call that was cut before its arguments is shown first."""
-        out = self._show_call() if self._unshown else b""
-        kind, self._open, self._call = self._open, None, None
+        """The end of the open block; a call that was cut before its arguments is left out."""
+        kind, self._open, self._call, self._unshown = self._open, None, None, None
         if kind is None:
-            return out
+            return b""
+        out = b""
         if kind is ReasoningDelta:
-            out += _signature(self._index, self._seal(self._reasoned) if self._seal else "")
+            out = _signature(self._index, self._seal(self._reasoned) if self._seal else "")
             self._reasoned += 1
         out += _BLOCK_STOP % self._index
         self._index += 1
@@ -261,7 +260,7 @@ def encode(
             text = _value("" if hides else part.text)
             content.append({"type": "thinking", "thinking": text, "signature": signature})
             reasoned += 1
-        elif isinstance(part, ToolCall):
+        elif isinstance(part, ToolCall) and (part.complete or part.arguments.strip(JSON_SPACE)):
             content.append(_tool_use(part))
     reason = _stop_reason(finished, any(call.complete for call in turn.tool_calls))
     message = _message(id, request.model, content, reason, finished.stop_sequence, finished.usage)
