@@ -16,14 +16,14 @@ from typing import Any
 
 import llm_comply
 import pytest
-from anthropic.types import RawMessageStreamEvent
-from anthropic.types.beta import BetaRawMessageStreamEvent
+from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from llm_comply import runner
 from llm_comply.config import ComplianceConfig
 from llm_comply.result import TestStatus as Status
 from llm_comply.schema import SpecLoader
 from llm_comply.tests.anthropic import ANTHROPIC_TESTS
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from protocols.shapes import SHAPES, Shape, names
 from protocols.test_messages_encode import body, stream
@@ -78,6 +78,30 @@ def test_every_event_is_one_of_the_sdks_types_without_coercion(shape: Shape) -> 
         if name != "ping":
             for kind in TYPES:
                 kind.validate_json(json.dumps(data), strict=True)
+
+
+def unknown(value: Any) -> list[str]:
+    """The fields that the SDK's types do not have, at any depth."""
+    if isinstance(value, list):
+        return [name for item in value for name in unknown(item)]
+    if not isinstance(value, BaseModel):
+        return []
+    inside = [name for field in type(value).model_fields for name in unknown(getattr(value, field))]
+    return [*(value.model_extra or ()), *inside]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=names)
+def test_there_is_no_field_that_the_api_does_not_have(shape: Shape) -> None:
+    said = [data for name, data in events(stream(shape)) if name != "ping"]
+    bodies: tuple[type[BaseModel], ...] = (Message, BetaMessage)
+    for kind, whole in zip(TYPES, bodies, strict=True):
+        assert [unknown(kind.validate_python(data)) for data in said] == [[]] * len(said)
+        assert unknown(whole.model_validate_json(body(shape))) == []
+
+
+def test_a_field_that_nobody_knows_is_found() -> None:
+    data = {"type": "content_block_stop", "index": 0, "odd": 1}
+    assert unknown(TYPES[0].validate_python(data)) == ["odd"]
 
 
 FAILURES = [

@@ -176,7 +176,12 @@ def test_a_whole_call_and_a_cut_one_after_it_is_no_tool_use() -> None:  # C15
 
 def test_a_call_of_which_nothing_but_the_name_came_is_not_shown() -> None:  # C12 C15
     start = ToolCallStart(0, "i", "ls", "<c>")
-    for cut in ((start,), (start, ArgumentsDelta(0, " \n", " \n")), (start, Markup("x"))):
+    cuts: list[tuple[Event, ...]] = [
+        (start,),
+        (start, ArgumentsDelta(0, " \n", " \n")),
+        (start, Markup("x")),
+    ]
+    for cut in cuts:
         assert [b.type for b in said(*text("a"), *cut).blocks] == ["text"]
         whole = json.loads(body(Shape("", (*text("a"), *cut), finished("length"))))
         assert [b["type"] for b in whole["content"]] == ["text"]
@@ -209,6 +214,27 @@ def test_white_space_alone_does_not_show_a_call() -> None:
     seen = said(start, ArgumentsDelta(0, " \n", " \n"), ArgumentsDelta(0, ' {"a": 1}', ""), ToolCallEnd(0))
     assert [b.text for b in seen.blocks] == ['{"a": 1}']
     assert [b.text for b in said(start, ArgumentsDelta(0, " ", " "), ToolCallEnd(0)).blocks] == ["{}"]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=names)
+def test_deltas_cut_anywhere_make_the_same_blocks(shape: Shape) -> None:  # C9
+    whole = [(b.type, b.start, b.text) for b in grammar.check(stream(shape)).blocks]
+    for at, event in enumerate(shape.events):
+        for cut in halves(event):
+            split = shape._replace(events=(*shape.events[:at], *cut, *shape.events[at + 1 :]))
+            assert [(b.type, b.start, b.text) for b in grammar.check(stream(split)).blocks] == whole
+
+
+def halves(event: Event) -> list[tuple[Event, Event]]:
+    """``event`` as two of its kind, cut at every place."""
+    if isinstance(event, TextDelta | ReasoningDelta):
+        kind, text = type(event), event.text
+        return [(kind(text[:i], text[:i]), kind(text[i:], text[i:])) for i in range(len(text) + 1)]
+    if isinstance(event, ArgumentsDelta):
+        index, text = event.index, event.json
+        cuts = [(text[:i], text[i:]) for i in range(len(text) + 1)]
+        return [(ArgumentsDelta(index, a, a), ArgumentsDelta(index, b, b)) for a, b in cuts]
+    return []
 
 
 def test_events_of_no_call_say_nothing() -> None:

@@ -93,6 +93,21 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
         "messages.0.content.0.content.0.type: thinking cannot stand in tool_result content",
     ),
     (
+        {"system": [{"type": "tool_result", "tool_use_id": "i"}]},
+        "system.0.type",
+        "system.0.type: tool_result cannot stand in system content",
+    ),
+    (
+        {"messages": [assistant({"type": "web_search_tool_result", "content": []})]},
+        "messages.0.content.0.tool_use_id",
+        "messages.0.content.0.tool_use_id: Field required",
+    ),
+    (
+        {"messages": [{"role": "system", "content": [{"type": "tool_addition", "tool": 3}]}]},
+        "messages.0.content.0.tool",
+        "messages.0.content.0.tool: Expected `object`, got `int`",
+    ),
+    (
         {"messages": [user({"type": "image"})]},
         "messages.0.content.0.source",
         "messages.0.content.0.source: Field required",

@@ -125,6 +125,11 @@ def test_response_format() -> None:
     )
     assert decode(output_format=asked).response_format == ResponseFormat({"type": "object"}, strict=True)
     assert decode(output_config={"effort": "low"}).response_format is None
+    formats = (
+        decode(output_config={"format": asked}).response_format,
+        decode(output_format=asked).response_format,
+    )
+    assert [f and f.schema_at for f in formats] == ["output_config.format.schema", "output_format.schema"]
 
 
 def test_sampling() -> None:
@@ -132,7 +137,7 @@ def test_sampling() -> None:
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.9, 40)
     assert (sampling.stop, sampling.max_tokens) == (("\n\nHuman:",), 10**9)
-    assert [decode(top_k=k).sampling.top_k for k in (0, -1, None)] == [None, None, None]
+    assert [decode(top_k=k).sampling.top_k for k in (0, -1, None, 1)] == [None, None, None, 1]
     assert decode(stop_sequences=None).sampling.stop == ()
 
 
