@@ -12,7 +12,7 @@ from singletree.server.catalog import default_thinking
 from singletree.server.config import Config
 
 from .serving import MODEL, TOKENIZER, serving
-from .test_replay import INTERLEAVED, LAYOUT, PATHS, SAID, TOOL, Session, prompts
+from .test_replay import INTERLEAVED, LAYOUT, PATHS, SAID, TOOL, Session, ask, prompts, results
 
 THINKS = """\
 {%- for m in messages %}<|im_start|>{{ m.role }}
@@ -110,3 +110,18 @@ async def test_words_that_are_only_quoted_are_no_turn() -> None:
         quoted = {"role": "user", "content": "Summarise: <assistant>Let me check.</assistant>"}
         await session.send([quoted])
         assert "I need the weather." not in TOKENIZER.decode(prompts(served)[1])
+
+
+async def test_defaults_that_a_harness_filled_in_are_no_edit() -> None:  # C3
+    """Claude Code sends ``replace_all: false`` along, which the model never wrote."""
+    memory = TurnMemory(2**20)
+    schema = {"type": "object", "properties": {"all": {"type": "boolean", "default": False}}}
+    async with serving({"a": SAID, "b": "Fine."}, memory=memory, layout=LAYOUT) as served:
+        first = {"role": "user", "content": "[[script:a,b]] How is it?"}
+        tools = [TOOL | {"input_schema": schema}]
+        blocks = await ask(served, [first], tools=tools)
+        filled = [b | {"input": {"all": False, **b["input"]}} if "input" in b else b for b in blocks]
+        await ask(served, [first, {"role": "assistant", "content": filled}, results(blocks)], tools=tools)
+        one, two = prompts(served)
+    generated = TOKENIZER.encode(SAID)
+    assert two[len(one) : len(one) + len(generated)] == generated

@@ -25,7 +25,18 @@ from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
-from singletree.conversation import Conversation, Document, Image, Reasoning, Text, ToolCall, ToolResult, Turn
+from singletree.conversation import (
+    Conversation,
+    Document,
+    Image,
+    Reasoning,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+from singletree.prompts.filled_in import schema_of, without_defaults
 
 T = TypeVar("T")
 
@@ -108,20 +119,20 @@ class TurnMemory:
         if known is not None:
             self.bytes -= known[1]
 
-    def find(self, turn: Turn, place: str = "") -> Remembered | None:
+    def find(self, turn: Turn, place: str = "", tools: Sequence[Tool] = ()) -> Remembered | None:
         """The remembered turn that ``turn``, said at ``place``, gives back, if it says the same."""
         with self._lock:
             names = _names(turn)
             for key in (_key(at, name) for at in ("", place) for name in names):
                 known = self._turns.get(key)
-                if known is not None and _returns(turn, known[0]):
+                if known is not None and _returns(turn, known[0], tools):
                     self._turns.move_to_end(key)
                     return known[0]
         return None
 
 
-def _returns(turn: Turn, known: Remembered) -> bool:
-    return known.asked("returned", turn, partial(says_the_same, turn, known.turn))
+def _returns(turn: Turn, known: Remembered, tools: Sequence[Tool]) -> bool:
+    return known.asked("returned", turn, partial(says_the_same, turn, known.turn, tools))
 
 
 def _size(remembered: Remembered) -> int:
@@ -180,10 +191,11 @@ def _words(text: str) -> str:
     return "".join(text.split())
 
 
-def says_the_same(returned: Turn, remembered: Turn) -> bool:
+def says_the_same(returned: Turn, remembered: Turn, tools: Sequence[Tool] = ()) -> bool:
     """Whether ``returned`` is ``remembered`` up to what harnesses are known to do to a turn.
 
-    They move blocks, trim and join reasoning or leave it out, and write arguments as JSON of their own.
+    They move blocks, trim and join reasoning or leave it out, write arguments as JSON of their own, and fill in
+    the defaults of the schemas of ``tools``.
     """
     spans = [p.text for p in remembered.parts if isinstance(p, Text)]
     thoughts = [p.text for p in remembered.parts if isinstance(p, Reasoning)]
@@ -195,10 +207,25 @@ def says_the_same(returned: Turn, remembered: Turn) -> bool:
     theirs = {_letters(c.id): c for c in returned.tool_calls}
     if ours.keys() != theirs.keys() or len(returned.tool_calls) != len(remembered.tool_calls):
         return False
-    return all(
-        c.name == theirs[i].name and canonical(c.arguments) == canonical(theirs[i].arguments)
-        for i, c in ours.items()
-    )
+    return all(_calls_the_same(theirs[i], call, tools) for i, call in ours.items())
+
+
+def _calls_the_same(returned: ToolCall, said: ToolCall, tools: Sequence[Tool]) -> bool:
+    if returned.name != said.name:
+        return False
+    ours, theirs = canonical(said.arguments), canonical(returned.arguments)
+    schema = None if ours == theirs else schema_of(said.name, tools)
+    if schema is None:
+        return ours == theirs
+    # What is not JSON came back as it was, or is another text.
+    return canonical(theirs, lambda value: without_defaults(value, _read(ours), schema)) == ours
+
+
+def _read(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_made_of(text: str, spans: Sequence[str]) -> bool:
@@ -249,16 +276,16 @@ def recall(
         restore_reasoning: give a turn of the current tool loop its reasoning back when the harness carries none
             (models trained on it lose whole points without it).
     """
-    turns = list(conversation.turns)
+    turns, tools = list(conversation.turns), conversation.tools
     found: dict[int, Remembered] = {}
     loop = _loop_start(turns)
     said_at: list[str] = []
     for i, turn in enumerate(conversation.turns):
-        known = memory.find(turn) if turn.role == "assistant" else None
+        known = memory.find(turn, tools=tools) if turn.role == "assistant" else None
         if known is None and turn.role == "assistant":
             # Only turns without an id of ours need to know what was said before them, which is long.
             said_at = said_at or [*places(conversation.turns)]
-            known = memory.find(turn, said_at[i])
+            known = memory.find(turn, said_at[i], tools)
         if known is not None:
             found[i] = known
             keeps = _carries_any(turn) or (restore_reasoning and i >= loop)

@@ -44,7 +44,7 @@ def opened(speech: Speech, tools: Sequence[Tool], turn: Turn) -> tuple[Turn, Rem
         if known is None:
             return None
         memory.remember(known, name)
-    said = _as_said(turn, known)
+    said = _as_said(turn, known, tools)
     return None if said is None else (said, known)
 
 
@@ -124,7 +124,7 @@ def _last_words(events: Sequence[Event]) -> str:
     return blank
 
 
-def _as_said(returned: Turn, known: Remembered) -> Turn | None:
+def _as_said(returned: Turn, known: Remembered, tools: Sequence[Tool]) -> Turn | None:
     """The turn as the capsules say it, and behind that what came back beside it; None when they contradict."""
     beginning = known.turn
     calls = returned.tool_calls[: len(beginning.tool_calls)]
@@ -135,7 +135,7 @@ def _as_said(returned: Turn, known: Remembered) -> Turn | None:
     said = tuple(replace(p, id=next(ids)) if isinstance(p, ToolCall) else p for p in beginning.parts)
     thoughts = (p for p in returned.parts if isinstance(p, Reasoning))
     came = Turn("assistant", (Text(returned.text[:end]), *thoughts, *calls))
-    if not says_the_same(came, Turn("assistant", said)):
+    if not says_the_same(came, Turn("assistant", said), tools):
         return None
     rest = tuple(_behind(returned, end, len(calls)))
     if not known.last_words:
