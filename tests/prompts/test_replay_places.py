@@ -36,7 +36,7 @@ def known(*parts: Part | str, opening: str = "", header: str = "<A>") -> Remembe
 def spliced(
     text: str, turns: Sequence[Turn], recalled: dict[int, Remembered], layout: Layout = LAYOUT
 ) -> list[str | array[int]]:
-    return splice(text, turns, recalled, layout, read)
+    return splice(text, turns, recalled, layout, read).pieces
 
 
 def test_a_turn_stands_in_place_of_what_was_printed_of_it() -> None:  # C3

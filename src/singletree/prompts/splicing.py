@@ -8,16 +8,17 @@ than its model does, by finding all its words in their order. What is not certai
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from singletree.conversation import Part, Text, ToolCall, ToolResult, Turn
-from singletree.prompts.added_tokens import strip_guards
+from singletree.prompts.added_tokens import GUARD, strip_guards
 from singletree.prompts.replay import Remembered, canonical, spoken
 
 Parse = Callable[[str, str], Turn]
@@ -34,6 +35,11 @@ _MESSAGES = 16
 
 _TRIES = 32
 """How often the last words of a turn's beginning are looked for."""
+
+_NEAR = 1 << 16
+"""How far behind the last turn the words of the next are looked for, beside as far as they are long themselves."""
+
+_BEYOND = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +62,58 @@ class Layout:
         return max(((at + len(header), header) for at, header in found if at >= 0), default=(-1, ""))
 
 
+class Mark(NamedTuple):
+    """How far a prompt was when one of the assistant's turns was behind it.
+
+    Attributes:
+        turn: the number of the next turn.
+        at: where that is looked for.
+        done: up to where the text is among the pieces.
+        pieces: how many there were.
+        reach: how much of the text told where the turns so far stand; what is behind it may be another.
+    """
+
+    turn: int = 0
+    at: int = 0
+    done: int = 0
+    pieces: int = 0
+    reach: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spliced:
+    """A prompt from a mark on: its pieces, text or the tokens in which a turn was generated, and further marks."""
+
+    pieces: list[str | array[int]]
+    marks: list[Mark]
+
+
 def splice(
-    text: str, turns: Sequence[Turn], recalled: Mapping[int, Remembered], layout: Layout, parse: Parse
-) -> list[str | array[int]]:
+    text: str,
+    turns: Sequence[Turn],
+    recalled: Mapping[int, Remembered],
+    layout: Layout,
+    parse: Parse,
+    *,
+    guard: Callable[[str], str] = str,
+    begin: Mark = Mark(),  # noqa: B008 (immutable)
+) -> Spliced:
     """A rendered prompt as text and, where a turn is kept whole, the tokens in which it was generated.
 
     Args:
         text: the rendered prompt; its markers that come from clients are guarded, so that the layout's are not theirs.
         turns: the conversation that was rendered.
         recalled: the remembered turns by their position in ``turns``.
+        guard: what guarded them.
+        begin: where to begin: at a mark of an earlier prompt that had the same turns and the same text so far.
     """
-    prompt = _Prompt(text, layout)
+    prompt = _Prompt(text, layout, guard, begin)
     pieces: list[str | array[int]] = []
-    done = at = 0
+    marks: list[Mark] = []
+    done, at = begin.done, begin.at
     certain = False
-    for i, turn in enumerate(turns):
+    for i in range(begin.turn, len(turns)):
+        turn = turns[i]
         if turn.role != "assistant":
             behind = prompt.behind(turn, at)
             at, certain = (behind, len(last_words(turn)) >= _TELLING) if behind >= 0 else (at, False)
@@ -78,8 +121,9 @@ def splice(
         known, places = recalled.get(i), prompt.next_turn(at)
         asked = _as_asked(known, turns[i - 1]) if known and certain else ""
         if known and asked:
+            prompt.saw(at + len(asked))
             places.append(prompt.place_behind(at + _alike(text, at, asked), known.header))
-        span = next(_kept(text, places, known, parse, certain=certain), None) if known else None
+        span = next(_kept(prompt, places, known, parse, certain=certain), None) if known else None
         if known and span:
             start = span[0]
             before = (
@@ -90,7 +134,8 @@ def splice(
         elif places:
             at = max([at, *places[0].ends[:1]])
         certain = False
-    return [*pieces, text[done:]]
+        marks.append(Mark(i + 1, at, done, begin.pieces + len(pieces), prompt.reach))
+    return Spliced([*pieces, text[done:]], marks)
 
 
 def _as_asked(known: Remembered, turn: Turn) -> str:
@@ -123,9 +168,11 @@ class _Place:
 
 
 def _kept(
-    text: str, places: Sequence[_Place], known: Remembered, parse: Parse, *, certain: bool
+    prompt: _Prompt, places: Sequence[_Place], known: Remembered, parse: Parse, *, certain: bool
 ) -> Iterator[tuple[int, int]]:
-    """The spans of ``text`` that say all that the remembered turn says."""
+    """The spans of the text that say all that the remembered turn says."""
+    text = prompt.text
+    prompt.saw(max((place.ends[-1] for place in places if place.ends), default=0) + len(known.last_words))
     for place in places:
         if known.header not in ("", place.header):
             continue  # what was opened behind another header is not what this one opens
@@ -144,21 +191,41 @@ def _name_of(parse: Parse) -> Hashable:
 
 
 class _Prompt:
-    """A rendered prompt, and where its headers and ends stand."""
+    """A rendered prompt, and where its headers and ends stand, from ``begin`` on.
 
-    def __init__(self, text: str, layout: Layout) -> None:
-        self._text = text
-        self._ends = [(at, at + len(end)) for at, end in _places_of(layout.ends, text)]
-        self._headers = [(at, at + len(header), header) for at, header in _places_of(layout.headers, text)]
+    Attributes:
+        reach: how far anything was looked for.
+    """
+
+    def __init__(self, text: str, layout: Layout, guard: Callable[[str], str], begin: Mark) -> None:
+        self.text = text
+        self._guard = guard
+        self._longest = max(map(len, (*layout.headers, *layout.ends)), default=0)
+        start = max(0, begin.at - self._longest)
+        self._ends = [(at, at + len(end)) for at, end in _places_of(layout.ends, text, start)]
+        self._headers = [
+            (at, at + len(header), header) for at, header in _places_of(layout.headers, text, start)
+        ]
+        self.reach = begin.reach
+
+    def saw(self, end: int) -> None:
+        """The text was looked at up to ``end``, and up to the end of a marker that begins before it."""
+        self.reach = max(self.reach, end + self._longest)
 
     def behind(self, turn: Turn, at: int) -> int:
         """Where what ``turn`` says last ends, behind ``at``; -1 where it is not found."""
         for part in turn.parts if turn.role == "tool" else (turn,):
             words = last_words(part)
-            found = self._text.find(words, at) if words else -1
+            if not words:
+                return -1
+            words = self._guard(words).strip(GUARD)
+            far = at + _NEAR + 2 * _length(part)
+            found = self.text.find(words, at, far)
             if found < 0:
+                self.saw(far)
                 return -1
             at = found + len(words)
+            self.saw(at)
         return at
 
     def next_turn(self, at: int) -> list[_Place]:
@@ -169,45 +236,62 @@ class _Prompt:
         its own. It may end with its first message, or with one that follows at once, or with one that is not the
         assistant's by its header.
         """
-        first = bisect_left(self._headers, at, key=lambda header: header[1])
+        first = bisect_left(self._headers, at, key=_end_of)
         if first == len(self._headers):
+            self.saw(_BEYOND)
             return []
-        end = bisect_left(self._ends, self._headers[first][1], key=lambda end: end[0])
+        end = bisect_left(self._ends, self._headers[first][1], key=_start_of)
         if end == len(self._ends):
+            self.saw(_BEYOND)
             return []
-        last = bisect_right(self._headers, self._ends[end][0], key=lambda header: header[1]) - 1
+        last = bisect_right(self._headers, self._ends[end][0], key=_end_of) - 1
         ends = self._stops(end, last + 1)
         chosen = (self._headers[i] for i in dict.fromkeys((max(first, last), first)))
         return [_Place(header, start, ends) for _, start, header in chosen]
 
     def place_behind(self, at: int, header: str) -> _Place:
         """Where a turn may stand that begins at ``at``, whatever is printed there for its ``header``."""
-        end = bisect_left(self._ends, at, key=lambda end: end[0])
-        following = bisect_left(self._headers, at, key=lambda header: header[0])
-        return _Place(header, at, self._stops(end, following) if end < len(self._ends) else [])
+        end = bisect_left(self._ends, at, key=_start_of)
+        following = bisect_left(self._headers, at, key=_start_of)
+        if end == len(self._ends):
+            self.saw(_BEYOND)
+            return _Place(header, at, [])
+        return _Place(header, at, self._stops(end, following))
 
     def _stops(self, end: int, header: int) -> list[int]:
         """The starts of the ends from number ``end`` on, as far as they may belong to the turn before ``header``."""
+        last = end + _MESSAGES - 1
         stops = [self._ends[end][0]]
-        for (_, before), (start, _) in zip(
-            self._ends[end:], self._ends[end + 1 : end + _MESSAGES], strict=False
-        ):
+        for number in range(end, min(last, len(self._ends) - 1)):
+            before, start = self._ends[number][1], self._ends[number + 1][0]
             while header < len(self._headers) and self._headers[header][1] <= start:
                 if self._headers[header][0] > before:
+                    self.saw(start)
                     return stops
                 header += 1
             stops.append(start)
+        self.saw(stops[-1] if last < len(self._ends) else _BEYOND)
         return stops
 
 
-def _places_of(wanted: Sequence[str], text: str) -> list[tuple[int, str]]:
-    """Where each of ``wanted`` begins, overlapping ones too; of several at one place the longest.
+def _start_of(place: tuple[Any, ...]) -> int:
+    at: int = place[0]
+    return at
+
+
+def _end_of(place: tuple[Any, ...]) -> int:
+    at: int = place[1]
+    return at
+
+
+def _places_of(wanted: Sequence[str], text: str, start: int) -> list[tuple[int, str]]:
+    """Where each of ``wanted`` begins from ``start`` on, overlapping ones too; of several at one place the longest.
 
     A search for one string runs at the speed of memory; a regular expression for several looks at each character.
     """
     found: dict[int, str] = {}
     for each in sorted(wanted, key=len):
-        at = -1
+        at = start - 1
         while (at := text.find(each, at + 1)) >= 0:
             found[at] = each
     return sorted(found.items())
@@ -237,6 +321,13 @@ def last_words(said: Turn | Part) -> str:
         return lines[-1][-_ANCHOR:].strip() if lines else ""
     inner = said.parts if isinstance(said, Turn | ToolResult) else ()
     return next(filter(None, map(last_words, reversed(inner))), "")
+
+
+def _length(said: Turn | Part) -> int:
+    """How long the text in ``said`` is."""
+    if isinstance(said, Text):
+        return len(said.text)
+    return sum(map(_length, said.parts)) if isinstance(said, Turn | ToolResult) else 0
 
 
 def behind_last_words(prompt: str, turn: Turn) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -12,6 +15,7 @@ import msgspec
 
 from singletree.errors import BadConfiguration
 from singletree.prompts.added_tokens import GUARD, AddedTokens, well_formed
+from singletree.prompts.beginnings import same_characters
 from singletree.prompts.definition import Pipeline, TokenizerDefinition, turn_enders
 from singletree.prompts.gguf import read_gguf
 from singletree.prompts.huggingface import read_directory
@@ -33,6 +37,21 @@ def load_tokenizer(path: Path, *, cache_bytes: int = CACHE_BYTES) -> Tokenizer:
         BadConfiguration: nothing usable is there; the message says what is wrong and what would do.
     """
     return Tokenizer(read_gguf(path) if path.is_file() else read_directory(path), cache_bytes=cache_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text and its tokens.
+
+    Attributes:
+        cut: where it was cut into stretches, text and id; None where it was not.
+        ends: (characters, tokens) up to the end of each cut.
+    """
+
+    text: str
+    token_ids: array[int]
+    cut: tuple[str, int] | None
+    ends: list[tuple[int, int]]
 
 
 class Tokenizer:
@@ -90,17 +109,32 @@ class Tokenizer:
 
     def encode_array(self, text: str) -> array[int]:
         """What ``encode`` gives, as an array: of a long prompt seen before, it is copied, not built."""
-        # The end that most of the turns have: the stretches between stay the same as the text grows.
-        cut, id = max(self._cuts, key=lambda cut: text.count(cut[0]), default=("", 0))
-        if not cut or cut not in text:
-            return self._between(text, self._first, self._segment)
-        ids = array("I")
-        for position, stretch in enumerate(text.split(cut)):
+        return self.encode_on(text).token_ids
+
+    def encode_on(self, text: str, before: Encoded | None = None) -> Encoded:
+        """What ``encode`` gives; the tokens of what ``text`` has in common with ``before`` are taken from there."""
+        if before is not None and before.cut:
+            cut, id = before.cut
+            same = same_characters(before.text, text)
+            known = bisect_right(before.ends, same, key=itemgetter(0))
+        else:
+            # The end that most of the turns have: the stretches between stay the same as the text grows.
+            cut, id = max(self._cuts, key=lambda cut: text.count(cut[0]), default=("", 0))
+            if not cut or cut not in text:
+                return Encoded(text, self._between(text, self._first, self._segment), None, [])
+            known = 0
+        ends = before.ends[:known] if before is not None else []
+        at, tokens = ends[-1] if ends else (0, 0)
+        ids = before.token_ids[:tokens] if before is not None else array("I")
+        for position, stretch in enumerate(text[at:].split(cut)):
             if position:
                 ids.append(id)
+                at += len(cut)
+                ends.append((at, len(ids)))
             if stretch:
-                ids.extend(self._stretch(stretch) if position else self._between(stretch, self._first))
-        return ids
+                ids.extend(self._stretch(stretch) if at else self._between(stretch, self._first))
+                at += len(stretch)
+        return Encoded(text, ids, (cut, id), ends)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of ``token_ids``, special tokens included; bytes that are no UTF-8 are U+FFFD."""

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from singletree import families
-from singletree.conversation import Thinking
+from singletree.conversation import Thinking, Turn
 from singletree.engines.engine import Engine
 from singletree.engines.progress import Progress, quiet
 from singletree.errors import BadConfiguration, ModelNotFound
 from singletree.parsing import family as drawing
 from singletree.parsing.family import Family
 from singletree.prompts import stability
+from singletree.prompts.beginnings import Beginnings
 from singletree.prompts.replay import TurnMemory
 from singletree.prompts.splicing import Layout
 from singletree.prompts.template import ChatTemplate, load_chat_template
@@ -32,6 +33,7 @@ from singletree.server.turn_journal import JournalledMemory
 
 Say = Callable[[str], None]
 
+_PROMPT_BYTES = 128 * 2**20
 _NO_HALF = "none"
 _LONG_WINDOW = "[1m]"
 """What Claude Code puts behind a model's name to say that it counts on a window of a million tokens."""
@@ -49,6 +51,7 @@ class Speech:
         restore_reasoning: whether a harness that carries no reasoning gets that of the current tool loop back.
         capsules: what clients carry of its turns; None when they carry nothing.
         thinking: what holds for requests that say nothing of reasoning.
+        beginnings: the last prompts of its conversations, as ``pipeline`` wrote them.
     """
 
     tokenizer: Tokenizer
@@ -61,6 +64,7 @@ class Speech:
     restore_reasoning: bool = True
     thinking: Thinking = field(default_factory=Thinking)
     capsules: Capsules | None = None
+    beginnings: Beginnings[Turn, Any] = field(default_factory=lambda: Beginnings(_PROMPT_BYTES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from singletree.server.constraining import Asking, Held, constraint_of, thinking
 from singletree.server.identity import CallIds
 from singletree.server.protocol import Seal
 from singletree.server.reading import Reader
-from singletree.server.remembering import Recorder, recalled, recorder, spell
+from singletree.server.remembering import Recorder, Spelled, recalled, recorder, spell
 from singletree.server.told_tokens import TokenTeller, token_teller
 
 _TAIL = 32_768
@@ -105,6 +105,8 @@ def write_prompt(
     edited, applied = clearing.clear(
         request.conversation, request.context_edits, lambda text: len(speech.tokenizer.encode(text))
     )
+    found = speech.beginnings.longest(edited.turns)
+    number, before = found if found is not None else (None, None)
     conversation, rules = stability.canonicalise(edited, off=speech.stability_off, tools_of=tools_of)
     known = recalled(
         speech,
@@ -121,8 +123,24 @@ def write_prompt(
         guard=speech.tokenizer.guard,
         vision=False,
     )
-    token_ids, replayed = spell(speech.tokenizer, speech.family, speech.layout, text, known)
-    return Prompt(text, token_ids, conversation.turns, rules, replayed, applied, conversation.tools)
+    spelled = spell(speech.tokenizer, speech.family, speech.layout, text, known, before and before.spelled)
+    written = Written(spelled)
+    speech.beginnings.keep(edited.turns, written, written.bytes, number)
+    return Prompt(
+        text, spelled.token_ids, conversation.turns, rules, spelled.replayed, applied, conversation.tools
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What each stage made of a prompt, for the next one of its conversation to go on from."""
+
+    spelled: Spelled
+
+    @property
+    def bytes(self) -> int:
+        """About what it costs."""
+        return self.spelled.bytes
 
 
 def may_restore(request: Request, default: Thinking) -> bool:

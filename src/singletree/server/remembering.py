@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress, takewhile
+from sys import getsizeof
 
 import msgspec
 
@@ -17,9 +19,10 @@ from singletree.parsing.family import Family
 from singletree.parsing.parser import parse
 from singletree.prompts import replay, splicing
 from singletree.prompts.added_tokens import strip_guards
+from singletree.prompts.beginnings import same_characters, same_items
 from singletree.prompts.replay import Recalled, Remembered, TurnMemory
-from singletree.prompts.splicing import Layout
-from singletree.prompts.tokenizer import Tokenizer
+from singletree.prompts.splicing import Layout, Mark, Spliced
+from singletree.prompts.tokenizer import Encoded, Tokenizer
 from singletree.server import unsealing
 from singletree.server.capsule import Capsules, Span
 from singletree.server.catalog import Speech
@@ -178,18 +181,76 @@ def recalled(speech: Speech, conversation: Conversation, *, restore_reasoning: b
     return replay.recall(speech.memory, conversation, restore_reasoning=restore_reasoning, opened=opened)
 
 
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """A rendered prompt and its tokens.
+
+    Attributes:
+        replayed: how many of its turns came back by their own tokens.
+        reads: what it was read back with (``Reading.key``).
+        marks: places from which a longer prompt can go on, and how many tokens stand before each.
+        tail: the text behind the last of those turns.
+    """
+
+    text: str
+    known: Recalled
+    token_ids: array[int]
+    replayed: int
+    reads: Hashable
+    marks: list[tuple[Mark, int]]
+    tail: Encoded
+
+    @property
+    def bytes(self) -> int:
+        """About what it costs."""
+        marks = _MARK_BYTES * (len(self.marks) + len(self.tail.ends))
+        return sum(map(getsizeof, (self.text, self.token_ids, self.tail.text, self.tail.token_ids))) + marks
+
+
+_MARK_BYTES = 200
+
+
 def spell(
-    tokenizer: Tokenizer, family: Family, layout: Layout | None, text: str, known: Recalled
-) -> tuple[array[int], int]:
-    """The tokens of a rendered prompt, and how many of its turns came back by their own."""
-    if layout is None or not known.turns:
-        return tokenizer.encode_array(text), 0
+    tokenizer: Tokenizer,
+    family: Family,
+    layout: Layout | None,
+    text: str,
+    known: Recalled,
+    before: Spelled | None = None,
+) -> Spelled:
+    """The tokens of a rendered prompt; of what it has in common with ``before`` they are taken from there."""
     read = Reading.of(family, known.conversation.tools)
-    pieces = splicing.splice(text, known.conversation.turns, known.turns, layout, read)
-    token_ids = array("I")
+    marks = _common_marks(before, text, known) if before and before.reads == read.key else []
+    begin, tokens = marks[-1] if marks else (Mark(), 0)
+    if layout is None or not known.turns:
+        spliced = Spliced([text[begin.done :]], [])
+    else:
+        turns = known.conversation.turns
+        spliced = splicing.splice(
+            text, turns, known.turns, layout, read, guard=tokenizer.guard, begin=begin
+        )
+    *pieces, last = spliced.pieces
+    token_ids = before.token_ids[:tokens] if before else array("I")
+    counts = [tokens]
     for piece in pieces:
         token_ids.extend(tokenizer.encode_array(piece) if isinstance(piece, str) else piece)
-    return token_ids, sum(not isinstance(piece, str) for piece in pieces)
+        counts.append(len(token_ids))
+    assert isinstance(last, str)
+    tail = tokenizer.encode_on(last, before.tail if before else None)
+    token_ids.extend(tail.token_ids)
+    marks += [(mark, counts[mark.pieces - begin.pieces]) for mark in spliced.marks]
+    return Spelled(text, known, token_ids, (begin.pieces + len(pieces)) // 2, read.key, marks, tail)
+
+
+def _common_marks(before: Spelled, text: str, known: Recalled) -> list[tuple[Mark, int]]:
+    """The marks of ``before`` up to which the prompt of ``known`` is the same."""
+    one, other = before.known, known
+    turns = same_items(one.conversation.turns, other.conversation.turns)
+    differs = (i for i in range(turns) if one.turns.get(i) is not other.turns.get(i))
+    turns = next(differs, turns)
+    characters = same_characters(before.text, text)
+    usable = (mark.turn <= turns and mark.reach <= characters for mark, _ in before.marks)
+    return list(compress(before.marks, takewhile(bool, usable)))
 
 
 @dataclass(frozen=True, slots=True)
