@@ -304,6 +304,8 @@ class Request:
         conversation: turns and tools.
         stream: whether the answer leaves as events.
         parallel_tool_calls: False ends the turn after its first complete call.
+        max_tool_calls: the turn ends after so many complete calls; None for any number.
+        truncate: a history that does not fit the window loses its oldest turns, and is not refused.
         context_edits: what may be taken out of the history before the model reads it.
         session: the client's own session key, if its body has one.
         hints: for routing and engines.
@@ -318,6 +320,8 @@ class Request:
     stream: bool = False
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
+    truncate: bool = False
     thinking: Thinking = Thinking()
     response_format: ResponseFormat | None = None
     context_edits: tuple[ContextEdit, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from protocols import judge_responses
 from singletree.protocols import sse
 
 Event = dict[str, Any]
@@ -29,17 +30,20 @@ class Grammar:
     """Reads a stream whole.
 
     ``items`` are the items as a client puts them together; ``dispatched`` are those that got a ``done``, as
-    they came with it; ``response`` is the response object of the last event, ``terminal`` its type.
+    they came with it; ``response`` is the response object of the last event, ``terminal`` its type. Every event goes
+    before the judges that are not ours, unless ``repeats_nonsense``: what a client said is repeated whatever it is.
     """
 
-    def __init__(self, stream: bytes) -> None:
+    def __init__(self, stream: bytes, *, repeats_nonsense: bool = False) -> None:
+        self._judge = (lambda event: []) if repeats_nonsense else judge_responses.wrong_event
         self.items: list[Event] = []
         self.dispatched: list[Event] = []
         self.terminal = ""
         self.response: Event = {}
         self._open: Event | None = None
         self._part = False
-        self._summary: list[str] | None = None
+        self._summary: str | None = None
+        self._summarized = False
         self._text = ""
         self._said = False
         assert stream.endswith(b"\n\n")
@@ -54,11 +58,12 @@ class Grammar:
                 self._event(event)
         assert self.terminal, "a stream ends with a terminal event"
 
-    @staticmethod
-    def _checked(event: sse.ServerSentEvent, number: int) -> Event:
+    def _checked(self, event: sse.ServerSentEvent, number: int) -> Event:
         data: Event = json.loads(event.data)
         prefix = "response." if event.event in ASIDES else ""
         assert prefix + event.event == data["type"], "the name of the event is its type"
+        wrong = self._judge(data)
+        assert not wrong, "\n".join(wrong)
         assert data["sequence_number"] == number, "sequence numbers have no gap"
         return data
 
@@ -77,7 +82,7 @@ class Grammar:
             return self._done(event, item)
         assert event["item_id"] == item["id"]
         if kind.startswith("reasoning_summary"):
-            return self._summarized(kind, event)
+            return self._in_summary(kind, event)
         assert not self._said, f"{kind} after the item was done"
         if item["type"] in SPANS:
             return self._in_span(kind, event, item)
@@ -106,7 +111,8 @@ class Grammar:
         empty = {"message": "content", "reasoning": "content", **{k: f for k, (_, f) in CALLS.items()}}
         assert item["type"] in NATIVE_CALLS or not item[empty[item["type"]]], "an item begins empty"
         self.items.append(item)
-        self._open, self._part, self._summary, self._text, self._said = item, False, None, "", False
+        self._open, self._part, self._text, self._said = item, False, "", False
+        self._summary, self._summarized = None, False
 
     def _leave(self) -> None:
         """Only a call may be left without its done."""
@@ -139,28 +145,38 @@ class Grammar:
         assert event["delta"], "no empty deltas"
         self._text += event["delta"]
 
-    def _summarized(self, kind: str, event: Event) -> None:
-        assert self._said, "the summary of a thought follows it"
+    def _in_summary(self, kind: str, event: Event) -> None:
         assert event["summary_index"] == 0
-        seen = self._summary or []
-        order = ["_part.added", "_text.delta", "_text.done", "_part.done"]
-        assert kind == f"reasoning_summary{order[len(seen)]}"
-        text = event["part"]["text"] if "part" in event else event.get("text", event.get("delta"))
-        assert text == ("" if not seen else self._text)
-        self._summary = [*seen, kind]
+        assert not self._summarized
+        if kind == "reasoning_summary_part.added":
+            assert self._summary is None
+            assert (event["part"]["type"], event["part"]["text"]) == ("summary_text", "")
+            self._summary = ""
+            return
+        assert self._summary is not None, "a part of a summary is added before its deltas"
+        if kind == "reasoning_summary_text.delta":
+            assert event["delta"], "no empty deltas"
+            self._summary += event["delta"]
+            assert self._summary == self._text, "it goes with the thought"
+        elif kind == "reasoning_summary_text.done":
+            assert event["text"] == self._summary
+        else:
+            assert kind == "reasoning_summary_part.done"
+            assert event["part"]["text"] == self._summary
+            self._summarized = True
 
     def _done(self, event: Event, item: Event) -> None:
         done = event["item"]
         assert item["type"] in NATIVE_CALLS or self._said, "an item is done after its parts"
-        assert {**item, "status": ""}.keys() == done.keys()
-        assert self._summary is None or len(self._summary) == 4
-        assert bool(done.get("summary")) == (self._summary is not None)
+        assert {**item, "status": ""}.keys() == done.keys() - {"encrypted_content"}
+        assert self._summarized == (self._summary is not None)
+        assert bool(done.get("summary")) == self._summarized
         if item["type"] in NATIVE_CALLS:
             assert done == {**item, "status": "completed"}
             self.items[-1], self._open = done, None
         else:
             self._put_together(done["status"])
-            told_at_the_end = {"summary", "encrypted_content"} & done.keys()
+            told_at_the_end = {"encrypted_content"} & done.keys()
             assert done == self.items[-1] | {field: done[field] for field in told_at_the_end}
             self.items[-1] = done
         if done["type"] not in SPANS:
@@ -174,6 +190,7 @@ class Grammar:
             item["content"] = [{"type": "output_text", "annotations": [], "logprobs": [], "text": self._text}]
         elif kind == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": self._text}]
+            item["summary"] = [{"type": "summary_text", "text": self._summary}] if self._summary else []
         else:
             item[CALLS[kind][1]] = self._text
         self.items[-1], self._open = item, None
@@ -187,7 +204,8 @@ class Grammar:
         assert response["status"] in TERMINAL[self.terminal]
         assert (response["error"] is not None) == failed
         assert (response["incomplete_details"] is not None) == (response["status"] == "incomplete")
-        changing = {"status", "error", "incomplete_details", "output", "usage"}
+        assert (response["completed_at"] is not None) == (response["status"] == "completed")
+        changing = {"status", "completed_at", "error", "incomplete_details", "output", "usage"}
         assert {k: v for k, v in response.items() if k not in changing} == {
             k: v for k, v in self._head.items() if k not in changing
         }

@@ -241,9 +241,28 @@ class TestFields:
         said = request(client_metadata={"a": "b"}, stream_options={"include_obfuscation": False}, new=[1])
         assert said.warnings == ()
 
-    def test_what_has_no_effect_is_told(self) -> None:
-        said = request(truncation="auto", top_logprobs=3, max_tool_calls=1).warnings
-        assert [w.partition(" ")[0] for w in said] == ["truncation", "top_logprobs", "max_tool_calls"]
+    def test_limits_that_the_server_holds(self) -> None:
+        said = request(max_tool_calls=2, truncation="auto")
+        assert (said.max_tool_calls, said.truncate) == (2, True)
+        assert (request().max_tool_calls, request(truncation="disabled").truncate) == (None, False)
+
+    @pytest.mark.parametrize(
+        ("asked", "read"),
+        [
+            ({}, None),
+            ({"top_logprobs": 0}, None),
+            ({"top_logprobs": 3}, 3),
+            ({"include": ["message.output_text.logprobs"]}, 0),
+            ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, 2),
+        ],
+    )
+    def test_logprobs(self, asked: Json, read: int | None) -> None:
+        assert request(**asked).sampling.logprobs == read
+
+    def test_verbosity_goes_to_templates_that_read_it(self) -> None:
+        said = request(text={"verbosity": "low"}, chat_template_kwargs={"x": 1})
+        assert said.thinking.template_arguments == {"verbosity": "low", "x": 1}
+        assert request().thinking.template_arguments is None
 
     def test_what_asks_for_a_store_is_told_to_the_server(self) -> None:
         said = request(
@@ -290,6 +309,14 @@ BAD: list[tuple[Json, str | None]] = [
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
     ({"reasoning": {"effort": 1}}, "reasoning.effort"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"truncation": "middle"}, "truncation"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+    ({"max_tool_calls": 0}, "max_tool_calls"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"metadata": {f"k{i}": "v" for i in range(17)}}, "metadata"),
+    ({"metadata": {"k" * 65: "v"}}, f"metadata.{'k' * 64}"),
+    ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+    ({"metadata": {"k": 1}}, "metadata.k"),
 ]
 
 

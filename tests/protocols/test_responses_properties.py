@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from protocols import shapes
 from protocols.grammar_responses import Grammar
+from protocols.judge_responses import wrong_response
 from protocols.test_responses_calls import TOOLS
-from protocols.test_responses_encode import CREATED, ID, Json, encoder, request
+from protocols.test_responses_encode import COMPLETED, CREATED, ID, Json, encoder, request
 from singletree.conversation import Turn
 from singletree.errors import EngineFailed, InvalidRequest
 from singletree.events import (
@@ -98,8 +99,10 @@ def seal(ordinal: int) -> str:
 
 
 def body(turn: Turn, finished: Finished) -> Json:
-    data = responses.encode(OF, turn, finished, id=ID, created=CREATED, new_id=shapes.numbered(), seal=seal)
-    return json.loads(data)  # type: ignore[no-any-return]
+    more: Any = {"id": ID, "created": CREATED, "new_id": shapes.numbered(), "clock": lambda: COMPLETED}
+    said: Json = json.loads(responses.encode(OF, turn, finished, seal=seal, **more))
+    assert not wrong_response(said)
+    return said
 
 
 @given(TURNS, REASONS)
@@ -272,4 +275,4 @@ def answered_or_refused(data: bytes) -> None:
     shape = shapes.by_name["interleaved"]
     encoding = encoder(said)
     pieces = [encoding.start(), *(encoding.feed(event) for event in shape.events)]
-    Grammar(b"".join(pieces) + encoding.close(shape.finished))
+    Grammar(b"".join(pieces) + encoding.close(shape.finished), repeats_nonsense=True)

@@ -11,7 +11,13 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
-from protocols import grammar_chat, grammar_completions, grammar_messages, grammar_responses
+from protocols import (
+    grammar_chat,
+    grammar_completions,
+    grammar_messages,
+    grammar_responses,
+    judge_responses,
+)
 from singletree.protocols import sse
 
 GRAMMARS = {
@@ -131,7 +137,10 @@ class Client:
         streamed = exchange.headers.get("content-type", "").startswith("text/event-stream")
         if streamed and method == "POST":  # a GET may read on from the middle of a stream
             GRAMMARS[path.partition("?")[0]](content)
-        return Reply(exchange.status, exchange.headers, content)
+        reply = Reply(exchange.status, exchange.headers, content)
+        if path.startswith("/v1/responses") and not streamed and reply.status == 200:
+            _judge(reply.json)
+        return reply
 
     async def get(self, path: str, headers: Mapping[str, str] = {}) -> Reply:
         """GET."""
@@ -140,6 +149,13 @@ class Client:
     async def post(self, path: str, body: object, headers: Mapping[str, str] = {}) -> Reply:
         """POST."""
         return await self.request("POST", path, body, headers)
+
+
+def _judge(body: Any) -> None:
+    """Refuses a response object that is none of the API's."""
+    if isinstance(body, dict) and body.get("object") == "response" and "deleted" not in body:
+        wrong = judge_responses.wrong_response(body)
+        assert not wrong, "\n".join(wrong)
 
 
 async def _run(app: ASGIApp, scope: dict[str, Any], exchange: Exchange) -> None:

@@ -162,7 +162,7 @@ def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) 
     def read(text: str, opened: str) -> Turn:
         return parse(families.get("qwen3"), text, (), opened)
 
-    head, token_ids, rest = splice(text, said, {1: known}, LAYOUT, read)
+    head, token_ids, rest = splice(text, said, {1: known}, LAYOUT, read).pieces
     assert token_ids == array("I", [7])
     assert f"{rest}" == f"{kept}<|im_end|>\n"
     assert f"{head}".endswith("assistant\n")

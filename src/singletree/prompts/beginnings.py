@@ -67,7 +67,7 @@ class Beginnings(Generic[Item, Made]):
         return found
 
     def keep(self, items: Sequence[Item], made: Made, size: int, instead_of: int | None = None) -> None:
-        """Keep what was ``made`` of ``items``, of about ``size`` bytes; ``instead_of`` is that which it went on from."""
+        """Keep what was ``made`` of ``items``, of about ``size`` bytes; drop ``instead_of``, which it went on from."""
         with self._lock:
             self._drop(instead_of)
             if size > self._limit:

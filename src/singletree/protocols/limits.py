@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from singletree.errors import InvalidRequest
 
 MOST_CHOICES = 128
@@ -33,6 +36,33 @@ def check(body: object) -> None:
         if value is not None and not low <= value <= high:
             told = f"{name} is {value!s:.40}; send a number from {low:g} to {high:g}"
             raise InvalidRequest(told, param=name)
+
+
+_MOST_METADATA = 16
+_LONGEST_KEY = 64
+_LONGEST_VALUE = 512
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> None:
+    """Refuse what a client wants kept beside a response or conversation if it is more than OpenAI's API keeps.
+
+    Raises:
+        InvalidRequest: naming the pair that is too long, or no pair of strings.
+    """
+    said = metadata or {}
+    if len(said) > _MOST_METADATA:
+        told = f"metadata has {len(said)} pairs; send at most {_MOST_METADATA}"
+        raise InvalidRequest(told, param="metadata")
+    for key, value in said.items():
+        at = f"metadata.{key[:_LONGEST_KEY]}"
+        if len(key) > _LONGEST_KEY:
+            told = f"{at}: the key has {len(key)} characters; send at most {_LONGEST_KEY}"
+            raise InvalidRequest(told, param=at)
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{at}: Expected `str`; send the value as text", param=at)
+        if len(value) > _LONGEST_VALUE:
+            told = f"{at}: the value has {len(value)} characters; send at most {_LONGEST_VALUE}"
+            raise InvalidRequest(told, param=at)
 
 
 def at_least_one(max_tokens: int | None) -> int | None:

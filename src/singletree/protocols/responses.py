@@ -8,10 +8,7 @@ the answer is encoded in ``responses_output`` (whole) and ``responses_encode`` (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
-
-import msgspec
-from msgspec import Struct
+from typing import Any
 
 from singletree.conversation import (
     Conversation,
@@ -23,7 +20,8 @@ from singletree.conversation import (
     Turn,
 )
 from singletree.errors import InvalidRequest
-from singletree.protocols import limits, responses_input, wire
+from singletree.protocols import limits, responses_body, responses_input, wire
+from singletree.protocols.responses_body import Body, Format, Reasoning, TextField
 from singletree.protocols.responses_encode import ID_PREFIX, Encoder
 from singletree.protocols.responses_output import encode, encode_error
 from singletree.protocols.responses_state import Known, conversation_id, resolved
@@ -49,63 +47,6 @@ ROUTES: list[tuple[str, str, str]] = [
 ]
 
 
-class _Body(Struct):
-    model: str
-    input: str | list[dict[str, Any]] | None = None
-    instructions: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
-    reasoning: dict[str, Any] | None = None
-    text: dict[str, Any] | None = None
-    include: list[str] | None = None
-    stream: bool | None = None
-    store: bool | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    top_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    truncation: str | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    user: str | None = None
-
-
-class _Reasoning(Struct):
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
-
-
-class _Format(Struct):
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class _TextField(Struct):
-    format: _Format | None = None
-    verbosity: str | None = None
-
-
 def decode(
     body: bytes, headers: Mapping[str, str] = {}, known: Known | None = None, *, stores: bool | None = None
 ) -> Request:
@@ -129,19 +70,20 @@ def decode(
         InvalidRequest: with ``param`` as a path such as ``input.3.name``.
     """
     try:
-        return _request(wire.read(body, _Body), known, known is not None if stores is None else stores)
+        return _request(wire.read(body, Body), known, known is not None if stores is None else stores)
     except RecursionError:
         raise InvalidRequest("the request is nested too deeply; flatten its schemas") from None
 
 
-def _request(said: _Body, known: Known | None, stores: bool) -> Request:
-    _refuse_what_cannot_be_done(said)
+def _request(said: Body, known: Known | None, stores: bool) -> Request:
+    responses_body.check(said)
     items = _items(said) if known is None else resolved(_items(said), known)
     tools = Toolbox()
     tools.add(said.tools or (), "tools")
     turns, references = responses_input.read(items, tools, known.history if known else ())
     choice, allowed = read_choice(said.tool_choice, tools)
-    reasoning = wire.convert(said.reasoning or {}, _Reasoning, "reasoning")
+    reasoning = wire.convert(said.reasoning or {}, Reasoning, "reasoning")
+    text = wire.convert(said.text or {}, TextField, "text")
     stateful = () if known is not None else (*_stateful(said), *references)
     if said.instructions:
         turns = (Turn("system", (Text(said.instructions),)), *turns)
@@ -154,10 +96,12 @@ def _request(said: _Body, known: Known | None, stores: bool) -> Request:
         stream=bool(said.stream),
         tool_choice=choice,
         parallel_tool_calls=said.parallel_tool_calls is not False,
-        thinking=_thinking(reasoning, said.chat_template_kwargs),
-        response_format=_response_format(said),
+        max_tool_calls=said.max_tool_calls,
+        truncate=said.truncation == "auto",
+        thinking=_thinking(reasoning, text.verbosity, said.chat_template_kwargs),
+        response_format=_response_format(text.format),
         session=said.prompt_cache_key or None,
-        warnings=(*tools.warnings, *_ignored(said)),
+        warnings=tuple(tools.warnings),
         extra={
             "input": items,
             "stateful": stateful,
@@ -166,46 +110,29 @@ def _request(said: _Body, known: Known | None, stores: bool) -> Request:
             "background": bool(said.background),
             "conversation": conversation_id(said.conversation),
             "allowed_tools": allowed,
-            "echo": _echo(said, stores=stores),
+            "echo": responses_body.echo(said, stores=stores),
             "include": tuple(said.include or ()),
             "summary": (reasoning.summary or reasoning.generate_summary or "none") != "none",
         },
     )
 
 
-def _refuse_what_cannot_be_done(said: _Body) -> None:
-    if not said.model:
-        raise InvalidRequest("model is empty; send the name of a served model", param="model")
-    if said.prompt is not None:
-        raise InvalidRequest(
-            "prompt refers to a template that is not stored here; send its text as instructions and input",
-            param="prompt",
-        )
-    limits.check(said)
-
-
-def _items(said: _Body) -> Sequence[Mapping[str, Any]]:
+def _items(said: Body) -> Sequence[Mapping[str, Any]]:
     if isinstance(said.input, str):
         return [{"type": "message", "role": "user", "content": said.input}]
     return said.input or []
 
 
-def _stateful(said: _Body) -> tuple[str, ...]:
+def _stateful(said: Body) -> tuple[str, ...]:
     return tuple(f for f in ("previous_response_id", "conversation", "background") if getattr(said, f))
 
 
-def _ignored(said: _Body) -> tuple[str, ...]:
-    """What was accepted and has no effect, told once each."""
-    told = {
-        "truncation is ignored: nothing is left out of an input that is too long": said.truncation == "auto",
-        "top_logprobs is ignored: responses carry no logprobs here": bool(said.top_logprobs),
-        "max_tool_calls is ignored: it limits tools that the server itself runs": said.max_tool_calls,
-    }
-    return tuple(warning for warning, is_so in told.items() if is_so)
+_LOGPROBS = "message.output_text.logprobs"
 
 
-def _sampling(said: _Body) -> Sampling:
+def _sampling(said: Body) -> Sampling:
     stop = [said.stop] if isinstance(said.stop, str) else said.stop or []
+    tells_logprobs = bool(said.top_logprobs) or _LOGPROBS in (said.include or ())
     return Sampling(
         max_tokens=limits.at_least_one(said.max_output_tokens),
         temperature=said.temperature,
@@ -217,12 +144,16 @@ def _sampling(said: _Body) -> Sampling:
         repetition_penalty=said.repetition_penalty,
         seed=said.seed,
         stop=tuple(s for s in stop if s),
+        logprobs=said.top_logprobs or 0 if tells_logprobs else None,
         ignore_eos=bool(said.ignore_eos),
     )
 
 
-def _thinking(reasoning: _Reasoning, arguments: dict[str, Any] | None) -> Thinking:
-    """Effort ``none`` is the clearest word, then a chat-template variable."""
+def _thinking(reasoning: Reasoning, verbosity: str | None, arguments: dict[str, Any] | None) -> Thinking:
+    """Effort ``none`` is the clearest word, then a chat-template variable.
+
+    ``verbosity`` is one too, for templates that read it.
+    """
     said = (
         False if reasoning.effort == "none" else None,
         *((arguments or {}).get(name) for name in ("enable_thinking", "thinking")),
@@ -230,12 +161,11 @@ def _thinking(reasoning: _Reasoning, arguments: dict[str, Any] | None) -> Thinki
     return Thinking(
         enabled=next((word for word in said if isinstance(word, bool)), None),
         effort=reasoning.effort,
-        template_arguments=arguments,
+        template_arguments={"verbosity": verbosity, **(arguments or {})} if verbosity else arguments,
     )
 
 
-def _response_format(said: _Body) -> ResponseFormat | None:
-    form = wire.convert(said.text or {}, _TextField, "text").format
+def _response_format(form: Format | None) -> ResponseFormat | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
@@ -244,34 +174,3 @@ def _response_format(said: _Body) -> ResponseFormat | None:
         at = "text.format.schema"
         raise InvalidRequest(f"{at}: Field required; send the JSON schema, or type 'json_object'", param=at)
     return ResponseFormat(form.schema, form.name or "", form.strict, "text.format.schema")
-
-
-def _echo(said: _Body, *, stores: bool) -> bytes:
-    """The fields of the response object that repeat the request, as JSON: they are sent three times or more.
-
-    Defaults are OpenAI's.
-    """
-    conversation = {"id": said.conversation} if isinstance(said.conversation, str) else said.conversation
-    echo = {
-        "background": bool(said.background),
-        "conversation": conversation,
-        "instructions": said.instructions,
-        "max_output_tokens": said.max_output_tokens,
-        "max_tool_calls": said.max_tool_calls,
-        "metadata": said.metadata or {},
-        "parallel_tool_calls": said.parallel_tool_calls is not False,
-        "previous_response_id": said.previous_response_id,
-        "prompt_cache_key": said.prompt_cache_key,
-        "prompt_cache_retention": said.prompt_cache_retention,
-        "reasoning": {"effort": None, "summary": None, **(said.reasoning or {})},
-        "safety_identifier": said.safety_identifier,
-        "service_tier": said.service_tier or "default",
-        "store": stores and said.store is not False,
-        "text": {"format": {"type": "text"}, **(said.text or {})},
-        "tool_choice": said.tool_choice or "auto",
-        "tools": said.tools or [],
-        "top_logprobs": said.top_logprobs or 0,
-        "truncation": said.truncation or "disabled",
-        "user": said.user,
-    }
-    return msgspec.json.encode(echo)

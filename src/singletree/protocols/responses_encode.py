@@ -7,6 +7,7 @@ one when its arguments are complete, while the generation goes on; one that was 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from singletree.events import (
     Finished,
     ReasoningDelta,
     TextDelta,
+    TokensRead,
     ToolCallBroken,
     ToolCallEnd,
     ToolCallStart,
@@ -34,6 +36,7 @@ from singletree.protocols.responses_output import (
     failure,
     is_cut,
     reasoning_part,
+    summary_part,
     text_part,
 )
 
@@ -45,7 +48,7 @@ _TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
 class Encoder:
     """Events to Responses events; one for each stream.
 
-    ``usage`` is not shown before the end. ``seal`` is ``Output``'s.
+    ``usage`` is not shown before the end. ``seal`` and ``clock`` are ``Output``'s.
     """
 
     def __init__(
@@ -57,16 +60,22 @@ class Encoder:
         usage: Usage,
         new_id: Callable[[str], str],
         seal: Callable[[int], str] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._output = Output(request, id=id, created=created, seal=seal)
+        self._output = Output(request, id=id, created=created, seal=seal, clock=clock)
         self._new_id = new_id
         self._sequence_number = 0
         self._items: list[bytes] = []
         self._thoughts = 0
-        # The open item: its id, how its delta events begin (empty while it is not shown), what it holds.
+        # The open item: its id, how its delta events begin and those of its summary (empty while it is not shown, or
+        # has none), what it holds.
         self._id = ""
         self._delta = b""
+        self._summary_delta = b""
         self._pieces: list[str] = []
+        # Log-probabilities of the text to come, and of the open message.
+        self._next: list[Item] = []
+        self._told: list[Item] = []
         # What is open: a span of this kind, or this call with its raw text.
         self._kind: type[TextDelta] | type[ReasoningDelta] | None = None
         self._call: ToolCallStart | None = None
@@ -85,7 +94,7 @@ class Encoder:
     def feed(self, event: Event) -> bytes:
         """What ``event`` adds, ``b""`` when nothing."""
         if type(event) is TextDelta or type(event) is ReasoningDelta:
-            if type(event) is self._kind and self._delta and event.text:
+            if type(event) is self._kind and self._delta and event.text and not self._next:
                 self._pieces.append(event.text)
                 return self._more(event.text)
             return self._feed_span(event)
@@ -95,6 +104,9 @@ class Encoder:
             return self._leave() + self._start_call(event)
         if isinstance(event, ToolCallEnd):
             return self._end_call()
+        if isinstance(event, TokensRead):
+            self._next += self._output.logprobs(event.tokens)
+            return b""
         if isinstance(event, ToolCallBroken):
             raw = "".join([*self._raw, event.raw])
             return self._leave() + self._feed_span(TextDelta(raw, raw))
@@ -132,16 +144,29 @@ class Encoder:
 
     def _more(self, text: str) -> bytes:
         """A delta of the open item. One for every token: no dict is made, only the text is encoded."""
-        number = self._sequence_number
+        number, encoded = self._sequence_number, wire.dump(text)
         self._sequence_number = number + 1
-        return b'%b%b,"sequence_number":%d}\n\n' % (self._delta, wire.dump(text), number)
+        said = b'%b%b,"sequence_number":%d}\n\n' % (self._delta, encoded, number)
+        if not self._summary_delta:
+            return said
+        self._sequence_number = number + 2
+        return said + b'%b%b,"sequence_number":%d}\n\n' % (self._summary_delta, encoded, number + 1)
+
+    def _more_with_logprobs(self, text: str) -> bytes:
+        logprobs, self._next = self._next, []
+        self._told += logprobs
+        at = {"content_index": 0, "logprobs": logprobs}
+        return self._item_event("response.output_text.delta", **at, delta=text)
 
     def _open(self, item: Item, deltas: str, **fields: Any) -> bytes:
         """Shows ``item``; its deltas will be of the type ``deltas``."""
         self._id = item["id"]
-        said = {"type": deltas, "item_id": self._id, "output_index": len(self._items), **fields}
-        self._delta = b"event: %b\ndata: %b" % (deltas.encode(), wire.dump(said)[:-1]) + b',"delta":'
+        self._delta = self._delta_head(deltas, **fields)
         return self._event("response.output_item.added", output_index=len(self._items), item=item)
+
+    def _delta_head(self, kind: str, **fields: Any) -> bytes:
+        said = {"type": kind, "item_id": self._id, "output_index": len(self._items), **fields}
+        return b"event: %b\ndata: %b" % (kind.encode(), wire.dump(said)[:-1]) + b',"delta":'
 
     def _done(self, item: Item) -> bytes:
         encoded = wire.dump(item)
@@ -153,7 +178,8 @@ class Encoder:
 
     def _keep(self, item: bytes) -> None:
         self._items.append(item)
-        self._delta, self._pieces, self._raw = b"", [], []
+        self._delta, self._summary_delta = b"", b""
+        self._pieces, self._raw, self._told = [], [], []
         self._kind, self._call, self._input = None, None, None
 
     def _leave(self) -> bytes:
@@ -180,46 +206,48 @@ class Encoder:
             return left
         opened = b"" if self._delta else self._open_span()
         self._pieces.append(event.text)
+        if self._next and self._kind is TextDelta:
+            return left + opened + self._more_with_logprobs(event.text)
         return left + opened + self._more(event.text)
 
     def _open_span(self) -> bytes:
         if self._kind is TextDelta:
-            item, part = self._output.message(self._new_id("msg_"), "", "in_progress"), text_part("")
+            item = self._output.message(self._new_id("msg_"), "", "in_progress")
             added = self._open(item, "response.output_text.delta", content_index=0, logprobs=[])
-        else:
-            item = self._output.reasoning(self._new_id("rs_"), "", "in_progress", self._thoughts)
-            part = reasoning_part("")
-            added = self._open(item, "response.reasoning_text.delta", content_index=0)
-        return added + self._item_event("response.content_part.added", content_index=0, part=part)
+            return added + self._part("response.content_part.added", text_part(""), content_index=0)
+        item = self._output.reasoning(self._new_id("rs_"), "", "in_progress", self._thoughts)
+        added = self._open(item, "response.reasoning_text.delta", content_index=0)
+        added += self._part("response.content_part.added", reasoning_part(""), content_index=0)
+        if not self._output.summarizes:
+            return added
+        # The summary is the thought itself, and comes with it: some clients show nothing else.
+        self._summary_delta = self._delta_head("response.reasoning_summary_text.delta", summary_index=0)
+        return added + self._part("response.reasoning_summary_part.added", summary_part(""), summary_index=0)
+
+    def _part(self, kind: str, part: Item, **at: int) -> bytes:
+        return self._item_event(kind, **at, part=part)
 
     def _span_item(self, status: str) -> Item:
         text = "".join(self._pieces)
         if self._kind is TextDelta:
-            return self._output.message(self._id, text, status)
+            return self._output.message(self._id, text, status, self._told)
         return self._output.reasoning(self._id, text, status, self._thoughts)
 
     def _end_span(self, status: str) -> bytes:
         item = self._span_item(status)
         part = item["content"][0]
+        text = part["text"]
         if self._kind is TextDelta:
-            done = self._item_event(
-                "response.output_text.done", content_index=0, text=part["text"], logprobs=[]
-            )
+            told = {"text": text, "logprobs": part["logprobs"]}
+            done = self._item_event("response.output_text.done", content_index=0, **told)
         else:
-            done = self._item_event("response.reasoning_text.done", content_index=0, text=part["text"])
+            done = self._item_event("response.reasoning_text.done", content_index=0, text=text)
             self._thoughts += 1
-        done += self._item_event("response.content_part.done", content_index=0, part=part)
-        return done + self._summarize(item) + self._done(item)
-
-    def _summarize(self, item: Item) -> bytes:
-        said = b""
-        for i, part in enumerate(item.get("summary", ())):
-            at, text = {"summary_index": i}, part["text"]
-            said += self._item_event("response.reasoning_summary_part.added", **at, part={**part, "text": ""})
-            said += self._item_event("response.reasoning_summary_text.delta", **at, delta=text)
-            said += self._item_event("response.reasoning_summary_text.done", **at, text=text)
-            said += self._item_event("response.reasoning_summary_part.done", **at, part=part)
-        return said
+        done += self._part("response.content_part.done", part, content_index=0)
+        for i, summary in enumerate(item.get("summary", ())):
+            done += self._item_event("response.reasoning_summary_text.done", summary_index=i, text=text)
+            done += self._part("response.reasoning_summary_part.done", summary, summary_index=i)
+        return done + self._done(item)
 
     def _abandon_span(self) -> None:
         if self._kind is not None and self._delta:

@@ -6,15 +6,17 @@ items and response objects from here, so that it cannot end in anything but what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from singletree.conversation import Reasoning, Request, Text, ToolCall, Turn
 from singletree.errors import ContextOverflow, Overloaded, Rejected, SingletreeError
-from singletree.events import Finished, FinishReason, Usage
+from singletree.events import Finished, FinishReason, Token, Usage
 from singletree.protocols import custom_tools, openai_error, wire
+from singletree.protocols.logprobs import Telling, tokens_of
 from singletree.protocols.responses_native import NATIVE, call_fields
 
 Item = dict[str, Any]
@@ -42,9 +44,9 @@ _FAILURES: tuple[tuple[type[SingletreeError], str], ...] = (
 )
 
 
-def text_part(text: str) -> Item:
+def text_part(text: str, logprobs: Sequence[Item] = ()) -> Item:
     """The content part of a message."""
-    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+    return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
 
 
 def reasoning_part(text: str) -> Item:
@@ -52,19 +54,34 @@ def reasoning_part(text: str) -> Item:
     return {"type": "reasoning_text", "text": text}
 
 
+def summary_part(text: str) -> Item:
+    """The part of a summary."""
+    return {"type": "summary_text", "text": text}
+
+
 class Output:
     """The items and the response object of one response, in the words of the request that it answers.
 
+    ``summarizes`` says whether reasoning has a summary: open models hide nothing, so all of it.
+
     ``seal`` is called with the ordinal of a reasoning item that ended (they count from 0), and gives the
     ``encrypted_content`` of that item. The API has it by default, whatever ``include`` and ``store`` say
-    (https://platform.openai.com/docs/api-reference/responses/object).
+    (https://platform.openai.com/docs/api-reference/responses/object). ``clock`` gives the time in unix seconds.
     """
 
     def __init__(
-        self, request: Request, *, id: str, created: int, seal: Callable[[int], str] | None = None
+        self,
+        request: Request,
+        *,
+        id: str,
+        created: int,
+        seal: Callable[[int], str] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._seal = seal
-        self._summary = bool(request.extra.get("summary"))
+        self._clock = clock
+        self._telling = Telling.of(request)
+        self.summarizes = bool(request.extra.get("summary"))
         self._tools = {tool.name: tool for tool in request.conversation.tools}
         self._head = {"id": id, "object": "response", "created_at": created}
         sampling = request.sampling
@@ -86,25 +103,28 @@ class Output:
         """Whether calls of the tool may have an item type of their own, which only whole arguments tell."""
         return self._kind(name) in NATIVE
 
-    def message(self, id: str, text: str, status: str) -> Item:
-        """A message item; without content while it is in progress."""
-        content = [text_part(text)] if status != "in_progress" else []
-        return {"id": id, "type": "message", "status": status, "role": "assistant", "content": content}
+    def logprobs(self, tokens: Sequence[Token]) -> list[Item]:
+        """Those of the visible ones among ``tokens``; none where none were asked for."""
+        if not self._telling.logprobs:
+            return []
+        return [self._telling.one(t) for t in tokens if t.is_visible and t.logprob is not None]
 
-    def summary(self, text: str, status: str) -> list[Item]:
-        """The summary of a thought that is over, if asked for: open models hide nothing, so all of it."""
-        return [{"type": "summary_text", "text": text}] if self._summary and status == "completed" else []
+    def message(self, id: str, text: str, status: str, logprobs: Sequence[Item] = ()) -> Item:
+        """A message item; without content while it is in progress."""
+        content = [text_part(text, logprobs)] if status != "in_progress" else []
+        return {"id": id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def reasoning(self, id: str, text: str, status: str, ordinal: int) -> Item:
         """A reasoning item; ``ordinal`` counts those of the response from 0."""
         open_ = status == "in_progress"
+        sealed = self._seal(ordinal) if self._seal and not open_ else ""
         return {
             "id": id,
             "type": "reasoning",
             "status": status,
-            "summary": self.summary(text, status),
+            "summary": [summary_part(text)] if self.summarizes and not open_ else [],
             "content": [] if open_ else [reasoning_part(text)],
-            "encrypted_content": (self._seal(ordinal) or None) if self._seal and not open_ else None,
+            **({"encrypted_content": sealed} if sealed else {}),
         }
 
     def call(self, id: str, call: ToolCall) -> Item:
@@ -143,7 +163,7 @@ class Output:
         said = {
             **self._head,
             "status": status,
-            "completed_at": None,
+            "completed_at": int(self._clock()) if status == "completed" else None,
             "error": error,
             "incomplete_details": None if reason is None else {"reason": reason},
             "output": [msgspec.Raw(item) for item in output],
@@ -186,22 +206,34 @@ def encode(
     created: int,
     new_id: Callable[[str], str],
     seal: Callable[[int], str] | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> bytes:
-    """The body of a response that is not streamed; ``created`` in unix seconds, ``seal`` is ``Output``'s."""
-    output = Output(request, id=id, created=created, seal=seal)
+    """The body of a response that is not streamed; times in unix seconds, ``seal`` is ``Output``'s."""
+    output = Output(request, id=id, created=created, seal=seal, clock=clock)
     items: list[Item] = []
     thoughts = 0
+    tokens = iter([token for token in tokens_of(turn) if token.is_visible])
     for i, part in enumerate(turn.parts):
         open_ = is_cut(finished) and i == len(turn.parts) - 1
         status = "incomplete" if open_ else "completed"
         if isinstance(part, Text):
-            items.append(output.message(new_id("msg_"), part.text, status))
+            logprobs = output.logprobs(_spelling(part.text, tokens))
+            items.append(output.message(new_id("msg_"), part.text, status, logprobs))
         elif isinstance(part, Reasoning):
             items.append(output.reasoning(new_id("rs_"), part.text, status, thoughts))
             thoughts += 1
         elif isinstance(part, ToolCall):
             items.append(output.whole_call(part, new_id))
     return output.response([wire.dump(item) for item in items], **ending(finished))
+
+
+def _spelling(text: str, tokens: Iterator[Token]) -> list[Token]:
+    """The next of ``tokens``, as many as spell ``text``."""
+    left, taken = len(text.encode("utf-8", "surrogatepass")), []
+    while left > 0 and (token := next(tokens, None)) is not None:
+        taken.append(token)
+        left -= len(token.utf8)
+    return taken
 
 
 def encode_error(error: SingletreeError) -> tuple[int, bytes]:

@@ -183,11 +183,11 @@ def begin(model: Model, request: Request, prompt: Prompt) -> Generation:
         ids,
         stop_token_ids=model.tokenizer.stop_token_ids,
         stops=sampling.stop,
-        one_call=not may_call_again(request),
+        most_calls=most_calls(request),
         tap=recording.take if recording is not None else None,
     )
     thinking = thinking_of(request, family, parser.in_reasoning, prompt.text)
-    held = constraint_of(Asking(model, request, family, thinking, parallel=may_call_again(request)))
+    held = constraint_of(Asking(model, request, family, thinking, parallel=most_calls(request) != 1))
     teller = token_teller(model, request, reader, prompt.token_ids)
     return Generation(model, request, prompt, sampling, fits, held, reader, recording, teller)
 
@@ -197,9 +197,11 @@ def may_call(request: Request) -> bool:
     return bool(request.conversation.tools) and request.tool_choice.mode != "none"
 
 
-def may_call_again(request: Request) -> bool:
-    """Whether the turn may hold several calls. One that is named is asked for once, as on the native APIs."""
-    return request.parallel_tool_calls and request.tool_choice.name is None
+def most_calls(request: Request) -> int | None:
+    """How many calls the turn may hold, None for any. One that is named is asked for once, as on the native APIs."""
+    if not request.parallel_tool_calls or request.tool_choice.name is not None:
+        return 1
+    return request.max_tool_calls
 
 
 async def generate(generation: Generation, request_id: str) -> AsyncGenerator[list[Event] | Finished, None]:

@@ -55,7 +55,7 @@ class Reader:
     Attributes:
         tokens: how many the model wrote.
         reasoning_tokens: how many of them while reasoning was open; its closer counts, its opener does not.
-        ended: set once the turn is over though the model may go on: a stop string, or the one call allowed.
+        ended: set once the turn is over though the model may go on: a stop string, or the last call allowed.
         stop_sequence: the stop string that ended it.
     """
 
@@ -67,7 +67,7 @@ class Reader:
         *,
         stop_token_ids: Collection[int] = (),
         stops: Sequence[str] = (),
-        one_call: bool = False,
+        most_calls: int | None = None,
         tap: Tap | None = None,
     ) -> None:
         self._parser = parser
@@ -76,7 +76,7 @@ class Reader:
         self._ids = ids
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stops = StopStrings(stops) if any(stops) else None
-        self._one_call = one_call
+        self._calls_left = most_calls
         self.tokens = 0
         self.reasoning_tokens = 0
         self.ended: FinishReason | None = None
@@ -128,16 +128,18 @@ class Reader:
         return [event for piece in pieces for event in self._parser.feed(*piece)]
 
     def _checked(self, events: list[Event]) -> list[Event]:
-        """Ids settled, and nothing after the one call that is allowed."""
+        """Ids settled, and nothing after the last call that is allowed."""
         for at, event in enumerate(events):
             kind = type(event)
             if kind is TextDelta or kind is ReasoningDelta or kind is ArgumentsDelta or kind is Markup:
                 continue
             if isinstance(event, ToolCallStart):
                 self._ids.settle(event)
-            elif kind is ToolCallEnd and self._one_call:
-                self.ended, self.stop_sequence = "stop", None
-                return events[: at + 1]
+            elif kind is ToolCallEnd and self._calls_left is not None:
+                self._calls_left -= 1
+                if self._calls_left == 0:
+                    self.ended, self.stop_sequence = "stop", None
+                    return events[: at + 1]
         return events
 
 

@@ -226,9 +226,7 @@ def spell(
         spliced = Spliced([text[begin.done :]], [])
     else:
         turns = known.conversation.turns
-        spliced = splicing.splice(
-            text, turns, known.turns, layout, read, guard=tokenizer.guard, begin=begin
-        )
+        spliced = splicing.splice(text, turns, known.turns, layout, read, guard=tokenizer.guard, begin=begin)
     *pieces, last = spliced.pieces
     token_ids = before.token_ids[:tokens] if before else array("I")
     counts = [tokens]
