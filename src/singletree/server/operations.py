@@ -136,7 +136,9 @@ async def answer(call: Call, body: bytes, request: Request, recent: Recent | Non
         protocol,
         answering,
         call.trace,
-        headers=warned([*request.warnings, *generation.held.warnings, *_unseen_tools(model, request)]),
+        headers=warned(
+            [*generation.request.warnings, *generation.held.warnings, *_unseen_tools(model, request)]
+        ),
         keep_alive_seconds=service.config.keep_alive_seconds,
         dispatch=wanted(service.config, call.headers),
         keep=keep,
@@ -171,7 +173,8 @@ async def count_tokens(call: Call) -> ASGIApp:
     request = await _read(call, body) if decode is None else decode(body, call.headers)
     model = call.service.catalog.get(request.model)
     tools_of = partial(call.service.sessions.tools_of, session_key(call.headers, request))
-    prompt = whole = await aside(len(body), partial(pipeline.write_prompt, model, request, tools_of))
+    request, prompt = await aside(len(body), partial(pipeline.written, model, request, tools_of))
+    whole = prompt
     if prompt.applied_edits:
         unedited = replace(request, context_edits=())
         whole = await aside(len(body), partial(pipeline.write_prompt, model, unedited, tools_of))

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from singletree.conversation import AppliedEdit, ClearThinking, Request, Sampling, Thinking, Tool, Turn
 from singletree.errors import ContextOverflow, EngineFailed
@@ -21,6 +21,7 @@ from singletree.prompts import clearing, stability
 from singletree.prompts.added_tokens import strip_guards
 from singletree.prompts.stability import ToolsOf
 from singletree.prompts.thinking import is_wanted, thinking_arguments
+from singletree.prompts.truncation import Cut, cuts, first_fitting
 from singletree.server.catalog import Model, Speech
 from singletree.server.constraining import Asking, Held, constraint_of, thinking_of
 from singletree.server.identity import CallIds
@@ -33,6 +34,9 @@ _TAIL = 32_768
 """How much of the prompt's end the parser gets, in characters: enough for an assistant turn that is
 continued.
 """
+
+_KEPT_FOR_THE_ANSWER = 0.125
+"""How much of the window a truncated history leaves to the answer, where the client wants that much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,37 @@ class Written:
         return self.spelled.bytes
 
 
+def written(
+    model: Model, request: Request, tools_of: ToolsOf = stability.no_session
+) -> tuple[Request, Prompt]:
+    """The prompt of a request, and the request as it stands there: where it lets itself be truncated, without the
+    turns for which the window has no room.
+
+    Raises:
+        InvalidRequest: the template refuses the conversation.
+    """
+    prompt = write_prompt(model, request, tools_of)
+    if not request.truncate or len(prompt.token_ids) < model.context_window:
+        return request, prompt
+    room = model.context_window - min(
+        wanted_tokens(model, request.sampling), int(model.context_window * _KEPT_FOR_THE_ANSWER)
+    )
+
+    @cache
+    def without(cut: Cut) -> tuple[Request, Prompt]:
+        shorter = replace(request, conversation=cut.of(request.conversation))
+        return shorter, write_prompt(model, shorter, tools_of)
+
+    # A character is rarely more than a token, and seldom less than a quarter of one.
+    found = cuts(request.conversation.turns, step=max(1, model.context_window // 2))
+    cut = first_fitting(found, lambda cut: len(without(cut)[1].token_ids) <= room)
+    if cut is None:
+        return request, prompt
+    request, prompt = without(cut)
+    told = f"truncation: {cut.end - cut.start} turns behind the first question were left out"
+    return replace(request, warnings=(*request.warnings, told)), prompt
+
+
 def may_restore(request: Request, default: Thinking) -> bool:
     """Whether a harness that carries no reasoning may get some back: not when it switched it off or clears it."""
     edits = request.context_edits
@@ -157,7 +192,7 @@ def prepare(model: Model, request: Request, tools_of: ToolsOf = stability.no_ses
         ContextOverflow: the prompt does not fit the window.
         InvalidRequest: the template, a schema or a tool choice cannot be had.
     """
-    return begin(model, request, write_prompt(model, request, tools_of))
+    return begin(model, *written(model, request, tools_of))
 
 
 def begin(model: Model, request: Request, prompt: Prompt) -> Generation:
@@ -252,7 +287,11 @@ def fit(sampling: Sampling, prompt_tokens: int, model: Model) -> tuple[Sampling,
     room = model.context_window - prompt_tokens
     if room < 1:
         raise ContextOverflow(prompt_tokens, model.context_window - 1)
-    wanted = min(
-        n for n in (sampling.max_tokens, model.max_output_tokens, model.context_window) if n is not None
-    )
+    wanted = wanted_tokens(model, sampling)
     return replace(sampling, max_tokens=min(wanted, room)), wanted <= room
+
+
+def wanted_tokens(model: Model, sampling: Sampling) -> int:
+    """The longest answer that is asked for, were the window empty."""
+    limits = (sampling.max_tokens, model.max_output_tokens, model.context_window)
+    return min(limit for limit in limits if limit is not None)
