@@ -7,7 +7,6 @@ event and body of ours goes through its schemas, which it does not do for this A
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -32,6 +31,8 @@ from server.serving import MODEL, serving
 from singletree import errors
 from singletree.engines.scripts import Script
 from singletree.protocols import messages
+
+from . import comply
 
 pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver:DeprecationWarning")
 
@@ -135,30 +136,6 @@ async def test_an_error_in_the_stream_models_and_counts_are_the_schemas() -> Non
 
 @pytest.mark.parametrize("case", ANTHROPIC_TESTS, ids=[case.id for case in ANTHROPIC_TESTS])
 async def test_the_checkers_own_cases(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
     says = {"anth-tool-calling": CALL, "anth-thinking-display": THOUGHT}.get(case.id, "Hello there, Alice.")
-    case.skip_reason = None  # it skips by the vendor's names of models
     async with serving({"s": says}) as served:
-
-        def ask(config: Any, endpoint: str, asked: dict[str, Any], *, streaming: bool = False) -> Any:
-            asked["messages"][-1]["content"] = _marked(asked["messages"][-1]["content"])
-            sending = served.client.post(f"/v1{endpoint}", asked | {"stream": streaming})
-            reply = asyncio.run_coroutine_threadsafe(sending, loop).result(10)
-            if not streaming:
-                return reply.status, reply.json, None
-            return (
-                reply.status,
-                None,
-                [{"type": data["type"], "data": data} for _, data in events(reply.body)],
-            )
-
-        monkeypatch.setattr(runner, "make_request", ask)
-        config = ComplianceConfig("http://singletree.test/v1", "k", model=MODEL)
-        result = await asyncio.to_thread(runner.TestRunner(config, [case], spec()).run_one, case)
-    assert (result.status, result.errors, result.warnings) == (Status.PASSED, [], [])
-
-
-def _marked(content: Any) -> Any:
-    """What was asked, with the scripted engine's mark for what to answer."""
-    mark = "[[script:s]]"
-    return f"{content} {mark}" if isinstance(content, str) else [*content, {"type": "text", "text": mark}]
+        await comply.check(case, spec(), served, monkeypatch, "messages")

@@ -1,0 +1,54 @@
+"""``llm-comply`` (https://pypi.org/project/llm-comply, MIT) in memory: its cases ask, its checks judge the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from llm_comply import runner
+from llm_comply.config import ComplianceConfig
+from llm_comply.result import TestStatus as Status
+from llm_comply.schema import SpecLoader
+
+from server.memory import events
+from server.serving import MODEL, Served
+
+MARK = "[[script:s]]"
+"""Asks the scripted engine for its script ``s``."""
+
+
+async def check(
+    case: Any, spec: SpecLoader, served: Served, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    """Fails where ``case`` does; ``prompt`` is the field of its requests that holds the messages."""
+    loop = asyncio.get_running_loop()
+    case.skip_reason = None  # it skips by the vendor's names of models
+
+    def ask(config: Any, endpoint: str, asked: dict[str, Any], *, streaming: bool = False) -> Any:
+        last = asked[prompt][-1]
+        asked[prompt][-1] = {**last, "content": _marked(last["content"])}
+        sending = served.client.post(f"/v1{endpoint}", asked | {"stream": streaming})
+        reply = asyncio.run_coroutine_threadsafe(sending, loop).result(10)
+        if not streaming:
+            return reply.status, reply.json, None
+        told = [{"type": data["type"], "data": data} for _, data in events(reply.body)]
+        return reply.status, _final(told), told
+
+    monkeypatch.setattr(runner, "make_request", ask)
+    config = ComplianceConfig("http://singletree.test/v1", "k", model=MODEL)
+    result = await asyncio.to_thread(runner.TestRunner(config, [case], spec).run_one, case)
+    assert (result.status, result.errors, result.warnings) == (Status.PASSED, [], [])
+
+
+def _final(told: list[dict[str, Any]]) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = told[-1]["data"].get("response")
+    return found
+
+
+def _marked(content: Any) -> Any:
+    if isinstance(content, str):
+        return f"{content} {MARK}"
+    kind = "input_text" if content[-1]["type"].startswith("input_") else "text"
+    return [*content, {"type": kind, "text": MARK}]
