@@ -106,4 +106,4 @@ def test_items_get_ids_where_they_have_none() -> None:
     assert with_id({"role": "user", "content": "hi"}, new_id)["id"] == "msg_1"
     assert with_id(PRINTED, new_id)["id"] == "fco_1"
     assert with_id({"type": "something_new"}, new_id)["id"] == "item_1"
-    assert with_id(CALLED, new_id) == CALLED
+    assert with_id(CALLED, new_id) == {**CALLED, "status": "completed"}

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 
 from singletree.errors import InvalidRequest
 from singletree.protocols import wire
+from singletree.protocols.responses_native import NATIVE
 
 Wire = Mapping[str, Any]
 
@@ -107,6 +108,20 @@ _PREFIXES = {
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
     "compaction": "cmp_",
+    **{native.item: native.prefix for native in NATIVE.values()},
+    **{native.output: f"{native.prefix.removesuffix('_')}o_" for native in NATIVE.values()},
+}
+# What an item of the API has that a client may leave out.
+_STATUS = {"status": "completed"}
+_DEFAULTS: Mapping[str, Wire] = {
+    **dict.fromkeys(("message", "function_call", "custom_tool_call"), _STATUS),
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output", "computer_call_output"), _STATUS),
+    **{native.item: {**_STATUS, **native.item_fields} for native in NATIVE.values()},
+    **{native.output: {**_STATUS, **native.item_fields} for native in NATIVE.values()},
+}
+_PART_DEFAULTS: Mapping[str, Wire] = {
+    "output_text": {"annotations": [], "logprobs": []},
+    "input_image": {"detail": "auto"},
 }
 
 
@@ -115,11 +130,24 @@ def with_id(item: Wire, new_id: Callable[[str], str]) -> dict[str, Any]:
     kind, id, content = item.get("type") or "message", item.get("id"), item.get("content")
     if not isinstance(id, str) or not id:
         id = new_id(_PREFIXES.get(kind, "item_"))
-    full = {**item, "type": kind, "id": id}
+    full: dict[str, Any] = {**item, "type": kind, "id": id}
     if kind == "message" and isinstance(content, str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
         full["content"] = [{"type": part, "text": content}]
-    return full
+    for parts in ("content", "output"):
+        if isinstance(full.get(parts), list):
+            full[parts] = [_with_defaults(part, _PART_DEFAULTS) for part in full[parts]]
+    whole: dict[str, Any] = _with_defaults(full, _DEFAULTS)
+    return whole
+
+
+def _with_defaults(said: Any, defaults: Mapping[str, Wire]) -> Any:
+    """``said``, with what a thing of its type has and it does not say."""
+    kind = said.get("type") if isinstance(said, Mapping) else None
+    missing = defaults.get(kind, {}) if isinstance(kind, str) else {}
+    if not missing:
+        return said
+    return {**said, **{name: value for name, value in missing.items() if said.get(name) is None}}
 
 
 class _Terminal(Struct):
