@@ -202,6 +202,11 @@ class ResponseFormat:
     strict: bool | None = None
     schema_at: str = field(default="response_format", compare=False)
 
+    @property
+    def at(self) -> str:
+        """Where the format itself stands in the request."""
+        return self.schema_at.removesuffix(".schema").removesuffix(".json_schema")
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

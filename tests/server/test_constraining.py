@@ -131,6 +131,30 @@ async def test_a_response_format_is_held_to_beside_tools() -> None:
     assert "response_format.json_schema.schema.properties.path.not" in reply.body.decode()
 
 
+FORMATS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        MESSAGES,
+        {"output_config": {"format": {"type": "json_schema", "schema": FINE}}},
+        "output_config.format",
+    ),
+    (MESSAGES, {"output_format": {"type": "json_schema", "schema": FINE}}, "output_format"),
+    (CHAT, {"response_format": FORMAT}, "response_format"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n", "schema": FINE}}}, "text.format"),
+]
+
+
+@pytest.mark.parametrize(("path", "asks", "field"), FORMATS, ids=[f[2] for f in FORMATS])
+async def test_a_format_that_cannot_be_held_to_is_named_as_its_api_does(
+    path: str, asks: dict[str, Any], field: str
+) -> None:  # C44
+    reply, _ = await asked(path, kinds=(), **asks)
+    assert reply.status == 400
+    assert reply.json["error"]["message"].startswith(f"{field}: the engine behind this model")
+    told, _ = await asked(path, tools=[tool(path, strict=None)], family=families.get("llama3_json"), **asks)
+    assert told.status == 200
+    assert told.headers["x-singletree-warning"].startswith(f"{field}: not enforced beside tools")
+
+
 PATCH = {
     "type": "custom",
     "name": "patch",

@@ -85,10 +85,12 @@ def constraint_of(asking: Asking) -> Held:
             "the engine takes no grammars of tools, or no constraints at all; they are not enforced"
         )
     if constraint is None and _must_hold(asking.request):
+        form = asking.request.response_format
+        field = "tool_choice" if form is None or asking.request.tool_choice.mode == "required" else form.at
         raise InvalidRequest(
-            "the engine behind this model takes no constraints, so no call or JSON can be forced; leave tool_choice at"
-            " auto and response_format out",
-            param="tool_choice" if asking.request.tool_choice.mode == "required" else "response_format",
+            f"{field}: the engine behind this model takes no constraints, so no call or JSON can be forced; leave it"
+            " out",
+            param=field,
         )
     return Held(constraint, tuple(warnings))
 
@@ -110,7 +112,7 @@ def _wanted(asking: Asking, tools: Sequence[Tool]) -> tuple[Expression | None, s
         expression = constrain.json_text(family, form, tools, thinking=thinking, parallel=parallel)
         return expression, ""
     if form is not None:
-        return None, f"response_format: not enforced beside tools: {_unmarked(family)}"
+        return None, f"{form.at}: not enforced beside tools: {_unmarked(family)}"
     if not free:
         return None, ""
     prose = constrain.prose(family, tools, thinking=thinking, parallel=parallel)
