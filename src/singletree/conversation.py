@@ -301,6 +301,25 @@ class Hints:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentContext:
+    """Whose request it is, in a harness's own words: for traces alone. Empty is what it did not say.
+
+    Attributes:
+        session_type_id: what kind of session it is.
+        trajectory_id: one run of an agent in the session.
+        parent_session_id, parent_trajectory_id: where this one was begun from.
+        session_final: the session's last request.
+    """
+
+    session_type_id: str = ""
+    session_id: str = ""
+    trajectory_id: str = ""
+    parent_session_id: str = ""
+    parent_trajectory_id: str = ""
+    session_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request for one turn, whatever protocol it came in.
 
@@ -314,6 +333,7 @@ class Request:
         context_edits: what may be taken out of the history before the model reads it.
         session: the client's own session key, if its body has one.
         hints: for routing and engines.
+        agent: for traces.
         choices: how many answers are drawn.
         warnings: what was accepted and ignored, for the ``x-singletree-warning`` header.
         extra: what the protocol needs again to encode its answer (echoed fields).
@@ -332,6 +352,7 @@ class Request:
     context_edits: tuple[ContextEdit, ...] = ()
     session: str | None = None
     hints: Hints = Hints()
+    agent: AgentContext = AgentContext()
     choices: int = 1
     warnings: Sequence[str] = ()
     extra: Extra = field(default_factory=dict)

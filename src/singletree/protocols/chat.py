@@ -17,7 +17,7 @@ from singletree.protocols import limits, wire
 from singletree.protocols.chat_encode import ID_PREFIX, Encoder, encode, encode_choices, encode_error
 from singletree.protocols.chat_messages import Message, reasoning_fields, turns
 from singletree.protocols.chat_tools import SentChoice, SentTool, tool_choice_of, tools_of
-from singletree.protocols.hints import NvExt, hints_of, session_of
+from singletree.protocols.hints import NvExt, agent_of, hints_of, session_of
 
 __all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_choices", "encode_error"]
 
@@ -126,6 +126,7 @@ def request(wanted: Body) -> Request:
     _refuse_what_cannot_be_done(wanted)
     warnings: list[str] = []
     tools = tools_of(wanted.tools or [], warnings)
+    agent = agent_of(wanted.nvext)
     return Request(
         model=wanted.model or "",
         conversation=Conversation(turns(wanted.messages), tools),
@@ -139,8 +140,9 @@ def request(wanted: Body) -> Request:
         parallel_tool_calls=wanted.parallel_tool_calls is not False,
         thinking=_thinking(wanted),
         response_format=response_format_of(wanted.response_format),
-        session=wanted.prompt_cache_key or wanted.session_id or session_of(wanted.nvext),
+        session=wanted.prompt_cache_key or wanted.session_id or session_of(agent),
         hints=hints_of(wanted.nvext),
+        agent=agent,
         choices=choices_of(wanted),
         warnings=tuple(warnings),
         extra={

@@ -17,7 +17,7 @@ from singletree.events import Event, Finished, PromptRead, TextDelta, Token, Tok
 from singletree.protocols import chat, limits, openai_error, sse, wire
 from singletree.protocols.chat_encode import FINISH_REASONS, usage_object
 from singletree.protocols.choices import Choice
-from singletree.protocols.hints import hints_of, session_of
+from singletree.protocols.hints import agent_of, hints_of, session_of
 from singletree.protocols.logprobs import Telling, ids_of, prompt_of, tokens_of
 
 __all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_choices", "encode_error"]
@@ -67,14 +67,16 @@ def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
         # The echo has its own, and those alone are told with it.
         of_prompt = max(wanted.logprobs, wanted.prompt_logprobs or 0)
         sampling = replace(sampling, prompt_logprobs=of_prompt)
+    agent = agent_of(wanted.nvext)
     return Request(
         model=wanted.model,
         conversation=Conversation(()),
         sampling=sampling,
         stream=bool(wanted.stream),
         response_format=chat.response_format_of(wanted.response_format),
-        session=wanted.session_id or session_of(wanted.nvext),
+        session=wanted.session_id or session_of(agent),
         hints=hints_of(wanted.nvext),
+        agent=agent,
         choices=choices,
         extra={
             **chat.told_of(wanted),

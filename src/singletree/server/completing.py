@@ -48,7 +48,7 @@ class RawText:
 async def complete(call: Call) -> ASGIApp:
     """The answers to one or more raw prompts, streamed or whole."""
     service, body = call.service, await call.body()
-    request = hinted(completions.decode(body, call.headers), call.headers)
+    request = hinted(call, completions.decode(body, call.headers))
     if service.closing:
         raise Overloaded("the server is shutting down; try again in a moment")
     model = service.catalog.get(request.model)

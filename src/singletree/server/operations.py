@@ -120,7 +120,7 @@ async def answer(call: Call, body: bytes, request: Request, recent: Recent | Non
     if service.closing:
         raise Overloaded("the server is shutting down; try again in a moment")
     _refuse_stored(request)
-    request = hinted(request, call.headers)
+    request = hinted(call, request)
     model = service.catalog.get(request.model)
     session = session_key(call.headers, request)
     tools_of = partial(service.sessions.tools_of, session)
@@ -302,9 +302,15 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
     return ["tools: the chat template of this model prints none, so the model does not see them"]
 
 
-def hinted(request: Request, headers: Mapping[str, str]) -> Request:
-    """``request`` with the hints that its headers give."""
-    return replace(request, hints=hints.with_headers(request.hints, headers))
+def hinted(call: Call, request: Request) -> Request:
+    """``request`` with what its headers say for engines and traces, which the trace has from here on.
+
+    Raises InvalidRequest for what means nothing.
+    """
+    said = hints.with_headers(request.hints, hints.HINTS, call.headers)
+    agent = hints.with_headers(request.agent, hints.AGENT, call.headers)
+    call.trace.asked(said, agent)
+    return replace(request, hints=said, agent=agent)
 
 
 def warned(warnings: list[str]) -> list[Header]:

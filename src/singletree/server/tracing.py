@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from singletree.conversation import AgentContext, Hints
 from singletree.errors import Rejected, SingletreeError
 from singletree.events import Finished, Usage
 from singletree.server.identity import new_id
@@ -108,6 +110,7 @@ class Trace:
         self._first: float | None = None
         self._model = ""
         self._step: Step | None = None
+        self._said = ""
         self._usage: Usage | None = None
         self._reason = ""
         self._error = ""
@@ -115,6 +118,13 @@ class Trace:
     def new_id(self, prefix: str) -> str:
         """A new id; for ``req_`` the request's own."""
         return self.request_id if prefix == "req_" else new_id(prefix)
+
+    def asked(self, hints: Hints, agent: AgentContext) -> None:
+        """What the harness says of the request and of itself: the log line has all of it."""
+        given = [(field, getattr(each, field.name)) for each in (hints, agent) for field in fields(each)]
+        self._said = "".join(
+            f" {field.name}={_plain(str(value))}" for field, value in given if value != field.default
+        )
 
     def generating(self, model: str, rules: Iterable[str], replayed: int = 0) -> None:
         """A generation begins, on a prompt that ``rules`` changed and that holds ``replayed`` turns by their tokens."""
@@ -178,7 +188,7 @@ class Trace:
         return (
             f"{line} model={self._model} prompt={usage.prompt_tokens} cached={usage.cached_tokens} "
             f"completion={usage.completion_tokens} reasoning={usage.reasoning_tokens} first={first} "
-            f"end={self._reason}{self._session()}"
+            f"end={self._reason}{self._session()}{self._said}"
         )
 
     def _session(self) -> str:
@@ -186,8 +196,12 @@ class Trace:
         step = self._step
         if step is None:
             return ""
-        # A session's key is the client's and may hold anything.
-        said = f" session={ascii(step.session)[1:-1].replace(' ', '_')} matched={step.matched} new={step.new}"
+        said = f" session={_plain(step.session)} matched={step.matched} new={step.new}"
         if step.broken is not None:
             said += f" break={step.broken.cause.name} lost={step.lost}"
         return said
+
+
+def _plain(word: str) -> str:
+    """A client's own word, which may hold anything, as one word of one line."""
+    return ascii(word)[1:-1].replace(" ", "_")
