@@ -17,9 +17,6 @@ import llm_comply
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
-from llm_comply import runner
-from llm_comply.config import ComplianceConfig
-from llm_comply.result import TestStatus as Status
 from llm_comply.schema import SpecLoader
 from llm_comply.tests.anthropic import ANTHROPIC_TESTS
 from pydantic import BaseModel, TypeAdapter
