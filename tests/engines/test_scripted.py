@@ -137,6 +137,32 @@ async def test_a_script_can_say_overloaded() -> None:
         await play("[[script:x]]", scripts={"x": '#opts {"overloaded": true}\n'})
 
 
+async def test_a_script_can_end_early() -> None:
+    chunks = await play("[[script:x]]", scripts={"x": Script(ABC, stop_after=3)}, end_token_id=END)
+    assert (said(chunks).encode()[:3], chunks[-1].finish) == (b"abc", "stop")
+    assert tokens_of(chunks)[3:] == [END]
+
+
+async def test_a_fault_can_pass() -> None:
+    made = await engine(
+        scripts={"x": Script(ABC, overloaded=True, fail_after=5, cut_after=3, stop_after=2, faults=2)}
+    )
+    for number in range(2):
+        with pytest.raises(Overloaded):
+            await anext(made.generate(encode("[[script:x]]"), Sampling(), f"{number}"))
+    for _ in range(2):
+        assert said(await collect(made.generate(encode("[[script:x]]"), Sampling(), "whole"))) == ABC
+
+
+async def test_a_script_that_failed_plays_on_when_the_fault_has_passed() -> None:
+    made = await engine(scripts={"x": Script(ABC, fail_after=len(ABC), faults=1)})
+    told: list[Chunk] = []
+    with pytest.raises(EngineFailed):
+        await collect_into(told, made.generate(encode("[[script:x]]"), Sampling(), "fails"))
+    assert said(told) == ABC
+    assert said(await collect(made.generate(encode("[[script:x]]"), Sampling(), "whole"))) == ABC
+
+
 @pytest.mark.parametrize(
     ("script", "told_before"),
     [

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +114,7 @@ class ScriptedEngine:
         self._memory = PrefixMemory(remembered)
         self._timelines: dict[tuple[object, ...], _Timeline] = {}
         self._playing: set[_Playing] = set()
+        self._faults: Counter[str] = Counter()
         self._open = False
         self._log_room = log_tokens
         self.log: deque[Played] = deque()
@@ -154,6 +155,8 @@ class ScriptedEngine:
         prompt = array("I", prompt_token_ids)
         limit = token_limit(len(prompt), sampling.max_tokens, self._info.context_window)
         name, script = self._chooser.choose(prompt)
+        if script.faults is not None:
+            script = self._with_fault(name, script)
         if script.overloaded:
             raise Overloaded("the script says that the engine is overloaded; try again later")
         if script.fail_after == 0:
@@ -197,9 +200,14 @@ class ScriptedEngine:
         if playing.outcome is not None:
             yield Chunk((), finish=playing.outcome)
 
+    def _with_fault(self, name: str, script: Script) -> Script:
+        """The script, whole once it has gone wrong as often as it should."""
+        self._faults[name] += 1
+        return script if self._faults[name] <= (script.faults or 0) else script.whole()
+
     def _cut(self, script: Script, limit: int, stops: Sequence[int]) -> tuple[tuple[int, ...], StopKind]:
         """The tokens to tell and how they end."""
-        tokens, finish = script.tokens, _STOP
+        tokens, finish = script.tokens[: script.stop_after], _STOP
         if script.cut_after is not None:
             tokens, finish = tokens[: script.cut_after], _LENGTH
         elif script.end and tokens[-1:] != self._end:
@@ -216,7 +224,7 @@ class ScriptedEngine:
         size = max(1, script.chunk or self._chunk)
         if name == "echo":
             return _timeline(script, tokens, finish, size, logprobs)
-        key = (name, len(tokens), finish, size, logprobs)
+        key = (name, len(tokens), finish, size, logprobs, script.fail_after)
         timeline = self._timelines.get(key)
         if timeline is None:
             if len(self._timelines) >= _TIMELINES_KEPT:

@@ -63,7 +63,9 @@ class Script:
         stall: seconds.
         fail_after: tokens after which the engine fails; 0 fails before the first chunk.
         cut_after: tokens after which it ends as if by length.
+        stop_after: tokens after which it ends as if the model had no more to say.
         overloaded: refuse the request.
+        faults: how often the four above happen before the script is played whole; None for always.
         end: whether the end token follows.
     """
 
@@ -76,9 +78,15 @@ class Script:
     stall: float = 0.0
     fail_after: int | None = None
     cut_after: int | None = None
+    stop_after: int | None = None
     overloaded: bool = False
+    faults: int | None = None
     end: bool = True
     tokens: tuple[int, ...] = field(default=(), compare=False, repr=False)
+
+    def whole(self) -> Script:
+        """The script when nothing goes wrong."""
+        return replace(self, fail_after=None, cut_after=None, stop_after=None, overloaded=False)
 
 
 _OPTIONS = {f.name: str(f.type) for f in fields(Script) if f.name not in ("text", "token_ids", "tokens")}
