@@ -326,8 +326,8 @@ def test_tokens_spelled_by_id() -> None:
         ),
         (ModelNotFound("x", ("y",)), openai.NotFoundError, "model_not_found", "'x' is not served here"),
         (Unauthorized("no key"), openai.AuthenticationError, "invalid_api_key", "no key"),
-        (Overloaded("all busy"), openai.InternalServerError, "overloaded", "all busy"),
-        (EngineFailed("it died"), openai.InternalServerError, "server_error", "it died"),
+        (Overloaded("all busy"), openai.InternalServerError, "overloaded", "is overloaded: all busy"),
+        (EngineFailed("it died"), openai.InternalServerError, "server_error", "server error: it died"),
     ],
 )
 def test_errors_reach_the_sdk(error: Any, raised: type[openai.APIStatusError], code: str, words: str) -> None:

@@ -164,7 +164,7 @@ class TestShapes:
         assert seen.terminal == "response.failed"
         assert seen.response["error"] == {
             "code": "server_error",
-            "message": "the engine stopped; send the request again",
+            "message": "Internal server error: the engine stopped; send the request again",
         }
 
     def test_what_was_open_when_a_stream_fails_is_not_done(self, shape: shapes.Shape) -> None:  # C39

@@ -52,7 +52,7 @@ def error_object(error: SingletreeError, *, prompt: str = "messages") -> ErrorOb
     rejected = isinstance(error, Rejected)
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
     return ErrorObject(
-        message=_overflow(error, prompt) if isinstance(error, ContextOverflow) else error.message,
+        message=_message(error, prompt),
         type="invalid_request_error" if rejected else "server_error",
         param=prompt if isinstance(error, ContextOverflow) else getattr(error, "param", None),
         code=code if rejected or code else "server_error",
@@ -62,6 +62,16 @@ def error_object(error: SingletreeError, *, prompt: str = "messages") -> ErrorOb
 def encode_error(error: SingletreeError, *, prompt: str = "messages") -> tuple[int, bytes]:
     """HTTP status and JSON body of ``error``."""
     return error.status, msgspec.json.encode({"error": error_object(error, prompt=prompt)})
+
+
+def _message(error: SingletreeError, prompt: str) -> str:
+    """pi 0.73 tries again only if the words of an error in a stream say that it was the server's."""
+    if isinstance(error, ContextOverflow):
+        return _overflow(error, prompt)
+    if isinstance(error, Rejected):
+        return error.message
+    fault = "The server is overloaded" if isinstance(error, Overloaded) else "Internal server error"
+    return f"{fault}: {error.message}"
 
 
 def _overflow(error: ContextOverflow, prompt: str) -> str:
