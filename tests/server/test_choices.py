@@ -153,7 +153,8 @@ async def test_one_that_fails_loses_nothing_of_the_others() -> None:  # C39
     assert [choice.finish_reason for choice in choices] == ["stop", None, "stop"]
     assert [choice.error is None for choice in choices] == [True, False, True]
     assert choices[1].error is not None
-    assert choices[1].error["message"] == "choice 1 of 3 failed, the others are whole: the engine died"
+    said = "choice 1 of 3 failed, the others are whole: the engine died"
+    assert choices[1].error["message"].endswith(said)
 
 
 async def test_one_that_fails_is_no_whole_body() -> None:  # C39
