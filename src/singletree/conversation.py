@@ -327,6 +327,8 @@ class Request:
         model: the name the client used.
         conversation: turns and tools.
         stream: whether the answer leaves as events.
+        opens_turn: whether the header of the assistant's turn stands at the end of the prompt.
+        continues: whether a turn of the assistant's at the end is left open for the model to go on with.
         parallel_tool_calls: False ends the turn after its first complete call.
         max_tool_calls: the turn ends after so many complete calls; None for any number.
         truncate: a history that does not fit the window loses its oldest turns, and is not refused.
@@ -344,6 +346,8 @@ class Request:
     sampling: Sampling = Sampling()
     stream: bool = False
     tool_choice: ToolChoice = ToolChoice()
+    opens_turn: bool = True
+    continues: bool = True
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
     truncate: bool = False

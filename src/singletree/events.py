@@ -125,6 +125,14 @@ class Usage:
     reasoning_tokens: int = 0
 
 
+@dataclass(slots=True)
+class UsageRead:
+    """The counts with what the next events say, for a client that asked for them all along. It says nothing itself."""
+
+    usage: Usage
+    raw: str = ""
+
+
 FinishReason = Literal["stop", "stop_sequence", "length", "context_overflow", "refusal", "cancelled", "error"]
 
 
@@ -160,6 +168,7 @@ Event = (
     | ToolCallBroken
     | TokensRead
     | PromptRead
+    | UsageRead
     | OfChoice
 )
 

@@ -23,10 +23,9 @@ def test_the_least_that_a_request_can_be() -> None:
     assert request.thinking == Thinking()
     assert request.extra == {
         "include_usage": False,
+        "continuous_usage_stats": False,
         "return_token_ids": False,
         "return_tokens_as_token_ids": False,
-        "reasoning_fields": ("reasoning_content",),
-        "continue_final_message": False,
     }
 
 
@@ -219,8 +218,8 @@ def test_response_format(given_format: Any, expected: ResponseFormat | None) -> 
 @pytest.mark.parametrize(
     ("messages", "fields"),
     [
-        ([], ("reasoning_content",)),
-        ([assistant(content="x")], ("reasoning_content",)),
+        ([], None),
+        ([assistant(content="x")], None),
         ([assistant(reasoning="a")], ("reasoning",)),
         ([assistant(reasoning_content="a", reasoning="a")], ("reasoning_content", "reasoning")),
         ([assistant(reasoning_details=[{"text": "a"}])], ("reasoning",)),
@@ -230,8 +229,8 @@ def test_response_format(given_format: Any, expected: ResponseFormat | None) -> 
         ),
     ],
 )
-def test_reasoning_goes_out_as_it_comes_in(messages: list[Any], fields: tuple[str, ...]) -> None:
-    assert decode(messages=[*messages, USER]).extra["reasoning_fields"] == fields
+def test_reasoning_goes_out_as_it_comes_in(messages: list[Any], fields: tuple[str, ...] | None) -> None:
+    assert decode(messages=[*messages, USER]).extra.get("reasoning_fields") == fields
 
 
 def test_reasoning_can_be_left_out() -> None:
@@ -239,18 +238,32 @@ def test_reasoning_can_be_left_out() -> None:
     assert decode(reasoning={"exclude": True}).extra["reasoning_fields"] == ()
 
 
+OPENED, LEFT_OPEN, WHOLE, BARE = (True, True), (True, True), (True, False), (False, True)
+
+
 @pytest.mark.parametrize(
-    ("last", "fields", "expected"),
+    ("last", "fields", "opening"),
     [
-        (assistant(content="So"), {}, False),
-        (assistant(content="So"), {"continue_final_message": True}, True),
-        (assistant(content="So", prefix=True), {}, True),
-        (assistant(content="So", partial=True), {}, True),
-        (USER, {"continue_final_message": False}, False),
+        (USER, {}, OPENED),
+        (USER, {"continue_final_message": False, "add_generation_prompt": True}, WHOLE),
+        (USER, {"add_generation_prompt": False}, BARE),
+        (assistant(content="So"), {}, LEFT_OPEN),
+        (assistant(content="So"), {"continue_final_message": True}, LEFT_OPEN),
+        (
+            assistant(content="So"),
+            {"continue_final_message": True, "add_generation_prompt": False},
+            LEFT_OPEN,
+        ),
+        (assistant(content="So", prefix=True), {"add_generation_prompt": False}, LEFT_OPEN),
+        (assistant(content="So", partial=True), {}, LEFT_OPEN),
+        (assistant(content="So"), {"continue_final_message": False}, WHOLE),
+        (assistant(content="So"), {"add_generation_prompt": True}, WHOLE),
+        (assistant(content="So"), {"add_generation_prompt": False}, BARE),
     ],
 )
-def test_prefill(last: Any, fields: dict[str, Any], expected: bool) -> None:
-    assert decode(messages=[USER, last], **fields).extra["continue_final_message"] is expected
+def test_how_the_answer_is_opened(last: Any, fields: dict[str, Any], opening: tuple[bool, bool]) -> None:
+    request = decode(messages=[USER, last], **fields)
+    assert (request.opens_turn, request.continues) == opening
 
 
 def test_stream_and_session() -> None:

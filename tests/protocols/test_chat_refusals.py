@@ -124,6 +124,15 @@ def refused(**fields: Any) -> InvalidRequest:
             "response_format.json_schema.schema",
             "required",
         ),
+        (
+            {
+                "messages": [assistant(content="So")],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "continue_final_message",
+            "send one of them",
+        ),
         ({"continue_final_message": True}, "continue_final_message", "the last message is of role 'user'"),
     ],
 )

@@ -46,7 +46,7 @@ def test_messages_are_read_as_a_chat_is() -> None:
     assert request.chat.conversation.turns == (Turn("user", (Text("hi"),)),)
     assert [t.name for t in request.chat.conversation.tools] == ["f"]
     assert request.chat.thinking.enabled is False
-    assert (request.add_special_tokens, request.add_generation_prompt) == (False, True)
+    assert (request.add_special_tokens, request.chat.opens_turn) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,14 @@ def test_messages_are_read_as_a_chat_is() -> None:
         (
             {"messages": [*MESSAGES, {"role": "assistant", "content": "So"}], "continue_final_message": True},
             False,
-            False,
+            True,
         ),
     ],
 )
 def test_what_a_chat_is_printed_with(fields: dict[str, Any], special: bool, generation: bool) -> None:
     request = decode(**{"messages": MESSAGES} | fields)
-    assert (request.add_special_tokens, request.add_generation_prompt) == (special, generation)
+    assert request.chat is not None
+    assert (request.add_special_tokens, request.chat.opens_turn) == (special, generation)
 
 
 @pytest.mark.parametrize(

@@ -94,19 +94,20 @@ class ChatTemplate:
         draw: Draw,
         template_arguments: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continues: bool = True,
         guard: Guard = str,
         vision: bool = True,
     ) -> str:
         """The prompt. What ``guard`` marked in it is for ``Tokenizer.encode`` and ``strip_guards``.
 
-        An assistant turn at the end is left open for the model to go on with. A conversation that the
-        template refuses in its own form is tried again as plain text, in turns.
+        A conversation that the template refuses in its own form is tried again as plain text, in turns.
 
         Args:
             draw: draws parts of an assistant turn in the model's own format, where the template has no form
                 for them.
             template_arguments: further variables for the template.
             add_generation_prompt: whether the header of the assistant's turn is opened at the end.
+            continues: whether an assistant turn at the end is left open instead, for the model to go on with.
             guard: applied to every string that is the client's own: all but the assistant's text.
             vision: whether images go to the template; False where the engine cannot take them.
 
@@ -127,7 +128,9 @@ class ChatTemplate:
             writer = MessageWriter(reads, draw, guard, vision=vision, strict=strict)
             context["tools"] = tools if reads.tools or not strict else self._printed_tools((), guard)
             try:
-                return self._fill(writer, conversation.turns, context)
+                if continues and add_generation_prompt and conversation.turns[-1].role == "assistant":
+                    return self._left_open(writer, conversation.turns, context)
+                return writer.drawn.put_in(self._render(writer.write(conversation.turns), **context))
             except Exception as error:  # a template is foreign code: whatever it raises, it refuses this form
                 refused = refused or error
         raise _refusal(refused)
@@ -152,10 +155,8 @@ class ChatTemplate:
         )
         return [(self.reads, False), (plain, True), (replace(plain, system=False), True)]
 
-    def _fill(self, writer: MessageWriter, turns: Sequence[Turn], context: dict[str, Any]) -> str:
+    def _left_open(self, writer: MessageWriter, turns: Sequence[Turn], context: dict[str, Any]) -> str:
         last = turns[-1]
-        if last.role != "assistant" or not context["add_generation_prompt"]:
-            return writer.drawn.put_in(self._render(writer.write(turns), **context))
         if not last.parts:
             return writer.drawn.put_in(self._render(writer.write(turns[:-1]), **context))
         text = self._render(writer.write(turns[:-1], last), **(context | {"add_generation_prompt": False}))

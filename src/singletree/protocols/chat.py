@@ -38,6 +38,7 @@ class _Format(msgspec.Struct):
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class _ThinkingField(msgspec.Struct):
@@ -98,6 +99,7 @@ class Body(Drawn, kw_only=True):
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     prompt_cache_key: str | None = None
     session_id: str | None = None
 
@@ -117,8 +119,8 @@ def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
 def request(wanted: Body) -> Request:
     """What ``decode`` makes of a body that has been read; ``model`` may be empty.
 
-    ``extra`` holds ``include_usage`` (bool), ``reasoning_fields`` (tuple of str: the fields that carry the
-    reasoning) and ``continue_final_message`` (bool: the answer goes on with the last, assistant's, message).
+    ``extra`` holds what ``told_of`` gives and, where the client shows which fields carry its reasoning,
+    ``reasoning_fields`` (tuple of str).
 
     Raises:
         InvalidRequest: with ``param`` as a path such as ``messages.0.content``.
@@ -127,9 +129,11 @@ def request(wanted: Body) -> Request:
     warnings: list[str] = []
     tools = tools_of(wanted.tools or [], warnings)
     agent = agent_of(wanted.nvext)
+    conversation = Conversation(turns(wanted.messages), tools)
+    opens_turn, continues = _opening(wanted)
     return Request(
         model=wanted.model or "",
-        conversation=Conversation(turns(wanted.messages), tools),
+        conversation=conversation,
         sampling=sampling_of(
             wanted,
             wanted.max_tokens if wanted.max_completion_tokens is None else wanted.max_completion_tokens,
@@ -137,6 +141,8 @@ def request(wanted: Body) -> Request:
         ),
         stream=bool(wanted.stream),
         tool_choice=tool_choice_of(wanted.tool_choice, tools),
+        opens_turn=opens_turn,
+        continues=continues,
         parallel_tool_calls=wanted.parallel_tool_calls is not False,
         thinking=_thinking(wanted),
         response_format=response_format_of(wanted.response_format),
@@ -145,11 +151,7 @@ def request(wanted: Body) -> Request:
         agent=agent,
         choices=choices_of(wanted),
         warnings=tuple(warnings),
-        extra={
-            **told_of(wanted),
-            "reasoning_fields": _reasoning_fields(wanted),
-            "continue_final_message": _continues(wanted),
-        },
+        extra=told_of(wanted) | _reasoning_fields(wanted),
     )
 
 
@@ -188,10 +190,12 @@ def choices_of(body: Drawn) -> int:
     return n
 
 
-def told_of(body: Drawn) -> dict[str, bool]:
+def told_of(body: Drawn) -> dict[str, Any]:
     """What ``body`` wants to be told beside the answer, for ``Request.extra``."""
+    options = body.stream_options or _StreamOptions()
     return {
-        "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+        "include_usage": bool(options.include_usage),
+        "continuous_usage_stats": bool(options.include_usage and options.continuous_usage_stats),
         "return_token_ids": bool(body.return_token_ids),
         "return_tokens_as_token_ids": bool(body.return_tokens_as_token_ids),
     }
@@ -268,18 +272,26 @@ def _thinking(body: Body) -> Thinking:
     )
 
 
-def _reasoning_fields(body: Body) -> tuple[str, ...]:
+def _reasoning_fields(body: Body) -> dict[str, tuple[str, ...]]:
+    """Which fields the client reads reasoning in, if it says so."""
     if body.include_reasoning is False or (body.reasoning and body.reasoning.exclude):
-        return ()
-    return reasoning_fields(body.messages) or ("reasoning_content",)
+        return {"reasoning_fields": ()}
+    known = reasoning_fields(body.messages)
+    return {"reasoning_fields": known} if known else {}
 
 
-def _continues(body: Body) -> bool:
-    """vLLM's switch, or the mark that DeepSeek (``prefix``) and Moonshot (``partial``) put on the message."""
-    last = body.messages[-1]
-    if last.role == "assistant":
-        return bool(body.continue_final_message or last.prefix or last.partial)
-    if body.continue_final_message:
-        at, cure = "continue_final_message", "end with a message of role 'assistant'"
+def _opening(body: Body) -> tuple[bool, bool]:
+    """``Request.opens_turn`` and ``continues``: by vLLM's switches, or the mark that DeepSeek (``prefix``) and Moonshot
+    (``partial``) put on the message. Unsaid, a message of the assistant's at the end is gone on with.
+    """
+    at, last = "continue_final_message", body.messages[-1]
+    if body.continue_final_message and last.role != "assistant":
+        cure = "end with a message of role 'assistant'"
         raise InvalidRequest(f"{at} is true but the last message is of role {last.role!r}; {cure}", param=at)
-    return False
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequest(f"{at} and add_generation_prompt are both true; send one of them", param=at)
+    if body.continue_final_message or last.prefix or last.partial:
+        return True, True
+    return body.add_generation_prompt is not False, not (
+        body.add_generation_prompt or body.continue_final_message is False
+    )

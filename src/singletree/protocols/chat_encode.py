@@ -26,6 +26,7 @@ from singletree.events import (
     ToolCallEnd,
     ToolCallStart,
     Usage,
+    UsageRead,
 )
 from singletree.protocols import custom_tools, openai_error, sse, wire
 from singletree.protocols.choices import Choice
@@ -119,6 +120,9 @@ class Encoder:
             return self._break_call(event)
         if isinstance(event, TokensRead):
             return self._tell(event)
+        if isinstance(event, UsageRead):
+            counted = _json(usage_object(event.usage))
+            return self._delta + b'},"finish_reason":null}],"usage":%b}\n\n' % counted
         if self._call is not None:
             self._call.raw.append(event.raw)
         return b""

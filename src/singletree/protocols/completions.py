@@ -13,7 +13,7 @@ from typing import Any
 
 from singletree.conversation import Conversation, Request, Turn
 from singletree.errors import InvalidRequest, SingletreeError
-from singletree.events import Event, Finished, PromptRead, TextDelta, Token, TokensRead, Usage
+from singletree.events import Event, Finished, PromptRead, TextDelta, Token, TokensRead, Usage, UsageRead
 from singletree.protocols import chat, limits, openai_error, sse, wire
 from singletree.protocols.chat_encode import FINISH_REASONS, usage_object
 from singletree.protocols.choices import Choice
@@ -159,6 +159,10 @@ class Encoder:
 
     def feed(self, event: Event) -> bytes:
         """What ``event`` adds, ``b""`` if nothing."""
+        if isinstance(event, UsageRead):
+            return self._chunk("")[: -len(b"}\n\n")] + b',"usage":%b}\n\n' % wire.dump(
+                usage_object(event.usage)
+            )
         if isinstance(event, PromptRead):
             return self._tell(event.tokens, of_prompt=True)
         if self._is_silent:

@@ -33,7 +33,6 @@ class TokenizeRequest:
         prompt: the text, or None.
         chat: the conversation (as Chat Completions decodes it), or None. One of the two is given.
         add_special_tokens: whether the tokenizer adds its own (such as a beginning of text).
-        add_generation_prompt: whether the opening of the assistant's turn follows the conversation.
         return_token_strs: whether each token's text is asked for too.
     """
 
@@ -41,7 +40,6 @@ class TokenizeRequest:
     prompt: str | None = None
     chat: Request | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
 
 
@@ -58,7 +56,6 @@ class _Tokenize(chat.Body, kw_only=True):
     messages: list[Message] | None = None  # type: ignore[assignment]
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -79,14 +76,12 @@ def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> TokenizeReq
         raise InvalidRequest(f"{given} given; send one of the two", param="prompt")
     request = None if wanted.messages is None else chat.request(wanted)
     special = wanted.add_special_tokens
-    continues = request is not None and request.extra["continue_final_message"]
     return TokenizeRequest(
         model=wanted.model or "",
         prompt=wanted.prompt,
         chat=request,
         # A chat template prints the special tokens itself.
         add_special_tokens=request is None if special is None else special,
-        add_generation_prompt=wanted.add_generation_prompt is not False and not continues,
         return_token_strs=bool(wanted.return_token_strs),
     )
 

@@ -21,7 +21,14 @@ from singletree.errors import BadConfiguration
 ENVIRONMENT_PREFIX = "SINGLETREE_"
 
 EngineName = Literal["llamacpp", "vllm", "scripted"]
+ReasoningField = Literal["reasoning_content", "reasoning", "both"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+REASONING_FIELDS: dict[ReasoningField, tuple[str, ...]] = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
 
 
 def _flag(*names: str, **more: Any) -> Parameter:
@@ -99,6 +106,9 @@ class Config:
 
     reasoning_parser: Annotated[str | None, _flag("--reasoning-parser", "--dyn-reasoning-parser")] = None
     """Family of the model's reasoning; found from the chat template by default."""
+
+    reasoning_field: ReasoningField = "reasoning_content"
+    """Field for reasoning on Chat Completions, for clients that show no other: reasoning_content, reasoning, both."""
 
     model_card: Path | None = None
     """TOML file with what clients are told of the model: description, efforts, base instructions and more."""

@@ -25,6 +25,7 @@ from singletree.events import (
     ToolCallEnd,
     ToolCallStart,
     Usage,
+    UsageRead,
 )
 from singletree.protocols import custom_tools
 from singletree.protocols.choices import ChoiceEncoder
@@ -100,7 +101,7 @@ class Dispatching:
         if isinstance(event, ReasoningDelta):
             self._thought.append(event.text)
             return self._encoder.feed(event)
-        if isinstance(event, TokensRead | PromptRead):
+        if isinstance(event, TokensRead | PromptRead | UsageRead):
             return self._encoder.feed(event)
         before = self._end_thought() if self._thought else b""
         said = before + self._encoder.feed(event)

@@ -22,11 +22,11 @@ from singletree.server.background import Job, Jobs
 from singletree.server.body import read_body
 from singletree.server.catalog import Catalog, Model
 from singletree.server.choices import several
-from singletree.server.config import Config
+from singletree.server.config import REASONING_FIELDS, Config
 from singletree.server.dispatch import wanted
 from singletree.server.explaining import PATH as SESSIONS_PATH
 from singletree.server.explaining import encode_session, encode_sessions, explaining, is_asked
-from singletree.server.protocol import RESPONSES, WireProtocol, speaking
+from singletree.server.protocol import CHAT, RESPONSES, WireProtocol, speaking
 from singletree.server.sessions import Sessions, session_key
 from singletree.server.store import Store
 from singletree.server.stored import Recent
@@ -159,7 +159,11 @@ def in_background(call: Call, job: Job) -> ASGIApp:
 async def _read(call: Call, body: bytes) -> Request:
     if call.protocol is RESPONSES:
         return await stored.read(call.service.store, body, call.headers)
-    return call.protocol.decode(body, call.headers)
+    request = call.protocol.decode(body, call.headers)
+    if call.protocol is not CHAT:
+        return request
+    fields = REASONING_FIELDS[call.service.config.reasoning_field]
+    return replace(request, extra={"reasoning_fields": fields, **request.extra})
 
 
 def _explains(call: Call) -> bool:
@@ -208,8 +212,7 @@ async def tokenize_text(call: Call) -> ASGIApp:
     if wanted.chat is None:
         ids = await aside(len(sent), partial(model.tokenizer.encode, wanted.prompt or ""))
     else:
-        opened = wanted.add_generation_prompt
-        write = partial(pipeline.write_prompt, model, wanted.chat, add_generation_prompt=opened)
+        write = partial(pipeline.write_prompt, model, wanted.chat)
         ids = (await aside(len(sent), write)).token_ids.tolist()
     texts = [model.tokenizer.decode([id]) for id in ids] if wanted.return_token_strs else None
     body = tokenize.encode_tokenize(ids, max_model_len=model.context_window, token_strs=texts)

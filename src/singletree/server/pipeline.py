@@ -14,7 +14,7 @@ from functools import cache, partial
 
 from singletree.conversation import AppliedEdit, ClearThinking, Request, Sampling, Thinking, Tool, Turn
 from singletree.errors import ContextOverflow, EngineFailed
-from singletree.events import Event, Finished, FinishReason, Usage
+from singletree.events import Event, Finished, FinishReason, Usage, UsageRead
 from singletree.parsing.draw import draw
 from singletree.parsing.parser import Parser
 from singletree.prompts import clearing, stability
@@ -95,8 +95,6 @@ def write_prompt(
     speech: Speech,
     request: Request,
     tools_of: ToolsOf = stability.no_session,
-    *,
-    add_generation_prompt: bool = True,
 ) -> Prompt:
     """The prompt of a request, as text and as token ids.
 
@@ -123,7 +121,8 @@ def write_prompt(
         template_arguments=thinking_arguments(
             request.thinking, speech.template.reads, known.conversation, default=speech.thinking
         ),
-        add_generation_prompt=add_generation_prompt,
+        add_generation_prompt=request.opens_turn,
+        continues=request.continues,
         guard=speech.tokenizer.guard,
         vision=False,
     )
@@ -246,7 +245,7 @@ async def generate(generation: Generation, request_id: str) -> AsyncGenerator[li
     Closing the generator frees the engine. Raises what the engine raises.
     """
     model, reader, recording = generation.model, generation.reader, generation.recording
-    teller = generation.teller
+    teller, counts = generation.teller, generation.request.extra.get("continuous_usage_stats")
     chunks = model.engine.generate(
         generation.prompt.token_ids,
         generation.sampling,
@@ -261,7 +260,8 @@ async def generate(generation: Generation, request_id: str) -> AsyncGenerator[li
             if chunk.cached_tokens is not None:
                 generation.cached_tokens = chunk.cached_tokens
             generation.told.extend(chunk.token_ids)
-            yield reader.feed(chunk.token_ids) if teller is None else teller.feed(chunk)
+            batch = reader.feed(chunk.token_ids) if teller is None else teller.feed(chunk)
+            yield [UsageRead(generation.usage), *batch] if counts and batch else batch
             reason = reader.ended or chunk.finish
             if reason is not None:
                 break
