@@ -156,6 +156,22 @@ async def tells_log_probabilities(subject: Subject) -> None:
 
 
 @_check
+async def tells_log_probabilities_of_the_prompt_if_it_says_so(subject: Subject) -> None:
+    sampling, prompt = replace(_LONG, max_tokens=2, prompt_logprobs=1), subject.endless
+    chunks = await collect(subject.engine.generate(prompt, sampling, "prompt logprobs"))
+    assert len(tokens_of(chunks)) == 2
+    told = [chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None]
+    if not subject.engine.info().tells_prompt_logprobs:
+        assert told == []
+        return
+    [rows] = told
+    assert len(rows) == len(prompt)
+    assert not rows[0], "it follows nothing"
+    assert [row[0][0] for row in rows[1:]] == list(prompt[1:])
+    assert all(value <= 0.0 for row in rows for _, value in row)
+
+
+@_check
 async def knows_a_prompt_again(subject: Subject) -> None:
     prompt = subject.ending[0]
     await collect(subject.engine.generate(prompt, _GREEDY, "first"))

@@ -19,12 +19,22 @@ LOST = ConnectionLost("the connection broke")
 DEFAULT = Sampling()
 
 
-def event(token_ids: Sequence[int], finish: str | None = None, logprobs: int | None = None) -> bytes:
-    """One event as vLLM writes it, with as many ``logprobs``."""
+def event(
+    token_ids: Sequence[int],
+    finish: str | None = None,
+    logprobs: int | None = None,
+    echoed: Sequence[int] = (),
+) -> bytes:
+    """One event as vLLM writes it, with as many ``logprobs``, those of ``echoed`` before them."""
     choice = {"index": 0, "text": "x", "token_ids": token_ids, "finish_reason": finish}
     if logprobs is not None:
-        tops = [{f"token_id:{t + i}": -0.1 - i for i in range(logprobs or 1)} for t in token_ids]
-        choice["logprobs"] = {"token_logprobs": [-0.1] * len(token_ids), "top_logprobs": tops}
+        known = [*echoed, *token_ids]
+        tops = [{f"token_id:{t + i}": -0.1 - i for i in range(logprobs or 1)} for t in known]
+        own: list[float | None] = [-0.1] * len(known)
+        told = {"token_logprobs": own, "top_logprobs": tops}
+        if echoed:
+            told = {"token_logprobs": [None, *own[1:]], "top_logprobs": [None, *tops[1:]]}
+        choice["logprobs"] = told
     return b"data: %b\n\n" % json.dumps({"id": "cmpl-1", "choices": [choice]}).encode()
 
 
@@ -141,7 +151,8 @@ class ServingTransport(MemoryTransport):
             stops = ends or token in said.get("stop_token_ids", ())
             last = stops or i + 1 == said["max_tokens"]
             finish = ("stop" if stops else "length") if last else None
-            answer.write(event([token], finish, said.get("logprobs")))
+            echoed = prompt if said.get("echo") and i == 0 else ()
+            answer.write(event([token], finish, said.get("logprobs"), echoed))
             if last:
                 break
         answer.write(ending(cached), b"")

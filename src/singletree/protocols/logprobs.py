@@ -3,7 +3,7 @@
 ``logprobs`` of Chat Completions and Completions has every token that the model wrote, those of reasoning, calls, markup
 and the end of the turn too, in step with ``token_ids``. OpenAI says nothing about them; vLLM tells all
 (``_create_chat_logprobs``), and who trains on traces counts on it. On Responses they belong to one text part, which
-has its own alone: ``visible``.
+has its own alone.
 """
 
 from __future__ import annotations
@@ -99,11 +99,6 @@ class Telling:
 def number(logprob: float | None) -> float | None:
     """As JSON can say it; null where the engine told none."""
     return _UNLIKELY if logprob is not None and not math.isfinite(logprob) else logprob
-
-
-def visible(tokens: Sequence[Token]) -> list[Token]:
-    """Those of the visible text."""
-    return [token for token in tokens if token.is_visible]
 
 
 def ids_of(tokens: Sequence[Token]) -> list[int]:

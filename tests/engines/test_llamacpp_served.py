@@ -1,0 +1,94 @@
+"""A real model behind the whole server: several choices, log-probabilities, token ids and raw prompts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from engines.small_model import small_model
+from protocols import grammar_chat
+from server.memory import events
+from server.serving import MODEL, Served, serving
+from singletree import families
+from singletree.engines.llamacpp import LlamaCppEngine
+from singletree.prompts.template import load_chat_template
+from singletree.prompts.tokenizer import Tokenizer, load_tokenizer
+
+CHAT, RAW = "/v1/chat/completions", "/v1/completions"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = {"temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(small_model())
+
+
+@asynccontextmanager
+async def real(tokenizer: Tokenizer) -> AsyncIterator[Served]:
+    template = load_chat_template(tokenizer)
+    model: dict[str, Any] = {"tokenizer": tokenizer, "template": template, "family": families.get("plain")}
+    async with serving(engine=LlamaCppEngine(small_model(), slots=2), context_window=2048, **model) as served:
+        yield served
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": QUESTION, **GREEDY, **more}
+
+
+async def test_every_token_with_its_log_probability(tokenizer: Tokenizer) -> None:
+    wanted = asked(logprobs=True, top_logprobs=3, return_token_ids=True)
+    async with real(tokenizer) as served:
+        whole = (await served.client.post(CHAT, wanted)).json["choices"][0]
+        streamed = events((await served.client.post(CHAT, wanted | {"stream": True})).body)[:-1]
+    content = whole["logprobs"]["content"]
+    end = "<|im_end|>" if whole["finish_reason"] == "stop" else ""
+    assert bytes(byte for token in content for byte in token["bytes"]).decode() == (
+        whole["message"]["content"] + end
+    )
+    assert tokenizer.decode(whole["token_ids"]) == whole["message"]["content"] + end
+    # Of a character of several tokens llama.cpp tells the last one's alone.
+    known = [token for token in content if token["logprob"] is not None]
+    assert len(known) > len(content) / 2
+    for token in known:
+        assert len(token["top_logprobs"]) == 3
+        assert token["top_logprobs"][0]["token"] == token["token"], "drawn greedily"
+        assert token["logprob"] == pytest.approx(token["top_logprobs"][0]["logprob"])
+        numbers = [other["logprob"] for other in token["top_logprobs"]]
+        assert 0 >= numbers[0] >= numbers[1] >= numbers[2]
+    deltas = [data["choices"][0].get("logprobs") for _, data in streamed]
+    told = [token for logprobs in deltas if logprobs for token in logprobs["content"]]
+    assert [token["token"] for token in told] == [token["token"] for token in content]
+
+
+async def test_choices_differ_by_their_seeds(tokenizer: Tokenizer) -> None:
+    wanted = asked(n=4, seed=3, temperature=1.5, max_tokens=8)
+    async with real(tokenizer) as served:
+        first = (await served.client.post(CHAT, wanted)).json
+        again = (await served.client.post(CHAT, wanted | {"stream": True})).body
+    texts = [choice["message"]["content"] for choice in first["choices"]]
+    assert len(set(texts)) > 1
+    assert first["usage"]["completion_tokens"] > 4
+    assert len(grammar_chat.check(again)) == 4, "more choices than slots wait for one"
+
+
+async def test_raw_prompts_go_on_from_where_they_are(tokenizer: Tokenizer) -> None:
+    prompt = "The capital of France is"
+    wanted = {"model": MODEL, "prompt": [prompt, prompt], "temperature": 0, "max_tokens": 3, "logprobs": 1}
+    ranked = wanted | {"prompt": prompt, "best_of": 3, "temperature": 1}
+    async with real(tokenizer) as served:
+        by_text = (await served.client.post(RAW, wanted)).json
+        by_ids = (await served.client.post(RAW, wanted | {"prompt": tokenizer.encode(prompt)})).json
+        best = (await served.client.post(RAW, ranked)).json
+        for path, fields in ((CHAT, asked(prompt_logprobs=1)), (RAW, wanted | {"echo": True})):
+            reply = await served.client.post(path, fields)
+            assert (reply.status, reply.json["error"]["param"]) == (400, "prompt_logprobs"), "it tells none"
+    texts = [choice["text"] for choice in by_text["choices"]]
+    assert texts == [texts[0]] * 2 == [by_ids["choices"][0]["text"]] * 2
+    assert texts[0].startswith(" Paris")
+    logprobs = by_ids["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == texts[0]
+    assert len(best["choices"]) == 1
