@@ -91,7 +91,7 @@ class Exchange:
 
     async def read(self) -> bytes | None:
         """The next chunk; None at the end."""
-        return await asyncio.wait_for(self._chunks.get(), 5)
+        return await asyncio.wait_for(self._chunks.get(), 30)
 
     async def rest(self) -> bytes:
         """All that is still to come."""
