@@ -76,7 +76,7 @@ def test_reasoning_in_every_field(fields: dict[str, Any]) -> None:  # C5
     assert turns(assistant(**fields))[0].parts == (Reasoning("Hm. "),)
 
 
-def test_encrypted_reasoning_details_come_through() -> None:
+def test_encrypted_reasoning_details_come_through() -> None:  # C34
     details = [{"type": "reasoning.encrypted", "data": "x", "index": 0}]
     [part] = turns(assistant(reasoning_details=details))[0].parts
     assert part.extra == {"reasoning_details": details}
@@ -110,7 +110,7 @@ def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:  # C12
     assert call.arguments == "{}"
 
 
-def test_what_was_answered_comes_back_as_it_was() -> None:  # C3 C5
+def test_what_was_answered_comes_back_as_it_was() -> None:  # C3 C5 C33
     for shape in shapes.SHAPES:
         made = chat.encode(
             decode(tools=[READ]), shape.turn, shape.finished, id="i", created=1, new_id=shapes.numbered()

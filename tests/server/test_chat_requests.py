@@ -170,6 +170,22 @@ async def test_calls_have_their_indices_and_ids(chunk: int) -> None:  # C9 C13
     assert whole["finish_reason"] == "tool_calls" == streamed.finish_reason
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5])
+async def test_no_part_of_a_marker_is_told_and_what_looks_like_one_is(chunk: int) -> None:  # C17 C18
+    quoted = "if a < b: `<tool_call>` or <tool_cal"
+    script = f"<think>\nHm.\n</think>\n\n{quoted} <tool_call>\nno call\n</tool_call> then\n{written('read')}"
+    asked = body(PATH, "[[script:s]]", tools=[READ])
+    async with serving({"s": Script(script, chunk=chunk)}) as served:
+        streamed = Grammar((await served.client.post(PATH, asked | {"stream": True})).body)
+        whole = (await served.client.post(PATH, asked)).json["choices"][0]["message"]
+    assert streamed.text == whole["content"]
+    assert whole["content"].startswith(quoted)
+    assert "no call" in whole["content"], "what is no call is text"
+    assert "think>" not in whole["content"]
+    assert whole["content"].count("<tool_call>") == 2, "the quoted one, and that of what is no call"
+    assert [made["name"] for made in streamed.calls] == ["read"]
+
+
 THOUGHT = "<think>\nHm.\n</think>\n\nHi"
 
 
