@@ -23,6 +23,7 @@ from singletree.events import (
     Event,
     Finished,
     Markup,
+    PromptRead,
     ReasoningDelta,
     TextDelta,
     Token,
@@ -30,6 +31,7 @@ from singletree.events import (
     ToolCallBroken,
     ToolCallEnd,
     ToolCallStart,
+    UsageRead,
     fold,
 )
 from singletree.protocols import chat
@@ -349,15 +351,22 @@ EVENT = st.one_of(
     st.builds(ArgumentsDelta, INDEX, st.one_of(TEXT, st.just('{"input": "')), TEXT),
     st.builds(ToolCallEnd, INDEX),
     st.builds(ToolCallBroken, INDEX, TEXT),
+    st.just(TokensRead(TOKENS)),
+    st.just(PromptRead(TOKENS)),
+    st.just(UsageRead(shapes.USAGE)),
 )
 
 
-@given(st.lists(EVENT, max_size=20), st.sampled_from(["stop", "length", "refusal", "cancelled", "error"]))
-def test_any_events_make_a_grammatical_stream(events: list[Event], reason: Any) -> None:
+@given(
+    st.lists(EVENT, max_size=20),
+    st.sampled_from(["stop", "length", "refusal", "cancelled", "error"]),
+    st.booleans(),
+)
+def test_any_events_make_a_grammatical_stream(events: list[Event], reason: Any, told: bool) -> None:
     for i, event in enumerate(events):
         if isinstance(event, ToolCallStart):
             event.id = f"call_{i}"
-    Grammar(stream(events, Finished(reason), request(CUSTOM)))
+    Grammar(stream(events, Finished(reason), request(CUSTOM, return_token_ids=told)))
 
 
 def arguments(value: str, size: int) -> list[str]:

@@ -134,6 +134,8 @@ class Encoder:
         )
         if self._telling.ids:
             told["token_ids"] = ids_of(event.tokens)
+        if not told:
+            return b""
         return b'%b},%b,"finish_reason":null}]}\n\n' % (self._delta, _json(told)[1:-1])
 
     def keep_alive(self) -> bytes:

@@ -200,11 +200,13 @@ class Encoder:
         return b"event: %b\n%b],%b\n\n" % (name.encode(), self._head, wire.dump(said)[1:])
 
     def _tell(self, tokens: Sequence[Token], *, of_prompt: bool = False) -> bytes:
-        told: dict[str, Any] = {"logprobs": self._telling.legacy(tokens, self._offset)}
-        self._offset += sum(len(token.text) for token in tokens)
+        told: dict[str, Any] = {}
+        if self._telling.logprobs:
+            told["logprobs"] = self._telling.legacy(tokens, self._offset)
+            self._offset += sum(len(token.text) for token in tokens)
         if self._telling.ids and not of_prompt:
             told["token_ids"] = ids_of(tokens)
-        return self._chunk("", **told)
+        return self._chunk("", **told) if told else b""
 
     def _chunk(self, text: str, **more: Any) -> bytes:
         choice = {"index": self._index, "text": text, "logprobs": None, "finish_reason": None} | more
