@@ -39,7 +39,6 @@ _IMAGE_FOLLOWS = "[image: shown in the next message]"
 _SENTINEL = "\udffe"
 """Brackets the number of a text that is put in after rendering, where no template trims or splits it."""
 
-
 _WORD = "0"
 _SENTINELS = re.compile(f"{_SENTINEL}([0-9]+){_SENTINEL}")
 
@@ -156,12 +155,18 @@ class MessageWriter:
             self._messages.insert(begin, {"role": "user", "content": ""})
 
     def _system(self, text: str) -> None:
-        """As system where the template takes one here, else as user text in its place."""
+        """As system where the template takes one here, else as user text in its place.
+
+        Behind a tool result it ends that one where a user message would cost the loop its reasoning (Claude Code's
+        reminders, which it tells the model to expect in results).
+        """
         at_head = self._only_system()
         if self._reads.system and at_head and self._messages and not self._reads.system_runs:
             self._append(self._messages[-1], text)
         elif self._reads.system if at_head else self._reads.system_inside:
             self._messages.append({"role": "system", "content": text})
+        elif self._reads.user_ends_loop and self._messages and self._messages[-1]["role"] == "tool":
+            self._append(self._messages[-1], text)
         else:
             self._user(text)
 

@@ -103,6 +103,7 @@ class _Probe:
             results_need_calls=results
             and not self._prints([_user(), _assistant(), tool], "qanswer", "qresult"),
             user_after_result=results and self._prints([*loop, _user("qlater")], "qresult", "qlater"),
+            user_ends_loop=calls and self._forgets_loop(reasoning),
             system=system,
             system_runs=system
             and self._prints([_system(), _system("qrules"), _user()], "qsystem", "qrules", "quser"),
@@ -243,6 +244,17 @@ class _Probe:
             return False
         message = put_reasoning(self._calling("qbefore"), place, "qthought")
         return self._prints([_user(), message, self._result()], "qbefore", "qtool")
+
+    def _forgets_loop(self, place: ReasoningField | None) -> bool:
+        if place is None:
+            return False
+        kept = {name: keep for name, keep in HISTORY_SWITCHES.items() if name in self._variables}
+        loop = [_user(), put_reasoning(self._calling(), place, "qthought"), self._result()]
+        return any(
+            self._prints(loop, "qthought", "qresult", **context)
+            and not self._prints([*loop, _user("qlater")], "qthought", **context)
+            for context in ({**kept, **switched} for switched in self._thinking_contexts())
+        )
 
     def _prints_tool(self, tool: Message) -> bool:
         texts = (self._try(messages, tools=[tool]) for messages in ([_user()], [_system(), _user()]))

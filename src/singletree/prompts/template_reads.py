@@ -66,6 +66,8 @@ class Reads:
         results: whether it prints messages of role tool in place.
         results_need_calls: whether it prints them only after a turn that it printed calls of.
         user_after_result: whether a user message may follow a tool result.
+        user_ends_loop: whether a user message after a tool result takes the reasoning of the loop out of the prompt,
+            whatever its switches say.
         system: whether it takes a system message at the head, and leaves it there in a longer conversation.
         system_alone: whether it prints one when there is nothing else.
         system_runs: whether it takes two of them.
@@ -96,6 +98,7 @@ class Reads:
     results: bool = False
     results_need_calls: bool = False
     user_after_result: bool = False
+    user_ends_loop: bool = False
     system: bool = False
     system_alone: bool = False
     system_runs: bool = False
