@@ -44,19 +44,22 @@ class Server:
         return (self.pid,) if self.engine is None else (self.pid, self.engine)
 
 
+SCRIPTED = ("--engine", "scripted", "--model", str(peers.QWEN3))
+
+
 @contextmanager
-def singletree(name: str = "singletree") -> Iterator[Server]:
-    """singletree with the scripted engine inside."""
+def singletree(name: str = "singletree", flags: Sequence[str] = SCRIPTED) -> Iterator[Server]:
+    """singletree with these flags of ``serve``, by default with the scripted engine inside."""
     port = _free_port()
-    with _folder() as folder, _process(_serve(port), folder / "server.log") as process:
+    with _folder() as folder, _process(_serve(port, flags), folder / "server.log") as process:
         _wait_ready(name, port, process, folder / "server.log")
         yield Server(name, port, process.pid)
 
 
-def _serve(port: int) -> list[str]:
+def _serve(port: int, flags: Sequence[str]) -> list[str]:
     return [
-        *(sys.executable, "-c", "from singletree.cli import main; main()", "serve", "--engine", "scripted"),
-        *("--model", str(peers.QWEN3), "--model-name", MODEL, "--port", str(port)),
+        *(sys.executable, "-c", "from singletree.cli import main; main()", "serve"),
+        *("--model-name", MODEL, "--port", str(port), *flags),
     ]
 
 

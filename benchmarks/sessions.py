@@ -102,6 +102,12 @@ def _fetch(url: str) -> dict[str, Any]:
         return body
 
 
+def _record(sessions: Sequence[Session], file: Path | None) -> None:
+    if file is not None:
+        told = [dataclasses.asdict(session) for session in sessions]
+        file.write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+
 def _options() -> argparse.Namespace:
     titles = [harness.title for harness in HARNESSES]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sessions", description=__doc__)
@@ -137,7 +143,7 @@ def main() -> None:
         return
     if not peers.has_tokenizer():
         peers.install_tokenizer()
-    sessions = []
+    sessions: list[Session] = []
     root = Path(tempfile.mkdtemp(prefix="singletree-sessions-"))
     try:
         for name in options.models:
@@ -152,14 +158,11 @@ def main() -> None:
                 )
                 told = f"{percent(shares[0])}, {percent(shares[1])} but edits, {took:.0f} s"
                 print(f"{harness.title}, {model.name}: {told} {'; '.join(session.complaints)}", flush=True)
+                _record(sessions, options.record)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     text = report(sessions)
     print(text)
-    if options.record:
-        options.record.write_text(
-            json.dumps([dataclasses.asdict(s) for s in sessions], indent=1), encoding="utf-8"
-        )
     if options.write:
         documents.replace("sessions", text, documents.PREFIX)
 
