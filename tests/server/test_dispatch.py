@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from conformance.sdk import anthropic_sdk, openai_sdk
+from families.test_samples import rows
 from protocols import grammar_chat, grammar_messages, grammar_responses, shapes
 from protocols.shapes import SHAPES, Shape, names, numbered
+from protocols.test_messages_families import read
 from singletree.conversation import Conversation, Request, Tool, ToolCall
 from singletree.errors import EngineFailed
-from singletree.events import ToolCallBroken, ToolCallEnd, Usage
+from singletree.events import ToolCallBroken, ToolCallEnd, Usage, fold
 from singletree.protocols import chat, messages, responses
 from singletree.server.config import Config
 from singletree.server.dispatch import Wanted, dispatching, wanted
@@ -188,6 +190,35 @@ def test_a_broken_call_is_never_told() -> None:  # C17
         "", (*shapes.call(0, "x", "{}", ends=False), ToolCallBroken(0, ""), ToolCallEnd(0)), shapes.finished()
     )
     assert not dispatched(streamed("/v1/chat/completions", shape))
+
+
+def test_white_space_alone_is_no_arguments() -> None:
+    shape = Shape("", shapes.call(0, "now", " \n"), shapes.finished())
+    assert [arguments for _, _, arguments in dispatched(streamed("/v1/messages", shape))] == ["{}"]
+
+
+def test_of_every_family_only_complete_calls_with_valid_arguments_are_told() -> None:  # C15 C17
+    told = 0
+    for name, row, tools in (param.values for param in rows()):
+        events = tuple(read(name, row, tools, 3))
+        stream = streamed("/v1/messages", Shape("", events, shapes.finished()))
+        grammar_messages.check(stream)
+        calls = dispatched(stream)
+        complete = [c for c in fold(events).tool_calls if c.complete]
+        assert [(i, n, json.loads(a)) for i, n, a in calls] == [
+            (c.id, c.name, json.loads(c.arguments or "{}")) for c in complete
+        ]
+        told += len(calls)
+    assert told > 500
+
+
+WORDS = {True: ("1", "true", "on", " Yes "), False: ("0", "false", "off", "NO")}
+
+
+@pytest.mark.parametrize(("says", "word"), [(says, word) for says, words in WORDS.items() for word in words])
+def test_the_words_of_a_header(says: bool, word: str) -> None:
+    config = Config(enable_streaming_tool_dispatch=not says)
+    assert wanted(config, {"x-singletree-tool-dispatch": word}) == Wanted(calls=says)
 
 
 def test_headers_come_before_flags() -> None:
