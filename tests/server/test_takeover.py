@@ -76,6 +76,9 @@ async def test_what_differs_runs_side_by_side(path: str) -> None:
     async with serving(engine=engine) as served:
         asking = [asyncio.create_task(served.client.post(path, body(path, p), h)) for p, h in others]
         await until(lambda: served.service.tracing.running == len(others))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert served.service.tracing.running == len(others), "nobody was told to give way"
         for _ in others:
             engine.say(Chunk([65], "stop"))
         replies = await asyncio.gather(*asking)
