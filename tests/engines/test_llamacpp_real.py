@@ -20,6 +20,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint
 from singletree.engines.llamacpp import LlamaCppEngine
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
+from singletree.server.continuing import ContinuingEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -218,6 +219,23 @@ async def test_a_death_is_told_and_the_next_request_finds_llama_cpp_running_agai
         assert engine._process.pid != dead
         assert not folder.exists()
     assert engine._process is None
+
+
+# C39
+async def test_a_turn_goes_on_when_llama_cpp_runs_again() -> None:
+    async with running(slots=1) as engine:
+        sampling = Sampling(temperature=0.0, max_tokens=60, ignore_eos=True)
+        told: list[int] = []
+        assert engine._process is not None
+        pid = dead = engine._process.pid
+        async for chunk in ContinuingEngine([engine]).generate(FRANCE, sampling, "goes on"):
+            told += chunk.token_ids
+            if len(told) >= 3 and pid:
+                os.kill(pid, signal.SIGKILL)
+                pid = 0
+        assert engine._process.pid != dead
+    assert told[: len(PARIS) - 1] == PARIS[:-1]
+    assert (len(told), chunk.finish) == (60, "length")
 
 
 async def test_generations_wait_for_room_rather_than_overflow_the_cache() -> None:

@@ -42,7 +42,8 @@ class EngineInfo:
     """What the engine tells about itself: tokens for lengths, generations for slots.
 
     ``constraints`` are the kinds of ``Constraint`` that it takes, the ones it is best at first;
-    ``tells_prompt_logprobs`` says whether ``Sampling.prompt_logprobs`` means anything to it.
+    ``tells_prompt_logprobs`` says whether ``Sampling.prompt_logprobs`` means anything to it; ``goes_on`` whether what
+    it writes follows from its prompt alone, so that it goes on with a turn that another one began.
     """
 
     name: str
@@ -51,6 +52,7 @@ class EngineInfo:
     details: Mapping[str, Any] | None = None
     constraints: tuple[ConstraintKind, ...] = ()
     tells_prompt_logprobs: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

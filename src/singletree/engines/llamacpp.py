@@ -211,7 +211,7 @@ class LlamaCppEngine:
             "threads": self._threads,
             "kv_tokens": self._kv_tokens,
         }
-        return EngineInfo(self._name, self._window, self._slots, details, wire.CONSTRAINT_KINDS)
+        return EngineInfo(self._name, self._window, self._slots, details, wire.CONSTRAINT_KINDS, goes_on=True)
 
     async def generate(
         self,

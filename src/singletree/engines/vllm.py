@@ -132,7 +132,9 @@ class VllmEngine:
             "root": self._card.root,
             "tells_cached_tokens": self._tells_cached,
         }
-        return EngineInfo(self._card.id, self._window, self._slots, details, self._constraints, True)
+        return EngineInfo(
+            self._card.id, self._window, self._slots, details, self._constraints, True, goes_on=True
+        )
 
     async def generate(
         self,

@@ -28,6 +28,7 @@ from singletree.server import checkpoint_family, origin
 from singletree.server.capsule import Capsules, fingerprint_of, load_capsules
 from singletree.server.card import Card, read_card, read_profiles
 from singletree.server.config import Config
+from singletree.server.continuing import ContinuingEngine
 from singletree.server.overload import HoldingEngine
 from singletree.server.turn_journal import JournalledMemory
 
@@ -169,7 +170,7 @@ async def load(config: Config, say: Say, progress: Progress = quiet) -> Catalog:
     model = Model(
         **{each.name: getattr(speech, each.name) for each in fields(Speech)},
         names=names,
-        engine=HoldingEngine(engine, config.hold_seconds),
+        engine=_lasting(HoldingEngine(engine, config.hold_seconds)),
         context_window=window,
         max_output_tokens=config.max_output_tokens,
         created=int(time.time()),
@@ -177,6 +178,10 @@ async def load(config: Config, say: Say, progress: Progress = quiet) -> Catalog:
         profiles=profiles,
     )
     return Catalog([model])
+
+
+def _lasting(engine: Engine) -> Engine:
+    return ContinuingEngine([engine]) if engine.info().goes_on else engine
 
 
 def speech_of(config: Config, tokenizer: Tokenizer) -> Speech:

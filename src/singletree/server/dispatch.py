@@ -153,7 +153,10 @@ class Dispatching:
         if tool is not None and tool.kind == "custom":
             text = custom_tools.to_input(arguments, complete=True)
             return {"type": "custom", "custom": {"name": name, "input": text} | names}
-        return {"type": "function", "function": {"name": name, "arguments": arguments.strip() or "{}"} | names}
+        return {
+            "type": "function",
+            "function": {"name": name, "arguments": arguments.strip() or "{}"} | names,
+        }
 
 
 class DispatchingChoice(Dispatching):
