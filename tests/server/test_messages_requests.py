@@ -121,15 +121,38 @@ async def test_reasoning_of_others_is_no_harm() -> None:  # C37
     assert "Emw" not in prompt
 
 
-async def test_what_a_model_cannot_see_leaves_a_word() -> None:  # C35
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "QUJD"}
+UNSEEN: list[tuple[dict[str, Any], str]] = [
+    (
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}},
+        "[image: this model cannot see images]",
+    ),
+    (
+        {"type": "image", "source": {"type": "url", "url": "https://QUJD"}},
+        "[image: this model cannot see images]",
+    ),
+    (
+        {"type": "document", "title": "T", "source": PDF},
+        "[document T: this model cannot read application/pdf]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("block", "words"), UNSEEN, ids=["image", "url", "document"])
+async def test_what_a_model_cannot_see_leaves_a_word(block: dict[str, Any], words: str) -> None:  # C35
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
     call = {"type": "tool_use", "id": "t", "name": "ls", "input": {}}
-    said = [user(SAY, image), {"role": "assistant", "content": [call]}, user(result)]
+    said = [user(SAY, block), {"role": "assistant", "content": [call]}, user(result)]
     reply, prompt = await ask(messages=said, tools=[TOOL])
     assert reply.status == 200
-    assert prompt.count("cannot see images") == 2
+    assert prompt.count(words) == 2
     assert "QUJD" not in prompt
+
+
+async def test_a_text_document_is_read() -> None:  # C35
+    source = {"type": "text", "media_type": "text/plain", "data": "the text of it"}
+    _, prompt = await ask(messages=[user({"type": "document", "title": "T", "source": source}, SAY)])
+    assert "T\n\nthe text of it" in prompt
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,27 @@ async def test_a_refusal_at_last(path: str, stream: bool, monkeypatch: pytest.Mo
     assert code.get(path, "'overloaded'") in str(last[1])
 
 
+async def test_what_is_not_of_the_line_goes_through() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    class Listening(Full):
+        async def start(self) -> None:
+            asked.append(("start",))
+
+        async def close(self) -> None:
+            asked.append(("close",))
+
+        async def abort(self, request_id: str) -> None:
+            asked.append(("abort", request_id))
+
+    engine = HoldingEngine(Listening(), 1)
+    await engine.start()
+    await engine.abort("r")
+    await engine.close()
+    assert asked == [("start",), ("abort", "r"), ("close",)]
+    assert engine.info().name == "full"
+
+
 async def test_a_model_is_loaded_with_a_line_in_front_of_it() -> None:
     loaded = await catalog.load(Config(engine="scripted", hold_seconds=3), lambda line: None)
     try:
