@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from singletree.engines.scripts import Script
+from singletree.prompts.replay import TurnMemory
 from singletree.server.config import Config
 
 from .memory import Exchange, Reply, events, scope
-from .serving import MODEL, TOKENIZER, body, serving
+from .serving import MODEL, TEMPLATE, TOKENIZER, body, serving
 
 PATH = "/v1/messages"
 TOOL = {"name": "ls", "description": "List.", "input_schema": {"type": "object"}}
@@ -204,6 +205,25 @@ async def test_the_count_is_that_of_the_prompt(name: str) -> None:  # C27
         prompt = list(served.engine.log)[-1].prompt_token_ids
     assert whole.status == counted.status == 200
     assert counted.json == {"input_tokens": len(prompt)}
+
+
+async def test_the_count_of_a_turn_that_comes_back_is_that_of_its_own_tokens() -> None:  # C27
+    turn = (
+        '<think>\nhm\n</think>\n\n<tool_call>\n{"name":  "ls", "arguments":   {"path":    "a"}}\n</tool_call>'
+    )
+    remembering: dict[str, Any] = {"memory": TurnMemory(2**20), "layout": TEMPLATE.layout(TOKENIZER)}
+    async with serving({"s": turn, "after": "Done."}, **remembering) as served:
+        asked = body(PATH, "[[script:s,after]]", tools=[TOOL])
+        content = (await served.client.post(PATH, asked)).json["content"]
+        result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "r"}
+        asked["messages"] += [{"role": "assistant", "content": content}, user(result)]
+        counted = await served.client.post(f"{PATH}/count_tokens", asked)
+        again = await served.client.post(PATH, asked)
+        prompt = served.engine.log[1].prompt_token_ids
+    assert '"arguments":   {"path":    "a"}' in TOKENIZER.decode(prompt)
+    assert counted.json == {"input_tokens": len(prompt)}
+    usage = again.json["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(prompt)
 
 
 async def test_the_list_of_models() -> None:
