@@ -3,7 +3,8 @@
 SingletreeError
 ├── Rejected                    the client's request is at fault; nothing was generated
 │   ├── InvalidRequest          a field is missing, of the wrong type, or says what cannot be done (400)
-│   │   └── PreviousResponseNotFound    previous_response_id names nothing that is stored (400)
+│   │   ├── PreviousResponseNotFound    previous_response_id names nothing that is stored (400)
+│   │   └── ThreadUnsupported           the conversation is to be held by the server, which holds none (400)
 │   ├── ContextOverflow         the prompt does not fit the model's window (400)
 │   ├── Unauthorized            no key, or a wrong one (401)
 │   ├── ModelNotFound           no model of that name is served (404)
@@ -60,6 +61,14 @@ class PreviousResponseNotFound(InvalidRequest):
         super().__init__(
             f"Previous response with id '{id[:_LONGEST_ID]}' not found.", param="previous_response_id"
         )
+
+
+class ThreadUnsupported(InvalidRequest):
+    """``thread``: the conversation is to be held by the server. The official SDK sends it whole when it reads this."""
+
+    def __init__(self) -> None:
+        told = "thread: this server holds no conversations; send the whole of it with every request, without thread"
+        super().__init__(told, param="thread")
 
 
 class ContextOverflow(Rejected):

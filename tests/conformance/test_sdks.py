@@ -115,6 +115,37 @@ async def test_a_tool_loop_on_messages() -> None:  # C3 C5
     assert prompts[1][: len(prompts[0])] == prompts[0]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_tool_runner_on_messages(stream: bool) -> None:  # C3 C12
+    """It asks the server to hold the conversation first, and has to be told that it does not."""
+    called: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def ls(path: str, n: float = 0) -> str:
+        """List."""
+        called.append(path)
+        return "a.py"
+
+    async with playing("interleaved") as (served, said), anthropic_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "tools": [ls], "stream": stream}
+        last: Any = await sdk.beta.messages.tool_runner(**asked).until_done()
+        played = served.engine.log
+    assert called == ["a", "a"]
+    assert [block.to_dict()["text"] for block in last.content] == ["Done."]
+    assert len(played) == 2
+    assert played[1].prompt_token_ids[: len(played[0].prompt_token_ids)] == played[0].prompt_token_ids
+
+
+async def test_threads_are_refused_in_the_apis_words() -> None:
+    async with playing("text") as (served, said), anthropic_sdk(served.client) as sdk:
+        for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "thread": thread}
+            with pytest.raises(anthropic.BadRequestError, match="thread: this server holds no") as refused:
+                await sdk.beta.messages.create(**asked)
+            assert refused.value.error_code == "thread_unsupported_request"
+        assert not served.engine.log
+
+
 async def test_a_tool_loop_on_chat() -> None:  # C3 C5
     async with playing("call") as (served, said), openai_sdk(served.client) as sdk:
         asked: Any = {"model": MODEL, "tools": [CHAT_TOOL]}

@@ -160,6 +160,11 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
         "output_format.schema",
         "output_format.schema: Field required",
     ),
+    (
+        {"compaction": {"type": "summarize"}},
+        "compaction",
+        "compaction: this server writes no summaries; ask for one in messages",
+    ),
     ({"temperature": -1}, "temperature", "temperature is -1.0; send a number from 0 to 2"),
     ({"max_tokens": "9"}, "max_tokens", "max_tokens: Expected `int | null`, got `str`"),
 ]

@@ -112,12 +112,23 @@ KNOWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", sorted(set(get_type_hints(MessageCreateParamsBase)) - NESTED))
+REFUSED = {"thread", "compaction"}
+"""They ask for another answer than a turn."""
+
+
+@pytest.mark.parametrize("field", sorted(set(get_type_hints(MessageCreateParamsBase)) - NESTED - REFUSED))
 def test_every_field_is_accepted(field: str) -> None:
     request = decode(**{field: KNOWN.get(field, "some word")})
     assert request.conversation.turns[-1] == decode().conversation.turns[-1]
     ignored = field in messages._WITHOUT_EFFECT
     assert [warning.split(" ")[0] for warning in request.warnings] == [field] * ignored
+
+
+@pytest.mark.parametrize("field", sorted(REFUSED))
+def test_what_asks_for_another_answer_is_refused_by_name(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: this server"):
+        decode(**{field: {"type": "create"}})
+    assert decode(**{field: None}).conversation == decode().conversation
 
 
 @pytest.mark.parametrize("effort", literals(get_type_hints(beta.BetaOutputConfigParam)["effort"]))

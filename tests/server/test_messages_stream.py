@@ -122,6 +122,20 @@ async def test_a_stop_string_in_arguments_is_no_call() -> None:  # C15 C16
     assert b"tool_call_dispatch" not in reply.body
 
 
+@pytest.mark.parametrize("path", [PATH, f"{PATH}?beta=true"])
+async def test_a_request_for_no_tokens_reads_the_prompt_and_says_nothing(path: str) -> None:  # C8
+    async with serving({"s": TURN}) as served:
+        asked = body(PATH, "[[script:s]]", tools=[TOOLS[PATH]], max_tokens=0)
+        whole = (await served.client.post(path, asked)).json
+        stream = grammar_messages.check((await served.client.post(path, asked | {"stream": True})).body)
+        prompt = served.engine.log[0].prompt_token_ids
+    assert (whole["content"], stream.blocks) == ([], [])
+    assert whole["stop_reason"] == stream.last["delta"]["stop_reason"] == "max_tokens"
+    for usage in (whole["usage"], stream.last["usage"]):
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(prompt)
+        assert (usage["output_tokens"], usage["output_tokens_details"]["thinking_tokens"]) == (0, 0)
+
+
 async def test_thoughts_that_are_not_shown_are_no_silence() -> None:  # C11
     engine, alive = EngineByHand(), 0
     thinking = {"type": "adaptive", "display": "omitted"}

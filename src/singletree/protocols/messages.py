@@ -28,7 +28,7 @@ from singletree.conversation import (
     ToolResult,
     Turn,
 )
-from singletree.errors import InvalidRequest
+from singletree.errors import InvalidRequest, ThreadUnsupported
 from singletree.protocols import limits, wire
 from singletree.protocols.limits import shown
 from singletree.protocols.messages_blocks import Block, Content, parts
@@ -118,6 +118,8 @@ class _Body(msgspec.Struct, frozen=True):
     mcp_servers: Any = None
     container: Any = None
     fallbacks: Any = None
+    thread: Any = None
+    compaction: Any = None
 
 
 _SPEAKERS: dict[str, Literal["user", "assistant", "system"]] = {
@@ -141,7 +143,8 @@ _SESSION_OF_USER = re.compile(r"_session_([0-9a-fA-F-]{8,})$")
 def decode(body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> Request:
     """The request that ``body`` makes. ``max_tokens`` is clamped later, where the model's limits are known.
 
-    ``Request.extra`` holds ``context_management`` and ``display`` (of thinking) when the client sent them.
+    ``Request.extra`` holds ``context_management`` and ``display`` (of thinking) when the client sent them, and
+    ``only_reads`` when ``max_tokens`` is 0.
 
     Raises:
         InvalidRequest: in the API's words, ``param`` being the field's path.
@@ -167,6 +170,7 @@ def _request(body: _Body) -> Request:
 def _build(body: _Body) -> Request:
     reading = Reading()
     limits.check(body)
+    _refuse_other_answers(body)
     if not body.messages:
         raise InvalidRequest("messages: at least one message is required", param="messages")
     turns = (*_system(body, reading), *_turns(body.messages, reading))
@@ -189,6 +193,15 @@ def _build(body: _Body) -> Request:
         warnings=reading.warnings,
         extra=_extra(body),
     )
+
+
+def _refuse_other_answers(body: _Body) -> None:
+    """What makes another request of it is not passed over: the answer would be that to a question nobody asked."""
+    if body.thread is not None:
+        raise ThreadUnsupported
+    if body.compaction is not None:
+        told = "compaction: this server writes no summaries; ask for one in messages"
+        raise InvalidRequest(told, param="compaction")
 
 
 def _system(body: _Body, reading: Reading) -> Iterator[Turn]:
@@ -307,5 +320,6 @@ def _extra(body: _Body) -> Extra:
         "context_management": body.context_management,
         "cache_control": body.cache_control,
         "display": display,
+        "only_reads": body.max_tokens == 0 or None,
     }
     return {name: value for name, value in kept.items() if value is not None}

@@ -9,12 +9,13 @@ A call that was cut is shown as the API shows it, once it has any arguments: its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from singletree.conversation import Reasoning, Request, Text, ToolCall, Turn
-from singletree.errors import Overloaded, Rejected, SingletreeError
+from singletree.errors import Overloaded, Rejected, SingletreeError, ThreadUnsupported
 from singletree.events import (
     ArgumentsDelta,
     Event,
@@ -110,6 +111,7 @@ class Encoder:
     ) -> None:
         self._request_id, self._new_id = request_id, new_id
         self._model, self._id, self._usage, self._seal = request.model, id, usage, seal
+        self._only_reads = only_reads(request)
         self._hides_thinking = _hides_thinking(request)
         self._applied_edits = applied_edits(request)
         self._open: _Block | None = None
@@ -128,6 +130,8 @@ class Encoder:
 
     def feed(self, event: Event) -> bytes:
         """What ``event`` says; empty when it says nothing."""
+        if self._only_reads:
+            return b""
         if isinstance(event, TextDelta):
             return self._delta(event.text) if self._open is TextDelta else self._begin(TextDelta, event.text)
         if isinstance(event, ReasoningDelta):
@@ -152,6 +156,7 @@ class Encoder:
         if self._over:
             return b""
         self._over = True
+        finished = _read_only(finished) if self._only_reads else finished
         delta = {
             "stop_reason": _stop_reason(finished, self._called),
             "stop_sequence": finished.stop_sequence,
@@ -251,6 +256,8 @@ def encode(
     seal: Seal | None = None,
 ) -> bytes:
     """The body that answers a request without ``stream``: the blocks that the stream would have shown."""
+    if only_reads(request):
+        turn, finished = Turn("assistant"), _read_only(finished)
     hides, content, reasoned = _hides_thinking(request), [], 0
     for part in turn.parts:
         if isinstance(part, Text):
@@ -291,7 +298,10 @@ def _failure(error: SingletreeError, request_id: str | None) -> dict[str, Any]:
         type_ = "invalid_request_error"
     elif type_ is None:
         type_, message = "api_error", f"Internal server error: {message}"
-    shown: dict[str, Any] = {"type": "error", "error": {"type": type_, "message": _value(message)}}
+    said: dict[str, Any] = {"type": type_, "message": _value(message)}
+    if isinstance(error, ThreadUnsupported):
+        said["details"] = {"error_code": "thread_unsupported_request"}
+    shown: dict[str, Any] = {"type": "error", "error": said}
     return shown if request_id is None else shown | {"request_id": request_id}
 
 
@@ -337,6 +347,16 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
         "input": given,
         "caller": {"type": "direct"},
     }
+
+
+def only_reads(request: Request) -> bool:
+    """Whether the prompt is to be read and nothing said (``max_tokens`` of 0): it fills the engine's cache."""
+    return bool(request.extra.get("only_reads"))
+
+
+def _read_only(finished: Finished) -> Finished:
+    """The end of an answer that says nothing: engines write at least one token."""
+    return Finished("length", replace(finished.usage, completion_tokens=0, reasoning_tokens=0))
 
 
 def _hides_thinking(request: Request) -> bool:
