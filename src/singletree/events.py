@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from singletree.conversation import Part, Reasoning, Text, ToolCall, Turn
 
@@ -176,7 +176,8 @@ Event = (
 class Fold:
     """Folds events into a turn. ``feed`` takes them in order; ``turn`` may be read at any time.
 
-    Tokens that were told stand in the turn's ``extra``: ``tokens`` of itself, ``prompt_tokens`` of what it answers.
+    The turn's ``extra`` has the tokens that were told, ``tokens`` of itself and ``prompt_tokens`` of what it answers;
+    and ``is_open`` where its last text or thought has not come to its end.
     """
 
     def __init__(self) -> None:
@@ -221,12 +222,13 @@ class Fold:
     def turn(self) -> Turn:
         """The turn so far; a call that has not ended is in it with ``complete=False``."""
         parts = list(self._parts)
+        extra: dict[str, Any] = {**self._extra, **({"tokens": tuple(self._tokens)} if self._tokens else {})}
         if self._call is not None:
             parts.append(self._tool_call(complete=False))
         elif self._kind is not None and self._pieces:
             parts.append(self._open_part())
-        told = {"tokens": tuple(self._tokens)} if self._tokens else {}
-        return Turn("assistant", tuple(parts), {**self._extra, **told} or None)
+            extra["is_open"] = True
+        return Turn("assistant", tuple(parts), extra or None)
 
     def _open_part(self) -> Text | Reasoning:
         text = "".join(self._pieces)

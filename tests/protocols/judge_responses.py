@@ -32,6 +32,8 @@ _RENAMED = {
 _UNTYPED = {
     "Response": {"store", "presence_penalty", "frequency_penalty"},
     "ResponseCustomToolCall": {"status"},
+    "Logprob": {"bytes"},
+    "LogprobTopLogprob": {"bytes"},
 }
 # Codes of failures that Codex acts on (`context_length_exceeded` ends a turn for good), and the SDK does not list.
 _UNLISTED_CODES = ("context_length_exceeded",)

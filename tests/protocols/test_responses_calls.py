@@ -97,6 +97,16 @@ class TestCalls:
         assert (item["namespace"], item["name"]) == ("multi_agent_v1", "spawn")
         assert item["arguments"] == '{"a": 1.0}'
 
+    def test_a_name_the_model_gave_without_its_namespace_is_restored_too(self) -> None:  # C26
+        item, _ = self.seen("spawn", "{}")
+        assert (item["namespace"], item["name"]) == ("multi_agent_v1", "spawn")
+
+    def test_a_name_of_two_namespaces_stays_what_the_model_said(self) -> None:  # C26
+        spaces = [{**AGENTS, "name": name} for name in ("a", "b")]
+        shape = shapes.Shape("", shapes.call(0, "spawn", "{}"), shapes.finished())
+        [item] = body(shape, request(tools=spaces))["output"]
+        assert (item["name"], item.get("namespace")) == ("spawn", None)
+
     def test_native_calls_have_their_own_item(self) -> None:  # C26
         item, _ = self.seen("local_shell", '{"command": ["ls", ', '"-la"], "timeout_ms": 1000}')
         assert item == {

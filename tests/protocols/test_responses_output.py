@@ -28,8 +28,8 @@ from singletree.errors import (
     SingletreeError,
     Unauthorized,
 )
-from singletree.events import Finished, Markup, TextDelta
-from singletree.protocols import responses
+from singletree.events import Finished, Markup, ReasoningDelta, TextDelta, Token, TokensRead
+from singletree.protocols import responses, sse
 from singletree.protocols.responses_state import Known
 
 
@@ -190,3 +190,63 @@ class TestSeal:
         shape = shapes.by_name["only_reasoning"]
         seen = Grammar(stream(shape.events, seal=lambda n: sealed))
         assert seen.response["output"][0].get("encrypted_content") == shown
+
+
+def token(text: str, *others: str, visible: bool = True) -> Token:
+    alternatives = tuple(Token(9, other, other.encode(), -2.5) for other in others)
+    return Token(1, text, text.encode(), -0.5, alternatives, visible)
+
+
+LOGPROBS: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+
+
+class TestLogprobs:
+    EVENTS = (
+        TokensRead((token("<think>", visible=False), token("hm", visible=False))),
+        ReasoningDelta("hm", "hm"),
+        Markup("</think>"),
+        TokensRead((token("He", "She"), token("llo"))),
+        TextDelta("Hello", "Hello"),
+        TokensRead((token(", "),)),
+        TextDelta(", ", ", "),
+        TokensRead((token("you"),)),
+        TextDelta("you", "you"),
+        *shapes.call(0, "f", "{}"),
+        TokensRead((token("é"), Token(3, "?", b"?"))),
+        TextDelta("é?", "é?"),
+    )
+
+    def test_they_go_with_the_text_that_they_spell(self) -> None:
+        of = request(**LOGPROBS)
+        data = stream(self.EVENTS, of=of)
+        seen = Grammar(data, logprobs=True)
+        messages = [item["content"][0] for item in seen.items if item["type"] == "message"]
+        assert [[t["token"] for t in part["logprobs"]] for part in messages] == [
+            ["He", "llo", ", ", "you"],
+            ["é"],
+        ]
+        assert messages[0]["logprobs"][0] == {
+            "token": "He",
+            "logprob": -0.5,
+            "bytes": [72, 101],
+            "top_logprobs": [{"token": "She", "logprob": -2.5, "bytes": [83, 104, 101]}],
+        }
+        told = [e["logprobs"] for e in events(data) if e["type"] == "response.output_text.delta"]
+        assert [[t["token"] for t in logprobs] for logprobs in told] == [
+            ["He", "llo"],
+            [", "],
+            ["you"],
+            ["é"],
+        ]
+
+    def test_the_body_has_the_same(self) -> None:
+        of = request(**LOGPROBS)
+        shape = shapes.Shape("", self.EVENTS, shapes.finished())
+        assert body(shape, of) == Grammar(stream(self.EVENTS, of=of), logprobs=True).response
+
+    def test_nobody_gets_them_who_did_not_ask(self) -> None:
+        assert Grammar(stream(self.EVENTS)).response == body(shapes.Shape("", self.EVENTS, shapes.finished()))
+
+
+def events(data: bytes) -> list[Json]:
+    return [json.loads(event.data) for event in sse.Decoder().feed(data)]

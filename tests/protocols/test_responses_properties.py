@@ -7,7 +7,7 @@ import json
 from itertools import chain
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols import shapes
@@ -105,6 +105,7 @@ def body(turn: Turn, finished: Finished) -> Json:
     return said
 
 
+@settings(deadline=None)  # the judges' types are built when they are first asked
 @given(TURNS, REASONS)
 def test_every_turn_streams_as_its_body(events: list[Event], reason: FinishReason) -> None:  # C9 C14 C32
     finished = Finished(reason)
@@ -115,8 +116,8 @@ def test_every_turn_streams_as_its_body(events: list[Event], reason: FinishReaso
     assert [i["call_id"] for i in seen.dispatched if "call_id" in i] == [
         call.id for call in turn.tool_calls if call.complete
     ]
-    # The turn does not tell a span that ended from one that was cut, nor what was shown of a broken call.
-    if reason in ("stop", "stop_sequence") and not any(isinstance(e, ToolCallBroken) for e in events):
+    # The turn does not tell what was shown of a broken call.
+    if not any(isinstance(e, ToolCallBroken) for e in events):
         assert seen.response == body(turn, finished)
 
 
@@ -124,14 +125,14 @@ def test_every_turn_streams_as_its_body(events: list[Event], reason: FinishReaso
 def test_every_turn_can_fail(events: list[Event]) -> None:  # C39
     encoding = encoder(OF, seal=seal)
     pieces = [encoding.start(), *(encoding.feed(event) for event in events)]
-    Grammar(b"".join(pieces) + encoding.fail(EngineFailed("it died")))
+    Grammar(b"".join(pieces) + encoding.fail(EngineFailed("it died")), judged=False)
 
 
 @given(ANYTHING, REASONS)
 def test_no_events_break_an_encoder(events: list[Event], reason: FinishReason) -> None:
     encoding = encoder(OF, seal=seal)
     pieces = [encoding.start(), *(encoding.feed(event) for event in events)]
-    Grammar(b"".join(pieces) + encoding.close(Finished(reason)))
+    Grammar(b"".join(pieces) + encoding.close(Finished(reason)), judged=False)
 
 
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=10)
@@ -275,4 +276,4 @@ def answered_or_refused(data: bytes) -> None:
     shape = shapes.by_name["interleaved"]
     encoding = encoder(said)
     pieces = [encoding.start(), *(encoding.feed(event) for event in shape.events)]
-    Grammar(b"".join(pieces) + encoding.close(shape.finished), repeats_nonsense=True)
+    Grammar(b"".join(pieces) + encoding.close(shape.finished), judged=False)

@@ -17,6 +17,21 @@ from singletree.conversation import (
     Turn,
 )
 
+HOSTED = [
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "file_search",
+    "computer",
+    "computer_use_preview",
+    "code_interpreter",
+    "image_generation",
+    "mcp",
+    "programmatic_tool_calling",
+    "something_new",
+]
+
 
 class TestTools:
     def test_functions(self) -> None:  # C6
@@ -80,6 +95,20 @@ class TestTools:
 
     def test_a_clients_own_name_goes_before_a_native_one(self) -> None:
         assert [t.name for t in tools({"type": "shell"}, function("shell"))] == ["shell_2", "shell"]
+
+    def test_a_call_that_lost_its_namespace_finds_it_again(self) -> None:  # C26
+        spaces = [
+            {"type": "namespace", "name": n, "tools": [function(f), function("g")]} for n, f in ("ax", "by")
+        ]
+        calls = [{**CALL, "name": name} for name in ("x", "g")]
+        said = request(tools=spaces, input=calls)
+        assert [call.name for call in said.conversation.turns[0].tool_calls] == ["a__x", "g"]
+
+    @pytest.mark.parametrize("kind", HOSTED)
+    def test_tools_that_run_elsewhere_are_told(self, kind: str) -> None:  # C26
+        said = request(tools=[{"type": kind, "vector_store_ids": [], "server_label": "s"}, function("f")])
+        assert [t.name for t in said.conversation.tools] == ["f"]
+        assert said.warnings == (f"tools.0: type '{kind}' does not run here; ignored",)
 
     def test_hosted_tools_are_left_out_with_a_warning(self) -> None:  # C26
         said = request(
@@ -174,7 +203,11 @@ class TestToolChoice:
             ({"type": "function", "name": "g", "namespace": "ns"}, ToolChoice("required", "ns__g")),
             ({"type": "function", "name": "ns__g"}, ToolChoice("required", "ns__g")),
             ({"type": "shell"}, ToolChoice("required", "shell")),
-            ({"type": "web_search_preview"}, ToolChoice()),
+            ({"type": "function", "name": "g"}, ToolChoice("required", "ns__g")),
+            ({"type": "namespace", "name": "ns"}, ToolChoice("required", "ns__g")),
+            ("any", ToolChoice("required")),
+            *(({"type": kind}, ToolChoice()) for kind in HOSTED),
+            ({"type": "mcp", "server_label": "s", "name": "f"}, ToolChoice()),
         ],
     )
     def test_forms(self, choice: Any, read: ToolChoice) -> None:  # C38
@@ -200,10 +233,26 @@ class TestToolChoice:
         assert said.extra["allowed_tools"] == tuple(names)
         assert said.conversation == request(tools=CHOICES).conversation
 
+    @pytest.mark.parametrize("mode", ["auto", "required"])
+    def test_where_only_hosted_tools_are_allowed_there_is_none_to_call(self, mode: str) -> None:  # C26 C38
+        allowed = [{"type": "mcp", "server_label": "s"}, {"type": "web_search"}]
+        said = request(tools=CHOICES, tool_choice={"type": "allowed_tools", "mode": mode, "tools": allowed})
+        assert said.tool_choice == ToolChoice("none")
+        assert said.warnings == (
+            "tool_choice.tools.0: type 'mcp' does not run here; ignored",
+            "tool_choice.tools.1: type 'web_search' does not run here; ignored",
+        )
+
+    def test_a_name_that_stands_in_two_namespaces_means_both(self) -> None:  # C26
+        spaces = [{"type": "namespace", "name": n, "tools": [function("g")]} for n in ("a", "b")]
+        said = request(tools=spaces, tool_choice={"type": "function", "name": "g"})
+        assert said.tool_choice == ToolChoice("required", allowed=("a__g", "b__g"))
+
     @pytest.mark.parametrize(
         "choice",
         [
             "sometimes",
+            {"type": "namespace", "name": "no"},
             {"type": "function", "name": "no"},
             {"type": "function"},
             {"type": "local_shell"},

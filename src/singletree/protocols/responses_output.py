@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from singletree.conversation import Reasoning, Request, Text, ToolCall, Turn
+from singletree.conversation import Reasoning, Request, Text, Tool, ToolCall, Turn
 from singletree.errors import ContextOverflow, Overloaded, Rejected, SingletreeError
 from singletree.events import Finished, FinishReason, Token, Usage
 from singletree.protocols import custom_tools, openai_error, wire
@@ -97,7 +97,8 @@ class Output:
 
     def is_custom(self, name: str) -> bool:
         """Whether calls of the tool are custom tool calls."""
-        return name in self._tools and self._tools[name].kind == "custom"
+        tool = self._tool(name)
+        return tool is not None and tool.kind == "custom"
 
     def is_native(self, name: str) -> bool:
         """Whether calls of the tool may have an item type of their own, which only whole arguments tell."""
@@ -129,7 +130,7 @@ class Output:
 
     def call(self, id: str, call: ToolCall) -> Item:
         """A function or custom tool call, under the names that the client knows."""
-        tool = self._tools.get(call.name)
+        tool = self._tool(call.name)
         said = (tool.extra if tool else None) or {}
         status = "completed" if call.complete else "incomplete"
         names = {"call_id": call.id, "name": said.get("name", call.name)}
@@ -171,8 +172,15 @@ class Output:
         }
         return _encode(said)[:-1] + self._tail
 
+    def _tool(self, name: str) -> Tool | None:
+        """The tool that the model means by ``name``: one of a namespace by its own name too, if no other has that."""
+        if name in self._tools:
+            return self._tools[name]
+        own = [tool for tool in self._tools.values() if tool.extra and tool.extra.get("name") == name]
+        return own[0] if len(own) == 1 else None
+
     def _kind(self, name: str) -> str:
-        tool = self._tools.get(name)
+        tool = self._tool(name)
         return str(tool.extra.get("type")) if tool is not None and tool.extra else ""
 
 
@@ -214,7 +222,7 @@ def encode(
     thoughts = 0
     tokens = iter([token for token in tokens_of(turn) if token.is_visible])
     for i, part in enumerate(turn.parts):
-        open_ = is_cut(finished) and i == len(turn.parts) - 1
+        open_ = is_cut(finished) and i == len(turn.parts) - 1 and bool((turn.extra or {}).get("is_open"))
         status = "incomplete" if open_ else "completed"
         if isinstance(part, Text):
             logprobs = output.logprobs(_spelling(part.text, tokens))

@@ -112,7 +112,20 @@ class Toolbox:
 
     def name(self, name: str, namespace: str = "") -> str:
         """The model's name for a tool that the client calls ``name``, declared or not."""
-        return self._names.get((namespace, name)) or _joined(namespace, name)
+        meant = self.meant(name, namespace)
+        return meant[0] if len(meant) == 1 else _joined(namespace, name)
+
+    def meant(self, name: str, namespace: str = "") -> list[str]:
+        """The model's names for the tools that ``name`` can mean; without ``namespace``, one in any of them."""
+        if (namespace, name) in self._names:
+            return [self._names[namespace, name]]
+        if namespace:
+            return []
+        return [own for (space, said), own in self._names.items() if said == name and space != _NATIVES]
+
+    def within(self, namespace: str) -> list[str]:
+        """The model's names for the tools of ``namespace``."""
+        return [name for (space, _), name in self._names.items() if space == namespace]
 
     def native(self, kind: str) -> str:
         """The model's name for the native tool of the type ``kind``, declared or not."""
@@ -185,8 +198,16 @@ def read_choice(value: str | Wire | None, tools: Toolbox) -> tuple[ToolChoice, t
         return _mode(value or "auto", tools), None
     if value.get("type") == "allowed_tools":
         return _allowed(value, tools)
-    name = _chosen(value, "tool_choice", tools)
-    return (ToolChoice() if name is None else ToolChoice("required", name)), None
+    return _narrowed(ToolChoice("required"), _chosen(value, "tool_choice", tools)), None
+
+
+def _narrowed(choice: ToolChoice, names: Sequence[str]) -> ToolChoice:
+    """``choice`` among ``names``. Where all that were named do not run here, it is as if nothing had been said."""
+    if not names:
+        return ToolChoice()
+    if choice.mode == "required" and len(names) == 1:
+        return ToolChoice("required", names[0])
+    return replace(choice, allowed=tuple(names))
 
 
 _MODES = {
@@ -220,14 +241,13 @@ def _allowed(value: Wire, tools: Toolbox) -> tuple[ToolChoice, tuple[str, ...]]:
     """Narrowed where one tool is left; the tools themselves stay, since the prompt may not change."""
     said = wire.convert(value, _Allowed, "tool_choice")
     choice = _mode(said.mode, tools)
-    chosen = [_chosen(t, f"tool_choice.tools.{i}", tools) for i, t in enumerate(said.tools)]
-    names = tuple(dict.fromkeys(name for name in chosen if name is not None))
-    if choice.mode == "required" and not names:
+    if choice.mode == "required" and not said.tools:
         at = "tool_choice.tools"
         raise InvalidRequest(f"{at} names no tool that can be called; send at least one", param=at)
-    if choice.mode == "required" and len(names) == 1:
-        return ToolChoice("required", names[0]), names
-    return replace(choice, allowed=names), names
+    chosen = [name for i, t in enumerate(said.tools) for name in _chosen(t, f"tool_choice.tools.{i}", tools)]
+    names = tuple(dict.fromkeys(chosen))
+    # Tools that are all run elsewhere leave none to call here.
+    return (_narrowed(choice, names) if names else ToolChoice("none")), names
 
 
 class _Named(Struct):
@@ -235,22 +255,24 @@ class _Named(Struct):
     namespace: str | None = None
 
 
-def _chosen(value: Wire, at: str, tools: Toolbox) -> str | None:
-    """The model's name for the tool of a choice; None, with a warning, for one that does not run here."""
+def _chosen(value: Wire, at: str, tools: Toolbox) -> list[str]:
+    """The model's names for the tools of a choice; none, with a warning, for one that does not run here."""
     kind = value.get("type")
     if _is_declared(value):
         said = wire.convert(value, _Named, at)
-        name = tools.name(said.name, said.namespace or "")
+        names = tools.meant(said.name, said.namespace or "") or [tools.name(said.name, said.namespace or "")]
+    elif kind == "namespace":
+        names = tools.within(wire.convert(value, _Named, at).name)
     elif isinstance(kind, str) and kind in NATIVE:
-        name = tools.native(kind)
+        names = [tools.native(kind)]
     else:
         tools.warnings.append(f"{at}: type {limits.shown(str(kind))} does not run here; ignored")
-        return None
-    if not tools.has(name):
-        raise InvalidRequest(
-            f"{at} names {limits.shown(name)}, which is not in tools; send one of them", param=at
-        )
-    return name
+        return []
+    unknown = [name for name in names if not tools.has(name)]
+    if unknown or not names:
+        named = limits.shown(str(unknown[0] if unknown else value.get("name")))
+        raise InvalidRequest(f"{at} names {named}, which is not in tools; send one of them", param=at)
+    return names
 
 
 def _joined(namespace: str, name: str) -> str:
