@@ -16,12 +16,13 @@ import pytest
 
 from source import PACKAGE, ROOT, SOURCE, Module, area, imports, modules, parsed, tracked_python
 
-GROUND = {"conversation", "events", "errors"}
+GROUND = {"conversation", "events", "errors", "recent"}
 EVERYTHING = {"*"}
 MAY_IMPORT: dict[str, set[str]] = {
     "conversation": GROUND,
     "events": GROUND,
     "errors": GROUND,
+    "recent": GROUND,
     "parsing": GROUND,
     "families": GROUND | {"parsing"},
     "protocols": GROUND,

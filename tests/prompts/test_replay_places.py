@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import partial
+from random import Random
 
 import pytest
 
@@ -196,3 +197,25 @@ def test_what_opened_a_turn_takes_nothing_out_of_the_prompt() -> None:
         IDS,
         "<E>",
     ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_lies_beyond_a_mark_does_not_change_it(seed: int) -> None:  # C41
+    """Where the turns before a mark stand is told by the text up to its reach, whatever follows."""
+    random = Random(seed)
+    words = ["<A>", "<R>", "<E>", "<E><A>", "\n", "Fine.", "Sunny today.", "How is it?", "Not so fine."]
+    text = "".join(random.choices(words, k=30))
+    answers = random.choices(["Fine.", "Not so fine.", "Fine.<E>\n<A>Fine."], k=6)
+    turns = [
+        t for a in answers for t in (random.choice([USER, result("Sunny today.")]), turn("assistant", a))
+    ]
+    recalled = {i: known(str(turns[i].text), header="") for i in range(1, 12, 2) if random.random() < 0.8}
+    for end in range(0, len(text), 3):
+        cut = splice(text[:end], turns, recalled, LAYOUT, read)
+        whole = splice(text, turns, recalled, LAYOUT, read)
+        certain = [mark for mark in cut.marks if mark.reach <= end]
+        assert whole.marks[: len(certain)] == certain
+        for mark in certain:
+            rest = splice(text, turns, recalled, LAYOUT, read, begin=mark)
+            assert whole.pieces[mark.pieces :] == rest.pieces
+            assert whole.marks[-len(rest.marks) :] == rest.marks or not rest.marks

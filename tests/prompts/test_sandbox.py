@@ -45,7 +45,7 @@ def _answer(environment: SandboxedEnvironment, thing: Any, name: str) -> Any:
 @pytest.mark.parametrize("thing", OBJECTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_attributes(thing: str, name: str) -> None:
-    template, _ = compile_template("", datetime.now)
+    template, *_ = compile_template("", datetime.now)
     plain = ImmutableSandboxedEnvironment()
     assert isinstance(template.environment, ImmutableSandboxedEnvironment)
     ours, theirs = (_answer(each, OBJECTS[thing], name) for each in (template.environment, plain))
@@ -75,7 +75,7 @@ def _outcome(template: Template) -> str:
     ],
 )
 def test_templates(source: str, text: str) -> None:
-    template, _ = compile_template(source, datetime.now)
+    template, *_ = compile_template(source, datetime.now)
     outcome = _outcome(template)
     assert outcome == _outcome(ImmutableSandboxedEnvironment().from_string(source))
     assert outcome.startswith(text)

@@ -10,7 +10,7 @@ import pytest
 from singletree import families
 from singletree.conversation import Reasoning, Text, ToolCall, Turn
 from singletree.engines.scripts import Script
-from singletree.prompts.replay import TurnMemory, places, says_the_same
+from singletree.prompts.replay import Places, TurnMemory, says_the_same
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
@@ -130,8 +130,12 @@ def test_trimmed_and_joined_text_is_the_same() -> None:
 
 def test_a_place_is_what_was_said_before() -> None:
     user, said = Turn("user", (Text("a"),)), turn("b", thought="c")
-    *_, place = places([user, said])
-    assert place == [*places([user, turn(" b\n")])][-1]
-    assert place != [*places([said, user])][-1]
-    assert place != [*places([user, turn("bc")])][-1]
-    assert len([*places([])]) == 1
+    place = Places([user, said])[2]
+    assert place == Places([user, turn(" b\n")])[2]
+    assert place != Places([said, user])[2]
+    assert place != Places([user, turn("bc")])[2]
+    first = Places([user, said])
+    assert Places([user, said, user], Places([user, said], first))[2] == place == first[2]
+    assert Places([user, said, user], first)[3] == Places([user, said, user])[3]
+    assert Places([said, said, user], first)[3] == Places([said, said, user])[3]
+    assert Places([])[0] == Places([user])[0]

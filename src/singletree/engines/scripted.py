@@ -345,7 +345,7 @@ class PrefixMemory:
 
     def recall(self, token_ids: Sequence[int]) -> int:
         """How many of the tokens were known, as in real engines never the last; from now on all are."""
-        data = array("I", token_ids).tobytes()
+        data = _bytes_of(token_ids)
         longest, best = 0, None
         for known in reversed(self._known):
             begin = longest * _WIDTH
@@ -360,7 +360,7 @@ class PrefixMemory:
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Know these, too."""
-        self._add(array("I", token_ids).tobytes())
+        self._add(_bytes_of(token_ids))
 
     def _add(self, data: bytes) -> None:
         for known in [known for known in self._known if _begins(data, known)]:
@@ -371,6 +371,10 @@ class PrefixMemory:
             self._known.popitem(last=False)
 
 
+def _bytes_of(token_ids: Sequence[int]) -> bytes:
+    return (token_ids if isinstance(token_ids, array) else array("I", token_ids)).tobytes()
+
+
 def _begins(data: bytes, known: bytes) -> bool:
     """Whether ``data`` begins with ``known``: the last token tells most of those that differ, without reading all."""
     end = len(known)
@@ -379,9 +383,9 @@ def _begins(data: bytes, known: bytes) -> bool:
 
 def _common(left: bytes, right: bytes) -> int:
     """How many tokens both begin with."""
+    if left.startswith(right) or right.startswith(left):
+        return min(len(left), len(right)) // _WIDTH
     same, end = 0, min(len(left), len(right))
-    if left[:end] == right[:end]:
-        return end // _WIDTH
     while end - same > 1:
         middle = (same + end) // 2
         if left[same:middle] == right[same:middle]:

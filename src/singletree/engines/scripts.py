@@ -25,7 +25,7 @@ _MARKER = re.compile(
     r"|echo:(?P<echo>.*?))\]\]",
     re.DOTALL,
 )
-_FIRST_WINDOW = 512  # tokens at the end of a prompt in which a marker is looked for first
+_FIRST_WINDOW = 192  # tokens at the end of a prompt in which a marker is looked for first
 
 # How chat templates hand over to the assistant: for each format what stands before its words, and what must
 # not follow if it is to count. The format whose opening stands last in the prompt is the prompt's.

@@ -57,6 +57,13 @@ class CallIds:
         self._known: dict[str, tuple[str, str]] = {}
         self._unanswered: deque[tuple[str, str]] = deque()
 
+    def copy(self) -> CallIds:
+        """One that goes on from here."""
+        other = CallIds.__new__(CallIds)
+        other._rename, other._count = self._rename, self._count
+        other._known, other._unanswered = self._known.copy(), self._unanswered.copy()
+        return other
+
     def call(self, call: ToolCall) -> str:
         """The id under which the model sees ``call``."""
         renamed = self._rename(call, self._count)

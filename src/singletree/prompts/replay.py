@@ -36,6 +36,7 @@ from singletree.conversation import (
     ToolResult,
     Turn,
 )
+from singletree.prompts.beginnings import is_same_turn, same_items
 from singletree.prompts.filled_in import schema_of, without_defaults
 
 T = TypeVar("T")
@@ -55,11 +56,12 @@ class Remembered:
         turn: what it said, in the model's order.
         opening: what the prompt had opened after the assistant's header, such as ``<think>`` and a line break.
         token_ids: the tokens that were generated, without the one that ended the turn.
-        place: where it was said (``places``); empty when the id of one of its calls is nobody else's.
+        place: where it was said (``Places``); empty when the id of one of its calls is nobody else's.
         header: which of the template's headers opened it; empty when that is not known.
         asked_by: the turn that it answers, and what stood in the prompt between its last words and the generated
             tokens; None when that is not known.
         last_words: where only the beginning of a turn is known (``turn`` and ``token_ids`` are that), what it ends in.
+        keys: under which it is remembered.
         answers: the last ones, by who asked: a conversation brings each turn again and again, and none is to be
             compared or read twice.
     """
@@ -71,6 +73,7 @@ class Remembered:
     last_words: str = ""
     header: str = ""
     asked_by: tuple[Turn, str] | None = None
+    keys: list[str] = field(default_factory=list, compare=False, repr=False)
     answers: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def asked(self, by: Hashable, about: Any, answer: Callable[[], T]) -> T:
@@ -96,6 +99,7 @@ class TurnMemory:
     def remember(self, remembered: Remembered, name: str = "") -> None:
         """Keep one more turn, under ``name`` alone or under each of its names."""
         keys = [name] if name else [_key(remembered.place, each) for each in _names(remembered.turn)]
+        remembered.keys[:] = keys
         size = _size(remembered)
         with self._lock:
             for key in keys:
@@ -113,6 +117,14 @@ class TurnMemory:
                 return None
             self._turns.move_to_end(name)
             return known[0]
+
+    def keep(self, remembered: Iterable[Remembered]) -> None:
+        """These are in use again."""
+        with self._lock:
+            for each in remembered:
+                for key in each.keys:
+                    if key in self._turns:
+                        self._turns.move_to_end(key)
 
     def _forget(self, key: str) -> None:
         known = self._turns.pop(key, None)
@@ -156,17 +168,31 @@ def _key(place: str, name: str) -> str:
     return f"{place} {name}"
 
 
-def places(turns: Iterable[Turn]) -> Iterator[str]:
-    """For each of ``turns`` a digest of all that was said before it, and at last one of all.
+class Places:
+    """For each of ``turns`` a digest of all that was said before it, and one of all.
 
-    White space and reasoning do not count: harnesses trim the one and leave out the other.
+    White space and reasoning do not count: harnesses trim the one and leave out the other. Nothing is made before it
+    is asked for, and what ``before`` has of the same turns is not made again.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for turn in turns:
-        yield digest.hexdigest()
-        for word in (turn.role, *_telling(turn.parts)):
-            digest.update(word.encode("utf-8", "surrogatepass") + b"\0")
-    yield digest.hexdigest()
+
+    def __init__(self, turns: Sequence[Turn], before: Places | None = None) -> None:
+        self._turns = turns
+        # One that was never asked made nothing: what it goes on from stands for it.
+        self._before: Places | None = before and (before._before or before)
+        self._digests = [hashlib.blake2b(digest_size=16)]
+
+    def __getitem__(self, turn: int) -> str:
+        """Of all before ``turn``."""
+        if self._before is not None:
+            before, self._before = self._before, None
+            same = min(same_items(before._turns, self._turns), len(before._digests) - 1)
+            self._digests = before._digests[: same + 1]
+        for said in self._turns[len(self._digests) - 1 : turn]:
+            digest = self._digests[-1].copy()
+            for word in (said.role, *_telling(said.parts)):
+                digest.update(word.encode("utf-8", "surrogatepass") + b"\0")
+            self._digests.append(digest)
+        return self._digests[turn].hexdigest()
 
 
 def _telling(parts: Iterable[Any]) -> Iterator[str]:
@@ -253,10 +279,18 @@ def _skip_space(text: str, at: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A conversation with its remembered turns as they were said, and which they are by position."""
+    """A conversation with its remembered turns as they were said, and which they are by position.
+
+    Attributes:
+        given: the turns as they came, and their ``places``.
+        restored: whether reasoning was given back, and from which turn on.
+    """
 
     conversation: Conversation
     turns: dict[int, Remembered]
+    given: tuple[Turn, ...] = ()
+    places: Places = field(default_factory=lambda: Places(()))
+    restored: tuple[bool, int] = (False, 0)
 
 
 Open = Callable[[Turn], tuple[Turn, Remembered] | None]
@@ -269,30 +303,52 @@ def recall(
     *,
     restore_reasoning: bool = True,
     opened: Open | None = None,
+    before: Recalled | None = None,
 ) -> Recalled:
     """Put remembered turns in place of what came back.
 
     Args:
+        before: what was recalled of an earlier prompt by the same memory: what was found there is found again.
         restore_reasoning: give a turn of the current tool loop its reasoning back when the harness carries none
             (models trained on it lose whole points without it).
     """
-    turns, tools = list(conversation.turns), conversation.tools
-    found: dict[int, Remembered] = {}
-    loop = _loop_start(turns)
-    said_at: list[str] = []
+    loop, tools = _loop_start(conversation.turns), conversation.tools
+    restored = (restore_reasoning, loop)
+    turns = list(conversation.turns)
+    found = _found_before(memory, before, conversation, restored) if before is not None else {}
+    places = Places(conversation.turns, before.places if before is not None else None)
     for i, turn in enumerate(conversation.turns):
-        known = memory.find(turn, tools=tools) if turn.role == "assistant" else None
-        if known is None and turn.role == "assistant":
+        if turn.role != "assistant":
+            continue
+        if before is not None and i in found:
+            turns[i] = before.conversation.turns[i]
+            continue
+        known = memory.find(turn, tools=tools)
+        if known is None:
             # Only turns without an id of ours need to know what was said before them, which is long.
-            said_at = said_at or [*places(conversation.turns)]
-            known = memory.find(turn, said_at[i], tools)
+            known = memory.find(turn, places[i], tools)
         if known is not None:
             found[i] = known
             keeps = _carries_any(turn) or (restore_reasoning and i >= loop)
             turns[i] = known.asked(keeps, turn, partial(_as_said, turn, known.turn, keeps_reasoning=keeps))
-        elif opened is not None and turn.role == "assistant" and (sealed := opened(turn)) is not None:
+        elif opened is not None and (sealed := opened(turn)) is not None:
             turns[i], found[i] = sealed
-    return Recalled(replace(conversation, turns=tuple(turns)) if found else conversation, found)
+    changed = replace(conversation, turns=tuple(turns)) if found else conversation
+    return Recalled(changed, found, conversation.turns, places, restored)
+
+
+def _found_before(
+    memory: TurnMemory, before: Recalled, conversation: Conversation, restored: tuple[bool, int]
+) -> dict[int, Remembered]:
+    """What was found of the turns that are the same now, and of which as much is to be given back."""
+    same = same_items(before.given, conversation.turns, is_same_turn)
+    if before.restored[0] != restored[0] or before.conversation.tools != conversation.tools:
+        return {}
+    if before.restored != restored:
+        same = min(same, before.restored[1], restored[1])
+    found = {i: known for i, known in before.turns.items() if i < same}
+    memory.keep(found.values())
+    return found
 
 
 def _loop_start(turns: Sequence[Turn]) -> int:

@@ -18,6 +18,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.utils import Namespace
 
 from singletree.errors import BadConfiguration
+from singletree.prompts.template_loop import (
+    ENTER,
+    LOOP_CONTEXT,
+    WatchedLoop,
+    enter_loop,
+    loop_context,
+    watch_loops,
+)
 from singletree.prompts.written import WrittenObject, tojson
 
 _MUTATORS = frozenset(
@@ -28,6 +36,7 @@ _MUTATORS = frozenset(
 _PLAIN = {kind: frozenset(dir(kind)) for kind in (dict, WrittenObject)}
 """Mappings that keep no attribute of their own beside those of their type: every other name is a key."""
 
+_LOOPS = (LoopContext, WatchedLoop)
 _LOOP = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 _STRING = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
 """The sandbox asks about ``format`` and ``format_map`` alone."""
@@ -62,7 +71,7 @@ class _Shortcuts(SandboxedEnvironment):
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
-        if (kind is str and attribute in _STRING) or (kind is LoopContext and attribute in _LOOP):
+        if (kind is str and attribute in _STRING) or (kind in _LOOPS and attribute in _LOOP):
             return getattr(obj, attribute)
         if kind is Namespace and not attribute.startswith("_"):
             try:
@@ -89,8 +98,10 @@ class _Immutable(_Shortcuts, ImmutableSandboxedEnvironment):
     pass
 
 
-def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template, nodes.Template]:
-    """The template and its syntax tree. Raises BadConfiguration when ``source`` is no template.
+def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template, nodes.Template, bool]:
+    """The template, its syntax tree, and whether its loops are watched (``template_loop``).
+
+    Raises BadConfiguration when ``source`` is no template.
 
     Templates that change lists in place (Kimi K2) need the sandbox that allows it; the others get the strict
     one.
@@ -101,9 +112,14 @@ def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template
         if _mutates(tree):
             environment = _environment(_Shortcuts, now)
             tree = environment.parse(source)
+        watched = [] if _mutates(tree) else watch_loops(tree)
         # Parsed once: half of what it takes to load a template.
         code = environment.compile(tree)
-        return environment.template_class.from_code(environment, code, environment.make_globals(None)), tree
+        template = environment.template_class.from_code(environment, code, environment.make_globals(None))
+        template.root_render_func.__globals__[LOOP_CONTEXT] = loop_context
+        for loop, iterable in watched:
+            loop.iter = iterable
+        return template, tree, bool(watched)
     except TemplateError as error:
         raise BadConfiguration(
             f"the chat template is no valid Jinja: {error}; give another with --custom-jinja-template"
@@ -114,6 +130,7 @@ def _environment(kind: type[SandboxedEnvironment], now: Callable[[], datetime]) 
     environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = _raise_exception
+    environment.globals[ENTER] = enter_loop
     environment.globals["strftime_now"] = lambda format: now().strftime(format)
     return environment
 

@@ -11,10 +11,11 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, compress, pairwise, takewhile
 from typing import Any, cast
 
 from singletree.conversation import Conversation, Part, Text, Tool, ToolReference, ToolResult, Turn
+from singletree.prompts.beginnings import is_same_turn, same_items
 from singletree.prompts.tool_definition import tool_definition
 
 PLACEHOLDER_TOOL = "DeferredToolPlaceholder"
@@ -40,11 +41,41 @@ def no_session(turns: Sequence[Turn]) -> tuple[Tool, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing made the same. ``apply`` gives back an equal conversation when there is nothing to do."""
+    """One thing made the same. ``apply`` gives back an equal conversation when there is nothing to do.
+
+    It gets the turns from one of the assistant's to the next, or several such stretches at once, and makes the same of
+    each; with ``whole``, all turns after the other rules.
+    """
 
     name: str
     reason: str
     apply: Callable[[Conversation, ToolsOf], Conversation]
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some turns of a conversation, from one of the assistant's on, and what the rules made of them.
+
+    Attributes:
+        end: the number of the turn behind them.
+        acted: the names of the rules that changed something.
+    """
+
+    end: int
+    turns: tuple[Turn, ...]
+    acted: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A conversation as it came, what all rules made of it, and of its stretches those that treat each alone."""
+
+    given: Conversation
+    off: frozenset[str]
+    conversation: Conversation
+    rules: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
 
 
 def canonicalise(
@@ -54,15 +85,58 @@ def canonicalise(
 
     Idempotent. Rules act in the order of ``RULES``.
     """
-    acted = []
+    made = canonicalise_on(None, conversation, off=off, tools_of=tools_of)
+    return made.conversation, made.rules
+
+
+def canonicalise_on(
+    before: Canonical | None,
+    given: Conversation,
+    *,
+    off: frozenset[str] = frozenset(),
+    tools_of: ToolsOf = no_session,
+) -> Canonical:
+    """As ``canonicalise``; what an earlier prompt has in common with this one is taken from ``before``."""
+    turns = given.turns
+    turns = given.turns
+    stretches = _common_stretches(before, given, off) if before is not None else []
+    begin = stretches[-1].end if stretches else 0
+    answer = next((i for i in range(len(turns) - 1, begin, -1) if turns[i].role == "assistant"), begin)
+    tools = given.tools
+    for start, end in pairwise((begin, *sorted({answer, len(turns)} - {begin}))):
+        piece, acted = _apply(Conversation(turns[start:end], given.tools), off, tools_of, whole=False)
+        stretches.append(Stretch(end, piece.turns, acted))
+        tools = piece.tools
+    treated = Conversation(tuple(chain.from_iterable(stretch.turns for stretch in stretches)), tools)
+    made, acted = _apply(treated, off, tools_of, whole=True)
+    acted = acted.union(*(stretch.acted for stretch in stretches))
+    rules = tuple(rule.name for rule in RULES if rule.name in acted)
+    return Canonical(given, off, made, rules, tuple(stretches))
+
+
+def _apply(
+    conversation: Conversation, off: frozenset[str], tools_of: ToolsOf, *, whole: bool
+) -> tuple[Conversation, frozenset[str]]:
+    """What the rules of one kind make of ``conversation``, and the names of those that changed it."""
+    acted = set()
     for rule in RULES:
-        if rule.name in off:
+        if rule.whole != whole or rule.name in off:
             continue
         before = conversation
         conversation = rule.apply(before, tools_of)
         if conversation is not before and conversation != before:
-            acted.append(rule.name)
-    return conversation, tuple(acted)
+            acted.add(rule.name)
+    return conversation, frozenset(acted)
+
+
+def _common_stretches(before: Canonical, given: Conversation, off: frozenset[str]) -> list[Stretch]:
+    tools = (*before.given.tools, *given.tools)
+    if before.off != off or (before.given.tools is not given.tools and any(tool.deferred for tool in tools)):
+        return []
+    turns = given.turns
+    same = min(same_items(before.given.turns, turns, is_same_turn), len(turns) - 1)
+    ends = (s.end <= same and turns[s.end].role == "assistant" for s in before.stretches)
+    return list(compress(before.stretches, takewhile(bool, ends)))
 
 
 def _each_turn(conversation: Conversation, change: Callable[[Turn], Turn | None]) -> Conversation:
@@ -257,5 +331,6 @@ RULES: tuple[Rule, ...] = (
         "Codex asks for a summary of the session without the tools that stand at the head of all its prompts. They are "
         "shown where a tool loop comes back with a question and no tools, and no call is made.",
         _keep_tools,
+        whole=True,
     ),
 )

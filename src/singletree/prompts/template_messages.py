@@ -6,27 +6,24 @@ is written as text at its place.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
 
 from singletree.conversation import (
-    Document,
     Image,
     Part,
     Reasoning,
     Text,
     ToolCall,
-    ToolReference,
     ToolResult,
     Turn,
 )
 from singletree.prompts.added_tokens import well_formed
 from singletree.prompts.call_ids import CallIds
+from singletree.prompts.drawn import SENTINEL, Drawn
+from singletree.prompts.part_words import parts_of, with_error, words
 from singletree.prompts.template_reads import Message, Reads, put_reasoning
 from singletree.prompts.written import read_object
 
@@ -34,42 +31,24 @@ Draw = Callable[[tuple[Part, ...]], str]
 Guard = Callable[[str], str]
 Content = str | list[Message]
 
-NO_IMAGES = "[image: this model cannot see images]"
 _IMAGE_FOLLOWS = "[image: shown in the next message]"
-_SENTINEL = "\udffe"
-"""Brackets the number of a text that is put in after rendering, where no template trims or splits it."""
 
 _WORD = "0"
-_SENTINELS = re.compile(f"{_SENTINEL}([0-9]+){_SENTINEL}")
 
 
-@dataclass(slots=True)
-class Drawn:
-    """Texts that take the place of their sentinels after rendering."""
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """The messages of a conversation up to one of the assistant's turns, and what the writer knew there.
 
-    texts: list[str] = field(default_factory=list)
-    leads: list[str] = field(default_factory=list)
+    Attributes:
+        shown: the same messages with their content in parts, where the template takes it so.
+    """
 
-    def sentinel(self, text: str, lead: str = "") -> str:
-        """What stands for ``text`` until then, and for the ``lead`` before it, where the template prints one."""
-        self.texts.append(text)
-        self.leads.append(lead)
-        return f"{_SENTINEL}{len(self.texts) - 1}{_SENTINEL}"
-
-    def put_in(self, rendered: str) -> str:
-        """``rendered`` with the texts in place of their sentinels."""
-        pieces: list[str] = []
-        at = 0
-        for match in _SENTINELS.finditer(rendered):
-            number = int(match[1])
-            pieces += [rendered[at : match.start()].removesuffix(self.leads[number]), self.texts[number]]
-            at = match.end()
-        return "".join([*pieces, rendered[at:]]) if pieces else rendered
-
-    def end_of_last(self, rendered: str) -> int:
-        """Where the last text's sentinel ends in ``rendered``; 0 when the template did not print it."""
-        sentinel = f"{_SENTINEL}{len(self.texts) - 1}{_SENTINEL}"
-        return rendered.rfind(sentinel) + len(sentinel) if sentinel in rendered else 0
+    turns: int
+    messages: tuple[Message, ...]
+    shown: tuple[Message, ...]
+    ids: CallIds
+    drawn: Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +84,9 @@ class MessageWriter:
         guard: keeps special tokens out of a client's text.
         vision: whether images are to be shown at all.
         strict: for templates that still refuse: the user begins, and nobody says nothing.
+
+    Attributes:
+        seam: from where a longer conversation can go on, when this one is written.
     """
 
     def __init__(self, reads: Reads, draw: Draw, guard: Guard, *, vision: bool, strict: bool = False) -> None:
@@ -117,11 +99,50 @@ class MessageWriter:
         # In formats of channels the model writes itself what the template prints before its words.
         self._lead = draw((Text(_WORD),)).partition(_WORD)[0]
         self._messages: list[Message] = []
+        self._shown: tuple[Message, ...] = ()
         self._later_images = 0
         self.drawn = Drawn()
+        self.seam: Seam | None = None
 
-    def write(self, turns: Sequence[Turn], prefill: Turn | None = None) -> list[Message]:
-        """The messages of ``turns``, and of ``prefill`` as the last, left open. Use a writer once."""
+    def write(
+        self, turns: Sequence[Turn], prefill: Turn | None = None, before: Seam | None = None
+    ) -> list[Message]:
+        """The messages of ``turns``, and of ``prefill`` as the last, left open. Use a writer once.
+
+        Args:
+            before: from where to go on: the messages up to there are those of an earlier prompt with the same turns.
+        """
+        if before is not None:
+            self._take_up(before)
+        done = before.turns if before is not None else 0
+        seam = _last_answer(turns)
+        if seam > done:
+            self._write(turns[done:seam])
+            self._make_seam(seam)
+            done = seam
+        self._write(turns[done:])
+        self._show_later_images()
+        if prefill is not None:
+            self._messages.append(self._prefill(prefill))
+        if self._strict or (not self._reads.system_alone and self._only_system()):
+            self._let_user_begin()
+        if self._reads.content_parts:
+            return [*self._shown, *map(_in_parts, self._messages[len(self._shown) :])]
+        return self._messages
+
+    def _take_up(self, before: Seam) -> None:
+        self._messages, self._shown = [*before.messages], before.shown
+        self._ids, self.drawn = before.ids.copy(), before.drawn.copy()
+        self.seam = before
+
+    def _make_seam(self, turns: int) -> None:
+        self._show_later_images()
+        if self._reads.content_parts and not self._strict:
+            self._shown += tuple(map(_in_parts, self._messages[len(self._shown) :]))
+        messages = tuple(self._messages)
+        self.seam = Seam(turns, messages, self._shown, self._ids.copy(), self.drawn.copy())
+
+    def _write(self, turns: Sequence[Turn]) -> None:
         for turn in turns if self._reads.consecutive_assistants else _joined_assistants(turns):
             if turn.role != "tool":
                 self._show_later_images()
@@ -134,17 +155,6 @@ class MessageWriter:
                 self._user(self._content(turn.parts))
             else:
                 self._system(self._text(turn.parts))
-        self._show_later_images()
-        if prefill is not None:
-            self._messages.append(self._prefill(prefill))
-        if self._strict or (not self._reads.system_alone and self._only_system()):
-            self._let_user_begin()
-        if self._reads.content_parts:
-            empty = [{"type": "text", "text": ""}]
-            return [
-                message | {"content": _parts_of(message["content"]) or empty} for message in self._messages
-            ]
-        return self._messages
 
     def _only_system(self) -> bool:
         return all(message["role"] == "system" for message in self._messages)
@@ -162,11 +172,11 @@ class MessageWriter:
         """
         at_head = self._only_system()
         if self._reads.system and at_head and self._messages and not self._reads.system_runs:
-            self._append(self._messages[-1], text)
+            self._append(text)
         elif self._reads.system if at_head else self._reads.system_inside:
             self._messages.append({"role": "system", "content": text})
         elif self._reads.user_ends_loop and self._messages and self._messages[-1]["role"] == "tool":
-            self._append(self._messages[-1], text)
+            self._append(text)
         else:
             self._user(text)
 
@@ -176,16 +186,19 @@ class MessageWriter:
         if (last == "user" and not self._reads.consecutive_users) or (
             last == "tool" and not self._reads.user_after_result
         ):
-            self._append(self._messages[-1], content)
+            self._append(content)
         else:
             self._messages.append({"role": "user", "content": content})
 
-    def _append(self, message: Message, content: Content) -> None:
-        before = message["content"]
+    def _append(self, content: Content) -> None:
+        before = self._messages[-1]["content"]
+        joined: Content
         if isinstance(before, str) and isinstance(content, str):
-            message["content"] = f"{before}\n\n{content}" if before and content else before + content
+            joined = f"{before}\n\n{content}" if before and content else before + content
         else:
-            message["content"] = [*_parts_of(before), *_parts_of("\n\n"), *_parts_of(content)]
+            joined = [*parts_of(before), *parts_of("\n\n"), *parts_of(content)]
+        # Another message: this one may stand in what an earlier prompt is kept by.
+        self._messages[-1] = self._messages[-1] | {"content": joined}
 
     def _results(self, parts: Iterable[Part]) -> None:
         for part in parts:
@@ -193,7 +206,7 @@ class MessageWriter:
                 self._user(self._content((part,)))
                 continue
             call_id, name = self._ids.result(part.call_id)
-            said = _with_error(part)
+            said = with_error(part)
             if not self._takes_result():
                 self._user(f"<tool_result>\n{self._text(said)}\n</tool_result>")
             else:
@@ -233,15 +246,15 @@ class MessageWriter:
         run: list[Part] = []
         for part in parts:
             if isinstance(part, Image):
-                content += [*_parts_of(self._text(run)), dict(self._image)]
+                content += [*parts_of(self._text(run)), dict(self._image)]
                 run = []
             else:
                 run.append(part)
-        return [*content, *_parts_of(self._text(run))]
+        return [*content, *parts_of(self._text(run))]
 
     def _text(self, parts: Iterable[Part]) -> str:
         """What ``parts`` say in words. Guarded as a whole: two blocks could hold half a token each."""
-        return self._guard("".join(_words(part) for part in parts))
+        return self._guard("".join(words(part) for part in parts))
 
     def _assistant(self, turn: Turn) -> list[Message]:
         """One message, or two where the template prints what was said after the calls that follow it."""
@@ -272,7 +285,7 @@ class MessageWriter:
         for part in turn.parts:
             if isinstance(part, ToolCall):
                 parts.append(replace(part, id=self._ids.call(part)))
-            elif isinstance(part, Text | Reasoning) and _SENTINEL in part.text:
+            elif isinstance(part, Text | Reasoning) and SENTINEL in part.text:
                 parts.append(replace(part, text=well_formed(part.text)))
             else:
                 parts.append(part)
@@ -309,7 +322,7 @@ class MessageWriter:
 
     def _plain_text(self, said: tuple[Part, ...]) -> str:
         if all(isinstance(part, Text) for part in said):
-            return "".join(_words(part) for part in said)
+            return "".join(words(part) for part in said)
         return self._draw(tuple(self._guarded(part) for part in said))
 
     def _guarded(self, part: Part) -> Part:
@@ -359,42 +372,12 @@ def _joined_assistants(turns: Sequence[Turn]) -> list[Turn]:
     return joined
 
 
-def _parts_of(content: Any) -> list[Message]:
-    if isinstance(content, list):
-        return content
-    return [{"type": "text", "text": content}] if content else []
+def _last_answer(turns: Sequence[Turn]) -> int:
+    """Where the assistant begins to speak for the last time; 0 where it does not."""
+    roles = [turn.role for turn in turns]
+    starts = (i for i in range(len(roles) - 1, 0, -1) if roles[i - 1] != "assistant" == roles[i])
+    return next(starts, 0)
 
 
-def _with_error(result: ToolResult) -> tuple[Part, ...]:
-    """What a result says; a failure that does not say so itself begins with "Error: "."""
-    said = "".join(_words(part) for part in result.parts)
-    if not result.is_error or "error" in said[:40].lower():
-        return result.parts
-    return (Text("Error: "), *result.parts)
-
-
-def _words(part: Part) -> str:
-    if isinstance(part, Text | Reasoning):
-        return part.text
-    if isinstance(part, Image):
-        return NO_IMAGES
-    if isinstance(part, Document):
-        return _document_words(part)
-    if isinstance(part, ToolReference):
-        return f"[tool: {part.name}]"
-    if isinstance(part, ToolCall):
-        return part.arguments
-    return "".join(_words(inner) for inner in part.parts)
-
-
-def _document_words(document: Document) -> str:
-    """The text of a text document; of another only what it is."""
-    name = f" {document.title}" if document.title else ""
-    kind = document.media_type or document.url or "unknown type"
-    if document.media_type.startswith("text/") and document.data:
-        try:
-            text = base64.b64decode("".join(document.data.split()), validate=True).decode("utf-8", "replace")
-        except (binascii.Error, ValueError):
-            return f"[document{name}: unreadable base64]"
-        return f"[document{name}]\n{text}\n[end of document{name}]"
-    return f"[document{name}: this model cannot read {kind}]"
+def _in_parts(message: Message) -> Message:
+    return message | {"content": parts_of(message["content"]) or [{"type": "text", "text": ""}]}

@@ -20,8 +20,8 @@ from singletree.prompts.definition import Pipeline, TokenizerDefinition, turn_en
 from singletree.prompts.gguf import read_gguf
 from singletree.prompts.huggingface import read_directory
 from singletree.prompts.pieces import PieceStream, Spelling, TokenTexts
-from singletree.prompts.recent import Recent
 from singletree.prompts.segments import SegmentEncoder
+from singletree.recent import Recent
 
 CACHE_BYTES = 128 * 2**20
 

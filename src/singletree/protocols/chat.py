@@ -6,7 +6,7 @@ OpenRouter and the makers of open models add. Unknown fields are accepted. ``cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from singletree.conversation import Conversation, Request, ResponseFormat, Sampl
 from singletree.errors import InvalidRequest
 from singletree.protocols import limits, wire
 from singletree.protocols.chat_encode import ID_PREFIX, Encoder, encode, encode_choices, encode_error
-from singletree.protocols.chat_messages import Message, reasoning_fields, turns
+from singletree.protocols.chat_messages import Message, Read, read, reasoning_fields, turns
 from singletree.protocols.chat_tools import SentChoice, SentTool, tool_choice_of, tools_of
 from singletree.protocols.hints import NvExt, agent_of, hints_of, session_of
 
@@ -82,7 +82,7 @@ class Body(Drawn, kw_only=True):
     """The body as it goes over the wire."""
 
     model: str
-    messages: list[Message]
+    messages: list[msgspec.Raw]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -129,8 +129,9 @@ def request(wanted: Body) -> Request:
     warnings: list[str] = []
     tools = tools_of(wanted.tools or [], warnings)
     agent = agent_of(wanted.nvext)
-    conversation = Conversation(turns(wanted.messages), tools)
-    opens_turn, continues = _opening(wanted)
+    messages = read(wanted.messages)
+    conversation = Conversation(turns(messages), tools)
+    opens_turn, continues = _opening(wanted, messages[-1].message)
     return Request(
         model=wanted.model or "",
         conversation=conversation,
@@ -151,7 +152,7 @@ def request(wanted: Body) -> Request:
         agent=agent,
         choices=choices_of(wanted),
         warnings=tuple(warnings),
-        extra=told_of(wanted) | _reasoning_fields(wanted),
+        extra=told_of(wanted) | _reasoning_fields(wanted, messages),
     )
 
 
@@ -272,19 +273,19 @@ def _thinking(body: Body) -> Thinking:
     )
 
 
-def _reasoning_fields(body: Body) -> dict[str, tuple[str, ...]]:
+def _reasoning_fields(body: Body, messages: Sequence[Read]) -> dict[str, tuple[str, ...]]:
     """Which fields the client reads reasoning in, if it says so."""
     if body.include_reasoning is False or (body.reasoning and body.reasoning.exclude):
         return {"reasoning_fields": ()}
-    known = reasoning_fields(body.messages)
+    known = reasoning_fields(messages)
     return {"reasoning_fields": known} if known else {}
 
 
-def _opening(body: Body) -> tuple[bool, bool]:
+def _opening(body: Body, last: Message) -> tuple[bool, bool]:
     """``Request.opens_turn`` and ``continues``: by vLLM's switches, or the mark that DeepSeek (``prefix``) and Moonshot
     (``partial``) put on the message. Unsaid, a message of the assistant's at the end is gone on with.
     """
-    at, last = "continue_final_message", body.messages[-1]
+    at = "continue_final_message"
     if body.continue_final_message and last.role != "assistant":
         cure = "end with a message of role 'assistant'"
         raise InvalidRequest(f"{at} is true but the last message is of role {last.role!r}; {cure}", param=at)

@@ -8,15 +8,15 @@ no order between the reasoning, the text and the calls of one message; they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from typing import Any
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 
 from singletree.conversation import Document, Image, Part, Reasoning, Role, Text, ToolCall, ToolResult, Turn
 from singletree.errors import InvalidRequest
 from singletree.protocols import custom_tools as custom
-from singletree.protocols import limits, media
+from singletree.protocols import limits, media, wire
 
 
 class _ImageURL(msgspec.Struct):
@@ -71,32 +71,50 @@ class Message(msgspec.Struct):
     partial: bool | None = None
 
 
-def turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
-    """The turns that ``messages`` say, each role in its place; a run of tool messages is one turn.
+class Read(NamedTuple):
+    """A message, and what it says."""
+
+    message: Message
+    turn: Turn
+
+
+def read(messages: Sequence[msgspec.Raw]) -> list[Read]:
+    """Each of ``messages`` with what it says.
 
     Raises:
         InvalidRequest: with ``param`` as a path such as ``messages.0.content``.
     """
     if not messages:
         raise InvalidRequest("messages is empty; send at least one message", param="messages")
-    read = (_turn(message, f"messages.{i}") for i, message in enumerate(messages))
-    return tuple(t for role, run in groupby(read, lambda turn: turn.role) for t in _joined(role, run))
+    return wire.read_each(messages, Message, _read, "messages")
 
 
-def reasoning_fields(messages: Sequence[Message]) -> tuple[str, ...]:
+def turns(messages: Sequence[Read]) -> tuple[Turn, ...]:
+    """The turns that ``messages`` say, each role in its place; a run of tool messages is one turn."""
+    said = [turn for _, turn in messages]
+    if not any(a.role == b.role == "tool" for a, b in pairwise(said)):
+        return tuple(said)
+    return tuple(t for role, run in groupby(said, lambda turn: turn.role) for t in _joined(role, list(run)))
+
+
+def reasoning_fields(messages: Sequence[Read]) -> tuple[str, ...]:
     """The fields in which the client keeps reasoning, seen from the last message of its that has any."""
-    for message in reversed(messages):
+    for message, _ in reversed(messages):
         kept = tuple(f for f in ("reasoning_content", "reasoning") if getattr(message, f))
         if kept or message.reasoning_details:
             return kept or ("reasoning",)
     return ()
 
 
-def _joined(role: Role, run: Iterator[Turn]) -> Iterator[Turn]:
-    if role == "tool":
+def _joined(role: Role, run: Sequence[Turn]) -> Iterator[Turn]:
+    if role == "tool" and len(run) > 1:
         yield Turn("tool", tuple(part for turn in run for part in turn.parts))
     else:
         yield from run
+
+
+def _read(message: Message, at: str) -> Read:
+    return Read(message, _turn(message, at))
 
 
 def _turn(message: Message, at: str) -> Turn:

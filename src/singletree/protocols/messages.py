@@ -8,9 +8,10 @@ API does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -99,7 +100,7 @@ class _User(msgspec.Struct, frozen=True):
 
 class _Body(msgspec.Struct, frozen=True):
     model: str
-    messages: list[_Message]
+    messages: list[msgspec.Raw]
     max_tokens: int | None = None
     system: str | list[Block] | None = None
     tools: list[ToolDefinition] | None = None
@@ -173,7 +174,10 @@ def _build(body: _Body) -> Request:
     _refuse_other_answers(body)
     if not body.messages:
         raise InvalidRequest("messages: at least one message is required", param="messages")
-    turns = (*_system(body, reading), *_turns(body.messages, reading))
+    messages = wire.read_each(body.messages, _Message, _read, "messages", _is_all_said)
+    turns = (*_system(body, reading), *chain.from_iterable(message.turns for message in messages))
+    for message in messages:
+        reading.take(message.reading)
     tools = (*_tools(body, reading), *reading.tools)
     choice = _tool_choice(body, tools, reading)
     for name in _WITHOUT_EFFECT:
@@ -186,7 +190,7 @@ def _build(body: _Body) -> Request:
         stream=bool(body.stream),
         tool_choice=choice,
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
-        thinking=_thinking(body),
+        thinking=_thinking(body, messages),
         response_format=_response_format(body),
         context_edits=context_edits(body.context_management, reading),
         session=_session(body.metadata.user_id if body.metadata else None),
@@ -210,18 +214,32 @@ def _system(body: _Body, reading: Reading) -> Iterator[Turn]:
         yield Turn("system", said)
 
 
-def _turns(messages: list[_Message], reading: Reading) -> Iterator[Turn]:
-    for i, message in enumerate(messages):
-        at = f"messages.{i}"
-        role = _SPEAKERS.get(message.role)
-        if role is None:
-            _refuse_type(f"{at}.role", message.role, _SPEAKERS)
-        content = message.content
-        if content is msgspec.UNSET:
-            if message.output_config is None:
-                raise InvalidRequest(f"{at}.content: Field required", param=f"{at}.content")
-            continue
-        yield from _split(role, parts(content, role, f"{at}.content", reading))
+class _Read(NamedTuple):
+    """What one message says, and what was gathered on the way through it."""
+
+    turns: tuple[Turn, ...]
+    effort: str | None
+    reading: Reading
+
+
+def _is_all_said(message: _Read) -> bool:
+    """Whether the turns are all that was made of it: tools know their place in the request."""
+    return not message.reading.tools and not message.reading.warnings
+
+
+def _read(message: _Message, at: str) -> _Read:
+    reading = Reading()
+    effort = message.output_config.effort if message.output_config else None
+    role = _SPEAKERS.get(message.role)
+    if role is None:
+        _refuse_type(f"{at}.role", message.role, _SPEAKERS)
+    content = message.content
+    if content is not msgspec.UNSET:
+        said = parts(content, role, f"{at}.content", reading)
+        return _Read(tuple(_split(role, said)), effort, reading)
+    if message.output_config is None:
+        raise InvalidRequest(f"{at}.content: Field required", param=f"{at}.content")
+    return _Read((), effort, reading)
 
 
 def _split(role: Role, said: Iterator[Part]) -> Iterator[Turn]:
@@ -262,9 +280,9 @@ def _tool_choice(body: _Body, tools: tuple[Tool, ...], reading: Reading) -> Tool
     raise InvalidRequest(f"tool_choice.name: no tool {shown(name)} in tools", param="tool_choice.name")
 
 
-def _thinking(body: _Body) -> Thinking:
-    configs = (body.output_config, *(m.output_config for m in body.messages))
-    effort = ([None, *(c.effort for c in configs if c and c.effort)])[-1]
+def _thinking(body: _Body, messages: Sequence[_Read]) -> Thinking:
+    own = body.output_config.effort if body.output_config else None
+    effort = next((message.effort for message in reversed(messages) if message.effort), own or None)
     asked = body.thinking
     if asked is None:
         return Thinking(effort=effort)

@@ -25,6 +25,11 @@ class Reading:
         """Remember that something was accepted and ignored."""
         self._warnings[text] = None
 
+    def take(self, other: Reading) -> None:
+        """What ``other`` gathered was gathered here."""
+        self._warnings |= other._warnings
+        self.tools += other.tools
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """Every warning once, in the order in which it was first given."""

@@ -14,7 +14,6 @@ import msgspec
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest
 from singletree.protocols import chat, wire
-from singletree.protocols.chat_messages import Message
 
 ROUTES: list[tuple[str, str, str]] = [
     ("POST", "/v1/tokenize", "tokenize"),
@@ -53,7 +52,7 @@ class DetokenizeRequest:
 
 class _Tokenize(chat.Body, kw_only=True):
     model: str | None = None  # type: ignore[assignment]  # optional here, unlike in a chat
-    messages: list[Message] | None = None  # type: ignore[assignment]
+    messages: list[msgspec.Raw] | None = None  # type: ignore[assignment]
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None

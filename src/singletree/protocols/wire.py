@@ -7,15 +7,17 @@ through ``dump``, which survives what a model may write.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 
 from singletree.errors import InvalidRequest
+from singletree.recent import Recent
 
 T = TypeVar("T")
+Made = TypeVar("Made")
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
 _ESCAPE = re.compile(
@@ -65,6 +67,56 @@ def read(body: bytes, kind: type[T]) -> T:
         raise refusal(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON ({error}); send one JSON object") from None
+
+
+def read_each(
+    elements: Sequence[msgspec.Raw],
+    kind: type[T],
+    make: Callable[[T, str], Made],
+    at: str,
+    keeps: Callable[[Made], bool] = lambda made: True,
+) -> list[Made]:
+    """What ``make`` gives for each of ``elements``, read as ``kind``, and its path.
+
+    A conversation comes whole with every request. What was made of an element is the very same object the next time
+    that the same bytes come, so that whoever works on it can tell what is new.
+
+    Args:
+        make: gives, for the same bytes, what may be shared and never changes.
+        at: the path of the elements.
+        keeps: whether ``make`` would give the same in another place.
+
+    Raises:
+        InvalidRequest: with ``param`` below ``at``.
+    """
+    made = []
+    for i, element in enumerate(elements):
+        written = bytes(element)
+        # To compare with one that looks alike takes a tenth of the time that a digest of all bytes does.
+        looks = make, len(written), written[:_EDGE], written[-_EDGE:]
+        known: tuple[bytes, Made] | None = _KNOWN.get(looks)
+        if known is None or known[0] != written:
+            known = written, make(_read_element(written, kind, f"{at}.{i}"), f"{at}.{i}")
+            if keeps(known[1]):
+                _KNOWN.put(looks, known, _MADE_BYTES + _MADE_COST * len(written))
+        made.append(known[1])
+    return made
+
+
+_KNOWN: Recent[tuple[Callable[..., Any], int, bytes, bytes], tuple[bytes, Any]] = Recent(96 * 2**20)
+_EDGE = 64
+_MADE_BYTES = 1000
+_MADE_COST = 3
+"""Bytes for each byte of an element: as it came, and what was made of it."""
+
+
+def _read_element(written: bytes, kind: type[T], at: str) -> T:
+    try:
+        return _decode(written, kind)
+    except msgspec.ValidationError as error:
+        raise refusal(error, at) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{at}: not valid JSON ({error})", param=at) from None
 
 
 def _decode(body: bytes, kind: type[T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from singletree.conversation import Conversation
+from singletree.conversation import Conversation, ToolCall
 from singletree.events import ToolCallStart
 
 NewId = Callable[[str], str]
@@ -39,7 +39,8 @@ class CallIds:
     """
 
     def __init__(self, conversation: Conversation, new_id: NewId = new_id) -> None:
-        self._taken = {call.id for turn in conversation.turns for call in turn.tool_calls}
+        said = (turn.parts for turn in conversation.turns if turn.role == "assistant")
+        self._taken = {part.id for parts in said for part in parts if type(part) is ToolCall}
         self._new_id = new_id
         self.made: set[str] = set()
 

@@ -19,7 +19,9 @@ from singletree.parsing.draw import draw
 from singletree.parsing.parser import Parser
 from singletree.prompts import clearing, stability
 from singletree.prompts.added_tokens import strip_guards
-from singletree.prompts.stability import ToolsOf
+from singletree.prompts.replay import Places, Recalled
+from singletree.prompts.stability import Canonical, ToolsOf
+from singletree.prompts.template import Rendered
 from singletree.prompts.thinking import is_wanted, thinking_arguments
 from singletree.prompts.truncation import Cut, cuts, first_fitting
 from singletree.server.catalog import Model, Speech
@@ -43,7 +45,8 @@ _KEPT_FOR_THE_ANSWER = 0.125
 class Prompt:
     """What the model is given. ``turns`` are those that it writes; ``rules`` names the stability rules that changed
     something in them; ``replayed`` counts the earlier turns that stand in it by their own tokens; ``applied_edits``
-    tells what was taken out of the history on the client's wish; ``tools`` are those that stand in it.
+    tells what was taken out of the history on the client's wish; ``tools`` are those that stand in it; ``places`` are
+    those of the turns, where they may be remembered.
     """
 
     text: str
@@ -53,6 +56,7 @@ class Prompt:
     replayed: int = 0
     applied_edits: tuple[AppliedEdit, ...] = ()
     tools: tuple[Tool, ...] = ()
+    places: Places | None = None
 
 
 @dataclass(slots=True)
@@ -107,15 +111,19 @@ def write_prompt(
     edited, applied = clearing.clear(
         request.conversation, request.context_edits, lambda text: len(speech.tokenizer.encode(text))
     )
-    found = speech.beginnings.longest(edited.turns)
-    number, before = found if found is not None else (None, None)
-    conversation, rules = stability.canonicalise(edited, off=speech.stability_off, tools_of=tools_of)
+    before, number = speech.beginnings.longest(edited.turns) or (None, None)
+    canonical = stability.canonicalise_on(
+        before and before.canonical, edited, off=speech.stability_off, tools_of=tools_of
+    )
+    conversation = canonical.conversation
     known = recalled(
         speech,
         conversation,
         restore_reasoning=speech.restore_reasoning and may_restore(request, speech.thinking),
+        before=before and before.known,
     )
-    text = speech.template.render(
+    rendered = speech.template.render_on(
+        before and before.rendered,
         known.conversation,
         draw=partial(draw, speech.family),
         template_arguments=thinking_arguments(
@@ -126,11 +134,22 @@ def write_prompt(
         guard=speech.tokenizer.guard,
         vision=False,
     )
+    text = rendered.text
     spelled = spell(speech.tokenizer, speech.family, speech.layout, text, known, before and before.spelled)
-    written = Written(spelled)
-    speech.beginnings.keep(edited.turns, written, written.bytes, number)
+    written = Written(canonical, known, rendered, spelled)
+    asked = next((i for i, turn in enumerate(reversed(edited.turns)) if turn.role == "assistant"), 0)
+    speech.beginnings.keep(
+        edited.turns, written, written.bytes, needed=len(edited.turns) - asked, instead_of=number
+    )
     return Prompt(
-        text, spelled.token_ids, conversation.turns, rules, spelled.replayed, applied, conversation.tools
+        text,
+        spelled.token_ids,
+        conversation.turns,
+        canonical.rules,
+        spelled.replayed,
+        applied,
+        conversation.tools,
+        known.places,
     )
 
 
@@ -138,12 +157,15 @@ def write_prompt(
 class Written:
     """What each stage made of a prompt, for the next one of its conversation to go on from."""
 
+    canonical: Canonical
+    known: Recalled
+    rendered: Rendered
     spelled: Spelled
 
     @property
     def bytes(self) -> int:
         """About what it costs."""
-        return self.spelled.bytes
+        return self.rendered.bytes + self.spelled.bytes
 
 
 def written(
@@ -210,7 +232,7 @@ def begin(model: Model, request: Request, prompt: Prompt) -> Generation:
         special_tokens=model.tokenizer.special_tokens,
         mint_id=ids.mint,
     )
-    recording = recorder(model, prompt.text, prompt.turns, ids)
+    recording = recorder(model, prompt.text, prompt.turns, prompt.places or Places(prompt.turns), ids)
     reader = Reader(
         parser,
         model.tokenizer.stream(),

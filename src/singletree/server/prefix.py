@@ -35,6 +35,8 @@ _MESSAGE_BYTES = 150
 
 def common_tokens(one: bytes, other: bytes) -> int:
     """How many tokens of ``WIDTH`` bytes both begin with."""
+    if one.startswith(other):
+        return len(other) // WIDTH
     low, end = 0, min(len(one), len(other)) // WIDTH
     step = _FIRST_STEP
     while low < end and one.startswith(other[low * WIDTH : min(low + step, end) * WIDTH], low * WIDTH):

@@ -20,7 +20,7 @@ from singletree.parsing.parser import parse
 from singletree.prompts import replay, splicing
 from singletree.prompts.added_tokens import strip_guards
 from singletree.prompts.beginnings import same_characters, same_items
-from singletree.prompts.replay import Recalled, Remembered, TurnMemory
+from singletree.prompts.replay import Places, Recalled, Remembered, TurnMemory
 from singletree.prompts.splicing import Layout, Mark, Spliced
 from singletree.prompts.tokenizer import Encoded, Tokenizer
 from singletree.server import unsealing
@@ -34,7 +34,7 @@ class Recorder:
 
     Args:
         opening: what the prompt had opened of the turn, behind the assistant's header.
-        said_before: the turns that it answers.
+        said_before: the turns that it answers, and their ``places``.
         ids: of its calls.
         capsules: seal its reasoning.
         header: which of the template's opened the turn, and its text.
@@ -49,6 +49,7 @@ class Recorder:
         memory: TurnMemory,
         opening: str,
         said_before: Sequence[Turn],
+        places: Places,
         ids: CallIds,
         stop_token_ids: Collection[int],
         *,
@@ -60,6 +61,7 @@ class Recorder:
         self._memory = memory
         self._opening = opening
         self._said_before = said_before
+        self._places = places
         self._ids = ids
         self._stop_token_ids = stop_token_ids
         self._token_ids = array("I")
@@ -121,7 +123,7 @@ class Recorder:
         turn = self.turn = fold(self._events)
         if turn.parts and self._token_ids:
             known_by_id = any(call.id in self._ids.made for call in turn.tool_calls)
-            *_, place = [""] if known_by_id else replay.places(self._said_before)
+            place = "" if known_by_id else self._places[len(self._said_before)]
             known = Remembered(
                 turn,
                 self._opening,
@@ -133,7 +135,9 @@ class Recorder:
             self._memory.remember(known)
 
 
-def recorder(speech: Speech, prompt: str, said_before: Sequence[Turn], ids: CallIds) -> Recorder | None:
+def recorder(
+    speech: Speech, prompt: str, said_before: Sequence[Turn], places: Places, ids: CallIds
+) -> Recorder | None:
     """A recorder for the turn that ``prompt`` opens; None where its turns cannot be told apart later, and where a
     turn of the client's is continued: that one is not the model's.
     """
@@ -154,6 +158,7 @@ def recorder(speech: Speech, prompt: str, said_before: Sequence[Turn], ids: Call
         memory,
         opening,
         said_before,
+        places,
         ids,
         speech.tokenizer.stop_token_ids,
         capsules=speech.capsules,
@@ -167,7 +172,9 @@ _LONGEST_OPENING = 64
 _NAME_BYTES = 8
 
 
-def recalled(speech: Speech, conversation: Conversation, *, restore_reasoning: bool) -> Recalled:
+def recalled(
+    speech: Speech, conversation: Conversation, *, restore_reasoning: bool, before: Recalled | None = None
+) -> Recalled:
     """``conversation`` with its turns as they were said, where they are remembered or come in their capsules.
 
     Raises:
@@ -178,7 +185,9 @@ def recalled(speech: Speech, conversation: Conversation, *, restore_reasoning: b
     if speech.memory is None:
         return Recalled(conversation, {})
     opened = partial(unsealing.opened, speech, conversation.tools)
-    return replay.recall(speech.memory, conversation, restore_reasoning=restore_reasoning, opened=opened)
+    return replay.recall(
+        speech.memory, conversation, restore_reasoning=restore_reasoning, opened=opened, before=before
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,10 @@ class Recent(Generic[Key, Made]):
         if cost > self._limit:
             return
         with self._lock:
-            if key not in self._entries:
-                self._entries[key] = made, cost
-                self.bytes += cost
+            if key in self._entries:
+                self.bytes -= self._entries[key][1]
+            self._entries[key] = made, cost
+            self.bytes += cost
             while self.bytes > self._limit:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.bytes -= freed

@@ -1,0 +1,165 @@
+"""A server that remembers a conversation asks the engine what one that has never seen it would ask."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from prompts.template_sources import HERMES
+from singletree.prompts.beginnings import Beginnings
+from singletree.prompts.replay import TurnMemory
+from singletree.prompts.template import load_chat_template
+from singletree.protocols import wire
+from singletree.recent import Recent
+from singletree.server import pipeline
+from singletree.server.protocol import speaking
+
+from .carrying import FUNCTION, INTERLEAVED, LAYOUT, ONE, TOOL, capsules
+from .serving import MODEL, TOKENIZER, Served, serving
+
+Items = list[dict[str, Any]]
+
+SCRIPTS = {
+    "one": ONE,
+    "interleaved": INTERLEAVED,
+    "words": "<think>\nShort.\n</think>\n\nJust words.",
+    "bare": "No thought.",
+}
+OTHER = {"name": "later", "description": "x", "parameters": {"type": "object", "default": 1}}
+LIKE_OTHER = {"name": "later", "description": "x", "parameters": {"type": "object", "default": 1.0}}
+
+
+def as_messages(tool: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in tool.items() if k != "parameters"} | {"input_schema": tool["parameters"]}
+
+
+KEEPING = load_chat_template(TOKENIZER, HERMES)
+
+
+class Harness:
+    """One that keeps a conversation as ``path`` has it, and does to it what harnesses do."""
+
+    def __init__(self, path: str, random: Random) -> None:
+        self.path, self.random = path, random
+        self.said: Items = [{"role": "user", "content": "[[script:one]] Hello."}]
+        self.options: dict[str, Any] = {}
+
+    def body(self) -> dict[str, Any]:
+        field = "input" if self.path == "/v1/responses" else "messages"
+        limit = {"max_tokens": 4000} if self.path == "/v1/messages" else {}
+        return {"model": MODEL, field: self.said, **limit, **self.options}
+
+    def take(self, answer: dict[str, Any], number: int) -> None:
+        """What the model said, and results or another question."""
+        script = f"[[script:{self.random.choice(list(SCRIPTS))}]] {number} <|im_end|>"
+        if self.path == "/v1/messages":
+            said: Items = [{"role": "assistant", "content": answer["content"]}]
+            calls = [block["id"] for block in answer["content"] if block["type"] == "tool_use"]
+            results = [
+                {"type": "tool_result", "tool_use_id": id, "content": script} for id in reversed(calls)
+            ]
+            more = [{"role": "user", "content": results}] if calls else []
+        elif self.path == "/v1/responses":
+            said = answer["output"]
+            calls = [item["call_id"] for item in said if item["type"] == "function_call"]
+            more = [
+                {"type": "function_call_output", "call_id": id, "output": script} for id in reversed(calls)
+            ]
+        else:
+            said = [answer["choices"][0]["message"]]
+            calls = [call["id"] for call in said[0].get("tool_calls") or ()]
+            more = [{"role": "tool", "tool_call_id": id, "content": script} for id in reversed(calls)]
+        if not more or self.random.random() < 0.2:
+            more = [*more, {"role": "user", "content": f"Go on. {script}"}]
+        self.said = [*self.said, *said, *more]
+
+    def meddle(self) -> None:
+        """What harnesses do between two requests, and what is asked of the server beside the conversation."""
+        self.said = deepcopy(self.said)
+        for chance, change in (
+            (0.15, self.edit),
+            (0.2, self.forget_thoughts),
+            (0.1, self.go_back),
+            (0.5, self.ask),
+        ):
+            if self.random.random() < chance:
+                change()
+
+    def edit(self) -> None:
+        item = self.random.choice(self.said)
+        if isinstance(item.get("content"), str):
+            item["content"] += " Edited."
+        elif isinstance(item.get("output"), str):
+            item["output"] += " Edited."
+        elif item.get("role") == "user":
+            item["content"][-1]["cache_control"] = {"type": "ephemeral"}
+
+    def forget_thoughts(self) -> None:
+        for item in self.said:
+            item.pop("reasoning_content", None)
+            if item.get("role") == "assistant" and isinstance(item["content"], list):
+                item["content"] = [b for b in item["content"] if b["type"] != "thinking"]
+        self.said = [item for item in self.said if item.get("type") != "reasoning"]
+
+    def go_back(self) -> None:
+        asked = [i for i, item in enumerate(self.said) if item.get("role") == "user" and i]
+        self.said = self.said[: self.random.choice(asked) + 1] if asked else self.said
+
+    def ask(self) -> None:
+        tools = self.random.choice([[FUNCTION], [FUNCTION, OTHER], [FUNCTION, LIKE_OTHER]])
+        thinking = self.random.random() < 0.8
+        if self.path == "/v1/messages":
+            edit = {
+                "type": "clear_tool_uses_20250919",
+                "trigger": {"type": "tool_uses", "value": 3},
+                "keep": {"type": "tool_uses", "value": 2},
+            }
+            self.options = {
+                "tools": [TOOL, *map(as_messages, tools[1:])],
+                "thinking": {"type": "enabled", "budget_tokens": 100} if thinking else {"type": "disabled"},
+                "system": f"x-anthropic-billing-header: cc_version={self.random.random()};\nBe brief.",
+                **({"context_management": {"edits": [edit]}} if self.random.random() < 0.3 else {}),
+            }
+        elif self.path == "/v1/responses":
+            effort = {"effort": "high" if thinking else "none"}
+            self.options = {"tools": [{"type": "function", **t} for t in tools], "reasoning": effort}
+        else:
+            functions = [{"type": "function", "function": tool} for tool in tools]
+            self.options = {"tools": functions, "chat_template_kwargs": {"enable_thinking": thinking}}
+
+
+def written_anew(
+    served: Served, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """The prompt for a server that remembers turns, and nothing else."""
+    with monkeypatch.context() as patched:
+        patched.setattr(wire, "_KNOWN", Recent(0))
+        request = speaking(path, {}).decode(json.dumps(body).encode(), {})
+    speech = replace(served.model, beginnings=Beginnings(0))
+    return pipeline.write_prompt(speech, request).token_ids.tolist()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["forgetful", "drops thoughts", "keeps thoughts"])
+async def test_prompts_are_those_of_a_server_that_begins(  # C3 C7 C41
+    path: str, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(path, Random(seed))
+    settings: dict[str, Any] = {"memory": TurnMemory(2**20), "layout": LAYOUT} if kind != "forgetful" else {}
+    if kind == "keeps thoughts":
+        settings |= {"template": KEEPING, "layout": KEEPING.layout(TOKENIZER)}
+    async with serving(SCRIPTS, context_window=1 << 22, capsules=capsules(), **settings) as served:
+        for number in range(14):
+            body = harness.body()
+            expected = written_anew(served, path, body, monkeypatch)
+            reply = await served.client.post(path, body)
+            assert reply.status == 200, reply.body
+            assert served.engine.log[-1].prompt.tolist() == expected
+            harness.take(reply.json, number)
+            harness.meddle()
