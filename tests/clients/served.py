@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,13 @@ from clients.harness import SINGLETREE
 
 MODEL = "scripted-qwen3"
 SECONDS_TO_START = 60
+
+TURNS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
+"""Routes on which a turn is asked for."""
+
+_ANSWERS = re.compile(
+    r'singletree_requests_total\{route="(?P<route>[^"]*)",status="(?P<status>\d+)"\} (?P<count>\S+)'
+)
 
 
 class Play(NamedTuple):
@@ -42,6 +51,26 @@ class Server(NamedTuple):
         records: list[dict[str, Any]] = [json.loads(line) for line in lines]
         wanted = [record for record in records if record["script"] in scripts]
         return [Play(**{field: record[field] for field in Play._fields}) for record in wanted]
+
+    def answers(self, *routes: str) -> Counter[str]:
+        """How many requests on ``routes`` it has answered, by HTTP status."""
+        counted: Counter[str] = Counter()
+        for line in self._told("/metrics").decode().splitlines():
+            if (found := _ANSWERS.match(line)) and found["route"] in routes:
+                counted[found["status"]] += int(float(found["count"]))
+        return counted
+
+    def session(self, key: str) -> list[dict[str, Any]]:
+        """The steps of a session, oldest first."""
+        return list(json.loads(self._told(f"/v1/singletree/sessions/{key}"))["steps"])
+
+    def sessions(self) -> list[str]:
+        """The names of the sessions that it knows, the one used last first."""
+        return [session["id"] for session in json.loads(self._told("/v1/singletree/sessions"))["data"]]
+
+    def _told(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
+            return bytes(answer.read())
 
 
 def free_port() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -78,7 +79,7 @@ class ScriptedEngine:
         context_window: longest prompt and answer together, in tokens.
         slots: told by ``info``; nothing waits for a slot.
         log_tokens: how many prompt tokens ``log`` holds; its oldest generations go first.
-        log_path: a file that gets a line of JSON for each generation, with token ids.
+        log_path: a file that gets a line of JSON for each generation when it ends, with token ids and Unix time.
         log_text: whether those lines have the texts as well.
         remembered: how many prompts with their generations count as cached.
     """
@@ -253,6 +254,7 @@ class ScriptedEngine:
 
     def _write(self, played: Played, path: Path) -> None:
         record: dict[str, object] = {
+            "at": time.time(),
             "request_id": played.request_id,
             "script": played.script,
             "prompt_token_ids": played.prompt_token_ids,

@@ -1,0 +1,182 @@
+"""When a tool starts: from the last token of a call's arguments to the tool itself, in real harnesses, while the model
+goes on speaking. Singletree beside Dynamo, on the same script at the same pace.
+
+    python -m benchmarks.dispatch [--quick] [--rounds N] [--write]
+
+Needs the harnesses (``python tests/clients/install.py``). ``--write`` puts the table into docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from benchmarks import documents, peers, servers
+from benchmarks.harnesses import CLAUDE, CODEX, OPENCODE, Harness, Task, install, run
+from benchmarks.processor import machine
+from benchmarks.servers import Server
+
+NAME = "dispatch"
+HARNESSES = (CLAUDE, CODEX, *(OPENCODE._replace(api=api) for api in ("messages", "chat", "responses")))
+"""Those that start a tool as soon as they are told that its call is complete."""
+
+_DELAY = 0.02
+"""Seconds a token."""
+_SECONDS = 120
+_STAMP = "started"
+# The tool's output tells the engine what to say next. The shell puts it together, lest the call itself tells it.
+_COMMAND = f"date +%s.%N > {_STAMP}; printf '[[%s]%s' echo:Done. ]"
+_AFTER = "Meanwhile I go on: the tests of this module say little about its border, and so does the text beside it. "
+
+
+class Said(NamedTuple):
+    """What the model says: all of it, and as much as ends with the last token of the arguments."""
+
+    text: str
+    until_complete: str
+
+
+class Started(NamedTuple):
+    """Seconds from the last token of the arguments to the tool's start, and to the end of the generation."""
+
+    tool: float
+    end: float
+
+
+def spoken(harness: Harness, sentences: int) -> Said:
+    """A thought, a call, and ``sentences`` more."""
+    name, arguments = harness.shell(_COMMAND)
+    call = json.dumps({"name": name, "arguments": arguments})
+    until = f"<think>\nI look first.\n</think>\n\n<tool_call>\n{call}"
+    return Said(f"{until}\n</tool_call>\n{_AFTER * sentences}", until)
+
+
+def measure(
+    server: Server, folder: Path, harness: Harness, said: Said, tokens: Callable[[str], int]
+) -> Started | None:
+    """One run; None where the harness did not get as far as its tool."""
+    with tempfile.TemporaryDirectory(prefix="singletree-bench-") as name:
+        home, workspace = Path(name, "home"), Path(name, "workspace")
+        home.mkdir()
+        workspace.mkdir()
+        subprocess.run(["git", "init", "-q"], cwd=workspace, check=True)
+        script = f"{harness.name}-{len(said.text)}"
+        (folder / f"{script}.txt").write_text(said.text, encoding="utf-8")
+        log = folder / f"{server.name}.jsonl"
+        log.write_text("", encoding="utf-8")
+        asked = f"Do as you think best. [[script:{script}]]"
+        task = Task(f"http://127.0.0.1:{server.port}", servers.MODEL, asked, home, workspace)
+        try:
+            run(harness, task, _SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        stamp = workspace / _STAMP
+        if not stamp.exists():
+            return None
+        at = float(stamp.read_text())
+    end = _ended(log)
+    complete = end - _DELAY * (tokens(said.text) - tokens(said.until_complete))
+    return Started(at - complete, end - complete)
+
+
+def _ended(log: Path) -> float:
+    """When the first generation with tools ended: those without are for titles."""
+    records = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    return next(float(record["at"]) for record in records if "<tools>" in record["prompt"])
+
+
+Measured = dict[tuple[str, str], list[Started | None]]
+"""By harness and server."""
+
+
+def both(folder: Path) -> Iterator[AbstractContextManager[Server]]:
+    """The servers, which play the scripts of ``folder`` and write there when a generation ends."""
+    scripts = ["--script-dir", str(folder), "--script-log", str(folder / "singletree.jsonl")]
+    yield servers.singletree(flags=[*servers.SCRIPTED, "--script-delay", str(_DELAY), *scripts])
+    settings = {"WORKER_SCRIPTS": str(folder), "WORKER_END_LOG": str(folder / "Dynamo.jsonl")}
+    yield servers.dynamo("Dynamo", [0], settings={"WORKER_DELAY": str(_DELAY), **settings})
+
+
+def measure_all(rounds: int, sentences: int) -> Measured:
+    """Every harness on both servers, in turn."""
+    tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
+    measured: Measured = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="singletree-bench-")))
+        running = [stack.enter_context(started) for started in both(folder)]
+        for _ in range(rounds):
+            for harness in HARNESSES:
+                said = spoken(harness, sentences)
+                for server in running:
+                    started = measure(
+                        server, folder, harness, said, lambda text: len(tokenizer.encode(text).ids)
+                    )
+                    measured.setdefault((_title(harness), server.name), []).append(started)
+                    print(_title(harness), server.name, started, flush=True)
+    return measured
+
+
+def _title(harness: Harness) -> str:
+    return " ".join(filter(None, (harness.name, harness.api)))
+
+
+def report(measured: Measured, rounds: int) -> str:
+    """The table."""
+    rows = []
+    for title in dict.fromkeys(title for title, _ in measured):
+        cells: list[str] = []
+        for server in ("singletree", "Dynamo"):
+            done = [started for started in measured[title, server] if started is not None]
+            cells += _cells(done)
+        rows.append([title, *cells])
+    head = [
+        "harness",
+        "singletree: ms",
+        "before the end: ms",
+        f"Dynamo {peers.DYNAMO_VERSION}: ms",
+        "before the end: ms",
+    ]
+    said = (
+        f"{documents.today()}; {machine()}. {rounds} round{'s' * (rounds > 1)}, the servers in turn; medians, and the "
+        f"range in brackets. One token each {_DELAY * 1e3:g} ms."
+    )
+    return f"{said}\n\n{documents.table(head, rows)}"
+
+
+def _cells(done: list[Started]) -> tuple[str, str]:
+    if not done:
+        return "no tool ran", "–"
+    waits = sorted(started.tool * 1e3 for started in done)
+    before = statistics.median((started.end - started.tool) * 1e3 for started in done)
+    return f"{statistics.median(waits):,.0f} ({waits[0]:,.0f}–{waits[-1]:,.0f})", f"{before:,.0f}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{NAME}", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one round with a short turn; figures are rough")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md")
+    options = parser.parse_args()
+    if not install.is_installed():
+        raise SystemExit("the harnesses are not installed: python tests/clients/install.py")
+    if not peers.has_dynamo():
+        peers.main()
+    rounds, sentences = (1, 3) if options.quick else (options.rounds, 10)
+    text = report(measure_all(rounds, sentences), rounds)
+    print(text)
+    if options.write:
+        documents.replace(NAME, text)
+
+
+if __name__ == "__main__":
+    main()
