@@ -9,6 +9,7 @@ from typing import Any, cast
 import anthropic
 import openai
 import pytest
+from pydantic import BaseModel
 
 from server.serving import MODEL, Served, serving
 from singletree.engines.scripts import Script
@@ -134,6 +135,29 @@ async def test_the_tool_runner_on_messages(stream: bool) -> None:  # C3 C12
     assert [block.to_dict()["text"] for block in last.content] == ["Done."]
     assert len(played) == 2
     assert played[1].prompt_token_ids[: len(played[0].prompt_token_ids)] == played[0].prompt_token_ids
+
+
+class Answer(BaseModel):
+    """What an answer is to look like."""
+
+    city: str
+    people: int | None = None
+    tags: list[str] = []
+
+
+@pytest.mark.parametrize("beta", [False, True])
+async def test_an_answer_of_a_type_on_messages(beta: bool) -> None:
+    said: Any = [{"role": "user", "content": "[[script:s]]"}]
+    async with serving({"s": '{"city": "Paris", "people": null, "tags": ["a"]}'}) as served:
+        async with anthropic_sdk(served.client) as sdk:
+            each = sdk.beta.messages if beta else sdk.messages
+            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "output_format": Answer}
+            whole: Any = await each.parse(**asked)
+            async with each.stream(**asked) as stream:
+                streamed: Any = await stream.get_final_message()
+        held = [play.constraint for play in served.engine.log]
+    assert whole.parsed_output == streamed.parsed_output == Answer(city="Paris", tags=["a"])
+    assert all(constraint is not None and '"city"' in str(constraint.value) for constraint in held)
 
 
 async def test_threads_are_refused_in_the_apis_words() -> None:
