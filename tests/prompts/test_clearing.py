@@ -17,6 +17,7 @@ from singletree.conversation import (
     Part,
     Reasoning,
     Text,
+    Tool,
     ToolCall,
     ToolReference,
     ToolResult,
@@ -111,6 +112,14 @@ def test_a_prompt_goes_on_from_the_one_before_unless_an_edit_newly_applies(
         excluded = {i for i, (_, name) in enumerate(results[: at + 1]) if name in edit.exclude_tools}
         assert not set(cleared(after)) & excluded
         before, told = after, now
+
+
+def test_the_prompt_is_as_long_as_its_tools_too() -> None:
+    edit = ClearToolUses(trigger_tokens=1000, keep=1)
+    for deferred, expected in ((False, [0]), (True, [])):
+        tool = Tool("read", "d" * 1000, {"type": "object"}, deferred=deferred)
+        after, _ = clear(Conversation(uses(2), (tool,)), (edit,), len)
+        assert cleared(after) == expected, "a deferred tool is not in the head"
 
 
 def test_by_the_number_of_uses() -> None:
