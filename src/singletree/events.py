@@ -177,7 +177,7 @@ class Fold:
     """Folds events into a turn. ``feed`` takes them in order; ``turn`` may be read at any time.
 
     The turn's ``extra`` has the tokens that were told, ``tokens`` of itself and ``prompt_tokens`` of what it answers;
-    and ``is_open`` where its last text or thought has not come to its end.
+    and ``is_open`` where its last text or thought has not come to its end. A ``Text`` has its own tokens in ``extra``.
     """
 
     def __init__(self) -> None:
@@ -187,6 +187,8 @@ class Fold:
         self._call: ToolCallStart | None = None
         self._raw: list[str] = []
         self._tokens: list[Token] = []
+        self._waiting: list[Token] = []  # tokens of the text to come
+        self._spelling: list[Token] = []  # and of the open one
         self._extra: dict[str, tuple[Token, ...]] = {}
 
     def feed(self, event: Event) -> None:
@@ -197,6 +199,7 @@ class Fold:
                 self._kind = type(event)
             if event.text:
                 self._pieces.append(event.text)
+                self._take_waiting()
         elif isinstance(event, Markup):
             if self._call is not None:
                 self._raw.append(event.raw)
@@ -212,6 +215,7 @@ class Fold:
             self._close_call(complete=True)
         elif isinstance(event, TokensRead):
             self._tokens += event.tokens
+            self._waiting += [token for token in event.tokens if token.is_visible]
         elif isinstance(event, PromptRead):
             self._extra["prompt_tokens"] = event.tokens
         elif isinstance(event, ToolCallBroken):
@@ -232,7 +236,14 @@ class Fold:
 
     def _open_part(self) -> Text | Reasoning:
         text = "".join(self._pieces)
-        return Text(text) if self._kind is TextDelta else Reasoning(text)
+        if self._kind is ReasoningDelta:
+            return Reasoning(text)
+        return Text(text, {"tokens": tuple(self._spelling)} if self._spelling else None)
+
+    def _take_waiting(self) -> None:
+        if self._kind is TextDelta and self._waiting:
+            self._spelling += self._waiting
+            self._waiting = []
 
     def _tool_call(self, *, complete: bool) -> ToolCall:
         call = self._call
@@ -244,7 +255,7 @@ class Fold:
             self._close_call(complete=False)
         elif self._kind is not None and self._pieces:
             self._parts.append(self._open_part())
-        self._kind, self._pieces = None, []
+        self._kind, self._pieces, self._spelling = None, [], []
 
     def _close_call(self, *, complete: bool) -> None:
         if self._call is not None:
@@ -256,7 +267,9 @@ class Fold:
         if isinstance(last, Text):
             self._parts.pop()
             text = last.text + text
+            self._spelling = [*(last.extra or {}).get("tokens", ())]
         self._kind, self._pieces = TextDelta, [text]
+        self._take_waiting()
 
 
 def fold(events: Iterable[Event]) -> Turn:

@@ -32,11 +32,10 @@ class Grammar:
     ``items`` are the items as a client puts them together; ``dispatched`` are those that got a ``done``, as
     they came with it; ``response`` is the response object of the last event, ``terminal`` its type. Every event goes
     before the judges that are not ours unless it is not ``judged``: what a client said is repeated, whatever it is.
-    Only where ``logprobs`` were asked for are there any.
     """
 
-    def __init__(self, stream: bytes, *, judged: bool = True, logprobs: bool = False) -> None:
-        self._logprobs: list[Event] | None = [] if logprobs else None
+    def __init__(self, stream: bytes, *, judged: bool = True) -> None:
+        self._logprobs: list[Event] = []
         self._judge = judge_responses.wrong_event if judged else lambda event: []
         self.items: list[Event] = []
         self.dispatched: list[Event] = []
@@ -115,7 +114,7 @@ class Grammar:
         self.items.append(item)
         self._open, self._part, self._text, self._said = item, False, "", False
         self._summary, self._summarized = None, False
-        self._logprobs = None if self._logprobs is None else []
+        self._logprobs = []
 
     def _leave(self) -> None:
         """Only a call may be left without its done."""
@@ -143,11 +142,7 @@ class Grammar:
             assert kind == f"{delta}.delta", kind
             assert self._part, "a part is added before its deltas"
             self._delta(event)
-            self._told_logprobs(event)
-
-    def _told_logprobs(self, event: Event) -> None:
-        assert self._logprobs is not None or not event.get("logprobs")
-        self._logprobs = None if self._logprobs is None else [*self._logprobs, *event.get("logprobs", ())]
+            self._logprobs += event.get("logprobs", ())
 
     def _delta(self, event: Event) -> None:
         assert event["delta"], "no empty deltas"
@@ -195,8 +190,8 @@ class Grammar:
         item, kind = dict(self.items[-1]), self.items[-1]["type"]
         item["status"] = status
         if kind == "message":
-            item["content"] = [{"type": "output_text", "annotations": [], "logprobs": [], "text": self._text}]
-            item["content"][0]["logprobs"] = self._logprobs or []
+            part = {"type": "output_text", "annotations": [], "logprobs": self._logprobs, "text": self._text}
+            item["content"] = [part]
         elif kind == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": self._text}]
             item["summary"] = [{"type": "summary_text", "text": self._summary}] if self._summary else []

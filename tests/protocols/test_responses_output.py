@@ -219,7 +219,7 @@ class TestLogprobs:
     def test_they_go_with_the_text_that_they_spell(self) -> None:
         of = request(**LOGPROBS)
         data = stream(self.EVENTS, of=of)
-        seen = Grammar(data, logprobs=True)
+        seen = Grammar(data)
         messages = [item["content"][0] for item in seen.items if item["type"] == "message"]
         assert [[t["token"] for t in part["logprobs"]] for part in messages] == [
             ["He", "llo", ", ", "you"],
@@ -242,10 +242,13 @@ class TestLogprobs:
     def test_the_body_has_the_same(self) -> None:
         of = request(**LOGPROBS)
         shape = shapes.Shape("", self.EVENTS, shapes.finished())
-        assert body(shape, of) == Grammar(stream(self.EVENTS, of=of), logprobs=True).response
+        assert body(shape, of) == Grammar(stream(self.EVENTS, of=of)).response
 
     def test_nobody_gets_them_who_did_not_ask(self) -> None:
-        assert Grammar(stream(self.EVENTS)).response == body(shapes.Shape("", self.EVENTS, shapes.finished()))
+        said = Grammar(stream(self.EVENTS)).response
+        assert said == body(shapes.Shape("", self.EVENTS, shapes.finished()))
+        texts = [item["content"][0] for item in said["output"] if item["type"] == "message"]
+        assert [part["logprobs"] for part in texts] == [[], []]
 
 
 def events(data: bytes) -> list[Json]:

@@ -7,7 +7,7 @@ items and response objects from here, so that it cannot end in anything but what
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from singletree.conversation import Reasoning, Request, Text, Tool, ToolCall, Tu
 from singletree.errors import ContextOverflow, Overloaded, Rejected, SingletreeError
 from singletree.events import Finished, FinishReason, Token, Usage
 from singletree.protocols import custom_tools, openai_error, wire
-from singletree.protocols.logprobs import Telling, tokens_of
+from singletree.protocols.logprobs import Telling
 from singletree.protocols.responses_native import NATIVE, call_fields
 
 Item = dict[str, Any]
@@ -220,12 +220,11 @@ def encode(
     output = Output(request, id=id, created=created, seal=seal, clock=clock)
     items: list[Item] = []
     thoughts = 0
-    tokens = iter([token for token in tokens_of(turn) if token.is_visible])
     for i, part in enumerate(turn.parts):
         open_ = is_cut(finished) and i == len(turn.parts) - 1 and bool((turn.extra or {}).get("is_open"))
         status = "incomplete" if open_ else "completed"
         if isinstance(part, Text):
-            logprobs = output.logprobs(_spelling(part.text, tokens))
+            logprobs = output.logprobs((part.extra or {}).get("tokens", ()))
             items.append(output.message(new_id("msg_"), part.text, status, logprobs))
         elif isinstance(part, Reasoning):
             items.append(output.reasoning(new_id("rs_"), part.text, status, thoughts))
@@ -233,15 +232,6 @@ def encode(
         elif isinstance(part, ToolCall):
             items.append(output.whole_call(part, new_id))
     return output.response([wire.dump(item) for item in items], **ending(finished))
-
-
-def _spelling(text: str, tokens: Iterator[Token]) -> list[Token]:
-    """The next of ``tokens``, as many as spell ``text``."""
-    left, taken = len(text.encode("utf-8", "surrogatepass")), []
-    while left > 0 and (token := next(tokens, None)) is not None:
-        taken.append(token)
-        left -= len(token.utf8)
-    return taken
 
 
 def encode_error(error: SingletreeError) -> tuple[int, bytes]:
