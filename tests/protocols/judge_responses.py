@@ -65,7 +65,12 @@ def wrong_response(response: Mapping[str, Any]) -> list[str]:
 
 def wrong_stored(item: Mapping[str, Any]) -> list[str]:
     """What the SDK's types say against an item that is listed."""
-    return list(_wrong_type(_adapter(ResponseItem), item))
+    return wrong_as(ResponseItem, item)
+
+
+def wrong_as(kind: Any, value: Mapping[str, Any]) -> list[str]:
+    """What they say against a value that should be of the SDK's type ``kind``."""
+    return list(_wrong_type(_adapter(kind), value))
 
 
 def _in_the_words_of_the_schema(value: Any) -> Any:

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from singletree.errors import InvalidRequest, NotStored
-from singletree.protocols import wire
+from singletree.protocols import limits, wire
 from singletree.server.identity import new_id
 from singletree.server.operations import JSON, Call, Operation
 from singletree.server.store import Item, Store, StoredConversation
@@ -120,6 +120,7 @@ async def list_input_items(call: Call) -> ASGIApp:
 async def create_conversation(call: Call) -> ASGIApp:
     """A new conversation, with items if there are any."""
     said = wire.read(await call.body() or b"{}", _NewConversation)
+    limits.check_metadata(said.metadata)
     metadata = msgspec.json.encode(said.metadata or {})
     conversation = StoredConversation(new_id("conv_"), int(time.time()), metadata)
     await _store(call).add_conversation(conversation, _new_items(said.items or []))
@@ -134,7 +135,9 @@ async def get_conversation(call: Call) -> ASGIApp:
 async def update_conversation(call: Call) -> ASGIApp:
     """New metadata."""
     conversation = await _conversation_of(call)
-    metadata = msgspec.json.encode(wire.read(await call.body(), _Metadata).metadata)
+    said = wire.read(await call.body(), _Metadata).metadata
+    limits.check_metadata(said)
+    metadata = msgspec.json.encode(said)
     await _store(call).set_metadata(conversation.id, metadata)
     return _answer(_conversation(replace(conversation, metadata=metadata)))
 
