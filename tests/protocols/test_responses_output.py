@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import openai
 import pytest
@@ -28,7 +29,7 @@ from singletree.errors import (
     SingletreeError,
     Unauthorized,
 )
-from singletree.events import Finished, Markup, ReasoningDelta, TextDelta, Token, TokensRead
+from singletree.events import Finished, FinishReason, Markup, ReasoningDelta, TextDelta, Token, TokensRead
 from singletree.protocols import responses, sse
 from singletree.protocols.responses_state import Known
 
@@ -101,6 +102,50 @@ def test_what_the_request_did_not_say_has_the_apis_defaults() -> None:
         "metadata": {},
     }
     assert said["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
+
+
+@pytest.mark.parametrize(
+    ("field", "sent", "told"),
+    [
+        ("service_tier", "auto", "default"),
+        ("service_tier", "priority", "priority"),
+        ("tool_choice", "any", "required"),
+        ("conversation", "conv_1", {"id": "conv_1"}),
+        ("conversation", {"id": "conv_1"}, {"id": "conv_1"}),
+        ("prompt_cache_retention", "24h", "24h"),
+        ("prompt_cache_options", {"ttl": "12h"}, {"mode": "implicit", "ttl": "12h"}),
+        ("text", {"format": None, "verbosity": None}, {"format": {"type": "text"}, "verbosity": "medium"}),
+        (
+            "text",
+            {"format": {"type": "json_object"}},
+            {"format": {"type": "json_object"}, "verbosity": "medium"},
+        ),
+        ("reasoning", {"effort": "low"}, {"effort": "low", "summary": None}),
+        ("metadata", None, {}),
+        ("top_logprobs", None, 0),
+        ("truncation", "auto", "auto"),
+    ],
+)
+def test_what_the_request_said_in_the_words_of_the_response(field: str, sent: Any, told: Any) -> None:  # C33
+    tools = [{"type": "custom", "name": "apply_patch"}]
+    said = body(shapes.by_name["text_only"], request(tools=tools, **{field: sent}))
+    assert said[field] == told
+
+
+def test_a_function_is_told_with_all_of_its_fields() -> None:
+    said = body(shapes.by_name["text_only"], request(tools=[{"name": "f"}]))
+    nothing = {"description": None, "parameters": None, "strict": None}
+    assert said["tools"] == [{"type": "function", "name": "f", **nothing}]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("stop", 1_763_700_002), ("length", None), ("cancelled", None), ("error", None)]
+)
+def test_the_time_of_the_end_is_that_of_a_response_that_is_whole(
+    reason: FinishReason, told: int | None
+) -> None:
+    shape = shapes.Shape("", shapes.text("Hi"), Finished(reason))
+    assert body(shape)["completed_at"] == told
 
 
 def test_the_response_tells_the_sampling_that_was_used() -> None:
