@@ -199,6 +199,20 @@ def test_arguments_leave_with_the_delta_that_brings_them() -> None:  # C10
     assert all(b'"delta":"xxxx"' in encoding.feed(delta) for delta in deltas)
 
 
+def test_a_delta_costs_what_it_says_however_much_was_said() -> None:  # C41
+    encoding = encoder(request(reasoning={"summary": "auto"}))
+    kinds = (
+        [TextDelta("x" * 4, "")],
+        [ReasoningDelta("x" * 4, "")],
+        [*shapes.call(0, "f", ends=False), *shapes.call(0, "f", "xxxx", ends=False)[1:]],
+    )
+    for events in kinds:
+        for event in events:
+            encoding.feed(event)
+        sizes = {len(encoding.feed(events[-1])) for _ in range(5000)}
+        assert max(sizes) - min(sizes) <= 6, "but for the digits of its number"
+
+
 def test_empty_deltas_say_nothing() -> None:
     encoding = encoder()
     said = [encoding.feed(e) for e in (TextDelta("", ""), ReasoningDelta("", ""), Markup("<x>"))]
