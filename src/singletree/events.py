@@ -115,6 +115,14 @@ class PromptRead:
     raw: str = ""
 
 
+@dataclass(slots=True)
+class Compacted:
+    """The conversation was summed up, and ``sealed`` is what the client carries of the summary."""
+
+    sealed: str
+    raw: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one generation. ``cached_tokens`` is the part of the prompt the engine had already."""
@@ -169,6 +177,7 @@ Event = (
     | TokensRead
     | PromptRead
     | UsageRead
+    | Compacted
     | OfChoice
 )
 
@@ -177,7 +186,8 @@ class Fold:
     """Folds events into a turn. ``feed`` takes them in order; ``turn`` may be read at any time.
 
     The turn's ``extra`` has the tokens that were told, ``tokens`` of itself and ``prompt_tokens`` of what it answers;
-    and ``is_open`` where its last text or thought has not come to its end. A ``Text`` has its own tokens in ``extra``.
+    ``is_open`` where its last text or thought has not come to its end; and ``compaction``, what the client carries of a
+    summary. A ``Text`` has its own tokens in ``extra``.
     """
 
     def __init__(self) -> None:
@@ -189,7 +199,7 @@ class Fold:
         self._tokens: list[Token] = []
         self._waiting: list[Token] = []  # tokens of the text to come
         self._spelling: list[Token] = []  # and of the open one
-        self._extra: dict[str, tuple[Token, ...]] = {}
+        self._extra: dict[str, tuple[Token, ...] | str] = {}
 
     def feed(self, event: Event) -> None:
         """Take one more event."""
@@ -218,6 +228,8 @@ class Fold:
             self._waiting += [token for token in event.tokens if token.is_visible]
         elif isinstance(event, PromptRead):
             self._extra["prompt_tokens"] = event.tokens
+        elif isinstance(event, Compacted):
+            self._extra["compaction"] = event.sealed
         elif isinstance(event, ToolCallBroken):
             raw = "".join([*self._raw, event.raw])
             self._call, self._raw, self._pieces = None, [], []

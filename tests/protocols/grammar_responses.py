@@ -108,8 +108,9 @@ class Grammar:
         self._leave()
         assert event["output_index"] == len(self.items), "indices have no gap"
         assert all(item["id"] != other["id"] for other in self.items), "ids are distinct"
-        assert item["status"] == "in_progress"
+        assert item.get("status") == (None if item["type"] == "compaction" else "in_progress")
         empty = {"message": "content", "reasoning": "content", **{k: f for k, (_, f) in CALLS.items()}}
+        empty["compaction"] = "encrypted_content"
         assert item["type"] in NATIVE_CALLS or not item[empty[item["type"]]], "an item begins empty"
         self.items.append(item)
         self._open, self._part, self._text, self._said = item, False, "", False
@@ -170,6 +171,11 @@ class Grammar:
 
     def _done(self, event: Event, item: Event) -> None:
         done = event["item"]
+        if item["type"] == "compaction":
+            assert done == {**item, "encrypted_content": done["encrypted_content"]}
+            self.items[-1], self._open = done, None
+            self.dispatched.append(done)
+            return
         assert item["type"] in NATIVE_CALLS or self._said, "an item is done after its parts"
         assert {**item, "status": ""}.keys() == done.keys() - {"encrypted_content"}
         assert self._summarized == (self._summary is not None)

@@ -181,3 +181,15 @@ async def test_a_key_is_asked_for() -> None:
         await connection.task
         async with connected(served, authorization="Bearer secret"):
             pass
+
+
+async def test_a_message_may_be_as_large_as_a_body() -> None:
+    async with (
+        serving({"s0": "Hello."}, config=Config(body_limit=1000)) as served,
+        connected(served) as connection,
+    ):
+        connection.create("x" * 1000)
+        refused = await connection.event()
+        assert (refused["status"], "raise --body-limit" in refused["error"]["message"]) == (413, True)
+        connection.create("Hi [[script:s0]]")
+        assert (await connection.response())["status"] == "completed"

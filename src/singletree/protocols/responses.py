@@ -7,7 +7,7 @@ the answer is encoded in ``responses_output`` (whole) and ``responses_encode`` (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from singletree.conversation import (
@@ -22,6 +22,7 @@ from singletree.conversation import (
 from singletree.errors import InvalidRequest
 from singletree.protocols import limits, responses_body, responses_input, wire
 from singletree.protocols.responses_body import Body, Format, Reasoning, TextField
+from singletree.protocols.responses_compaction import OpenSummary, asking, is_triggered, unopened_by
 from singletree.protocols.responses_encode import ID_PREFIX, Encoder
 from singletree.protocols.responses_output import encode, encode_error
 from singletree.protocols.responses_state import Known, conversation_id, resolved
@@ -48,12 +49,17 @@ ROUTES: list[tuple[str, str, str]] = [
 
 
 def decode(
-    body: bytes, headers: Mapping[str, str] = {}, known: Known | None = None, *, stores: bool | None = None
+    body: bytes,
+    headers: Mapping[str, str] = {},
+    known: Known | None = None,
+    *,
+    stores: bool | None = None,
+    summaries: Callable[[str], OpenSummary] = unopened_by,
 ) -> Request:
     """``body`` as a request.
 
     ``known`` is what the server has found of what it refers to, None where it looks nothing up. ``stores`` is whether
-    it stores the response if asked to; by default where it looks things up.
+    it stores the response if asked to; by default where it looks things up. ``summaries`` opens compactions.
 
     ``extra`` holds:
 
@@ -64,23 +70,29 @@ def decode(
     * ``previous_response_id``, the id of the ``conversation``, whether to ``store`` the response and to work in the
       ``background``;
     * ``allowed_tools``: the names that ``tool_choice`` allows, None for all;
+    * ``compacts``: whether it is the summary of the conversation that is asked for;
     * ``echo``, ``include``, ``summary``: for the answer.
 
     Raises:
         InvalidRequest: with ``param`` as a path such as ``input.3.name``.
     """
     try:
-        return _request(wire.read(body, Body), known, known is not None if stores is None else stores)
+        stores = known is not None if stores is None else stores
+        request = _request(wire.read(body, Body), known, summaries, stores=stores)
     except RecursionError:
         raise InvalidRequest("the request is nested too deeply; flatten its schemas") from None
+    return asking(request) if is_triggered(request.extra["input"]) else request
 
 
-def _request(said: Body, known: Known | None, stores: bool) -> Request:
+def _request(
+    said: Body, known: Known | None, summaries: Callable[[str], OpenSummary], *, stores: bool
+) -> Request:
     responses_body.check(said)
     items = _items(said) if known is None else resolved(_items(said), known)
     tools = Toolbox()
     tools.add(said.tools or (), "tools")
-    turns, references = responses_input.read(items, tools, known.history if known else ())
+    history = known.history if known else ()
+    turns, references = responses_input.read(items, tools, history, summaries(said.model))
     choice, allowed = read_choice(said.tool_choice, tools)
     reasoning = wire.convert(said.reasoning or {}, Reasoning, "reasoning")
     text = wire.convert(said.text or {}, TextField, "text")

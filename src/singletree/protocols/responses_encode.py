@@ -17,6 +17,7 @@ from singletree.conversation import Request, ToolCall
 from singletree.errors import SingletreeError
 from singletree.events import (
     ArgumentsDelta,
+    Compacted,
     Event,
     Finished,
     ReasoningDelta,
@@ -110,6 +111,8 @@ class Encoder:
         if isinstance(event, ToolCallBroken):
             raw = "".join([*self._raw, event.raw])
             return self._leave() + self._feed_span(TextDelta(raw, raw))
+        if isinstance(event, Compacted):
+            return self._leave() + self._compaction(event.sealed)
         if self._call is not None:
             self._raw.append(event.raw)
         return self._leave() if self._kind is ReasoningDelta else b""
@@ -181,6 +184,10 @@ class Encoder:
         self._delta, self._summary_delta = b"", b""
         self._pieces, self._raw, self._told = [], [], []
         self._kind, self._call, self._input = None, None, None
+
+    def _compaction(self, sealed: str) -> bytes:
+        item = self._output.compaction(self._new_id("cmp_"), sealed)
+        return self._open({**item, "encrypted_content": ""}, "") + self._done(item)
 
     def _leave(self) -> bytes:
         """Ends what is open, since something else begins."""

@@ -31,6 +31,7 @@ from singletree.conversation import (
 )
 from singletree.errors import InvalidRequest
 from singletree.protocols import custom_tools, limits, media, wire
+from singletree.protocols.responses_compaction import ITEMS, TRIGGER, shortened, unopened
 from singletree.protocols.responses_native import BY_CALL, BY_OUTPUT, NATIVE, Wire, arguments_of
 from singletree.protocols.responses_tools import Toolbox
 
@@ -66,6 +67,10 @@ class _Ids(Struct):
     status: str | None = None
 
 
+class _Compaction(Struct):
+    encrypted_content: str
+
+
 class _AdditionalTools(Struct):
     tools: list[dict[str, Any]] = []
 
@@ -85,14 +90,18 @@ class _Part(Struct):
 
 
 def read(
-    items: Sequence[Wire], tools: Toolbox, history: Sequence[Wire] = ()
+    items: Sequence[Wire],
+    tools: Toolbox,
+    history: Sequence[Wire] = (),
+    open_summary: Callable[[str, str], str | None] = unopened,
 ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     """The turns that ``history`` and then ``items`` say, and the paths of items that refer to what a server has stored.
 
-    Tools that items bring along are added to ``tools``, and warnings to its warnings. Raises InvalidRequest
+    Tools that items bring along are added to ``tools``, and warnings to its warnings. ``open_summary`` gives the
+    summary of a compaction from its ``encrypted_content`` and the path of that. Raises InvalidRequest
     with ``param`` as a path such as ``input.3.name``.
     """
-    reader = _Reader(tools)
+    reader = _Reader(tools, open_summary)
     for i, item in enumerate(history):
         reader.read(item, f"history.{i}")
     for i, item in enumerate(items):
@@ -101,7 +110,8 @@ def read(
 
 
 class _Reader:
-    def __init__(self, tools: Toolbox) -> None:
+    def __init__(self, tools: Toolbox, open_summary: Callable[[str, str], str | None]) -> None:
+        self._open_summary = open_summary
         self.references: list[str] = []
         self._tools = tools
         self._turns: list[Turn] = []
@@ -182,6 +192,18 @@ class _Reader:
         found = tuple(ToolReference(name) for name in names)
         self._say("tool", ToolResult(ids.call_id or ids.id or "", found, extra=item))
 
+    def _compaction(self, item: Wire, at: str) -> None:
+        at = f"{at}.encrypted_content"
+        summary = self._open_summary(wire.convert(item, _Compaction, at).encrypted_content, at)
+        if summary is None:
+            self._tools.warnings.append(f"{at} cannot be opened here, so the model does not see the summary")
+            return
+        self._end_turn()
+        self._turns = shortened(self._turns, summary, item)
+
+    def _trigger(self, item: Wire, at: str) -> None:
+        """Says nothing: the request as a whole asks what it asks."""
+
     def _additional_tools(self, item: Wire, at: str) -> None:
         self._tools.add(wire.convert(item, _AdditionalTools, at).tools, f"{at}.tools")
 
@@ -222,6 +244,8 @@ _READERS: dict[str, Callable[[_Reader, Wire, str], None]] = {
     "tool_search_output": _Reader._tool_search_output,
     "additional_tools": _Reader._additional_tools,
     "item_reference": _Reader._reference,
+    **dict.fromkeys(ITEMS, _Reader._compaction),
+    TRIGGER: _Reader._trigger,
 }
 
 

@@ -142,6 +142,10 @@ class Output:
         arguments = call.arguments or ("{}" if call.complete else "")
         return {"id": id, "type": "function_call", "status": status, "arguments": arguments, **names}
 
+    def compaction(self, id: str, sealed: str) -> Item:
+        """A compaction item."""
+        return {"id": id, "type": "compaction", "encrypted_content": sealed}
+
     def whole_call(self, call: ToolCall, new_id: Callable[[str], str]) -> Item:
         """The item of a call that is over, of its tool's own type where the arguments allow it."""
         native = NATIVE.get(self._kind(call.name))
@@ -168,7 +172,7 @@ class Output:
             "error": error,
             "incomplete_details": None if reason is None else {"reason": reason},
             "output": [msgspec.Raw(item) for item in output],
-            "usage": None if usage is None else _usage(usage),
+            "usage": None if usage is None else usage_of(usage),
         }
         return _encode(said)[:-1] + self._tail
 
@@ -231,6 +235,8 @@ def encode(
             thoughts += 1
         elif isinstance(part, ToolCall):
             items.append(output.whole_call(part, new_id))
+    if turn.extra and "compaction" in turn.extra:
+        items.append(output.compaction(new_id("cmp_"), turn.extra["compaction"]))
     return output.response([wire.dump(item) for item in items], **ending(finished))
 
 
@@ -239,7 +245,8 @@ def encode_error(error: SingletreeError) -> tuple[int, bytes]:
     return openai_error.encode_error(error, prompt="input")
 
 
-def _usage(usage: Usage) -> Item:
+def usage_of(usage: Usage) -> Item:
+    """The counts as the API has them."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -26,7 +26,7 @@ from singletree.server.body import ClientLeft
 from singletree.server.completing import complete
 from singletree.server.identity import request_id
 from singletree.server.operations import JSON, OPEN_ROUTES, OPERATIONS, OWN_ROUTES, Call, Operation, Service
-from singletree.server.protocol import CHAT, COMPLETIONS, MESSAGES, RESPONSES, encode_error
+from singletree.server.protocol import CHAT, COMPACT, COMPLETIONS, MESSAGES, RESPONSES, encode_error
 from singletree.server.stored_operations import STORED_OPERATIONS
 from singletree.server.stream import told
 from singletree.server.tracing import Trace
@@ -75,7 +75,7 @@ class App:
 
 
 def _keyed_routes(service: Service) -> list[tuple[str, str, Operation]]:
-    openai = [CHAT, RESPONSES, COMPLETIONS]
+    openai = [CHAT, RESPONSES, COMPACT, COMPLETIONS]
     protocols = [MESSAGES, *openai] if service.config.enable_anthropic_api else openai
     tables = (*(protocol.ROUTES for protocol in protocols), models.ROUTES, tokenize.ROUTES)
     operations = {**OPERATIONS, **STORED_OPERATIONS, "complete": complete}

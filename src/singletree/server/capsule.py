@@ -118,8 +118,7 @@ class Capsules:
             len(span.token_ids),
             packed(span.token_ids),
         )
-        sealed = self.seal_bytes(_encode(said), PREFIX.encode())
-        return PREFIX + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+        return self.seal_text(_encode(said), PREFIX.encode())
 
     def open(self, capsule: str) -> Span | None:
         """What ``capsule`` holds; None for one of another server's, of an unknown key or of another model.
@@ -127,9 +126,7 @@ class Capsules:
         Raises:
             Tampered: it is not as this server, or one with its key, sealed it.
         """
-        if not capsule.startswith(PREFIX):
-            return None
-        data = self.open_bytes(_decoded(capsule), PREFIX.encode())
+        data = self.open_text(capsule, PREFIX.encode())
         if data is None:
             return None
         try:
@@ -142,6 +139,18 @@ class Capsules:
         except msgspec.DecodeError:
             return None  # sealed by a version that says something else
         return Span(said.turn, said.index, said.is_last, said.header, said.opening, token_ids)
+
+    def seal_text(self, said: bytes, purpose: bytes) -> str:
+        """``said`` as a client can carry it, to be opened for the same purpose only."""
+        return PREFIX + base64.urlsafe_b64encode(self.seal_bytes(said, purpose)).rstrip(b"=").decode()
+
+    def open_text(self, capsule: str, purpose: bytes) -> bytes | None:
+        """What ``seal_text`` was given; None for what another server made or a key that is not ours.
+
+        Raises:
+            Tampered: it was changed.
+        """
+        return self.open_bytes(_decoded(capsule), purpose) if capsule.startswith(PREFIX) else None
 
     def seal_bytes(self, said: bytes, purpose: bytes) -> bytes:
         """``said``, to be opened for the same purpose only."""

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from singletree import __version__
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, Unauthorized
-from singletree.protocols import hints, messages, models, tokenize
-from singletree.server import pipeline, stored
+from singletree.protocols import hints, messages, models, responses_compact, tokenize
+from singletree.server import compaction, pipeline, stored
 from singletree.server.answer import Answer, Header
 from singletree.server.aside import aside
 from singletree.server.background import Job, Jobs
@@ -26,7 +26,7 @@ from singletree.server.config import REASONING_FIELDS, Config
 from singletree.server.dispatch import wanted
 from singletree.server.explaining import PATH as SESSIONS_PATH
 from singletree.server.explaining import encode_session, encode_sessions, explaining, is_asked
-from singletree.server.protocol import CHAT, RESPONSES, WireProtocol, speaking
+from singletree.server.protocol import CHAT, COMPACT, RESPONSES, WireProtocol, speaking
 from singletree.server.sessions import Sessions, session_key
 from singletree.server.store import Store
 from singletree.server.stored import Recent
@@ -125,6 +125,7 @@ async def answer(call: Call, body: bytes, request: Request, recent: Recent | Non
     session = session_key(call.headers, request)
     tools_of = partial(service.sessions.tools_of, session)
     generation = await aside(len(body), partial(pipeline.prepare, model, request, tools_of))
+    generation = compaction.planned(generation)
     opened = service.sessions.open(session, model, generation.prompt)
     call.trace.goes_on(opened.step)
     keep = stored.keeper(service.store, request, call.trace.new_id, recent)
@@ -157,13 +158,20 @@ def in_background(call: Call, job: Job) -> ASGIApp:
 
 
 async def _read(call: Call, body: bytes) -> Request:
-    if call.protocol is RESPONSES:
-        return await stored.read(call.service.store, body, call.headers)
+    if call.protocol in (RESPONSES, COMPACT):
+        request = await read_response(call, body)
+        return responses_compact.compacting(request) if call.protocol is COMPACT else request
     request = call.protocol.decode(body, call.headers)
     if call.protocol is not CHAT:
         return request
     fields = REASONING_FIELDS[call.service.config.reasoning_field]
     return replace(request, extra={"reasoning_fields": fields, **request.extra})
+
+
+async def read_response(call: Call, body: bytes, recent: Recent | None = None) -> Request:
+    """``body`` as a request for a response; ``recent`` remembers those of a connection."""
+    summaries = partial(compaction.summaries_for, call.service.catalog)
+    return await stored.read(call.service.store, body, call.headers, recent, summaries=summaries)
 
 
 def _explains(call: Call) -> bool:

@@ -7,7 +7,7 @@ the way up.
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -62,7 +62,8 @@ class Prompt:
 @dataclass(slots=True)
 class Generation:
     """One turn about to be generated, and how far it is. ``fits`` is False when the window cuts what was
-    asked for. ``told`` are the tokens that the engine gave; ``ended`` is set when the turn is over.
+    asked for. ``course`` takes the place of ``run`` where the turn is not simply generated. ``told`` are the
+    tokens that the engine gave; ``ended`` is set when the turn is over.
     """
 
     model: Model
@@ -77,6 +78,7 @@ class Generation:
     cached_tokens: int | None = None
     told: array[int] = field(default_factory=lambda: array("I"))
     ended: FinishReason | None = None
+    course: Course | None = None
 
     def known_cached(self) -> int | None:
         """How many tokens of the prompt the engine had, when it has told."""
@@ -260,7 +262,16 @@ def most_calls(request: Request) -> int | None:
     return request.max_tool_calls
 
 
-async def generate(generation: Generation, request_id: str) -> AsyncGenerator[list[Event] | Finished, None]:
+Batches = AsyncGenerator[list[Event] | Finished, None]
+Course = Callable[[Generation, str], Batches]
+
+
+def generate(generation: Generation, request_id: str) -> Batches:
+    """What answers the request: ``run`` of the generation, unless it has a course of its own."""
+    return (generation.course or run)(generation, request_id)
+
+
+async def run(generation: Generation, request_id: str) -> Batches:
     """The events of the turn in batches as the engine gives tokens, the first as soon as it says anything;
     then the end.
 

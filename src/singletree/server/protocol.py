@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from singletree.conversation import Request, Turn
 from singletree.errors import SingletreeError
 from singletree.events import Event, Finished, Usage
-from singletree.protocols import chat, completions, messages, responses
+from singletree.protocols import chat, completions, messages, responses, responses_compact
 from singletree.server.identity import NewId
 
 Seal = Callable[[int], str]
@@ -97,11 +97,14 @@ class WireProtocol(Protocol):
 MESSAGES: WireProtocol = messages
 CHAT: WireProtocol = chat
 RESPONSES: WireProtocol = responses
+COMPACT: WireProtocol = responses_compact
 COMPLETIONS: WireProtocol = completions
 
 
 _BY_PATH = {
-    path: protocol for protocol in (MESSAGES, CHAT, RESPONSES, COMPLETIONS) for _, path, _ in protocol.ROUTES
+    path: protocol
+    for protocol in (MESSAGES, CHAT, COMPACT, RESPONSES, COMPLETIONS)
+    for _, path, _ in protocol.ROUTES
 }
 
 

@@ -166,7 +166,7 @@ class Sessions:
     def tools_of(self, key: str | None, turns: Sequence[Turn]) -> tuple[Tool, ...]:
         """The tools of the session's conversation to which ``turns`` only add a question; none without such a one."""
         session = self._sessions.get(key) if key else None
-        if session is None or len(turns) < 2 or turns[-1].role != "user":
+        if session is None or len(turns) < 2 or turns[-1].role not in ("user", "system"):
             return ()
         lines = (line for line in reversed(session.lines.values()) if line.tools.tools)
         return next((line.tools.tools for line in lines if _asks_once_more(line, turns)), ())

@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest, NotStored, PreviousResponseNotFound
 from singletree.protocols import responses
+from singletree.protocols.responses_compaction import OpenSummary, unopened_by
 from singletree.protocols.responses_state import Known, References, refers_to, response_of, with_id
 from singletree.server.identity import NewId
 from singletree.server.store import Item, Store, StoredResponse
@@ -60,7 +61,12 @@ class Recent:
 
 
 async def read(
-    store: Store | None, body: bytes, headers: Mapping[str, str], recent: Recent | None = None
+    store: Store | None,
+    body: bytes,
+    headers: Mapping[str, str],
+    recent: Recent | None = None,
+    *,
+    summaries: Callable[[str], OpenSummary] = unopened_by,
 ) -> Request:
     """``body`` with what it goes on from.
 
@@ -69,9 +75,9 @@ async def read(
         NotStored: there is no such conversation.
     """
     if store is None and recent is None:
-        return responses.decode(body, headers)
+        return responses.decode(body, headers, summaries=summaries)
     known = await _look_up(store, recent, refers_to(body))
-    request = responses.decode(body, headers, known=known, stores=store is not None)
+    request = responses.decode(body, headers, known=known, stores=store is not None, summaries=summaries)
     if request.extra["background"] and not request.extra["store"]:
         raise InvalidRequest(
             "background needs store: true, or nobody could ask for the response", param="background"

@@ -21,13 +21,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Message, Receive, Scope, Send
 
 from singletree.conversation import Request
-from singletree.errors import InvalidRequest, SingletreeError
+from singletree.errors import BodyTooLarge, InvalidRequest, SingletreeError
 from singletree.events import Finished, Usage
 from singletree.server import pipeline, stored
 from singletree.server.aside import aside
 from singletree.server.body import ClientLeft
 from singletree.server.identity import new_id
-from singletree.server.operations import Call, Service, answer
+from singletree.server.operations import Call, Service, answer, read_response
 from singletree.server.protocol import RESPONSES
 from singletree.server.stored import Recent
 from singletree.server.stream import told
@@ -104,7 +104,10 @@ class Socket:
     async def _create(self, said: bytes, trace: Trace) -> None:
         warms_up, body = _read(said)
         call = self._call(trace)
-        request = await stored.read(self._service.store, body, self._headers, self._recent)
+        limit = self._service.config.body_limit
+        if len(body) > limit:
+            raise BodyTooLarge(f"the message is larger than {limit} bytes; send less, or raise --body-limit")
+        request = await read_response(call, body, self._recent)
         request = replace(request, stream=True)
         if warms_up:
             await self._warm_up(request, len(body), trace)

@@ -1,0 +1,149 @@
+"""A relay before a server that keeps what a client sends: each request over HTTP, each message over a WebSocket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import socketserver
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import zstandard
+
+_END_OF_HEADERS = b"\r\n\r\n"
+_TEXT, _CLOSE = 1, 8
+
+
+class Sent(NamedTuple):
+    """One request, or one message of a WebSocket, whose ``method`` is ``WS``. ``headers`` have lower-case names.
+
+    ``size`` is that of its body on the wire, in bytes.
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    size: int
+
+    @property
+    def json(self) -> Any:
+        """The body as a JSON value."""
+        return json.loads(self.body)
+
+
+class Relay:
+    """What was sent through one relay, and where clients find it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connections: list[bytearray] = []
+
+    def connection(self) -> bytearray:
+        """Takes the bytes of one more connection."""
+        taken = bytearray()
+        self._connections.append(taken)
+        return taken
+
+    def sent(self, method: str = "", path: str = "") -> list[Sent]:
+        """All that was sent so far, that of one connection after that of another; of one method or path only."""
+        every = (sent for taken in self._connections for sent in _requests(bytes(taken)))
+        return [s for s in every if method in ("", s.method) and path in ("", s.path.partition("?")[0])]
+
+    def turns(self) -> list[Any]:
+        """The bodies of all requests for a response."""
+        return [sent.json for sent in self.sent(path="/v1/responses") if sent.method in ("POST", "WS")]
+
+
+class _Listening(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+@contextmanager
+def recording(url: str) -> Iterator[Relay]:
+    """A relay on a free loopback port to the server at ``url``, until the block ends."""
+    target = urlsplit(url)
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            taken = relay.connection()
+            with suppress(OSError), socket.create_connection((target.hostname, target.port)) as server:
+                back = threading.Thread(
+                    target=_pass_on, args=(server, self.request, bytearray()), daemon=True
+                )
+                back.start()
+                _pass_on(self.request, server, taken)
+                back.join()
+
+    with _Listening(("127.0.0.1", 0), Connection) as listening:
+        relay = Relay(f"http://127.0.0.1:{listening.server_address[1]}")
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        try:
+            yield relay
+        finally:
+            listening.shutdown()
+
+
+def _pass_on(source: socket.socket, target: socket.socket, taken: bytearray) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            taken += data
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def _requests(data: bytes) -> Iterator[Sent]:
+    """The whole requests in the bytes of a connection."""
+    while _END_OF_HEADERS in data:
+        head, _, data = data.partition(_END_OF_HEADERS)
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, path, _ = first.split(" ", 2)
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if headers.get("upgrade", "").lower() == "websocket":
+            yield Sent(method, path, headers, b"", 0)
+            yield from (Sent("WS", path, headers, message, size) for message, size in _messages(data))
+            return
+        size = int(headers.get("content-length", 0))
+        if len(data) < size:
+            return
+        yield Sent(method, path, headers, _plain(data[:size], headers), size)
+        data = data[size:]
+
+
+def _plain(body: bytes, headers: dict[str, str]) -> bytes:
+    if headers.get("content-encoding") == "zstd":
+        return zstandard.ZstdDecompressor().decompressobj().decompress(body)
+    return body
+
+
+def _messages(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """The text messages that a client sent (RFC 6455, and RFC 7692 where they are compressed), and their sizes."""
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+    message, compressed = b"", False
+    while len(data) >= 6:
+        first, length, at = data[0], data[1] & 0x7F, 2
+        if length >= 126:
+            at += 2 if length == 126 else 8
+            length = int.from_bytes(data[2:at], "big")
+        if len(data) < at + 4 + length:
+            return
+        mask, payload, data = data[at : at + 4], data[at + 4 : at + 4 + length], data[at + 4 + length :]
+        opcode = first & 0x0F
+        if opcode >= _CLOSE:
+            continue
+        message = _unmasked(payload, mask) if opcode else message + _unmasked(payload, mask)
+        compressed = bool(first & 0x40) if opcode == _TEXT else compressed
+        if first & 0x80:
+            plain = inflate.decompress(message + b"\0\0\xff\xff") if compressed else message
+            yield plain, len(message)
+
+
+def _unmasked(payload: bytes, mask: bytes) -> bytes:
+    key = (mask * (len(payload) // 4 + 1))[: len(payload)]
+    return (int.from_bytes(payload, "big") ^ int.from_bytes(key, "big")).to_bytes(len(payload), "big")
