@@ -74,6 +74,25 @@ def test_a_harness_is_started_with_its_own_arguments(tmp_path: Path) -> None:
         launch.start("claude", "npm install", (), {"PATH": ""}, become=become)
 
 
+def test_a_model_may_be_asked_for_by_any_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"id": "org/model", "context_window": 8192}
+    said: dict[str, dict[str, Any]] = {
+        "/v1/models": {"data": [known]},
+        "/v1/models/openai/openai/gpt-5.5": known,
+    }
+
+    def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
+        if path not in said:
+            raise BadConfiguration("404")
+        return said[path]
+
+    monkeypatch.setattr(launch, "fetch", fetch)
+    served = launch.ask(launch.Target(model="openai/openai/gpt-5.5"))
+    assert (served.model, served.window) == ("openai/openai/gpt-5.5", 8192)
+    with pytest.raises(BadConfiguration, match="serves no 'gpt-4'; it serves org/model"):
+        launch.ask(launch.Target(model="gpt-4"))
+
+
 def test_arguments_after_the_dashes_go_to_the_harness(started: list[Mapping[str, Any]]) -> None:
     run("claude", "--model", "m", "--", "-p", "say hi", "--verbose")
     assert started[0]["arguments"] == ("-p", "say hi", "--verbose")

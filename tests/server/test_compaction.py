@@ -205,11 +205,8 @@ async def test_over_a_websocket_too() -> None:
 
 
 async def test_the_endpoint_gives_the_conversation_to_go_on_with() -> None:
-    scripts = {"call": CALL, "sum": "Done.", "end": WRITTEN}
-    async with serving(scripts, capsules=capsules()) as served, openai_sdk(served.client) as sdk:
+    async with serving(SCRIPTS, capsules=capsules()) as served, openai_sdk(served.client) as sdk:
         said: Any = await loop(served, prompt_cache_key="s")
-        done = await ask(served, said, prompt_cache_key="s")
-        said = [*said, *done["output"]]
         # It has no field for tools: those of the session stand in the prompt all the same.
         made = await sdk.responses.compact(model=MODEL, input=said, prompt_cache_key="s")
         assert made.object == "response.compaction"

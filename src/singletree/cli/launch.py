@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
+from urllib.parse import quote
 
 from cyclopts import App, Parameter
 
@@ -171,9 +172,19 @@ def ask(target: Target) -> Served:
         raise BadConfiguration(f"{base_url} serves no model")
     known = models.get(model)
     if known is None and target.model is not None:
-        raise BadConfiguration(f"{base_url} serves no {model!r}; it serves {', '.join(models)}")
+        known = _under_another_name(base_url, key, model)
+        if known is None:
+            raise BadConfiguration(f"{base_url} serves no {model!r}; it serves {', '.join(models)}")
     window = known.get("context_window") if known else None
     return Served(base_url, key, model, window if isinstance(window, int) else None)
+
+
+def _under_another_name(base_url: str, key: str, model: str) -> dict[str, Any] | None:
+    """What the server says of a model that it lists under another name, if it has one."""
+    try:
+        return fetch(base_url, key, f"/v1/models/{quote(model)}")
+    except BadConfiguration:
+        return None
 
 
 def start(

@@ -1,12 +1,15 @@
 """Request bodies: read to a limit, and decompressed to the same limit.
 
-Codex compresses with zstd when it is signed in to ChatGPT; proxies with gzip.
+Codex compresses with zstd when it is signed in to ChatGPT; proxies and SDKs with gzip or Brotli. What is compressed is
+expanded piece by piece, so that a small body that would grow past the limit is refused once it has.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 
 import zstandard
@@ -16,6 +19,12 @@ from singletree.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
 
 _LARGEST_WINDOW = 128 * 2**20
 """Memory that one zstd frame may ask for, in bytes: the limit that zstd's own command has."""
+
+
+_PIECE = 2**16
+"""How much is decompressed at a time, in bytes; of Brotli, about how much comes out."""
+_MOST_MEMBERS = 10_000
+"""Members of a gzip body: each costs the copy of a piece, and empty ones are 20 bytes."""
 
 
 class ClientLeft(Exception):
@@ -35,7 +44,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limit: int) ->
     steps = [_decoder(name) for name in _encodings(headers)]
     body = await _receive_all(receive, limit)
     for decompress in reversed(steps):
-        body = decompress(body, limit)
+        body = decompress(body, limit) if body else b""
     return body
 
 
@@ -72,21 +81,23 @@ def _encodings(headers: Mapping[str, str]) -> list[str]:
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:
-    out: list[bytes] = []
-    size = 0
-    while body:
+    view, at, out = memoryview(body), 0, bytearray()
+    for _ in range(_MOST_MEMBERS):
         member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        try:
-            out.append(member.decompress(body, limit - size + 1))
-        except zlib.error:
-            raise _damaged("gzip") from None
-        size += len(out[-1])
-        if size > limit:
-            raise _too_large(limit)
-        if not member.eof:
-            raise _damaged("gzip")
-        body = member.unused_data
-    return b"".join(out)
+        while at < len(view) and not member.eof:
+            piece = view[at : at + _PIECE]
+            try:
+                out += member.decompress(piece, limit - len(out) + 1)
+            except zlib.error:
+                raise _damaged("gzip") from None
+            if len(out) > limit:
+                raise _too_large(limit)
+            at += len(piece) - len(member.unused_data)
+        if at == len(view):
+            break
+    if at < len(view) or not member.eof:
+        raise _damaged("gzip")
+    return bytes(out)
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:
@@ -101,6 +112,23 @@ def _unzstd(body: bytes, limit: int) -> bytes:
     return out
 
 
+def _unbrotli(body: bytes, limit: int) -> bytes:
+    brotli = import_module("brotli")
+    decompressor, out = brotli.Decompressor(), bytearray()
+    try:
+        out += decompressor.process(body, output_buffer_limit=_PIECE)
+        while not decompressor.is_finished() and len(out) <= limit:
+            piece = decompressor.process(b"", output_buffer_limit=_PIECE)
+            if not piece:
+                raise _damaged("br")
+            out += piece
+    except brotli.error:
+        raise _damaged("br") from None
+    if len(out) > limit:
+        raise _too_large(limit)
+    return bytes(out)
+
+
 def _damaged(encoding: str) -> InvalidRequest:
     return InvalidRequest(
         f"the request body is not valid {encoding}; send it whole, or without Content-Encoding"
@@ -108,11 +136,14 @@ def _damaged(encoding: str) -> InvalidRequest:
 
 
 _DECODERS: dict[str, Callable[[bytes, int], bytes]] = {"gzip": _gunzip, "x-gzip": _gunzip, "zstd": _unzstd}
+if find_spec("brotli"):  # it is nobody's dependency here: who wants it installs it beside
+    _DECODERS["br"] = _unbrotli
 
 
 def _decoder(name: str) -> Callable[[bytes, int], bytes]:
     if name not in _DECODERS:
+        known = ", ".join(_DECODERS)
         raise UnsupportedEncoding(
-            f"Content-Encoding {name[:32]!a} is not supported; send gzip, zstd, or the plain body"
+            f"Content-Encoding {name[:32]!a} is not supported; send one of {known}, or the plain body"
         )
     return _DECODERS[name]

@@ -314,5 +314,5 @@ def _asks_once_more(line: Line, turns: Sequence[Turn]) -> bool:
         if old != fingerprint(turn):
             break
         same += 1
-    in_a_loop = any(message.role == "tool" for message in line.messages[:same])
+    in_a_loop = any(turn.role == "tool" for turn in turns[:-1])
     return in_a_loop and same in (len(line.messages), len(turns) - 1)

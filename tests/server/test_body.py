@@ -1,0 +1,92 @@
+"""Compressed request bodies: read whole, capped before and after, and never expanded past the cap."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+import zstandard
+from starlette.types import Message
+
+from singletree.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
+from singletree.server.body import read_body
+
+Compress = Callable[[bytes], bytes]
+
+COMPRESSED: dict[str, Compress] = {
+    "gzip": gzip.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+}
+if find_spec("brotli"):
+    COMPRESSED["br"] = import_module("brotli").compress
+
+each_encoding = pytest.mark.parametrize(("name", "compress"), COMPRESSED.items(), ids=COMPRESSED)
+PLAIN = b'{"model": "m", "input": "' + bytes(range(97, 123)) * 9000 + b'"}'
+
+
+async def read(body: bytes, encoding: str, limit: int = 2**20, piece: int = 50_000) -> bytes:
+    pieces = [body[at : at + piece] for at in range(0, len(body), piece)] or [b""]
+    messages: list[Message] = [{"type": "http.request", "body": each, "more_body": True} for each in pieces]
+    messages[-1]["more_body"] = False
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    return await read_body({"content-encoding": encoding}, receive, limit)
+
+
+@each_encoding
+async def test_it_is_what_was_compressed(name: str, compress: Compress) -> None:  # C31
+    assert await read(compress(PLAIN), name) == PLAIN
+    assert await read(compress(compress(PLAIN)), f"{name}, {name.upper()}") == PLAIN
+    assert await read(compress(b""), name) == b""
+    assert await read(b"", name) == b""
+    assert await read(compress(PLAIN), name, limit=len(PLAIN)) == PLAIN
+
+
+@each_encoding
+async def test_the_cap_holds_before_and_after(name: str, compress: Compress) -> None:  # C31
+    with pytest.raises(BodyTooLarge):
+        await read(compress(PLAIN), name, limit=len(PLAIN) - 1)
+    with pytest.raises(BodyTooLarge):
+        await read(compress(PLAIN), name, limit=100)
+
+
+@each_encoding
+async def test_a_bomb_does_not_go_off(name: str, compress: Compress) -> None:  # C31
+    bomb = compress(bytes(32 * 2**20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            await read(bomb, name, limit=2**20)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 2**20
+
+
+@each_encoding
+async def test_what_is_damaged_or_cut_is_refused_or_short(name: str, compress: Compress) -> None:
+    whole = compress(PLAIN)
+    for cut in (*range(1, 30), len(whole) // 2, len(whole) - 1):
+        with suppress(InvalidRequest):
+            assert PLAIN.startswith(await read(whole[:cut], name))
+    with pytest.raises(InvalidRequest):
+        await read(b"\xff" * 40, name)
+
+
+async def test_many_members_cost_no_more_than_a_few() -> None:
+    few = gzip.compress(PLAIN[:100]) + gzip.compress(b"") * 100 + gzip.compress(PLAIN[100:])
+    assert await read(few, "gzip") == PLAIN
+    with pytest.raises(InvalidRequest):
+        await read(gzip.compress(b"") * 20_000, "gzip")
+
+
+async def test_an_encoding_that_is_not_known_is_told_those_that_are() -> None:
+    with pytest.raises(UnsupportedEncoding, match="gzip, x-gzip, zstd"):
+        await read(b"{}", "lzma")
