@@ -49,14 +49,9 @@ class Relay:
         self._connections.append(taken)
         return taken
 
-    def sent(self, method: str = "", path: str = "") -> list[Sent]:
-        """All that was sent so far, that of one connection after that of another; of one method or path only."""
-        every = (sent for taken in self._connections for sent in _requests(bytes(taken)))
-        return [s for s in every if method in ("", s.method) and path in ("", s.path.partition("?")[0])]
-
-    def turns(self) -> list[Any]:
-        """The bodies of all requests for a response."""
-        return [sent.json for sent in self.sent(path="/v1/responses") if sent.method in ("POST", "WS")]
+    def sent(self) -> list[Sent]:
+        """All that was sent so far, that of one connection after that of another."""
+        return [sent for taken in self._connections for sent in _requests(bytes(taken))]
 
 
 class _Listening(socketserver.ThreadingTCPServer):

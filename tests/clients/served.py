@@ -45,11 +45,11 @@ class Server(NamedTuple):
     log: Path
     output: Path
 
-    def plays(self, scripts: Sequence[str]) -> list[Play]:
-        """The generations of ``scripts``, oldest first."""
+    def plays(self, scripts: Sequence[str] | None) -> list[Play]:
+        """The generations of ``scripts``, or of all, oldest first."""
         lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
         records: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        wanted = [record for record in records if record["script"] in scripts]
+        wanted = [record for record in records if scripts is None or record["script"] in scripts]
         return [Play(**{field: record[field] for field in Play._fields}) for record in wanted]
 
     def answers(self, *routes: str) -> Counter[str]:
