@@ -91,6 +91,7 @@ def serving(model: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[Se
     command = [str(SINGLETREE), "serve", "--engine", "scripted"]
     told = ["--model", str(model), "--model-name", MODEL, "--port", str(port)]
     watched = ["--script-dir", str(server.scripts), "--script-log", str(server.log)]
+    watched += ["--store-path", str(folder / "responses.sqlite")]
     with server.output.open("w") as output:
         process = subprocess.Popen([*command, *told, *watched, *flags], stdout=output, stderr=output)
     try:
