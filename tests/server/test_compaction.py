@@ -72,6 +72,16 @@ async def test_a_trigger_is_answered_with_one_item_that_stands_for_what_was_done
         assert "notes.txt\n" not in shown
 
 
+async def test_it_is_no_break_of_the_prefix() -> None:  # C25
+    async with server({**SCRIPTS}, capsules()) as served:
+        said = await loop(served, prompt_cache_key="s")
+        made = await ask(served, [*said, TRIGGER], prompt_cache_key="s")
+        await ask(served, [*HEAD, *made["output"]], prompt_cache_key="s")
+        session = served.service.sessions.get("s")
+        assert session is not None
+        assert [step.course for step in session.steps] == ["first", "appended", "first"]
+
+
 async def test_a_later_summary_takes_the_place_of_an_earlier_one() -> None:
     async with serving(SCRIPTS, capsules=capsules()) as served:
         said = await loop(served)

@@ -202,12 +202,15 @@ class Parting:
     @property
     def starts_over(self) -> bool:
         """Whether it is another conversation under the same head: a side request, or a compacted session. A title
-        request has the user's words in it, too, but nothing of what was done.
+        request has the user's words in it, too, but nothing of what was done; a compacted session has all of them,
+        and a summary where the model's first turn was.
         """
         roles = [message.role for message in self.line.messages]
-        asked = roles.index("user") if "user" in roles else len(roles)
-        goes_on = self.answer_comes_back or self.come_back("assistant", "tool")
-        return self.at <= asked < len(roles) and not goes_on
+        asked, acted = (roles.index(r) if r in roles else len(roles) for r in ("user", "assistant"))
+        if self.answer_comes_back or self.come_back("assistant", "tool"):
+            return False
+        summed_up = self.at == acted and self.new is not None and self.new.role == "user"
+        return self.at <= asked < len(roles) or (summed_up and acted < len(roles))
 
     @property
     def goes_back(self) -> bool:
