@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from clients.harness import SINGLETREE
 
 MODEL = "scripted-qwen3"
-SECONDS_TO_START = 60
+SECONDS_TO_START = 180
 
 TURNS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 """Routes on which a turn is asked for."""
