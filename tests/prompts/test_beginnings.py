@@ -11,7 +11,7 @@ import pytest
 
 from prompts.conversations import call, turn
 from prompts.template_sources import ALTERNATING, HERMES, KIMI, PARTS, XML, collected, draw, label
-from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolResult, Turn
+from singletree.conversation import Conversation, Part, Reasoning, Text, Tool, ToolResult, Turn
 from singletree.prompts.beginnings import Beginnings, is_same_turn, same_characters, same_items, same_objects
 from singletree.prompts.stability import canonicalise, canonicalise_on
 from singletree.prompts.template import ChatTemplate, Rendered
@@ -87,7 +87,8 @@ def grown(turns: list[Turn], random: Random, number: int) -> list[Turn]:
         call(f'{{"k": {random.choice(["1", "1.0", "true"])}}}', f"c{number}_{i}")
         for i in range(1 + number % 2)
     ]
-    parts = random.sample([Reasoning(f"Think {number}."), Text(f"Say {number}.")], random.randrange(3))
+    said: list[Part] = [Reasoning(f"Think {number}."), Text(f"Say {number}.")]
+    parts = random.sample(said, random.randrange(3))
     answered = [ToolResult(c.id, (Text(f"Got {c.id}."),)) for c in calls]
     if random.random() < 0.3:
         return [*turns, turn("assistant", *parts, *calls), *(Turn("tool", (r,)) for r in reversed(answered))]
@@ -174,7 +175,9 @@ def test_what_is_kept_is_bounded_in_bytes() -> None:
         assert kept.bytes <= 100
     assert kept.longest([0, 1]) is None
     kept.keep([19], "too large", 101, needed=1)
-    made, number = kept.longest([19, 1, 2]) or ("", None)
+    found = kept.longest([19, 1, 2])
+    assert found is not None
+    made, number = found
     assert made == "19"
     kept.keep([19, 1, 2], "longer", 30, needed=3, instead_of=number)
     assert (kept.longest([19, 1]) or ("", 0)) == ("longer", None)

@@ -13,7 +13,7 @@ from singletree.conversation import Conversation, Reasoning, Text, Turn
 from singletree.engines.scripts import Script
 from singletree.events import Event, Markup, ReasoningDelta
 from singletree.parsing.parser import parse
-from singletree.prompts.replay import Remembered, TurnMemory
+from singletree.prompts.replay import Places, Remembered, TurnMemory
 from singletree.prompts.splicing import splice
 from singletree.server.capsule import PREFIX
 from singletree.server.identity import CallIds
@@ -170,7 +170,9 @@ def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) 
 
 def test_spans_are_counted_as_clients_see_them() -> None:
     """A thought without a word is none, to the encoders as to the recorder."""
-    recorder = Recorder(TurnMemory(2**20), "", [], CallIds(Conversation(())), (), capsules=capsules())
+    recorder = Recorder(
+        TurnMemory(2**20), "", [], Places(()), CallIds(Conversation(())), (), capsules=capsules()
+    )
     said: list[Event] = [
         ReasoningDelta("", ""),
         Markup("</think>"),
