@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -16,7 +15,7 @@ from openai.types.chat import ChatCompletion
 
 from protocols import shapes
 from protocols.grammar_chat import Grammar
-from singletree.conversation import Conversation, Request, Sampling, Tool
+from singletree.conversation import Conversation, Request, Tool
 from singletree.errors import ContextOverflow, EngineFailed, ModelNotFound, Overloaded, Unauthorized
 from singletree.events import (
     ArgumentsDelta,
@@ -39,6 +38,13 @@ from singletree.protocols import chat
 EXTRA = {"include_usage": True, "reasoning_fields": ("reasoning_content",)}
 ID = "chatcmpl-0123456789abcdefghijklmn"
 CREATED = 1_763_700_000
+
+
+TOKENS = (
+    Token(1, "Hi", b"Hi", -0.25, (Token(2, "Yo", b"Yo", float("-inf")),)),
+    Token(3, "\ufffd", b"\xf0", None),
+    Token(9, "<|end|>", b"<|end|>", -1.5, is_visible=False),
+)
 
 
 def request(tools: tuple[Tool, ...] = (), **extra: Any) -> Request:
@@ -269,52 +275,6 @@ def test_half_a_surrogate_pair_does_not_raise() -> None:
     assert (seen.text, seen.reasoning) == ("a\ufffd", "\ufffd")
     shape = shapes.Shape("half", events, shapes.finished())
     assert body(shape)["choices"][0]["message"]["content"] == "a\ufffd"
-
-
-TOKENS = (
-    Token(1, "Hi", b"Hi", -0.25, (Token(2, "Yo", b"Yo", float("-inf")),)),
-    Token(3, "\ufffd", b"\xf0", None),
-    Token(9, "<|end|>", b"<|end|>", -1.5, is_visible=False),
-)
-
-
-def told(**extra: Any) -> tuple[dict[str, Any], bytes]:
-    """(the body, the stream) of "Hi" with its tokens told."""
-    of = replace(request(**extra), sampling=Sampling(logprobs=1))
-    events = (TokensRead(TOKENS[:2]), *shapes.text("Hi"), TokensRead(TOKENS[2:]))
-    shape = shapes.Shape("hi", events, shapes.finished())
-    data = stream(events, of=of)
-    assert accumulated(data)["choices"][0]["logprobs"] == parsed(body(shape, of))["choices"][0]["logprobs"]
-    return body(shape, of), data
-
-
-def test_logprobs_add_up() -> None:  # C9
-    [choice] = told()[0]["choices"]
-    hi, half, end = choice["logprobs"]["content"]
-    assert hi["top_logprobs"] == [{"token": "Yo", "logprob": -9999.0, "bytes": [89, 111]}]
-    assert half == {"token": "\ufffd", "logprob": None, "bytes": [240], "top_logprobs": []}, "not told"
-    assert end["token"] == "<|end|>", "every token that the model wrote"
-    assert "token_ids" not in choice
-
-
-def test_token_ids_bring_every_token() -> None:
-    whole, data = told(return_token_ids=True, prompt_token_ids=[7, 8])
-    [choice] = whole["choices"]
-    assert (whole["prompt_token_ids"], choice["token_ids"]) == ([7, 8], [1, 3, 9])
-    assert len(choice["logprobs"]["content"]) == 3
-    first, *chunks = [
-        json.loads(line[6:]) for line in data.decode().split("\n\n") if line.startswith("data: {")
-    ]
-    assert first["prompt_token_ids"] == [7, 8]
-    ids = [id for chunk in chunks if chunk["choices"] for id in chunk["choices"][0].get("token_ids", ())]
-    assert ids == [1, 3, 9]
-    assert sum("prompt_token_ids" in chunk for chunk in chunks) == 0
-
-
-def test_tokens_spelled_by_id() -> None:
-    content = told(return_tokens_as_token_ids=True)[0]["choices"][0]["logprobs"]["content"]
-    assert [token["token"] for token in content] == ["token_id:1", "token_id:3", "token_id:9"]
-    assert content[0]["top_logprobs"][0]["token"] == "token_id:2"
 
 
 @pytest.mark.parametrize(
