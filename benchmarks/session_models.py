@@ -11,7 +11,7 @@ from benchmarks import peers
 from benchmarks.replay import TEMPLATES, first_tail, model, spoken
 from benchmarks.stand_ins import eos_token, spelled_as, vocabulary
 from singletree import families
-from singletree.conversation import Part
+from singletree.conversation import Part, ToolCall
 from singletree.engines.scripted import ScriptedEngine
 from singletree.prompts.huggingface import read_directory
 from singletree.prompts.template import ChatTemplate
@@ -44,6 +44,10 @@ class Scripted(NamedTuple):
         said = spoken(self.served, parts, self.tail)
         if not said:
             raise ValueError(f"{self.name} cannot say {parts}")
+        # A turn is drawn by itself; a model that numbers its calls does so through the conversation.
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        for index, call in reversed(list(enumerate(calls))):
+            said = said.replace(f"functions.{call.name}:{index}", call.id, 1)
         return said
 
 
