@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from io import BytesIO
 
+import brotli
 import zstandard
 from starlette.types import Message, Receive
 
@@ -113,7 +112,6 @@ def _unzstd(body: bytes, limit: int) -> bytes:
 
 
 def _unbrotli(body: bytes, limit: int) -> bytes:
-    brotli = import_module("brotli")
     decompressor, out = brotli.Decompressor(), bytearray()
     try:
         out += decompressor.process(body, output_buffer_limit=_PIECE)
@@ -135,9 +133,12 @@ def _damaged(encoding: str) -> InvalidRequest:
     )
 
 
-_DECODERS: dict[str, Callable[[bytes, int], bytes]] = {"gzip": _gunzip, "x-gzip": _gunzip, "zstd": _unzstd}
-if find_spec("brotli"):  # it is nobody's dependency here: who wants it installs it beside
-    _DECODERS["br"] = _unbrotli
+_DECODERS: dict[str, Callable[[bytes, int], bytes]] = {
+    "gzip": _gunzip,
+    "x-gzip": _gunzip,
+    "zstd": _unzstd,
+    "br": _unbrotli,
+}
 
 
 def _decoder(name: str) -> Callable[[bytes, int], bytes]:
