@@ -241,3 +241,11 @@ async def test_the_endpoint_is_one_of_the_responses_api() -> None:
         refused(await served.client.post(COMPACT, {"model": MODEL}, headers), 400, None, "input")
         reply = await served.client.post(COMPACT, {"model": "none", "input": "Hi"}, headers)
         refused(reply, 404, "model_not_found", "model")
+
+
+async def test_a_threshold_is_told_what_to_ask_for_instead() -> None:
+    async with serving(SCRIPTS) as served:
+        wanted = [{"type": "compaction", "compact_threshold": 1000}]
+        reply = await served.client.post(PATH, {"model": MODEL, "input": HEAD, "context_management": wanted})
+        assert reply.status == 200
+        assert "compaction_trigger" in reply.headers["x-singletree-warning"]

@@ -48,6 +48,12 @@ ROUTES: list[tuple[str, str, str]] = [
 ]
 
 
+_NO_THRESHOLD = (
+    "context_management is ignored: a conversation is compacted when its input ends in an item of type "
+    "compaction_trigger"
+)
+
+
 def decode(
     body: bytes,
     headers: Mapping[str, str] = {},
@@ -113,7 +119,7 @@ def _request(
         thinking=_thinking(reasoning, text.verbosity, said.chat_template_kwargs),
         response_format=_response_format(text.format),
         session=said.prompt_cache_key or None,
-        warnings=tuple(tools.warnings),
+        warnings=(*tools.warnings, *((_NO_THRESHOLD,) if said.context_management else ())),
         extra={
             "input": items,
             "stateful": stateful,

@@ -52,6 +52,7 @@ class Body(Struct):
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[dict[str, Any]] | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
