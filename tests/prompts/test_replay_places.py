@@ -15,8 +15,9 @@ from singletree import families
 from singletree.conversation import Conversation, Part, Reasoning, Turn
 from singletree.parsing.draw import draw
 from singletree.parsing.parser import parse
+from singletree.prompts.last_words import digest_of_words
 from singletree.prompts.layout import find_layout
-from singletree.prompts.replay import Remembered
+from singletree.prompts.replay import Opening, Remembered
 from singletree.prompts.splicing import Layout, splice
 from singletree.prompts.template import ChatTemplate
 
@@ -31,7 +32,7 @@ def read(text: str, opened: str) -> Turn:
 
 
 def known(*parts: Part | str, opening: str = "", header: str = "<A>") -> Remembered:
-    return Remembered(turn("assistant", *parts), opening, IDS, header=header)
+    return Remembered(turn("assistant", *parts), Opening(header, opening), IDS)
 
 
 def spliced(
@@ -117,6 +118,19 @@ BARE_RESULT = """\
 {{- '<E>' if m.role == 'assistant' }}
 {%- endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<A>{% endif %}"""
 
+BARE_CALL = """\
+{%- for m in messages %}
+{%- if m.role == 'tool' %}[{{ m.content }}]{% else %}{{ '<A>' if m.role == 'assistant' }}{{ m.content }}
+{%- for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments }}</C>{% endfor %}
+{{- '<E>' if m.role == 'assistant' and not m.tool_calls }}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}<A>{% endif %}"""
+"""Nothing but a bracket stands between a call and its result."""
+INDENTED = """\
+{% for m in messages %}
+{{- '    <A>' if m.role == 'assistant' else '<U>' }}{{ m.content }}{{ '<E>' if m.role == 'assistant' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '  <A>' }}{% endif %}"""
+"""Other white space before a turn that is asked for than before one that is over."""
+
 
 @pytest.mark.parametrize(
     ("source", "tokens", "expected"),
@@ -125,9 +139,11 @@ BARE_RESULT = """\
         (PLAIN, [], Layout(("\n\nASSISTANT:",), (" DONE\n\nUSER: ",))),
         (ALWAYS_OPEN, ["<U>", "<A>", "<E>"], Layout(("<A>", "<E>"), ("<E>",))),
         (BARE_RESULT, ["<A>", "<E>"], Layout(("<A>", "</result>\n\n"), ("<E>",))),
+        (BARE_CALL, ["<A>", "<E>", "</C>"], Layout(("<A>",), ("<E>", "</C>["))),
+        (INDENTED, ["<U>", "<A>", "<E>"], Layout(("<A>",), ("<E>",))),
         ("{{ messages[-1].content }}", [], None),
     ],
-    ids=["tokens", "plain", "always open", "bare result", "none"],
+    ids=["tokens", "plain", "always open", "bare result", "bare call", "indented", "none"],
 )
 def test_what_a_template_writes_around_a_turn(
     source: str, tokens: list[str], expected: Layout | None
@@ -161,7 +177,8 @@ def test_words_drawn_in_a_family_of_channels_have_one_header() -> None:
 
 def asked(behind: str, header: str = "<A>") -> Remembered:
     """A turn that was said behind ``behind``, which stood behind the user's words."""
-    return Remembered(turn("assistant", "Fine."), "", IDS, header=header, asked_by=(USER, behind))
+    opening = Opening(header, "", behind, digest_of_words(USER))
+    return Remembered(turn("assistant", "Fine."), opening, IDS)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +201,20 @@ def test_what_opened_a_turn_is_not_put_behind_other_words() -> None:
     text = "<U>Another question?<E>\n<A>Fine.<E>"
     assert spliced(text, [other, turn("assistant", "Fine.")], {1: asked("<E><A>")}) == [
         "<U>Another question?<E>\n<A>",
+        IDS,
+        "<E>",
+    ]
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["<E></R>", "<E></R><A>", "<E>", "<E></think>"],
+    ids=["same", "with a header", "less", "parts in a tag"],
+)
+def test_a_turn_that_no_header_opened_comes_back_behind_what_asked_for_it(printed: str) -> None:
+    text = f"<U>How is it?{printed}Fine.<E>"
+    assert spliced(text, [USER, turn("assistant", "Fine.")], {1: asked("<E></R>", header="")}) == [
+        "<U>How is it?<E></R>",
         IDS,
         "<E>",
     ]

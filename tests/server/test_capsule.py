@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from singletree.errors import BadConfiguration
+from singletree.prompts.replay import Opening
 from singletree.server import capsule, catalog
 from singletree.server.capsule import Capsules, Span, Tampered, fingerprint_of, keys_of, load_capsules
 from singletree.server.config import Config
@@ -22,7 +23,10 @@ from .test_config import read
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-SPAN = Span(b"the turn", 0, False, 0, "<think>\n", array("I", [1, 151_667, 65_536, 198]))
+OPENING = Opening(
+    "<|im_start|>assistant\n", "<think>\n", "<|im_end|>\n<|im_start|>assistant\n<think>\n", "0" * 16
+)
+SPAN = Span(b"the turn", 0, False, OPENING, array("I", [1, 151_667, 65_536, 198]))
 
 
 def capsules(*keys: bytes, of: bytes = b"model", **more: Any) -> Capsules:
@@ -34,8 +38,7 @@ spans = st.builds(
     turn=st.binary(min_size=8, max_size=8),
     index=st.integers(0, 1000),
     is_last=st.booleans(),
-    header=st.integers(0, 3),
-    opening=st.text(max_size=64),
+    opening=st.builds(Opening, *[st.text(max_size=64)] * 4),
     token_ids=st.lists(st.integers(0, 2**24 - 1)).map(lambda ids: array("I", ids)),
 )
 
@@ -121,9 +124,7 @@ def test_no_two_are_alike() -> None:
 
 def test_it_tells_nothing() -> None:
     text = array("I", b"attack at dawn" * 20)
-    data = base64.urlsafe_b64decode(
-        capsules().seal(Span(b"the turn", 0, True, 0, "<think>", text))[12:] + "=="
-    )
+    data = base64.urlsafe_b64decode(capsules().seal(Span(b"the turn", 0, True, OPENING, text))[12:] + "==")
     assert b"dawn" not in data
     assert b"think" not in data
 
@@ -132,13 +133,13 @@ def test_it_tells_nothing() -> None:
 @given(st.integers(0, 3000))
 def test_it_grows_with_its_span_alone(tokens: int) -> None:
     ids = array("I", [(i * 7919) % 50_000 for i in range(tokens)])
-    sealed = capsules().seal(Span(b"the turn", 900, False, 0, "<think>\n", ids))
+    sealed = capsules().seal(Span(b"the turn", 900, False, Opening(), ids))
     assert len(sealed) < 130 + 4 * tokens
 
 
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even under our own key no more is unpacked than the count says."""
-    many = Span(b"the turn", 0, True, 0, "", array("I", bytes(4 * 2**20)))
+    many = Span(b"the turn", 0, True, Opening(), array("I", bytes(4 * 2**20)))
     assert len(capsules().seal(many)) < 10_000
     monkeypatch.setattr(capsule, "_MOST_TOKENS", 1000)
     assert capsules().seal(many) == ""

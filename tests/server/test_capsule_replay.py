@@ -13,7 +13,7 @@ from singletree.conversation import Conversation, Reasoning, Text, Turn
 from singletree.engines.scripts import Script
 from singletree.events import Event, Markup, ReasoningDelta
 from singletree.parsing.parser import parse
-from singletree.prompts.replay import Places, Remembered, TurnMemory
+from singletree.prompts.replay import Opening, Places, Remembered, TurnMemory
 from singletree.prompts.splicing import splice
 from singletree.server.capsule import PREFIX
 from singletree.server.identity import CallIds
@@ -154,7 +154,7 @@ async def test_a_sealed_thought_of_an_earlier_loop_comes_back_from_the_memory_to
 def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) -> None:
     """A token may hold the closer and what follows it."""
     turn = Turn("assistant", (Reasoning("\nHm.\n"),))
-    known = Remembered(turn, "", array("I", [7]), last_words=ends)
+    known = Remembered(turn, Opening("<|im_start|>assistant\n"), array("I", [7]), last_words=ends)
     text = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\nHm.\n</think>\n\nYes.<|im_end|>\n"
     said = (Turn("user", (Text("x"),)), replace(turn, parts=(*turn.parts, Text("Yes."))))
     assert LAYOUT is not None
@@ -171,7 +171,7 @@ def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) 
 def test_spans_are_counted_as_clients_see_them() -> None:
     """A thought without a word is none, to the encoders as to the recorder."""
     recorder = Recorder(
-        TurnMemory(2**20), "", [], Places(()), CallIds(Conversation(())), (), capsules=capsules()
+        TurnMemory(2**20), Opening(), [], Places(()), CallIds(Conversation(())), (), capsules=capsules()
     )
     said: list[Event] = [
         ReasoningDelta("", ""),

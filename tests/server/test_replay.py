@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from singletree.conversation import ToolCall, Turn
-from singletree.prompts.replay import Remembered, TurnMemory
+from singletree.prompts.replay import Opening, Remembered, TurnMemory
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
@@ -159,7 +159,7 @@ def test_memory_is_bounded() -> None:
     memory = TurnMemory(20_000)
     for i in range(100):
         turn = Turn("assistant", (ToolCall("f", "{}", f"call{i}"),))
-        memory.remember(Remembered(turn, "", array("I", range(200))))
+        memory.remember(Remembered(turn, Opening(), array("I", range(200))))
         assert memory.bytes <= 20_000
     assert memory.find(Turn("assistant", (ToolCall("f", "{}", "call_99"),))) is not None
     assert memory.find(Turn("assistant", (ToolCall("f", "{}", "call0"),))) is None

@@ -13,7 +13,7 @@ import pytest
 
 from singletree.conversation import Reasoning, Text, ToolCall, Turn
 from singletree.errors import BadConfiguration
-from singletree.prompts.replay import Remembered
+from singletree.prompts.replay import Opening, Remembered
 from singletree.server import catalog
 from singletree.server.config import Config
 from singletree.server.turn_journal import JournalledMemory
@@ -38,7 +38,10 @@ def known(number: int, tokens: int = 200, place: str = "") -> Remembered:
     call = ToolCall("get", f'{{"n":{number}}}', f"call_{number}", complete=number != 1)
     turn = Turn("assistant", (Reasoning("Secret thought."), Text("One."), call, Text("two")))
     return Remembered(
-        turn, "<think>\n", array("I", [(number * 7919 + i * 104_729) % 50_000 for i in range(tokens)]), place
+        turn,
+        Opening("<A>", "<think>\n", "<E><A><think>\n", "0"),
+        array("I", [(number * 7919 + i * 104_729) % 50_000 for i in range(tokens)]),
+        place,
     )
 
 
@@ -128,7 +131,7 @@ def test_the_file_is_bounded(tmp_path: Path) -> None:
 def test_half_a_character_is_not_written_and_breaks_nothing(tmp_path: Path) -> None:
     odd = Turn("assistant", (ToolCall("\ud800", "{}", "call_9"),))
     with memory(tmp_path / "t") as kept:
-        kept.remember(Remembered(odd, "", array("I", [1])))
+        kept.remember(Remembered(odd, Opening(), array("I", [1])))
         kept.remember(known(0))
     with memory(tmp_path / "t") as kept:
         assert kept.find(known(0).turn) == known(0)

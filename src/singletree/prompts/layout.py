@@ -82,6 +82,8 @@ class _Probe:
         # What a template opens for the last turn only (``<think>``) is no part of the header.
         opened = self._opened(_ASKED)
         header = self._header(_common([*opened, *answered]), opened)
+        if not header:  # some write other white space there when nothing is said yet
+            header = self._header(_common([text.lstrip() for text in (*opened, *answered)]), opened)
         behind = asked[:start].rpartition(_QUESTION)[2]
         return header or self._header(behind.removeprefix(end), []) or self._last_token(behind), end
 
@@ -96,11 +98,12 @@ class _Probe:
         asking = self._text(*before, _TOLD, add_generation_prompt=True)
         behind = _common([asking, answered[:said]])[result + len(_RESULT) :]
         after_result = "" if header in behind else self._last_token(behind)
-        between = told[told.rfind(_ARGUMENT) : result]
-        if end in between:
+        called = told.rfind(_ARGUMENT)
+        between = told[called:result]
+        if called < 0 or end in between:
             return after_result, ""
         ender = next((token[0] for token in self._tokens.finditer(between) if token[0] in self._enders), "")
-        return after_result, ender or self._parting(self._text(*before, _ASKED), told)
+        return after_result, ender or self._parting(self._text(*before, _ASKED), told, result)
 
     def _text(self, *messages: Message, **arguments: Any) -> str:
         return self._render(list(messages), **({"add_generation_prompt": False} | arguments))
@@ -143,11 +146,14 @@ class _Probe:
         chosen = next((token for token in found if token[0] in self._enders), found[0])
         return text[: chosen.end()]
 
-    def _parting(self, one: str, other: str) -> str:
-        """The first token of ``other`` that ``one`` has not."""
+    def _parting(self, one: str, other: str, before: int) -> str:
+        """The first token of ``other`` that ``one`` has not; without such a one ``before`` there, the last that both
+        have and what follows it.
+        """
         same = len(_common([one, other]))
-        token = next((token for token in self._tokens.finditer(other) if token.end() > same), None)
-        return token[0] if token is not None else ""
+        tokens = list(self._tokens.finditer(other, 0, before))
+        parted = next((token[0] for token in tokens if token.end() > same), "")
+        return parted or (other[tokens[-1].start() : before] if tokens else "")
 
 
 def _between(text: str, before: str, after: str) -> str:

@@ -49,17 +49,37 @@ _ENTRY_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """How a prompt opened a turn.
+
+    Attributes:
+        header: which of the template's headers stood before it; empty where none did.
+        text: what stood behind the header, such as ``<think>`` and a line break.
+        asked: all that stood between the last words that the turn answers and its first token; empty when that is not
+            known.
+        answers: a digest of those words.
+    """
+
+    header: str = ""
+    text: str = ""
+    asked: str = ""
+    answers: str = ""
+
+    @property
+    def tail(self) -> str:
+        """What the model's parser has to know of it."""
+        return self.header + self.text if self.header else self.asked
+
+
+@dataclass(frozen=True, slots=True)
 class Remembered:
     """One generated turn.
 
     Attributes:
         turn: what it said, in the model's order.
-        opening: what the prompt had opened after the assistant's header, such as ``<think>`` and a line break.
+        opening: how the prompt opened it.
         token_ids: the tokens that were generated, without the one that ended the turn.
         place: where it was said (``Places``); empty when the id of one of its calls is nobody else's.
-        header: which of the template's headers opened it; empty when that is not known.
-        asked_by: the turn that it answers, and what stood in the prompt between its last words and the generated
-            tokens; None when that is not known.
         last_words: where only the beginning of a turn is known (``turn`` and ``token_ids`` are that), what it ends in.
         keys: under which it is remembered.
         answers: the last ones, by who asked: a conversation brings each turn again and again, and none is to be
@@ -67,16 +87,14 @@ class Remembered:
     """
 
     turn: Turn
-    opening: str
+    opening: Opening
     token_ids: array[int]
     place: str = ""
     last_words: str = ""
-    header: str = ""
-    asked_by: tuple[Turn, str] | None = None
     keys: list[str] = field(default_factory=list, compare=False, repr=False)
     answers: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict, compare=False, repr=False)
 
-    def asked(self, by: Hashable, about: Any, answer: Callable[[], T]) -> T:
+    def answered(self, by: Hashable, about: Any, answer: Callable[[], T]) -> T:
         """``answer()``, or what it was when ``by`` last asked about the same."""
         before = self.answers.get(by)
         if before is None or before[0] != about:
@@ -144,7 +162,7 @@ class TurnMemory:
 
 
 def _returns(turn: Turn, known: Remembered, tools: Sequence[Tool]) -> bool:
-    return known.asked("returned", turn, partial(says_the_same, turn, known.turn, tools))
+    return known.answered("returned", turn, partial(says_the_same, turn, known.turn, tools))
 
 
 def _size(remembered: Remembered) -> int:
@@ -330,7 +348,7 @@ def recall(
         if known is not None:
             found[i] = known
             keeps = _carries_any(turn) or (restore_reasoning and i >= loop)
-            turns[i] = known.asked(keeps, turn, partial(_as_said, turn, known.turn, keeps_reasoning=keeps))
+            turns[i] = known.answered(keeps, turn, partial(_as_said, turn, known.turn, keeps_reasoning=keeps))
         elif opened is not None and (sealed := opened(turn)) is not None:
             turns[i], found[i] = sealed
     changed = replace(conversation, turns=tuple(turns)) if found else conversation

@@ -7,7 +7,6 @@ than its model does, by finding all its words in their order. What is not certai
 
 from __future__ import annotations
 
-import re
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
@@ -17,18 +16,13 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from singletree.conversation import Part, Text, ToolCall, ToolResult, Turn
+from singletree.conversation import ToolCall, Turn
 from singletree.prompts.added_tokens import GUARD, strip_guards
-from singletree.prompts.replay import Remembered, canonical, spoken
+from singletree.prompts.last_words import TELLING, digest_of_words, last_words, length
+from singletree.prompts.replay import Opening, Remembered, canonical, spoken
 
 Parse = Callable[[str, str], Turn]
 """(text, what the prompt had opened before it) -> the turn that it says."""
-
-_ANCHOR = 200
-"""How many characters of what was said before a turn are looked for in the prompt."""
-
-_TELLING = 6
-"""How many characters tell words from what a template writes itself."""
 
 _MESSAGES = 16
 """How many messages a turn may be."""
@@ -116,18 +110,20 @@ def splice(
         turn = turns[i]
         if turn.role != "assistant":
             behind = prompt.behind(turn, at)
-            at, certain = (behind, len(last_words(turn)) >= _TELLING) if behind >= 0 else (at, False)
+            at, certain = (behind, len(last_words(turn)) >= TELLING) if behind >= 0 else (at, False)
             continue
         known, places = recalled.get(i), prompt.next_turn(at)
-        asked = _as_asked(known, turns[i - 1]) if known and certain else ""
+        asked = _as_asked(known.opening, turns[i - 1]) if known and certain else ""
         if known and asked:
             prompt.saw(at + len(asked))
-            places.append(prompt.place_behind(at + _alike(text, at, asked), known.header))
+            places.append(prompt.place_behind(at, asked, known.opening.header))
         span = next(_kept(prompt, places, known, parse, certain=certain), None) if known else None
         if known and span:
             start = span[0]
             before = (
-                text[done:at] + asked if _agree(text[at:start], asked) else text[done:start] + known.opening
+                text[done:at] + asked
+                if _agree(text[at:start], asked)
+                else text[done:start] + known.opening.text
             )
             pieces += [before, known.token_ids]
             at = done = span[1]
@@ -138,15 +134,17 @@ def splice(
     return Spliced([*pieces, text[done:]], marks)
 
 
-def _as_asked(known: Remembered, turn: Turn) -> str:
-    """What stood between the words of ``turn`` and the remembered one, if it was that which it answered."""
-    return known.asked_by[1] if known.asked_by and known.asked_by[0] == turn else ""
+def _as_asked(opening: Opening, answered: Turn) -> str:
+    """What stood between the last words of ``answered`` and the turn, if it was said in answer to them."""
+    return opening.asked if opening.answers == digest_of_words(answered) else ""
 
 
 def _alike(text: str, at: int, other: str) -> int:
-    """How many characters of ``text`` from ``at`` on are those of ``other``."""
+    """How many characters of ``text`` from ``at`` on are those of ``other``, up to the tag in which they part."""
     pairs = zip(text[at : at + len(other)], other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    opened, closed = (max(other.rfind(mark, 0, same) for mark in marks) for marks in ("<[", ">]"))
+    return opened if opened > closed and same < len(other) else same
 
 
 def _agree(printed: str, asked: str) -> bool:
@@ -160,9 +158,12 @@ def _agree(printed: str, asked: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a turn may stand: behind ``header`` from ``start`` on, up to one of ``ends``."""
+    """Where a turn may stand: behind ``header`` from ``start`` on, up to one of ``ends``; ``opened`` is what is printed
+    before it.
+    """
 
     header: str
+    opened: str
     start: int
     ends: Sequence[int]
 
@@ -174,13 +175,13 @@ def _kept(
     text = prompt.text
     prompt.saw(max((place.ends[-1] for place in places if place.ends), default=0) + len(known.last_words))
     for place in places:
-        if known.header not in ("", place.header):
+        if known.opening.header != place.header:
             continue  # what was opened behind another header is not what this one opens
         start, ends = place.start, place.ends
         for end in _ends_of_beginning(text, start, ends, known.last_words) if known.last_words else ends:
             segment = text[start:end]
-            judge = partial(_is_kept, segment, place.header, known, parse, certain=certain)
-            if known.asked((_name_of(parse), place.header, certain), segment, judge):
+            judge = partial(_is_kept, segment, place.opened, known, parse, certain=certain)
+            if known.answered((_name_of(parse), place.opened, certain), segment, judge):
                 yield start, end
 
 
@@ -219,7 +220,7 @@ class _Prompt:
             if not words:
                 return -1
             words = self._guard(words).strip(GUARD)
-            far = at + _NEAR + 2 * _length(part)
+            far = at + _NEAR + 2 * length(part)
             found = self.text.find(words, at, far)
             if found < 0:
                 self.saw(far)
@@ -247,16 +248,25 @@ class _Prompt:
         last = bisect_right(self._headers, self._ends[end][0], key=_end_of) - 1
         ends = self._stops(end, last + 1)
         chosen = (self._headers[i] for i in dict.fromkeys((max(first, last), first)))
-        return [_Place(header, start, ends) for _, start, header in chosen]
+        return [_Place(header, header, start, ends) for _, start, header in chosen]
 
-    def place_behind(self, at: int, header: str) -> _Place:
-        """Where a turn may stand that begins at ``at``, whatever is printed there for its ``header``."""
-        end = bisect_left(self._ends, at, key=_start_of)
-        following = bisect_left(self._headers, at, key=_start_of)
+    def place_behind(self, at: int, asked: str, header: str) -> _Place:
+        """Where a turn may stand that was ``asked`` for at ``at``, whatever is printed there for that.
+
+        Some templates print more or less of it before a turn that is over, or a header that they did not ask with.
+        """
+        start = at + _alike(self.text, at, asked)
+        following = bisect_left(self._headers, start, key=_start_of)
+        if following < len(self._headers) and self._headers[following][0] == start:
+            start = self._headers[following][1]
+            following += 1
+        self.saw(start)
+        opened = self.text[at:start]
+        end = bisect_left(self._ends, start, key=_start_of)
         if end == len(self._ends):
             self.saw(_BEYOND)
-            return _Place(header, at, [])
-        return _Place(header, at, self._stops(end, following))
+            return _Place(header, opened, start, [])
+        return _Place(header, opened, start, self._stops(end, following))
 
     def _stops(self, end: int, header: int) -> list[int]:
         """The starts of the ends from number ``end`` on, as far as they may belong to the turn before ``header``."""
@@ -297,10 +307,6 @@ def _places_of(wanted: Sequence[str], text: str, start: int) -> list[tuple[int, 
     return sorted(found.items())
 
 
-def _any_of(texts: Sequence[str]) -> str:
-    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
-
-
 def _ends_of_beginning(text: str, start: int, stops: Sequence[int], last_words: str) -> Iterator[int]:
     """Where the beginning of the turn at ``start`` may end: behind its last words and their white space."""
     words = last_words.rstrip()
@@ -314,38 +320,16 @@ def _ends_of_beginning(text: str, start: int, stops: Sequence[int], last_words: 
         yield at + next(size for size in range(len(blank), -1, -1) if text.startswith(blank[:size], at))
 
 
-def last_words(said: Turn | Part) -> str:
-    """The end of the text in ``said``, as far as it is one line: no template writes anything into it."""
-    if isinstance(said, Text):
-        lines = said.text.strip().splitlines()
-        return lines[-1][-_ANCHOR:].strip() if lines else ""
-    inner = said.parts if isinstance(said, Turn | ToolResult) else ()
-    return next(filter(None, map(last_words, reversed(inner))), "")
-
-
-def _length(said: Turn | Part) -> int:
-    """How long the text in ``said`` is."""
-    if isinstance(said, Text):
-        return len(said.text)
-    return sum(map(_length, said.parts)) if isinstance(said, Turn | ToolResult) else 0
-
-
-def behind_last_words(prompt: str, turn: Turn) -> int:
-    """Where the words of ``turn`` end in ``prompt``; 0 where they are not found or could be a template's."""
-    words = last_words(turn)
-    found = prompt.rfind(words) if len(words) >= _TELLING else -1
-    return found + len(words) if found >= 0 else 0
-
-
-def _is_kept(segment: str, header: str, known: Remembered, parse: Parse, *, certain: bool) -> bool:
+def _is_kept(segment: str, opened: str, known: Remembered, parse: Parse, *, certain: bool) -> bool:
     """Whether ``segment`` says all that the remembered turn says.
 
     Args:
+        opened: what is printed before it.
         certain: whether it is sure to be this turn. Then its words are enough, however the template spells what is
             around them (calls in another format, text in the place of reasoning).
     """
-    opening = known.opening if segment.startswith(known.opening) else ""
-    printed = parse(segment[len(opening) :], header + opening)
+    opening = known.opening.text if segment.startswith(known.opening.text) else ""
+    printed = parse(segment[len(opening) :], opened + opening)
     return said(printed) == said(known.turn) or (
         certain and not known.last_words and _stands_in(strip_guards(segment), known.turn)
     )

@@ -20,13 +20,14 @@ import os
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from singletree.errors import BadConfiguration
+from singletree.prompts.replay import Opening
 from singletree.prompts.tokenizer import Tokenizer
 
 PREFIX = "singletree1."
@@ -52,16 +53,14 @@ class Span:
         turn: names the turn, 8 bytes.
         index: counts the capsules of the turn from 0.
         is_last: nothing of the turn comes after it.
-        header: which of the template's headers opened the turn (``Layout.headers``).
-        opening: what the prompt had opened behind the header, such as ``<think>`` and a line break.
+        opening: how the prompt opened the turn.
         token_ids: the tokens since the span before, without the one that ended the turn.
     """
 
     turn: bytes
     index: int
     is_last: bool
-    header: int
-    opening: str
+    opening: Opening
     token_ids: array[int]
 
 
@@ -70,8 +69,7 @@ class _Payload(msgspec.Struct, array_like=True, frozen=True):
     turn: bytes
     index: int
     is_last: bool
-    header: int
-    opening: str
+    opening: tuple[str, str, str, str]
     count: int
     token_ids: bytes
 
@@ -113,8 +111,7 @@ class Capsules:
             span.turn,
             span.index,
             span.is_last,
-            span.header,
-            span.opening,
+            astuple(span.opening),
             len(span.token_ids),
             packed(span.token_ids),
         )
@@ -138,7 +135,7 @@ class Capsules:
             raise Tampered from None
         except msgspec.DecodeError:
             return None  # sealed by a version that says something else
-        return Span(said.turn, said.index, said.is_last, said.header, said.opening, token_ids)
+        return Span(said.turn, said.index, said.is_last, Opening(*said.opening), token_ids)
 
     def seal_text(self, said: bytes, purpose: bytes) -> str:
         """``said`` as a client can carry it, to be opened for the same purpose only."""

@@ -20,7 +20,8 @@ from singletree.parsing.parser import parse
 from singletree.prompts import replay, splicing
 from singletree.prompts.added_tokens import strip_guards
 from singletree.prompts.beginnings import same_characters, same_items
-from singletree.prompts.replay import Places, Recalled, Remembered, TurnMemory
+from singletree.prompts.last_words import behind_last_words, digest_of_words
+from singletree.prompts.replay import Opening, Places, Recalled, Remembered, TurnMemory
 from singletree.prompts.splicing import Layout, Mark, Spliced
 from singletree.prompts.tokenizer import Encoded, Tokenizer
 from singletree.server import unsealing
@@ -33,12 +34,11 @@ class Recorder:
     """Takes down one generation; it changes nothing.
 
     Args:
-        opening: what the prompt had opened of the turn, behind the assistant's header.
+        opening: how the prompt opened the turn.
         said_before: the turns that it answers, and their ``places``.
         ids: of its calls.
+        enders: tokens that end a turn, or that the template prints behind one.
         capsules: seal its reasoning.
-        header: which of the template's opened the turn, and its text.
-        asked: what stands in the prompt behind the last words that it answers; empty when they are not found.
 
     Attributes:
         turn: what was generated, when it is over.
@@ -47,28 +47,23 @@ class Recorder:
     def __init__(
         self,
         memory: TurnMemory,
-        opening: str,
+        opening: Opening,
         said_before: Sequence[Turn],
         places: Places,
         ids: CallIds,
-        stop_token_ids: Collection[int],
+        enders: Collection[int],
         *,
         capsules: Capsules | None = None,
-        header: int = 0,
-        header_text: str = "",
-        asked: str = "",
     ) -> None:
         self._memory = memory
         self._opening = opening
         self._said_before = said_before
         self._places = places
         self._ids = ids
-        self._stop_token_ids = stop_token_ids
+        self._enders = enders
         self._token_ids = array("I")
         self._events: list[Event] = []
         self._capsules = capsules
-        self._header, self._header_text = header, header_text
-        self._asked_by = (said_before[-1], asked) if asked else None
         self._name = b""
         self._reasons = False
         self._ends: list[int] = []
@@ -102,7 +97,7 @@ class Recorder:
         is_last = self._is_over and ordinal == len(self._ends) - 1
         end = len(self._token_ids) if is_last else self._ends[ordinal]
         token_ids = self._token_ids[self._sealed : end]
-        span = Span(self._name, self._capsules_made, is_last, self._header, self._opening, token_ids)
+        span = Span(self._name, self._capsules_made, is_last, self._opening, token_ids)
         self._sealed, self._capsules_made = end, self._capsules_made + 1
         return self._capsules.seal(span)
 
@@ -115,7 +110,7 @@ class Recorder:
         """Remember the turn, unless its tokens go on where its words end."""
         if reason == "stop_sequence" or not self._token_ids:
             return
-        if self._token_ids[-1] in self._stop_token_ids:
+        while self._token_ids and self._token_ids[-1] in self._enders:
             self._token_ids.pop()
         if self._reasons:
             self._end_reasoning()
@@ -124,15 +119,7 @@ class Recorder:
         if turn.parts and self._token_ids:
             known_by_id = any(call.id in self._ids.made for call in turn.tool_calls)
             place = "" if known_by_id else self._places[len(self._said_before)]
-            known = Remembered(
-                turn,
-                self._opening,
-                self._token_ids,
-                place,
-                header=self._header_text,
-                asked_by=self._asked_by,
-            )
-            self._memory.remember(known)
+            self._memory.remember(Remembered(turn, self._opening, self._token_ids, place))
 
 
 def recorder(
@@ -144,31 +131,40 @@ def recorder(
     memory, layout = speech.memory, speech.layout
     if memory is None or layout is None or not said_before or said_before[-1].role == "assistant":
         return None
-    behind = splicing.behind_last_words(prompt, said_before[-1])
-    at, header = layout.last_header(prompt, behind)
-    if at < 0:
-        behind = 0
-        at, header = layout.last_header(prompt)
-    opening = strip_guards(prompt[at:])
-    # Where a template writes no header, the one that is found belongs to an earlier turn.
-    is_earlier = not behind and any(end in opening for end in layout.ends)
-    if at < 0 or is_earlier or len(opening) > _LONGEST_OPENING:
+    opening = _opening(prompt, said_before[-1], layout)
+    if opening is None:
         return None
-    return Recorder(
-        memory,
-        opening,
-        said_before,
-        places,
-        ids,
-        speech.tokenizer.stop_token_ids,
-        capsules=speech.capsules,
-        header=layout.headers.index(header),
-        header_text=header,
-        asked=strip_guards(prompt[behind:]) if behind else "",
-    )
+    enders = _enders(speech, layout)
+    return Recorder(memory, opening, said_before, places, ids, enders, capsules=speech.capsules)
 
 
-_LONGEST_OPENING = 64
+def _enders(speech: Speech, layout: Layout) -> frozenset[int]:
+    """The tokens that end a turn: those at which engines stop, and that with which the template itself ends one."""
+    added = speech.tokenizer.added_tokens
+    begun = (end[:size] for end in layout.ends for size in range(1, len(end) + 1))
+    return speech.tokenizer.stop_token_ids.union(added[text] for text in begun if text in added)
+
+
+def _opening(prompt: str, answered: Turn, layout: Layout) -> Opening | None:
+    """How ``prompt`` opens the turn after ``answered``; None where that is not to be told."""
+    behind = behind_last_words(prompt, answered)
+    asked = strip_guards(prompt[behind:]) if 0 < behind < len(prompt) <= behind + _LONGEST_ASKED else ""
+    at, header = layout.last_header(prompt, behind)
+    answers = digest_of_words(answered) if asked else ""
+    if at < 0 and asked:
+        return Opening(asked=asked, answers=answers)
+    is_behind = behind > 0 and at >= 0
+    if not is_behind:
+        at, header = layout.last_header(prompt)
+    text = strip_guards(prompt[at:])
+    # Where a template writes no header, the one that is found belongs to an earlier turn.
+    is_earlier = not is_behind and any(end in text for end in layout.ends)
+    if at < 0 or is_earlier or len(text) > _LONGEST_TEXT:
+        return None
+    return Opening(header, text, asked, answers)
+
+
+_LONGEST_TEXT, _LONGEST_ASKED = 64, 256
 _NAME_BYTES = 8
 
 

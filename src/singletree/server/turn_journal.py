@@ -12,6 +12,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import astuple
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -20,7 +21,7 @@ import msgspec
 
 from singletree.conversation import Part, Reasoning, Text, ToolCall, Turn
 from singletree.errors import BadConfiguration
-from singletree.prompts.replay import Remembered, TurnMemory
+from singletree.prompts.replay import Opening, Remembered, TurnMemory
 from singletree.server.capsule import Capsules, Tampered, packed, unpacked
 
 LOG = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class _Call(msgspec.Struct, array_like=True, frozen=True, tag=True):
 class _Record(msgspec.Struct, array_like=True, frozen=True):
     fingerprint: bytes
     parts: list[_Said | _Call]
-    opening: str
+    opening: tuple[str, str, str, str]
     place: str
     count: int
     token_ids: bytes
@@ -169,7 +170,7 @@ def _sealed(known: Remembered, capsules: Capsules) -> bytes:
         elif isinstance(part, Text | Reasoning):
             parts.append(_Said(part.text, isinstance(part, Reasoning)))
     ids = known.token_ids
-    record = _Record(capsules.fingerprint, parts, known.opening, known.place, len(ids), packed(ids))
+    record = _Record(capsules.fingerprint, parts, astuple(known.opening), known.place, len(ids), packed(ids))
     try:
         return capsules.seal_bytes(_encode(record), _PURPOSE)
     except UnicodeEncodeError:
@@ -187,7 +188,7 @@ def _remembered(sealed: bytes, capsules: Capsules) -> Remembered | None:
     except (Tampered, ValueError, zlib.error, msgspec.DecodeError):
         return None
     turn = Turn("assistant", tuple(map(_part, record.parts)))
-    return Remembered(turn, record.opening, token_ids, record.place)
+    return Remembered(turn, Opening(*record.opening), token_ids, record.place)
 
 
 def _part(said: _Said | _Call) -> Part:

@@ -89,19 +89,19 @@ def _chain(capsules: Capsules, sealed: Sequence[str]) -> list[Span]:
 
 def _read(speech: Speech, tools: Sequence[Tool], spans: Sequence[Span]) -> Remembered | None:
     layout = speech.layout
-    if layout is None or not spans or spans[0].header >= len(layout.headers):
+    if layout is None or not spans:
         return None
-    header, opening = layout.headers[spans[0].header], spans[0].opening
+    opening = spans[0].opening
     token_ids = array("I")
     for span in spans:
         token_ids.extend(span.token_ids)
     tokenizer = speech.tokenizer
-    parser = Parser(speech.family, tools, header + opening, special_tokens=tokenizer.special_tokens)
+    parser = Parser(speech.family, tools, opening.tail, special_tokens=tokenizer.special_tokens)
     stream = tokenizer.stream()
     pieces = [*stream.feed(token_ids), *stream.flush()]
     events = [event for piece in pieces for event in parser.feed(*piece)]
     if spans[-1].is_last:
-        return Remembered(fold([*events, *parser.close()]), opening, token_ids, header=header)
+        return Remembered(fold([*events, *parser.close()]), opening, token_ids)
     turn = fold(events)
     whole = tuple(p for p in turn.parts if not isinstance(p, ToolCall) or p.complete)
     read = "".join(event.raw for event in events)
