@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from singletree.conversation import Conversation, ToolCall, Turn
 from singletree.engines.engine import Chunk
 from singletree.engines.scripts import Script
 from singletree.errors import EngineFailed
+from singletree.events import ToolCallStart
 from singletree.server import stream as streams
 from singletree.server.config import Config
+from singletree.server.identity import CallIds
 from singletree.server.outbox import Outbox
 
 from .by_hand import EngineByHand
@@ -206,6 +209,16 @@ async def test_ids_of_calls_are_new_in_the_conversation() -> None:  # C13 C23
     ids = [block["id"] for block in content if block["type"] == "tool_use"]
     assert len(set(ids)) == 2
     assert all(id.startswith("call_") and len(id) == 29 for id in ids)
+
+
+def test_an_id_is_new_by_what_every_harness_leaves_of_it() -> None:  # C23
+    """A harness made ``functions.f:0`` to ``functionsf0``; the model counts from 0 again."""
+    before = Turn("assistant", (ToolCall("f", "{}", "functionsf0"),))
+    ids = CallIds(Conversation((before,)), lambda prefix: f"{prefix}new")
+    again, other = (ToolCallStart(n, f"functions.f:{n}", "f", "") for n in (0, 1))
+    ids.settle(again)
+    ids.settle(other)
+    assert (again.id, other.id) == ("call_new", "functions.f:1")
 
 
 async def leave_at(path: str, tokens: int, *, stream: bool) -> EngineByHand:

@@ -178,7 +178,7 @@ def spoken(turn: Turn) -> list[Text | Reasoning | ToolCall]:
 
 def _names(turn: Turn) -> list[str]:
     """The names of a turn: each of its calls, or its words when it made none."""
-    calls = [f"call {_letters(c.id)}" for c in turn.tool_calls if _letters(c.id)]
+    calls = [f"call {letters(c.id)}" for c in turn.tool_calls if letters(c.id)]
     return calls or ([f"text {_words(turn.text)}"] if turn.text.strip() else [])
 
 
@@ -218,15 +218,16 @@ def _telling(parts: Iterable[Any]) -> Iterator[str]:
         if isinstance(part, Text):
             yield _words(part.text)
         elif isinstance(part, ToolCall):
-            yield _letters(part.id)
+            yield letters(part.id)
         elif isinstance(part, ToolResult):
-            yield _letters(part.call_id)
+            yield letters(part.call_id)
             yield from _telling(part.parts)
         elif isinstance(part, Image | Document):
             yield part.data or part.url
 
 
-def _letters(text: str) -> str:
+def letters(text: str) -> str:
+    """What every harness leaves of the id ``text``."""
     return _NO_LETTER.sub("", text)
 
 
@@ -247,8 +248,8 @@ def says_the_same(returned: Turn, remembered: Turn, tools: Sequence[Tool] = ()) 
         return False
     if returned.reasoning.strip() and not _is_made_of(returned.reasoning, thoughts):
         return False
-    ours = {_letters(c.id): c for c in remembered.tool_calls}
-    theirs = {_letters(c.id): c for c in returned.tool_calls}
+    ours = {letters(c.id): c for c in remembered.tool_calls}
+    theirs = {letters(c.id): c for c in returned.tool_calls}
     if ours.keys() != theirs.keys() or len(returned.tool_calls) != len(remembered.tool_calls):
         return False
     return all(_calls_the_same(theirs[i], call, tools) for i, call in ours.items())
@@ -381,9 +382,9 @@ def _carries_any(turn: Turn) -> bool:
 
 def _as_said(returned: Turn, remembered: Turn, *, keeps_reasoning: bool) -> Turn:
     """The remembered parts in their order, the calls under the ids by which the results know them."""
-    ids = {_letters(c.id): c.id for c in returned.tool_calls}
+    ids = {letters(c.id): c.id for c in returned.tool_calls}
     parts = [
-        replace(p, id=ids[_letters(p.id)]) if isinstance(p, ToolCall) else p
+        replace(p, id=ids[letters(p.id)]) if isinstance(p, ToolCall) else p
         for p in remembered.parts
         if keeps_reasoning or not isinstance(p, Reasoning)
     ]

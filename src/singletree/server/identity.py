@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from singletree.conversation import Conversation, ToolCall
 from singletree.events import ToolCallStart
+from singletree.prompts.replay import letters
 
 NewId = Callable[[str], str]
 
@@ -34,13 +35,15 @@ def request_id(given: str | None) -> str:
 class CallIds:
     """The ids of the calls of one turn: none that the conversation has, or results would go astray.
 
+    Some harnesses leave nothing of an id but its letters and digits, so these tell two apart.
+
     Attributes:
         made: those that are from here and not the model's.
     """
 
     def __init__(self, conversation: Conversation, new_id: NewId = new_id) -> None:
         said = (turn.parts for turn in conversation.turns if turn.role == "assistant")
-        self._taken = {part.id for parts in said for part in parts if type(part) is ToolCall}
+        self._taken = {letters(part.id) for parts in said for part in parts if type(part) is ToolCall}
         self._new_id = new_id
         self.made: set[str] = set()
 
@@ -52,6 +55,6 @@ class CallIds:
 
     def settle(self, start: ToolCallStart) -> None:
         """Keep the id that the model wrote, unless the conversation or this turn has it already."""
-        if start.id in self._taken:
+        if letters(start.id) in self._taken:
             start.id = self.mint(start.index, start.name)
-        self._taken.add(start.id)
+        self._taken.add(letters(start.id))
