@@ -17,7 +17,8 @@ from singletree.parsing.draw import draw
 from singletree.parsing.parser import parse
 from singletree.prompts.last_words import digest_of_words
 from singletree.prompts.layout import find_layout
-from singletree.prompts.replay import Opening, Remembered
+from singletree.prompts.opening import Opening
+from singletree.prompts.replay import Remembered
 from singletree.prompts.splicing import Layout, splice
 from singletree.prompts.template import ChatTemplate
 

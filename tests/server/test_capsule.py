@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from singletree.errors import BadConfiguration
-from singletree.prompts.replay import Opening
+from singletree.prompts.opening import Opening
 from singletree.server import capsule, catalog
 from singletree.server.capsule import Capsules, Span, Tampered, fingerprint_of, keys_of, load_capsules
 from singletree.server.config import Config

@@ -13,7 +13,8 @@ from singletree.conversation import Conversation, Reasoning, Text, Turn
 from singletree.engines.scripts import Script
 from singletree.events import Event, Markup, ReasoningDelta
 from singletree.parsing.parser import parse
-from singletree.prompts.replay import Opening, Places, Remembered, TurnMemory
+from singletree.prompts.opening import Opening
+from singletree.prompts.replay import Places, Remembered, TurnMemory
 from singletree.prompts.splicing import splice
 from singletree.server.capsule import PREFIX
 from singletree.server.identity import CallIds

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from singletree.conversation import ToolCall, Turn
-from singletree.prompts.replay import Opening, Remembered, TurnMemory
+from singletree.prompts.opening import Opening
+from singletree.prompts.replay import Remembered, TurnMemory
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 

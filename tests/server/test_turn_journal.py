@@ -13,7 +13,8 @@ import pytest
 
 from singletree.conversation import Reasoning, Text, ToolCall, Turn
 from singletree.errors import BadConfiguration
-from singletree.prompts.replay import Opening, Remembered
+from singletree.prompts.opening import Opening
+from singletree.prompts.replay import Remembered
 from singletree.server import catalog
 from singletree.server.config import Config
 from singletree.server.turn_journal import JournalledMemory

@@ -38,6 +38,7 @@ from singletree.conversation import (
 )
 from singletree.prompts.beginnings import is_same_turn, same_items
 from singletree.prompts.filled_in import schema_of, without_defaults
+from singletree.prompts.opening import Opening
 
 T = TypeVar("T")
 
@@ -46,29 +47,6 @@ _SPACE = re.compile(r"\s+")
 _ASKERS = 8
 _ENTRY_BYTES = 400
 """What a remembered turn costs beside its tokens and its text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How a prompt opened a turn.
-
-    Attributes:
-        header: which of the template's headers stood before it; empty where none did.
-        text: what stood behind the header, such as ``<think>`` and a line break.
-        asked: all that stood between the last words that the turn answers and its first token; empty when that is not
-            known.
-        answers: a digest of those words.
-    """
-
-    header: str = ""
-    text: str = ""
-    asked: str = ""
-    answers: str = ""
-
-    @property
-    def tail(self) -> str:
-        """What the model's parser has to know of it."""
-        return self.header + self.text if self.header else self.asked
 
 
 @dataclass(frozen=True, slots=True)

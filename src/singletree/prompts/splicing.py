@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from singletree.conversation import ToolCall, Turn
 from singletree.prompts.added_tokens import GUARD, strip_guards
 from singletree.prompts.last_words import TELLING, digest_of_words, last_words, length
-from singletree.prompts.replay import Opening, Remembered, canonical, spoken
+from singletree.prompts.opening import Opening
+from singletree.prompts.replay import Remembered, canonical, spoken
 
 Parse = Callable[[str, str], Turn]
 """(text, what the prompt had opened before it) -> the turn that it says."""

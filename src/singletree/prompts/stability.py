@@ -334,3 +334,21 @@ RULES: tuple[Rule, ...] = (
         whole=True,
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RenderRule:
+    """What is made the same where a prompt is rendered: no edit of its conversation."""
+
+    name: str
+    reason: str
+
+
+SESSION_CLOCK = RenderRule(
+    "session_clock",
+    "A template that prints the time (Hunyuan A13B: to the second) changes the head of its prompts as it goes on; a "
+    "session is shown that of its first prompt, for a day at most.",
+)
+
+NAMED: tuple[Rule | RenderRule, ...] = (*RULES, SESSION_CLOCK)
+"""All that can be switched off and is counted by name."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from jinja2 import meta, nodes
 
 from singletree.prompts.template_reads import (
+    CLOCK,
     EFFORT_VARIABLES,
     EFFORTS,
     HISTORY_SWITCHES,
@@ -67,6 +68,7 @@ class _Probe:
         self._names = {str(n.value) for n in tree.find_all(nodes.Const)} | {
             n.attr for n in tree.find_all(nodes.Getattr)
         }
+        self._prints_time = any(name.name == CLOCK for name in tree.find_all(nodes.Name))
         self._no_tools: list[Message] | None = None
         self._parts = False
         self._id = _ID
@@ -86,6 +88,7 @@ class _Probe:
         image = self._image()
         return Reads(
             renders=renders,
+            clock=self._prints_time,
             variables=self._variables - STANDARD_VARIABLES,
             reasoning=reasoning,
             text_beside_reasoning=calls and self._keeps_text(reasoning),

@@ -38,6 +38,7 @@ IMAGES: tuple[Message, ...] = (
     {"type": "image"},
     {"type": "image_url", "image_url": {"url": ""}},
 )
+CLOCK = "strftime_now"
 STANDARD_VARIABLES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
 )
@@ -49,6 +50,7 @@ class Reads:
 
     Attributes:
         renders: whether it renders as much as one user message.
+        clock: whether it prints the time.
         variables: the variables it reads beside messages, tools and token texts.
         reasoning: the message field in which it takes reasoning (``part``: a content part of type thinking);
             None when it has no such field.
@@ -83,6 +85,7 @@ class Reads:
     """
 
     renders: bool = False
+    clock: bool = False
     variables: frozenset[str] = frozenset()
     reasoning: ReasoningField | None = None
     text_beside_reasoning: bool = False

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from singletree.errors import BadConfiguration
-from singletree.prompts.replay import Opening
+from singletree.prompts.opening import Opening
 from singletree.prompts.tokenizer import Tokenizer
 
 PREFIX = "singletree1."
@@ -69,7 +69,7 @@ class _Payload(msgspec.Struct, array_like=True, frozen=True):
     turn: bytes
     index: int
     is_last: bool
-    opening: tuple[str, str, str, str]
+    opening: tuple[str, str, str, str, float]
     count: int
     token_ids: bytes
 

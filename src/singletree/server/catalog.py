@@ -275,7 +275,7 @@ def default_thinking(config: Config) -> Thinking:
 def rules_off(config: Config) -> frozenset[str]:
     """The stability rules that ``config`` switches off. Raises BadConfiguration for one that is unknown."""
     off = set(config.stability_off)
-    known = {rule.name for rule in stability.RULES}
+    known = {rule.name for rule in stability.NAMED}
     if off - known:
         raise BadConfiguration(
             f"--stability-off: no rule is called {', '.join(sorted(off - known))}; "

@@ -260,7 +260,7 @@ def _cases(trials: Iterable[Trial]) -> str:
 
 def _tokens(speech: Speech, tokenizer: bool) -> Iterator[Finding]:
     off = ", ".join(sorted(speech.stability_off))
-    on = len(stability.RULES) - len(speech.stability_off)
+    on = len(stability.NAMED) - len(speech.stability_off)
     yield Finding("stability rules", f"{on} on" + (f"; off: {off}" if off else ""))
     if not tokenizer:
         yield Finding("tokens", "not looked at: a template has no vocabulary; give the model to see more")

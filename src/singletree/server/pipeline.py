@@ -6,6 +6,7 @@ the way up.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -22,6 +23,7 @@ from singletree.prompts.added_tokens import strip_guards
 from singletree.prompts.replay import Places, Recalled
 from singletree.prompts.stability import Canonical, ToolsOf
 from singletree.prompts.template import Rendered
+from singletree.prompts.template_reads import CLOCK
 from singletree.prompts.thinking import is_wanted, thinking_arguments
 from singletree.prompts.truncation import Cut, cuts, first_fitting
 from singletree.server.catalog import Model, Speech
@@ -30,6 +32,7 @@ from singletree.server.identity import CallIds
 from singletree.server.protocol import Seal
 from singletree.server.reading import Reader
 from singletree.server.remembering import Recorder, Spelled, recalled, recorder, spell
+from singletree.server.session_clock import Clock, clock_of
 from singletree.server.told_tokens import TokenTeller, token_teller
 
 _TAIL = 32_768
@@ -46,7 +49,7 @@ class Prompt:
     """What the model is given. ``turns`` are those that it writes; ``rules`` names the stability rules that changed
     something in them; ``replayed`` counts the earlier turns that stand in it by their own tokens; ``applied_edits``
     tells what was taken out of the history on the client's wish; ``tools`` are those that stand in it; ``places`` are
-    those of the turns, where they may be remembered.
+    those of the turns, where they may be remembered; ``clock`` tells the time that it shows.
     """
 
     text: str
@@ -57,6 +60,7 @@ class Prompt:
     applied_edits: tuple[AppliedEdit, ...] = ()
     tools: tuple[Tool, ...] = ()
     places: Places | None = None
+    clock: Clock | None = None
 
 
 @dataclass(slots=True)
@@ -124,13 +128,15 @@ def write_prompt(
         restore_reasoning=speech.restore_reasoning and may_restore(request, speech.thinking),
         before=before and before.known,
     )
+    arguments = thinking_arguments(
+        request.thinking, speech.template.reads, known.conversation, default=speech.thinking
+    )
+    clock = clock_of(speech, known, time.time())
     rendered = speech.template.render_on(
         before and before.rendered,
         known.conversation,
         draw=partial(draw, speech.family),
-        template_arguments=thinking_arguments(
-            request.thinking, speech.template.reads, known.conversation, default=speech.thinking
-        ),
+        template_arguments=arguments if clock is None else {**arguments, CLOCK: clock},
         add_generation_prompt=request.opens_turn,
         continues=request.continues,
         guard=speech.tokenizer.guard,
@@ -147,11 +153,12 @@ def write_prompt(
         text,
         spelled.token_ids,
         conversation.turns,
-        canonical.rules,
+        canonical.rules if clock is None else (*canonical.rules, *clock.rules),
         spelled.replayed,
         applied,
         conversation.tools,
         known.places,
+        clock,
     )
 
 
@@ -234,7 +241,9 @@ def begin(model: Model, request: Request, prompt: Prompt) -> Generation:
         special_tokens=model.tokenizer.special_tokens,
         mint_id=ids.mint,
     )
-    recording = recorder(model, prompt.text, prompt.turns, prompt.places or Places(prompt.turns), ids)
+    places = prompt.places or Places(prompt.turns)
+    shown = 0.0 if prompt.clock is None else prompt.clock.at
+    recording = recorder(model, prompt.text, prompt.turns, places, ids, clock=shown)
     reader = Reader(
         parser,
         model.tokenizer.stream(),

@@ -6,7 +6,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, takewhile
 from sys import getsizeof
@@ -21,7 +21,8 @@ from singletree.prompts import replay, splicing
 from singletree.prompts.added_tokens import strip_guards
 from singletree.prompts.beginnings import same_characters, same_items
 from singletree.prompts.last_words import behind_last_words, digest_of_words
-from singletree.prompts.replay import Opening, Places, Recalled, Remembered, TurnMemory
+from singletree.prompts.opening import Opening
+from singletree.prompts.replay import Places, Recalled, Remembered, TurnMemory
 from singletree.prompts.splicing import Layout, Mark, Spliced
 from singletree.prompts.tokenizer import Encoded, Tokenizer
 from singletree.server import unsealing
@@ -123,10 +124,19 @@ class Recorder:
 
 
 def recorder(
-    speech: Speech, prompt: str, said_before: Sequence[Turn], places: Places, ids: CallIds
+    speech: Speech,
+    prompt: str,
+    said_before: Sequence[Turn],
+    places: Places,
+    ids: CallIds,
+    *,
+    clock: float = 0.0,
 ) -> Recorder | None:
     """A recorder for the turn that ``prompt`` opens; None where its turns cannot be told apart later, and where a
     turn of the client's is continued: that one is not the model's.
+
+    Args:
+        clock: the time that the prompt shows, in unix seconds; 0 where it shows none.
     """
     memory, layout = speech.memory, speech.layout
     if memory is None or layout is None or not said_before or said_before[-1].role == "assistant":
@@ -134,7 +144,7 @@ def recorder(
     opening = _opening(prompt, said_before[-1], layout)
     if opening is None:
         return None
-    enders = _enders(speech, layout)
+    opening, enders = replace(opening, clock=clock), _enders(speech, layout)
     return Recorder(memory, opening, said_before, places, ids, enders, capsules=speech.capsules)
 
 

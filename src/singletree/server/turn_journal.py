@@ -21,7 +21,8 @@ import msgspec
 
 from singletree.conversation import Part, Reasoning, Text, ToolCall, Turn
 from singletree.errors import BadConfiguration
-from singletree.prompts.replay import Opening, Remembered, TurnMemory
+from singletree.prompts.opening import Opening
+from singletree.prompts.replay import Remembered, TurnMemory
 from singletree.server.capsule import Capsules, Tampered, packed, unpacked
 
 LOG = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class _Call(msgspec.Struct, array_like=True, frozen=True, tag=True):
 class _Record(msgspec.Struct, array_like=True, frozen=True):
     fingerprint: bytes
     parts: list[_Said | _Call]
-    opening: tuple[str, str, str, str]
+    opening: tuple[str, str, str, str, float]
     place: str
     count: int
     token_ids: bytes

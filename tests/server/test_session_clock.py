@@ -1,0 +1,91 @@
+"""A template that prints the time prints that of a session's first prompt, for a day."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from singletree.prompts.stability import SESSION_CLOCK
+from singletree.prompts.template import ChatTemplate
+from singletree.server import bytes_model, pipeline
+
+from .carrying import ONE, Client, last_prompt, server, without_words
+from .serving import TOKENIZER
+
+TEMPLATE = ChatTemplate("Now: {{ strftime_now('%Y-%m-%d %H:%M:%S') }}\n" + bytes_model.CHAT_TEMPLATE)
+DAY = 86_400.0
+COUNTED = f'singletree_stability_rules_total{{rule="{SESSION_CLOCK.name}"}}'
+
+
+class Hours:
+    """Stands in for the module ``time``, at ``now``."""
+
+    now = 1.8e9
+
+    def time(self) -> float:
+        """See ``time``."""
+        return self.now
+
+
+@pytest.fixture
+def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
+    """The clock of the server."""
+    made = Hours()
+    monkeypatch.setattr(pipeline, "time", made)
+    return made
+
+
+def shown(prompt: list[int]) -> str:
+    return TOKENIZER.decode(prompt).partition("\n")[0]
+
+
+async def times(hours: Hours, passing: list[float], **settings: Any) -> tuple[list[str], str]:
+    """What each prompt of a session shows, so much later than the one before; and the counts."""
+    layout = TEMPLATE.layout(TOKENIZER)
+    client = Client("/v1/messages", "[[script:a]] How is it?", stream=True)
+    told = []
+    async with server({"a": ONE}, capsules=None, template=TEMPLATE, layout=layout, **settings) as served:
+        for seconds in passing:
+            hours.now += seconds
+            client.take(await client.ask(served))
+            told.append(shown(last_prompt(served)))
+        counts = (await served.client.get("/metrics")).body.decode()
+    return told, counts
+
+
+async def test_the_clock_stands_for_a_day(hours: Hours) -> None:
+    told, counts = await times(hours, [0, 61, 3600, DAY, 5])
+    assert told[0] == told[1] == told[2]
+    assert told[3] == told[4] != told[0]
+    assert f"{COUNTED} 3.0" in counts
+
+
+async def test_the_rule_has_a_switch(hours: Hours) -> None:
+    told, counts = await times(hours, [0, 61], stability_off=frozenset({SESSION_CLOCK.name}))
+    assert told[0] != told[1]
+    assert COUNTED not in counts
+
+
+async def test_it_goes_from_replica_to_replica(hours: Hours) -> None:  # C34
+    layout = TEMPLATE.layout(TOKENIZER)
+    client = Client("/v1/messages", "[[script:a]] How is it?", stream=True)
+    told = set()
+    for _ in range(3):
+        hours.now += 61
+        async with server({"a": ONE}, template=TEMPLATE, layout=layout) as served:
+            client.take(without_words(await client.ask(served)))
+            told.add(shown(last_prompt(served)))
+    assert len(told) == 1
+
+
+async def test_another_session_has_its_own(hours: Hours) -> None:
+    layout = TEMPLATE.layout(TOKENIZER)
+    told = []
+    async with server({"a": ONE}, template=TEMPLATE, layout=layout, capsules=None) as served:
+        for question in ("How is it?", "And how is it now?"):
+            hours.now += 61
+            client = Client("/v1/messages", f"[[script:a]] {question}", stream=True)
+            client.take(await client.ask(served))
+            told.append(shown(last_prompt(served)))
+    assert told[0] != told[1]
