@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from datetime import datetime
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +22,30 @@ import httpx
 
 from benchmarks import documents, peers
 from benchmarks.replay_report import Result, report, share
+from benchmarks.replay_turns import TAIL, TOOLS, TURNS, first_tail, spoken_at_best
 from benchmarks.returned_turns import (
     EDIT,
     MODEL,
     MUTATIONS,
     PROTOCOLS,
+    RESULT,
     Mutation,
     Protocol,
     as_given,
     edited,
     no_thoughts,
 )
-from benchmarks.stand_ins import eos_token, spelled_as, vocabulary
+from benchmarks.stand_ins import bos_token, eos_token, spelled_as, vocabulary
 from singletree import families
 from singletree.conversation import (
-    Conversation,
     Part,
     Reasoning,
-    Request,
     Text,
-    Thinking,
-    Tool,
     ToolCall,
-    Turn,
 )
 from singletree.engines.scripted import ScriptedEngine
 from singletree.errors import SingletreeError
-from singletree.parsing.draw import draw
 from singletree.parsing.family import Family
-from singletree.parsing.parser import parse
 from singletree.prompts.definition import TokenizerDefinition
 from singletree.prompts.huggingface import read_directory
 from singletree.prompts.replay import TurnMemory
@@ -58,7 +55,6 @@ from singletree.server.app import App
 from singletree.server.catalog import Catalog, Model
 from singletree.server.config import Config
 from singletree.server.operations import Service
-from singletree.server.pipeline import write_prompt
 from singletree.server.tracing import Tracing
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "shared" / "templates"
@@ -84,34 +80,7 @@ CHOSEN = (
 )
 """The templates of a quick run."""
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "unit": {"type": "string"},
-        "city": {"type": "string"},
-        "days": {"type": "number"},
-        "note": {"type": "string"},
-    },
-}
-PATH = {"type": "object", "properties": {"path": {"type": "string"}}}
-TOOLS = (("get_weather", "The weather of a city.", SCHEMA), ("read_file", "Reads a file.", PATH))
-_NOTE = 'for i in range(3):\\n    print(\\"row\\", i)\\n' * 4
-_WEATHER = f'{{"unit": "celsius",  "city": "Par\\u00eds", "days":3.0, "note": "{_NOTE}"}}'
-_SINGLE: tuple[Part, ...] = (
-    Reasoning("I need the weather.\n\nFirst Paris, then the rest; the user likes it short. "),
-    Text("Let me check that for you."),
-    ToolCall("get_weather", _WEATHER, "functions.get_weather:0"),
-)
-_READ = ToolCall("read_file", '{"path":"notes.txt"}', "functions.read_file:1")
-TURNS: dict[str, tuple[Part, ...]] = {
-    "call alone": (_SINGLE[0], _SINGLE[2]),
-    "one call": _SINGLE,
-    "two calls": (*_SINGLE, _READ),
-    "interleaved": (*_SINGLE, Reasoning("Now the file too."), _READ),
-    "no thought": _SINGLE[1:],
-    "words": _SINGLE[:2],
-}
-_TAIL = 200
+NOON = datetime(2026, 11, 21, 12)
 _PROSE = (Text, Reasoning)
 _ASKED = "How is it? [[script:SCRIPTS]]"
 
@@ -194,14 +163,18 @@ async def fate(served: Model, said: Sequence[str], parts: Sequence[Part]) -> tup
     prompt behind it.
 
     Kept: all of it is printed, in the order in which it was said. Rewritten: what stands before it is another text
-    than when it was said, so that nothing can be in place.
+    than when it was said, so that nothing can be in place; white space does not count.
     """
-    played = await play(replace(served, memory=None), said, PROTOCOLS[-1], as_given, False)
+    still = copy.copy(served.template)
+    still.reads = replace(still.reads, clock=False)  # time that goes on is not of the template's doing
+    played = await play(replace(served, template=still, memory=None), said, PROTOCOLS[-1], as_given, False)
     one, two = played.prompts[-2:]
     header = max((one.rfind(h) for h in served.layout.headers), default=-1) if served.layout else -1
-    if not two.startswith(one[:header]):
+    answered = one.rfind(RESULT) + len(RESULT) if RESULT in one else 0
+    before = "".join(one[: max(header, answered)].split())
+    if not "".join(two.split()).startswith(before):
         return "rewritten", two
-    at = header
+    at = _behind(two, len(before))
     for part in parts:
         words = (
             part.name if isinstance(part, ToolCall) else part.text.strip() if isinstance(part, _PROSE) else ""
@@ -213,30 +186,10 @@ async def fate(served: Model, said: Sequence[str], parts: Sequence[Part]) -> tup
     return "kept", two
 
 
-def spoken(served: Model, parts: Sequence[Part], tail: str) -> str:
-    """``parts`` as the model writes them behind a prompt; empty where its format cannot say them there."""
-    tools = tuple(Tool(*tool) for tool in TOOLS)
-    said = draw(served.family, parts)
-    opened = next((size for size in range(min(len(tail), len(said)), 0, -1) if tail.endswith(said[:size])), 0)
-    read = parse(served.family, said[opened:], tools, tail)
-    return said[opened:] if _words(read.parts) == _words(parts) else ""
-
-
-def first_tail(served: Model) -> str:
-    """The end of a first prompt that asks for reasoning."""
-    asked = Conversation((Turn("user", (Text("x"),)),), tuple(Tool(*tool) for tool in TOOLS))
-    request = Request(MODEL, asked, thinking=Thinking(enabled=True, effort="medium"))
-    return write_prompt(served, request).text[-_TAIL:]
-
-
-def _words(parts: Iterable[Part]) -> list[tuple[str, str]]:
-    words = []
-    for part in parts:
-        if isinstance(part, ToolCall):
-            words.append(("call", part.name))
-        elif isinstance(part, Text | Reasoning) and part.text.strip():
-            words.append((type(part).__name__, part.text.strip()))
-    return words
+def _behind(text: str, letters: int) -> int:
+    """Where so many characters of ``text`` end that are no white space."""
+    places = (at for at, character in enumerate(text) if not character.isspace())
+    return next(islice(places, letters, None), len(text))
 
 
 async def measure(
@@ -246,7 +199,9 @@ async def measure(
     family = families.find(source).family
     result = Result(name, family.name)
     try:
-        template = ChatTemplate(source, bos_token="", eos_token=eos_token(family))
+        template = ChatTemplate(
+            source, bos_token=bos_token(source), eos_token=eos_token(family), now=lambda: NOON
+        )
         family = spelled_as(family, template)
         tokenizer = vocabulary(definition, template, family)
     except SingletreeError as error:
@@ -266,9 +221,9 @@ async def measure(
     except SingletreeError as error:
         result.reason = str(error)[:80]
         return result
-    result.dropped = sorted(name for name, (what, _) in fates.items() if what == "dropped")
-    result.rewritten = sorted(name for name, (what, _) in fates.items() if what == "rewritten")
-    turns = {name: said for name, (what, said) in fates.items() if what == "kept"}
+    result.dropped = _not_kept(fates, "dropped")
+    result.rewritten = _not_kept(fates, "rewritten")
+    turns = {name: said for name, (what, said) in fates.items() if what.startswith("kept")}
     if turns:
         await _on_all_protocols(result, served, turns, mutations)
     else:
@@ -283,12 +238,22 @@ async def _told(served: Model, parts: Sequence[Part]) -> tuple[str, list[str]]:
         return "", []
     what, prompt = await fate(served, [first], parts)
     again = (
-        spoken_at_best(served, parts, prompt[-_TAIL:]) if any(isinstance(p, ToolCall) for p in parts) else ""
+        spoken_at_best(served, parts, prompt[-TAIL:]) if any(isinstance(p, ToolCall) for p in parts) else ""
     )
     if what != "kept" or not again:
         return what, [first]
-    twice = (await fate(served, [first, again], parts))[0] == "kept"
-    return what, [first, again] if twice else [first]
+    twice = (await fate(served, [first, again], parts))[0]
+    return ("kept", [first, again]) if twice == "kept" else (f"kept once, {twice}", [first])
+
+
+def _not_kept(fates: Mapping[str, tuple[str, list[str]]], fate: str) -> list[str]:
+    """The turns that the template treats so, the first time or when they are said again in the same tool loop."""
+    again = f"kept once, {fate}"
+    return sorted(
+        name if what == fate else f"{name} again"
+        for name, (what, _) in fates.items()
+        if what in (fate, again)
+    )
 
 
 def _why_none(fates: Mapping[str, str]) -> str:
@@ -321,20 +286,6 @@ async def _on_all_protocols(
             if EDIT not in played.prompts[-1]:
                 result.lost.append(f"{protocol.name}, {name}: an edit was undone")
         result.generated[protocol.name], result.kept[protocol.name], result.rendered[protocol.name] = counts
-
-
-def spoken_at_best(served: Model, parts: Sequence[Part], tail: str) -> str:
-    """``parts`` as the model says them, without its reasoning where its prompt or format has none.
-
-    Up to the first token at which its engine stops.
-    """
-    unthinking = [part for part in parts if not isinstance(part, Reasoning)]
-    said = spoken(served, parts, tail) or spoken(served, unthinking, tail)
-    tokenizer = served.tokenizer
-    stops = [
-        text for text, id in tokenizer.added_tokens.items() if id in tokenizer.stop_token_ids and text in said
-    ]
-    return said[: min(map(said.index, stops), default=len(said))]
 
 
 def _paths(options: argparse.Namespace) -> list[Path]:

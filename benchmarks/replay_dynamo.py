@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 
 from benchmarks import documents, peers, servers
-from benchmarks.replay import TEMPLATES, TOOLS, TURNS, first_tail, model, play, same, spoken_at_best
+from benchmarks.replay import TEMPLATES, model, play, same
+from benchmarks.replay_turns import TOOLS, TURNS, first_tail, spoken_at_best
 from benchmarks.returned_turns import MUTATIONS, PROTOCOLS, Mutation, Protocol
 from singletree import families
 from singletree.engines.scripted import ScriptedEngine

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import peers
-from benchmarks.replay import TEMPLATES, first_tail, model, spoken
+from benchmarks.replay import TEMPLATES, model
+from benchmarks.replay_turns import first_tail, spoken
 from benchmarks.stand_ins import eos_token, spelled_as, vocabulary
 from singletree import families
 from singletree.conversation import Part, ToolCall

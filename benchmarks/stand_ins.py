@@ -25,6 +25,7 @@ _TOKENS = re.compile(
 )
 """What looks like an added token in the templates of the models."""
 
+_BEGINNINGS = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "<|startoftext|>")
 _ASKED = Turn("user", (Text("q"),))
 _PROBE = Conversation((_ASKED, Turn("assistant", (Reasoning("r"), Text("t"))), _ASKED), (Tool("f", "d"),))
 
@@ -58,6 +59,11 @@ def printed(template: ChatTemplate, family: Family) -> str:
         return template.render(_PROBE, draw=partial(draw, family))
     except InvalidRequest:
         return ""
+
+
+def bos_token(source: str) -> str:
+    """What the template may call its beginning of sequence: some fail without one."""
+    return next((mark for mark in _BEGINNINGS if mark in source), "<s>")
 
 
 def eos_token(family: Family) -> str:
