@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from stability_promises import PROMISES
+
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src"
 PROGRAMS = ("singletree.cli", "singletree.server")
@@ -94,10 +96,46 @@ def families() -> str:
     return _printed("from singletree.cli import main; main(['families', '--markdown'])")
 
 
+def stability() -> str:
+    """What is made the same before a prompt is rendered, and what can never differ."""
+    from singletree.prompts.stability import NAMED
+
+    rules = "\n".join(f"- `{rule.name}`: {rule.reason}" for rule in NAMED)
+    promises = "\n".join(
+        f"- {promise.says} {promise.reason} Tests: {', '.join(f'`{name}`' for name in promise.tests)}."
+        for promise in PROMISES
+    )
+    return _STABILITY.format(rules=rules, promises=promises)
+
+
+_STABILITY = """\
+# What changes no prompt
+
+A prompt that differs in its first lines from the last one of its session costs the whole prefill again.
+[How a prompt goes on](prefix.md) says how to find out where a prefix broke; this page says what cannot break it. It is
+made from the code.
+
+## Rules
+
+Each acts on a request as it comes. `--stability-off NAME` switches one off;
+`singletree_stability_rules_total{{rule="NAME"}}` in `/metrics` counts the prompts that it changed.
+
+{rules}
+
+## By construction
+
+Here nothing acts, so there is nothing to switch off or to count: no part that makes a prompt gets to see what varies,
+or it has only one way to say it. What holds each promise is its tests.
+
+{promises}
+"""
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "families.md": families,
     "flags.md": flags,
     "public-names.txt": public_names,
+    "stability.md": stability,
 }
 
 

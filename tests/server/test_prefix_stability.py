@@ -131,6 +131,25 @@ async def test_what_means_nothing_changes_no_token(varied: str) -> None:  # C6
         assert await prompt(served, "/v1/messages", other) == before
 
 
+def marked(asked: Body, at: int) -> Body:
+    """As Claude Code marks the last message: a string becomes a block, and is a string again in the next request."""
+    asked = copy.deepcopy(asked)
+    content = asked["messages"][at]["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    asked["messages"][at]["content"] = [*blocks[:-1], blocks[-1] | MARK]
+    return asked
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+async def test_a_cache_mark_that_moves_on_changes_no_token(path: str) -> None:  # C1
+    plain = claude() if path == "/v1/messages" else chat()
+    plain["messages"] += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "More"}]
+    async with serving() as served:
+        before = await prompt(served, path, plain)
+        told = {await prompt(served, path, marked(plain, at)) for at in range(len(plain["messages"]))}
+    assert told == {before}
+
+
 def chat(**more: Any) -> Body:
     function = {"name": "ls", "description": "lists", "parameters": SCHEMA}
     made = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"z": "x"}'}}
