@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,21 @@ from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCal
 from singletree.errors import BadConfiguration, InvalidRequest
 from singletree.prompts.template import CHATML, ChatTemplate, load_chat_template
 from singletree.prompts.template_reads import put_reasoning
+from singletree.prompts.thinking import thinking_settings
 from singletree.prompts.tokenizer import load_tokenizer
 
-OWN_SPELLING = {"vllm/tool_chat_template_granite"}
+OWN_SPELLING = {"vllm/tool_chat_template_granite", "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use"}
 """Print a call's arguments indented; here they keep the model's own bytes all the same (C3)."""
+REFUSED = {"llama.cpp/llama-cpp-deepseek-r1"}
+"""Print a generator as JSON, which Hugging Face's filter does not take."""
 
 SOURCES = {"hermes": HERMES, "xml": XML, "kimi": KIMI, "chatml": CHATML}
 PARAMETERS = {
     "type": "object",
-    "properties": {"city": {"type": "string", "description": "Where <b>&'\" é"}, "days": {"type": "integer"}},
+    "properties": {
+        "city": {"type": "string", "description": "Where <b>&'\" é"},
+        "days": {"type": "integer", "description": "How many"},
+    },
     "required": ["city"],
 }
 TOOLS = (
@@ -33,7 +41,8 @@ TOOL_OBJECTS = [{"type": "function", "function": function} for function in FUNCT
 USER, ASKED = ("user", "What <b> & 'c'?"), ("user", "And\n\nnow? é 👍")
 ANSWER = ("assistant", "It is fine.\n\n- yes")
 SYSTEM = ("system", "Be brief.\nBe kind.")
-ARGUMENTS = {"city": "Paris é", "days": 3}
+CALL = '{"city": "Paris é", "days": 3}'
+THOUGHT = "Hm.\nWell."
 
 
 def _template(path: Path) -> ChatTemplate:
@@ -57,9 +66,16 @@ def _messages(*said: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def _same(
-    template: ChatTemplate, turns: tuple[Turn, ...], messages: list[dict[str, Any]], **context: Any
+    template: ChatTemplate,
+    turns: tuple[Turn, ...],
+    messages: list[dict[str, Any]],
+    *,
+    spaces: bool = True,
+    **context: Any,
 ) -> bool | None:
-    """Whether both renderings are equal; None when the template refuses the messages."""
+    """Whether both renderings are equal, but for white space where ``spaces`` do not count; None when the template
+    refuses the messages.
+    """
     tools = TOOLS if context.get("tools") else ()
     arguments = {name: value for name, value in context.items() if name != "add_generation_prompt"}
     if template.reads.tools_always:
@@ -76,6 +92,8 @@ def _same(
         template_arguments=arguments,
         add_generation_prompt=context.get("add_generation_prompt", True),
     )
+    if not spaces:
+        rendered, expected = "".join(rendered.split()), "".join(expected.split())
     assert rendered == expected
     return True
 
@@ -90,55 +108,94 @@ def _check_plain(template: ChatTemplate) -> None:
             _same(template, _turns(*said), _messages(*said), **context)
 
 
+def _thinking(template: ChatTemplate) -> list[dict[str, Any]]:
+    """As nobody asks, with history kept, and with reasoning on and off."""
+    return [{}, dict(template.reads.history_switches), *thinking_settings(template.reads)]
+
+
 def _check_ordinary(template: ChatTemplate) -> None:
     """An earlier answer with its reasoning, in a conversation without calls."""
-    reads = template.reads
-    if reads.reasoning is None:
-        return
-    answer = Turn("assistant", (Reasoning("Hm.\nWell."), Text(ANSWER[1])))
+    place = template.reads.reasoning
+    answer = Turn("assistant", (Reasoning(THOUGHT), Text(ANSWER[1])))
     turns = (*_turns(USER), answer, *_turns(ASKED))
-    thought = put_reasoning(_messages(ANSWER)[0], reads.reasoning, "Hm.\nWell.")
-    for context in ({}, {"tools": TOOL_OBJECTS}, dict(reads.history_switches)):
-        _same(template, turns, [*_messages(USER), thought, *_messages(ASKED)], **context)
+    message = _messages(ANSWER)[0]
+    said = (
+        message | {"content": draw(answer.parts)} if place is None else put_reasoning(message, place, THOUGHT)
+    )
+    for context in ({"tools": TOOL_OBJECTS}, *_thinking(template)):
+        _same(template, turns, [*_messages(USER), said, *_messages(ASKED)], **context)
 
 
-def _check_loop(template: ChatTemplate) -> None:
-    """User, call, result, with and without reasoning; then the answer and a new question."""
+def _called(template: ChatTemplate, *calls: ToolCall) -> list[dict[str, Any]]:
+    arguments = (
+        c.arguments if template.reads.arguments == "text" else json.loads(c.arguments) for c in calls
+    )
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": given}}
+        for call, given in zip(calls, arguments, strict=True)
+    ]
+
+
+def _loops(template: ChatTemplate) -> Iterator[tuple[tuple[Turn, ...], list[dict[str, Any]]]]:
+    """A question, a turn of calls and their results: as turns and as messages."""
     reads = template.reads
-    if not (reads.calls and reads.results) or reads.call_ids == "kimi":
-        return
-    call = ToolCall("get_weather", '{"city": "Paris é", "days": 3}', "call12345")
-    arguments = call.arguments if reads.arguments == "text" else ARGUMENTS
-    called = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-    message = {"role": "assistant", "content": reads.empty_content, "tool_calls": [called]}
-    result = {"role": "tool", "name": call.name, "tool_call_id": "call12345", "content": "20 °C"}
-    answered = Turn("tool", (ToolResult("call12345", (Text("20 °C"),)),))
-    turns = (*_turns(USER), Turn("assistant", (call,)), answered)
-    messages = [*_messages(USER), message, result]
-    _same(template, turns, messages, tools=TOOL_OBJECTS)
-    _same(template, turns + _turns(ANSWER, ASKED), messages + _messages(ANSWER, ASKED), tools=TOOL_OBJECTS)
-    _check_ordinary(template)
-    if reads.reasoning is not None:
-        thought = put_reasoning(message, reads.reasoning, "Hm.\nWell.")
-        turns = (*_turns(USER), Turn("assistant", (Reasoning("Hm.\nWell."), call)), answered)
-        messages = [*_messages(USER), thought, result]
-        for context in ({}, dict(reads.history_switches), {"enable_thinking": True, "thinking": True}):
-            _same(template, turns, messages, tools=TOOL_OBJECTS, **context)
-            _same(template, turns + _turns(ANSWER, ASKED), messages + _messages(ANSWER, ASKED), **context)
+    ids = (
+        ["functions.get_weather:0", "functions.now:1"]
+        if reads.call_ids == "kimi"
+        else ["call12345", "call12346"]
+    )
+    calls = ToolCall("get_weather", CALL, ids[0]), ToolCall("now", "{}", ids[1])
+    for made in (calls[:1], calls) if reads.parallel_calls else (calls[:1],):
+        results = tuple(ToolResult(call.id, (Text(f"{call.name}: 20 °C"),)) for call in made)
+        answered = [
+            {"role": "tool", "name": c.name, "tool_call_id": c.id, "content": f"{c.name}: 20 °C"}
+            for c in made
+        ]
+        for text in ("", "I look.") if reads.text_with_calls else ("",):
+            content = text or reads.empty_content
+            message = {"role": "assistant", "content": content, "tool_calls": _called(template, *made)}
+            said = (*((Text(text),) if text else ()), *made)
+            for thought in (
+                ("", THOUGHT) if reads.reasoning and (reads.text_beside_reasoning or not text) else ("",)
+            ):
+                parts = (Reasoning(thought), *said) if thought else said
+                thinks = (
+                    put_reasoning(message, reads.reasoning, thought)
+                    if thought and reads.reasoning
+                    else message
+                )
+                turns = (*_turns(USER), Turn("assistant", parts), Turn("tool", results))
+                yield turns, [*_messages(USER), thinks, *answered]
+
+
+def _check_loop(template: ChatTemplate, *, spaces: bool = True) -> int:
+    """In the loop, once it is over, and when the next one has begun. How many prompts the template takes."""
+    if not (template.reads.calls and template.reads.results):
+        return 0
+    took = 0
+    for turns, messages in _loops(template):
+        for context in _thinking(template):
+            context = {"tools": TOOL_OBJECTS} | context
+            over = turns + _turns(ANSWER, ASKED), messages + _messages(ANSWER, ASKED)
+            for said in ((turns, messages), over):
+                took += _same(template, *said, spaces=spaces, **context) is not None
+    return took
 
 
 @pytest.mark.parametrize("path", collected(), ids=label)
 def test_collected_template_is_rendered_as_hugging_face_does(path: Path) -> None:  # C4
     template = _template(path)
     _check_plain(template)
-    if label(path) not in OWN_SPELLING:
-        _check_loop(template)
+    _check_ordinary(template)
+    loops = template.reads.calls and template.reads.results and label(path) not in REFUSED
+    assert bool(_check_loop(template, spaces=label(path) not in OWN_SPELLING)) is loops
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_own_template_is_rendered_as_hugging_face_does(name: str) -> None:
     template = ChatTemplate(SOURCES[name], bos_token="<s>", eos_token="</s>")
     _check_plain(template)
+    _check_ordinary(template)
     _check_loop(template)
 
 
