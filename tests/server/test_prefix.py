@@ -291,6 +291,32 @@ async def test_a_setting_that_the_template_prints() -> None:
     assert headers["x-singletree-break"] == "settings; head"
 
 
+SWITCHED = bytes_model.CHAT_TEMPLATE.replace(
+    "{% if message.reasoning_content %}",
+    "{% if message.reasoning_content and enable_thinking is not false %}",
+)
+
+
+async def test_a_setting_that_takes_reasoning_out_of_the_history() -> None:  # C4
+    """The messages are the same: it is the client's switch that drops it, not the template's policy."""
+    template = load_chat_template(TOKENIZER, SWITCHED)
+    assert "enable_thinking" in template.reads.switches
+    given: Body = {"template": template, "layout": template.layout(TOKENIZER)}
+    on, off = {"type": "enabled", "budget_tokens": 100}, {"type": "disabled"}
+    for thinking in (on, off):
+        async with serving(SCRIPTS, memory=TurnMemory(2**20), **given) as served:
+            messages: list[Body] = [{"role": "user", "content": "[[script:a,b]] hi"}]
+            body = {"model": MODEL, "max_tokens": 500, "messages": messages, "tools": [TOOL], "thinking": on}
+            called, _ = await send(served, body)
+            result = {"type": "tool_result", "tool_use_id": called[-1]["id"], "content": "a.txt"}
+            messages += [{"role": "assistant", "content": called}, {"role": "user", "content": [result]}]
+            _, headers = await send(served, body | {"thinking": thinking})
+        if thinking == on:
+            assert headers["x-singletree-course"] == "appended"
+        else:
+            assert headers["x-singletree-break"] == "settings; message 1 (assistant)"
+
+
 def test_causes_have_names_words_and_cures() -> None:
     assert len({cause.name for cause in CAUSES}) == len(CAUSES)
     assert all(cause.says and cause.cure for cause in CAUSES)

@@ -69,6 +69,12 @@ class Seen:
         return differ and (self.in_head or is_unplaced) and not self.in_system
 
     @property
+    def other_settings(self) -> bool:
+        """Whether the client asked for other reasoning, and the messages up to the place are the same."""
+        differ = self.parting.line.settings != self.parting.settings
+        return differ and (self.unchanged or (self.in_answer and self.parting.same_answer))
+
+    @property
     def in_system(self) -> bool:
         """Whether the text at the place is that of a system message which differs."""
         new = self.parting.new
@@ -238,6 +244,13 @@ CAUSES: tuple[Cause, ...] = (
         lambda seen: seen.in_answer and (seen.parting.new is None or seen.parting.new.role != "assistant"),
     ),
     Cause(
+        "settings",
+        "a setting of the request, such as the reasoning effort, changed, and with it what the chat template prints of "
+        "it or of earlier reasoning",
+        "let the harness keep its settings for the whole session",
+        lambda seen: (seen.unchanged and seen.in_head) or seen.other_settings,
+    ),
+    Cause(
         "thinking_dropped",
         "the chat template leaves out earlier reasoning: that is how the model was trained",
         "models that can keep it have a switch, such as chat_template_kwargs preserve_thinking or clear_thinking",
@@ -255,12 +268,6 @@ CAUSES: tuple[Cause, ...] = (
         "the harness sent the generated turn back with other words",
         "nothing is wrong if it was meant; the turn is rendered as edited",
         lambda seen: seen.in_answer,
-    ),
-    Cause(
-        "settings",
-        "the chat template prints a setting of the request, such as the reasoning effort, and it changed",
-        "let the harness keep its settings for the whole session",
-        lambda seen: seen.unchanged and seen.in_head,
     ),
     Cause(
         "template",

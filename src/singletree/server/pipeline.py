@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
-from singletree.conversation import AppliedEdit, ClearThinking, Request, Sampling, Thinking, Tool, Turn
+from singletree.conversation import (
+    AppliedEdit,
+    ClearThinking,
+    Conversation,
+    Request,
+    Sampling,
+    Thinking,
+    Tool,
+    Turn,
+)
 from singletree.errors import ContextOverflow, EngineFailed
 from singletree.events import Event, Finished, FinishReason, Usage, UsageRead
 from singletree.parsing.draw import draw
@@ -49,7 +59,8 @@ class Prompt:
     """What the model is given. ``turns`` are those that it writes; ``rules`` names the stability rules that changed
     something in them; ``replayed`` counts the earlier turns that stand in it by their own tokens; ``applied_edits``
     tells what was taken out of the history on the client's wish; ``tools`` are those that stand in it; ``places`` are
-    those of the turns, where they may be remembered; ``clock`` tells the time that it shows.
+    those of the turns, where they may be remembered; ``settings`` are the variables of reasoning that the client asked
+    for; ``clock`` tells the time that it shows.
     """
 
     text: str
@@ -60,6 +71,7 @@ class Prompt:
     applied_edits: tuple[AppliedEdit, ...] = ()
     tools: tuple[Tool, ...] = ()
     places: Places | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     clock: Clock | None = None
 
 
@@ -128,9 +140,8 @@ def write_prompt(
         restore_reasoning=speech.restore_reasoning and may_restore(request, speech.thinking),
         before=before and before.known,
     )
-    arguments = thinking_arguments(
-        request.thinking, speech.template.reads, known.conversation, default=speech.thinking
-    )
+    set_for = partial(thinking_arguments, request.thinking, speech.template.reads, default=speech.thinking)
+    arguments = set_for(known.conversation)
     clock = clock_of(speech, known, time.time())
     rendered = speech.template.render_on(
         before and before.rendered,
@@ -149,6 +160,7 @@ def write_prompt(
     speech.beginnings.keep(
         edited.turns, written, written.bytes, needed=len(edited.turns) - asked, instead_of=number
     )
+    settings = set_for(Conversation(()))
     return Prompt(
         text,
         spelled.token_ids,
@@ -158,6 +170,7 @@ def write_prompt(
         applied,
         conversation.tools,
         known.places,
+        settings,
         clock,
     )
 

@@ -7,7 +7,7 @@ that are taken once, when a message is new.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,7 @@ class Line:
         expected: how many the next prompt should begin with; the turn's are among them unless it was broken off.
         messages: of the prompt.
         tools: those that the model was told of.
+        settings: the variables of reasoning that the client asked for.
         answer: the turn, where it was taken down.
         ends: (tokens, messages) at which earlier turns ended, this one last.
     """
@@ -129,6 +130,7 @@ class Line:
     expected: int
     messages: tuple[Fingerprint, ...]
     tools: ToolList
+    settings: Mapping[str, Any]
     answer: Turn | None
     ends: tuple[tuple[int, int], ...]
 
@@ -148,6 +150,7 @@ class Parting:
         matched: tokens that both begin with.
         turns, messages: what the new prompt is of.
         at: how many messages both begin with.
+        settings: see ``Line``, of the new prompt.
         edited: whether the client had earlier content taken out.
     """
 
@@ -157,6 +160,7 @@ class Parting:
     messages: tuple[Fingerprint, ...]
     tools: ToolList
     at: int
+    settings: Mapping[str, Any]
     edited: bool = False
 
     @property
@@ -227,6 +231,7 @@ def part(
     matched: int,
     turns: Sequence[Turn],
     tools: ToolList,
+    settings: Mapping[str, Any],
     *,
     known: Sequence[Fingerprint] = (),
     edited: bool = False,
@@ -239,4 +244,4 @@ def part(
     messages = (*known[: len(turns)], *map(fingerprint, turns[len(known) :]))
     pairs = zip(line.messages, messages, strict=False)
     at = next((i for i, (old, new) in enumerate(pairs) if old != new), min(len(line.messages), len(messages)))
-    return Parting(line, matched, turns, messages, tools, at, edited)
+    return Parting(line, matched, turns, messages, tools, at, settings, edited)

@@ -185,7 +185,9 @@ class Sessions:
         appended = found.matched >= found.line.expected
         known = found.line.messages if appended else ()
         edited = bool(prompt.applied_edits)
-        parting = part(found.line, found.matched, prompt.turns, tools, known=known, edited=edited)
+        parting = part(
+            found.line, found.matched, prompt.turns, tools, prompt.settings, known=known, edited=edited
+        )
         if not appended and parting.starts_over:
             first = self._first(key, model, tokens, found.matched)
             return Opened(first, model, tokens, parting.messages, tools, head=head)
@@ -287,6 +289,7 @@ def _line(opened: Opened, generation: Generation) -> Line:
         expected=expected,
         messages=opened.messages,
         tools=opened.tools,
+        settings=generation.prompt.settings,
         answer=generation.recording.turn if said and generation.recording else None,
         ends=(*opened.ends, (expected, len(opened.messages) + (said > 0))),
     )
