@@ -265,6 +265,26 @@ async def test_a_fork_and_a_resumed_session_replay(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+async def test_sub_agents_replay_beside_their_session(path: str) -> None:  # C3
+    """They share its head and its tools, and run in turn with it; a side request comes between."""
+    scripts = {"a": SAID, "b": INTERLEAVED, "c": SAID.replace("check", "look"), "d": "Fine."}
+    async with serving(scripts, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        agents = [Session(served, path) for _ in range(3)]
+        told: list[list[list[int]]] = [[] for _ in agents]
+        for number, agent in enumerate(agents):
+            agent.ask(f"[[script:a,b,c,d]] Task {number}: how is it?")
+        for _ in range(3):
+            for agent, its in zip(agents, told, strict=True):
+                await agent.go_on()
+                its.append(prompts(served)[-1])
+            await agents[0].send([{"role": "user", "content": "Write a title."}])
+    for its in told:
+        for before, after, said in zip(its, its[1:], scripts.values(), strict=False):
+            whole = before + TOKENIZER.encode(said)
+            assert after[: len(whole)] == whole
+
+
+@pytest.mark.parametrize("path", PATHS)
 async def test_a_compacted_session_replays_what_is_left(path: str) -> None:
     """The beginning is gone and a summary stands for it; the last turn stays as the model wrote it."""
     async with serving({"a": SAID, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
