@@ -97,6 +97,29 @@ async def test_the_start_of_a_turn_that_the_client_wrote_is_not_the_models() -> 
         assert "Begun." not in last_prompt(served)
 
 
+def renamed(said: list[dict[str, Any]], id: str, command: str = "ls") -> list[dict[str, Any]]:
+    """A turn and its results under an id of the client's own, as OpenClaw makes of one with a point in it."""
+    turn, results = json.loads(json.dumps(said))
+    for block in turn["content"]:
+        if block["type"] == "tool_use":
+            block |= {"id": id, "input": {"command": command}}
+    results["content"][0]["tool_use_id"] = id
+    return [turn, results]
+
+
+async def test_a_call_under_an_id_of_the_clients_own_is_found_where_it_was_made() -> None:  # C3
+    scripts = {"a": kimi("thought of A"), "c": "Fine."}
+    async with serving(scripts, memory=TurnMemory(2**20), layout=LAYOUT, family=KIMI) as served:
+        first = asked("[[script:a,c]] one")
+        said = went_on(await ask(served, [first]), "thinking")
+        await ask(served, [first, *renamed(said, "call_functions_bash_0_fc_1")])
+        assert "thought of A" in last_prompt(served)
+        await ask(served, [first, *renamed(said, "call_functions_bash_0_fc_1", "rm")])
+        assert "thought of A" not in last_prompt(served), "another call"
+        await ask(served, [first, *renamed(said, "functionsbash0", "rm")])
+        assert "thought of A" not in last_prompt(served)
+
+
 def turn(text: str = "", arguments: str = "{}", thought: str = "") -> Turn:
     return Turn("assistant", (Reasoning(thought), Text(text), ToolCall("f", arguments, "call_1")))
 
@@ -118,6 +141,17 @@ def turn(text: str = "", arguments: str = "{}", thought: str = "") -> Turn:
 )
 def test_what_counts_as_an_edit(returned: Turn, remembered: Turn, same: bool) -> None:
     assert says_the_same(returned, remembered) is same
+
+
+def test_calls_under_other_ids_are_told_by_their_order() -> None:
+    def calling(*calls: tuple[str, str]) -> Turn:
+        return Turn("assistant", tuple(ToolCall(name, "{}", id) for name, id in calls))
+
+    said = calling(("f", "a"), ("g", "b"))
+    assert says_the_same(calling(("g", "b"), ("f", "a")), said)
+    assert says_the_same(calling(("f", "x"), ("g", "y")), said)
+    assert not says_the_same(calling(("g", "x"), ("f", "y")), said)
+    assert not says_the_same(calling(("f", "a"), ("g", "y")), said)
 
 
 def test_trimmed_and_joined_text_is_the_same() -> None:

@@ -94,7 +94,7 @@ class TurnMemory:
 
     def remember(self, remembered: Remembered, name: str = "") -> None:
         """Keep one more turn, under ``name`` alone or under each of its names."""
-        keys = [name] if name else [_key(remembered.place, each) for each in _names(remembered.turn)]
+        keys = [name] if name else _keys(remembered.turn, remembered.place)
         remembered.keys[:] = keys
         size = _size(remembered)
         with self._lock:
@@ -130,8 +130,7 @@ class TurnMemory:
     def find(self, turn: Turn, place: str = "", tools: Sequence[Tool] = ()) -> Remembered | None:
         """The remembered turn that ``turn``, said at ``place``, gives back, if it says the same."""
         with self._lock:
-            names = _names(turn)
-            for key in (_key(at, name) for at in ("", place) for name in names):
+            for key in (*_keys(turn, ""), *_keys(turn, place)):
                 known = self._turns.get(key)
                 if known is not None and _returns(turn, known[0], tools):
                     self._turns.move_to_end(key)
@@ -154,14 +153,18 @@ def spoken(turn: Turn) -> list[Text | Reasoning | ToolCall]:
     return [p for p in turn.parts if isinstance(p, Text | Reasoning | ToolCall)]
 
 
-def _names(turn: Turn) -> list[str]:
-    """The names of a turn: each of its calls, or its words when it made none."""
-    calls = [f"call {letters(c.id)}" for c in turn.tool_calls if letters(c.id)]
-    return calls or ([f"text {_words(turn.text)}"] if turn.text.strip() else [])
+def _keys(turn: Turn, place: str) -> list[str]:
+    """What a turn said at ``place`` is known by: each of its calls, or its words when it made none.
 
-
-def _key(place: str, name: str) -> str:
-    return f"{place} {name}"
+    Some clients give calls ids of their own where a model's have other characters than OpenAI's (OpenClaw on Responses,
+    of ``functions.exec:0``): there it is which tools were called.
+    """
+    names = [f"call {letters(c.id)}" for c in turn.tool_calls if letters(c.id)]
+    if not names and turn.text.strip():
+        names = [f"text {_words(turn.text)}"]
+    if place and turn.tool_calls:
+        names.append(f"calls {[c.name for c in turn.tool_calls]}")
+    return [f"{place} {name}" for name in names]
 
 
 class Places:
@@ -226,11 +229,21 @@ def says_the_same(returned: Turn, remembered: Turn, tools: Sequence[Tool] = ()) 
         return False
     if returned.reasoning.strip() and not _is_made_of(returned.reasoning, thoughts):
         return False
-    ours = {letters(c.id): c for c in remembered.tool_calls}
+    calls = _paired(returned, remembered)
+    return calls is not None and all(_calls_the_same(theirs, ours, tools) for ours, theirs in calls)
+
+
+def _paired(returned: Turn, remembered: Turn) -> list[tuple[ToolCall, ToolCall]] | None:
+    """Each call as it was said and as it came back: by id, or by their order when all ids are others; else None."""
+    if len(returned.tool_calls) != len(remembered.tool_calls):
+        return None
     theirs = {letters(c.id): c for c in returned.tool_calls}
-    if ours.keys() != theirs.keys() or len(returned.tool_calls) != len(remembered.tool_calls):
-        return False
-    return all(_calls_the_same(theirs[i], call, tools) for i, call in ours.items())
+    ours = {letters(c.id): c for c in remembered.tool_calls}
+    if ours.keys() == theirs.keys():
+        return [(call, theirs[letters(call.id)]) for call in remembered.tool_calls]
+    if ours.keys() & theirs.keys():
+        return None
+    return list(zip(remembered.tool_calls, returned.tool_calls, strict=True))
 
 
 def _calls_the_same(returned: ToolCall, said: ToolCall, tools: Sequence[Tool]) -> bool:
@@ -360,9 +373,9 @@ def _carries_any(turn: Turn) -> bool:
 
 def _as_said(returned: Turn, remembered: Turn, *, keeps_reasoning: bool) -> Turn:
     """The remembered parts in their order, the calls under the ids by which the results know them."""
-    ids = {letters(c.id): c.id for c in returned.tool_calls}
+    ids = {ours.id: theirs.id for ours, theirs in _paired(returned, remembered) or ()}
     parts = [
-        replace(p, id=ids[letters(p.id)]) if isinstance(p, ToolCall) else p
+        replace(p, id=ids[p.id]) if isinstance(p, ToolCall) else p
         for p in remembered.parts
         if keeps_reasoning or not isinstance(p, Reasoning)
     ]
