@@ -9,9 +9,12 @@ nothing. Singletree beside Dynamo, where it is installed (``python -m benchmarks
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import re
 import statistics
+import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,6 +28,9 @@ from benchmarks.servers import Server
 from benchmarks.stream_reader import Answer, WrongAnswer, read_streams
 from benchmarks.tool_session import Session, Step
 from benchmarks.wire_protocols import PROTOCOLS, Protocol, prompt_tokens
+from singletree.conversation import Sampling
+from singletree.engines.scripted import ScriptedEngine
+from singletree.prompts.tokenizer import load_tokenizer
 
 NAME = "growth"
 _TURNS = 100
@@ -106,6 +112,27 @@ def _call_id(answer: Answer) -> str:
     return str(found[-1].decode())
 
 
+def engine_alone(tokens: int) -> float:
+    """CPU ms of the scripted engine for a turn on a known prompt of so many tokens, which grew by one result."""
+    tokenizer = load_tokenizer(peers.QWEN3)
+    engine = ScriptedEngine(tokenizer.encode, tokenizer.decode)
+    _, said = _next_step(tool_session.opening(""), 0, 0)
+    known = array("I", tokenizer.encode(" and" * tokens))
+
+    async def answer(result: str) -> float:
+        prompt = known + array("I", tokenizer.encode(f"{result}\n{said}"))
+        began = time.process_time()
+        async for _ in engine.generate(prompt, Sampling(), "alone"):
+            pass
+        return time.process_time() - began
+
+    async def answers() -> list[float]:
+        await engine.start()
+        return [await answer(f"Result {at}." * 100) for at in range(9)]
+
+    return statistics.median(asyncio.run(answers())) * 1e3
+
+
 def fit(turns: Sequence[Turn], of: Callable[[Turn], float]) -> Fit:
     """By Theil and Sen, which a few slow turns do not move: the median of the slopes between all pairs."""
     points = [(turn.tokens / 1e3, of(turn)) for turn in turns]
@@ -151,6 +178,12 @@ def report(measured: Measured, names: Sequence[str], rounds: int) -> str:
         f"the median of the turns in its row. Everything else on the machine, the other servers' engines included, "
         f"kept {busy:.2f} cores busy meanwhile (median)."
     ]
+    lengths = sorted({round(talks[0][-1].tokens, -3) for talks in measured.values()})
+    alone = " and ".join(f"{engine_alone(tokens):.1f} ms for {tokens:,} tokens" for tokens in lengths)
+    parts.append(
+        f"singletree's scripted engine alone takes {alone} of CPU a turn; it is inside singletree's figures, Dynamo's "
+        "worker outside Dynamo's."
+    )
     for each in sorted({size for size, _, _ in measured}):
         protocols = [protocol for size, protocol, name in measured if size == each and name == own]
         for protocol in protocols:
