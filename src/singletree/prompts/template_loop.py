@@ -153,7 +153,11 @@ class Printed:
 
 
 class Run:
-    """One rendering, which goes on from what was printed ``before``."""
+    """One rendering, which goes on from what was printed ``before``.
+
+    Attributes:
+        reach: how many messages the template looked at since it entered its last loop.
+    """
 
     def __init__(self, before: Printed | None) -> None:
         self._before = before
@@ -162,7 +166,7 @@ class Run:
         self._loops: dict[int, Loop] = {}
         self._open: Loop | None = None
         self._namespaces: dict[str, dict[str, Any]] = {}
-        self._reach = 0
+        self.reach = 0
 
     def render(self, template: Template, messages: list[Any], given: Mapping[str, Any]) -> Printed:
         """What ``template`` prints. Raises what it raises."""
@@ -182,8 +186,8 @@ class Run:
 
     def saw(self, messages: int) -> None:
         """The template looked at the first ``messages``; at how many there are, if they are more than there are."""
-        if messages > self._reach:
-            self._reach = messages
+        if messages > self.reach:
+            self.reach = messages
 
     def enter(self, messages: Watched, number: int, context: Context) -> Entered | None:
         """What the loop of that number goes through, if it can be watched."""
@@ -201,12 +205,12 @@ class Run:
             for name, value in context.vars.items()
             if type(value) is Namespace
         }
-        self._reach = 0
+        self.reach = 0
         begin = 0
         if marks and self._before is not None and known is not None:
             begin = marks[-1].item
             self._pieces.append(self._before.text[known.begin : known.begin + marks[-1].printed])
-            self._reach = marks[-1].reach
+            self.reach = marks[-1].reach
             for name, attributes in marks[-1].namespaces.items():
                 self._namespaces[name].clear()
                 self._namespaces[name].update(attributes)
@@ -216,7 +220,7 @@ class Run:
         """Iteration ``item`` of the open loop begins."""
         if self._open is not None and all(map(_is_plain, self._namespaces.values())):
             namespaces = {name: dict(attributes) for name, attributes in self._namespaces.items()}
-            self._open.made.append(Mark(item, len(self._pieces), namespaces, self._reach))
+            self._open.made.append(Mark(item, len(self._pieces), namespaces, self.reach))
         else:
             self._open = None
 
@@ -271,33 +275,29 @@ def enter_loop(context: Context, iterable: Any, number: int) -> Any:
 class Watched(list[Any]):
     """Messages that tell ``run`` which of them a template looks at; ``base`` is the number of the first."""
 
-    __slots__ = ("_run", "base")
+    __slots__ = ("base", "run")
 
     def __init__(self, messages: Sequence[Any], run: Run, base: int = 0) -> None:
         super().__init__(messages)
-        self._run = run
+        self.run = run
         self.base = base
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            self._run.saw(_BEYOND)
+            self.run.saw(_BEYOND)
             start, _, step = at.indices(super().__len__())
             found = super().__getitem__(at)
-            return Watched(found, self._run, self.base + start) if step == 1 else found
+            return Watched(found, self.run, self.base + start) if step == 1 else found
         is_inside = isinstance(at, int) and 0 <= at < super().__len__()
-        self._run.saw(self.base + at + 1 if is_inside else _BEYOND)
+        self.run.saw(self.base + at + 1 if is_inside else _BEYOND)
         return super().__getitem__(at)
-
-    def watch_all(self) -> None:
-        """Somebody looks at all of them, or at how many they are."""
-        self._run.saw(_BEYOND)
 
 
 def _watching(name: str) -> Callable[..., Any]:
     method = getattr(list, name)
 
     def watched(self: Watched, *given: Any) -> Any:
-        self.watch_all()
+        self.run.reach = _BEYOND  # of all of them, or of how many they are
         return method(self, *given)
 
     return watched
@@ -348,7 +348,7 @@ class WatchedLoop(LoopContext):
     @property
     def length(self) -> int:
         """How many messages there are."""
-        self._iterable.messages.watch_all()
+        self._iterable.run.saw(_BEYOND)
         return list.__len__(self._iterable.messages)
 
     def _peek_next(self) -> Any:
