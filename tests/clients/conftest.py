@@ -51,7 +51,7 @@ def server(
     started: dict[Flags, Server] = {}
     with ExitStack() as running:
 
-        def of(style: Style, flags: Flags) -> Server:
+        def of(style: Style, flags: Flags = ()) -> Server:
             told = style.flags + flags
             if told not in started:
                 serve = serving(installed / TOKENIZER, tmp_path_factory.mktemp(style.name), told)
