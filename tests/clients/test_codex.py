@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clients.codex import WEBSOCKETS, Codex, Ran, sign_in
-from clients.conftest import Workspace
+from clients.conftest import Flags, Workspace
 from clients.harness import SINGLETREE
 from clients.scripts import HERMES, Style, think
 from clients.served import MODEL, Server
@@ -31,17 +31,12 @@ DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY4
 Start = Callable[..., Codex]
 
 
-def saying(name: str, *flags: str) -> Style:
-    """A server of its own, with more flags."""
-    return HERMES._replace(name=f"codex-{name}", flags=(*HERMES.flags, *flags))
-
-
 @pytest.fixture
-def start(server: Callable[[Style], Server], workspace: Workspace, tmp_path: Path) -> Start:
-    """Codex with a home of its own, on the server for a style."""
+def start(server: Callable[[Style, Flags], Server], workspace: Workspace, tmp_path: Path) -> Start:
+    """Codex with a home of its own, on the server with these flags."""
     home = tmp_path / "home"
     home.mkdir()
-    return lambda style=HERMES: Codex(server(style), workspace, home)
+    return lambda *flags: Codex(server(HERMES, flags), workspace, home)
 
 
 def task(codex: Codex) -> str:
@@ -84,7 +79,7 @@ def no_catalog(codex: Codex, folder: Path) -> tuple[str, ...]:
 def test_with_the_catalog_it_is_as_with_its_own_models(
     start: Start, tmp_path: Path, source: Any
 ) -> None:  # C29
-    codex = start(saying("catalog", "--model-card", _card(tmp_path, "tool_output_tokens = 300")))
+    codex = start("--model-card", _card(tmp_path, "tool_output_tokens = 300"))
     many = HERMES.call("exec_command", {"cmd": "seq 1 20000", "max_output_tokens": 5000})
     ran = codex.run("Count. " + codex.script(think("I count.") + many, ANSWER), *source(codex, tmp_path))
     ran.went_well(ANSWER)
@@ -115,7 +110,7 @@ def test_a_name_inherits_what_the_operator_says(start: Start, tmp_path: Path, in
     subprocess.run(command, check=True, capture_output=True)
     alias = "openai/openai/gpt-5.5"
     flags = ("--model-name", alias, "--codex-catalog", str(bundled), "--codex-profile", f"{alias}=gpt-5.5")
-    codex = start(saying("alias", *flags))
+    codex = start(*flags)
     ran = codex.run(task(codex), model=alias)
     ran.went_well(ANSWER)
     first = ran.requests[0]
@@ -159,7 +154,7 @@ def _without_chance(prompt: str) -> str:
 
 
 def test_without_websockets_it_falls_back_at_once(start: Start) -> None:
-    codex = start(saying("http", "--no-websockets"))
+    codex = start("--no-websockets")
     ran = codex.run(task(codex), *WEBSOCKETS)
     ran.went_well(ANSWER)
     ran.came_back()
@@ -168,7 +163,7 @@ def test_without_websockets_it_falls_back_at_once(start: Start) -> None:
 
 
 def test_signed_in_to_chatgpt_it_compresses_its_requests(start: Start) -> None:
-    codex = start(saying("http", "--no-websockets"))
+    codex = start("--no-websockets")
     ran = codex.run(task(codex), *sign_in(codex.home))
     ran.went_well(ANSWER)
     ran.came_back()
@@ -205,7 +200,7 @@ def test_it_compacts_by_a_prompt_of_its_own(start: Start) -> None:  # C25
 
 @pytest.mark.parametrize("options", [(), ("-c", "features.remote_compaction_v2=false")], ids=["v2", "off"])
 def test_on_openais_own_provider_the_server_compacts(start: Start, options: tuple[str, ...]) -> None:  # C25
-    codex = start(saying("http", "--no-websockets"))
+    codex = start("--no-websockets")
     ran = codex.run(long_task(codex), *SHORT, *sign_in(codex.home), *options)
     ran.went_well(ANSWER)
     begun = ran.plays[0].prompt_token_ids + ran.plays[0].token_ids
@@ -314,7 +309,7 @@ def test_a_tool_of_an_mcp_server_is_called_in_its_namespace(start: Start) -> Non
 
 
 def test_a_tool_that_is_found_can_be_called(start: Start, tmp_path: Path) -> None:  # C43
-    codex = start(saying("search", "--model-card", _card(tmp_path, "[codex]", "supports_search_tool = true")))
+    codex = start("--model-card", _card(tmp_path, "[codex]", "supports_search_tool = true"))
     server = {"command": json.dumps(sys.executable), "args": json.dumps([str(HERE / "mcp_words.py")])}
     told = [word for name, value in server.items() for word in ("-c", f"mcp_servers.words.{name}={value}")]
     search = HERMES.call("tool_search", {"query": "reverse a word", "limit": 5})
@@ -335,7 +330,7 @@ def test_a_tool_that_is_found_can_be_called(start: Start, tmp_path: Path) -> Non
 def test_a_picture_that_it_looks_at_has_a_placeholder(
     start: Start, workspace: Workspace, tmp_path: Path
 ) -> None:
-    codex = start(saying("images", "--model-card", _card(tmp_path, 'input_modalities = ["text", "image"]')))
+    codex = start("--model-card", _card(tmp_path, 'input_modalities = ["text", "image"]'))
     picture = workspace.folder / "dot.png"
     picture.write_bytes(base64.b64decode(DOT))
     ran = codex.run("Look. " + codex.script(HERMES.call("view_image", {"path": str(picture)}), ANSWER))

@@ -12,6 +12,7 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response
 
+from clients.conftest import Flags
 from clients.scripts import HERMES, Style, think
 from clients.served import MODEL, Server
 
@@ -22,8 +23,8 @@ Script = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def serving(server: Callable[[Style], Server]) -> Server:
-    return server(HERMES._replace(name="sdk", flags=("--capsule-key", secrets.token_hex(32))))
+def serving(server: Callable[[Style, Flags], Server]) -> Server:
+    return server(HERMES, ("--capsule-key", secrets.token_hex(32)))
 
 
 @pytest.fixture(scope="module")
