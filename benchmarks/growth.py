@@ -178,7 +178,7 @@ def report(measured: Measured, names: Sequence[str], rounds: int) -> str:
         f"the median of the turns in its row. Everything else on the machine, the other servers' engines included, "
         f"kept {busy:.2f} cores busy meanwhile (median)."
     ]
-    lengths = sorted({round(talks[0][-1].tokens, -3) for talks in measured.values()})
+    lengths = sorted({round(talks[0][-1].tokens, -4) for talks in measured.values()})
     alone = " and ".join(f"{engine_alone(tokens):.1f} ms for {tokens:,} tokens" for tokens in lengths)
     parts.append(
         f"singletree's scripted engine alone takes {alone} of CPU a turn; it is inside singletree's figures, Dynamo's "
