@@ -57,7 +57,9 @@ _CALL_FORMS = {"function": "arguments", "custom": "input"}
 
 @dataclass(slots=True)
 class _Call:
-    """The call that is being written. ``frame`` stands around each piece of its arguments, once shown."""
+    """The call that is being written. ``frame`` stands around each piece of its arguments, once shown; ``blank`` is the
+    white space that came before them.
+    """
 
     start: ToolCallStart
     form: str
@@ -65,6 +67,7 @@ class _Call:
     input_text: custom_tools.InputText | None
     arguments: list[str] = field(default_factory=list)
     frame: tuple[bytes, bytes] | None = None
+    blank: str = ""
 
 
 class Encoder:
@@ -191,7 +194,13 @@ class Encoder:
         return self._argue(call, call.input_text.feed(event.json))
 
     def _argue(self, call: _Call, piece: str) -> bytes:
-        """A piece of the arguments. The call goes before the first: one that breaks earlier is never seen."""
+        """A piece of the arguments. The call goes before the first: one that breaks earlier is never seen, nor one that
+        is cut. AI SDKs run a call without arguments as one that takes none.
+        """
+        if not call.frame and call.input_text is None:
+            piece = call.blank + piece
+            if not piece.strip(wire.JSON_SPACE):
+                call.blank, piece = piece, ""
         if not piece:
             return b""
         shown = b"" if call.frame else self._show(call)
@@ -224,8 +233,9 @@ class Encoder:
         if call.input_text is not None:
             rest = self._argue(call, call.input_text.close("".join(call.arguments), complete=complete))
         else:
+            call.blank = ""
             rest = self._argue(call, "{}" if complete and not call.frame else "")
-        return rest if call.frame else self._show(call)
+        return rest if call.frame or not complete else self._show(call)
 
     def _break_call(self, event: ToolCallBroken) -> bytes:
         call, self._call = self._call, None
@@ -266,7 +276,11 @@ def _prompt_field(request: Request) -> bytes:
 
 def _choice(index: int, request: Request, turn: Turn, finished: Finished) -> dict[str, Any]:
     custom = _custom_tools(request)
-    calls = [_whole_call(call, "custom" if call.name in custom else "function") for call in turn.tool_calls]
+    calls = [
+        whole
+        for call in turn.tool_calls
+        if (whole := _whole_call(call, "custom" if call.name in custom else "function"))
+    ]
     content = _raw(turn.text) if turn.text or not calls else None
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if turn.reasoning:
@@ -285,10 +299,13 @@ def _choice(index: int, request: Request, turn: Turn, finished: Finished) -> dic
 
 
 def _whole_call(call: ToolCall, form: str) -> dict[str, Any]:
+    """The call as it is shown; nothing of one that was cut before its arguments."""
     if form == "custom":
         value = custom_tools.to_input(call.arguments, complete=call.complete)
     else:
-        value = call.arguments or ("{}" if call.complete else "")
+        value = call.arguments if call.arguments.strip(wire.JSON_SPACE) else "{}" if call.complete else ""
+    if not value and not call.complete:
+        return {}
     called = {"name": _raw(call.name), _CALL_FORMS[form]: _raw(value)}
     return {"id": _raw(call.id), "type": form, form: called}
 

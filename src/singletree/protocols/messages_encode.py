@@ -31,7 +31,7 @@ from singletree.events import (
 )
 from singletree.protocols import sse, wire
 from singletree.protocols.messages_context import applied_edits
-from singletree.protocols.messages_input import JSON_SPACE, tool_input
+from singletree.protocols.messages_input import tool_input
 
 ID_PREFIX = "msg_"
 
@@ -200,7 +200,7 @@ class Encoder:
         if self._open is ArgumentsDelta:
             return self._delta(event.json)
         # White space alone is no JSON yet, and SDKs parse what they have after every delta.
-        piece = event.json.lstrip(JSON_SPACE)
+        piece = event.json.lstrip(wire.JSON_SPACE)
         return self._show_call() + self._delta(piece) if piece else b""
 
     def _between(self, markup: Markup) -> bytes:
@@ -267,7 +267,7 @@ def encode(
             text = _value("" if hides else part.text)
             content.append({"type": "thinking", "thinking": text, "signature": signature})
             reasoned += 1
-        elif isinstance(part, ToolCall) and (part.complete or part.arguments.strip(JSON_SPACE)):
+        elif isinstance(part, ToolCall) and (part.complete or part.arguments.strip(wire.JSON_SPACE)):
             content.append(_tool_use(part))
     reason = _stop_reason(finished, any(call.complete for call in turn.tool_calls))
     message = _message(id, request.model, content, reason, finished.stop_sequence, finished.usage)

@@ -12,8 +12,6 @@ import msgspec
 
 from singletree.protocols import wire
 
-JSON_SPACE = " \t\r\n"
-
 # One token of JSON: an opening, a closing, a string, a number or word that has ended, a separator.
 _TOKEN = re.compile(
     r"""[ \t\r\n]*(?:([\[{])|([\]}])|("(?:[^"\\]++|\\.)*+")"""
@@ -26,7 +24,7 @@ _CLOSES = {"{": "}", "[": "]"}
 
 def tool_input(arguments: str, *, complete: bool) -> msgspec.Raw:
     """``arguments`` as they are spelled when they are complete JSON; ``{}`` for none."""
-    text = wire.encodable(arguments).strip(JSON_SPACE) or "{}"
+    text = wire.encodable(arguments).strip(wire.JSON_SPACE) or "{}"
     return msgspec.Raw((text if complete and _is_json(text) else complete_values(text)).encode())
 
 

@@ -19,6 +19,9 @@ from singletree.recent import Recent
 T = TypeVar("T")
 Made = TypeVar("Made")
 
+JSON_SPACE = " \t\r\n"
+"""White space between the tokens of JSON (https://www.rfc-editor.org/rfc/rfc8259#section-2)."""
+
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
 _ESCAPE = re.compile(
     rb"\\(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}|u(?P<half>[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
