@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from clients import install
 from clients.conftest import Workspace
 from clients.harness import CODEX, Outcome, Task, run
-from clients.recording import Sent, recording
+from clients.recording import Sent, sent_through
+from clients.relay import relaying
 from clients.served import MODEL, Play, Server
 
 OPTIONS = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
@@ -82,11 +83,11 @@ class Codex:
     def run(self, prompt: str, *options: str, command: Sequence[str] = ("exec",), model: str = MODEL) -> Ran:
         """One run to its end; ``options`` are Codex's own. A URL in them that is to be the relay's is ``{url}``."""
         played = len(self._plays())
-        with recording(self.server.url) as relay:
+        with relaying(self.server.url) as relay:
             said = [option.replace("{url}", relay.url) for option in options]
             harness = CODEX._replace(arguments=lambda text: [*command, *OPTIONS, *said, text])
             outcome = run(harness, Task(relay.url, model, prompt, self.home, self.workspace.folder))
-            return Ran(outcome, relay.sent(), self._plays()[played:])
+            return Ran(outcome, sent_through(relay), self._plays()[played:])
 
     def _plays(self) -> list[Play]:
         return self.server.plays(None)

@@ -1,18 +1,15 @@
-"""A relay before a server that keeps what a client sends: each request over HTTP, each message over a WebSocket."""
+"""What a client sent through a relay: each request over HTTP, each message over a WebSocket."""
 
 from __future__ import annotations
 
 import json
-import socket
-import socketserver
-import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import zstandard
+
+from clients.relay import Relay
 
 _END_OF_HEADERS = b"\r\n\r\n"
 _TEXT, _CLOSE = 1, 8
@@ -36,61 +33,9 @@ class Sent(NamedTuple):
         return json.loads(self.body)
 
 
-class Relay:
-    """What was sent through one relay, and where clients find it."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._connections: list[bytearray] = []
-
-    def connection(self) -> bytearray:
-        """Takes the bytes of one more connection."""
-        taken = bytearray()
-        self._connections.append(taken)
-        return taken
-
-    def sent(self) -> list[Sent]:
-        """All that was sent so far, that of one connection after that of another."""
-        return [sent for taken in self._connections for sent in _requests(bytes(taken))]
-
-
-class _Listening(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-
-
-@contextmanager
-def recording(url: str) -> Iterator[Relay]:
-    """A relay on a free loopback port to the server at ``url``, until the block ends."""
-    target = urlsplit(url)
-
-    class Connection(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            taken = relay.connection()
-            with suppress(OSError), socket.create_connection((target.hostname, target.port)) as server:
-                back = threading.Thread(
-                    target=_pass_on, args=(server, self.request, bytearray()), daemon=True
-                )
-                back.start()
-                _pass_on(self.request, server, taken)
-                back.join()
-
-    with _Listening(("127.0.0.1", 0), Connection) as listening:
-        relay = Relay(f"http://127.0.0.1:{listening.server_address[1]}")
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        try:
-            yield relay
-        finally:
-            listening.shutdown()
-
-
-def _pass_on(source: socket.socket, target: socket.socket, taken: bytearray) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            taken += data
-            target.sendall(data)
-    with suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+def sent_through(relay: Relay) -> list[Sent]:
+    """All that clients sent so far, that of one connection after that of another."""
+    return [sent for asked in relay.asked for sent in _requests(bytes(asked))]
 
 
 def _requests(data: bytes) -> Iterator[Sent]:

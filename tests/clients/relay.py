@@ -1,4 +1,4 @@
-"""A loopback port that passes on to a server, and breaks a connection off where it is told to."""
+"""A loopback port that passes on to a server, keeps what clients send, and breaks a connection off where told to."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ _UNTIL_READ = 0.5
 
 
 class Relay:
-    """Passes bytes on, both ways. The first answer that says ``cut_at`` ends there, as if the network had failed.
+    """Passes bytes on, both ways. The first answer that says ``cut_at``, if anything, ends there, as if the network had
+    failed.
 
     Attributes:
         url: where it listens.
+        asked: what clients sent, connection by connection.
         cuts: how many answers it broke off.
     """
 
-    def __init__(self, url: str, cut_at: bytes) -> None:
+    def __init__(self, url: str, cut_at: bytes = b"") -> None:
         self._server = (urlsplit(url).hostname or "", urlsplit(url).port or 0)
         self._cut_at = cut_at
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.asked: list[bytearray] = []
         self.cuts = 0
 
     def listen(self) -> None:
@@ -45,8 +48,11 @@ class Relay:
         self._listener.close()
 
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
+        asked = bytearray()
+        self.asked.append(asked)
         with suppress(OSError):
             while data := client.recv(_PIECE):
+                asked += data
                 server.sendall(data)
         _end(server)
 
@@ -55,8 +61,10 @@ class Relay:
         with suppress(OSError):
             while data := server.recv(_PIECE):
                 client.sendall(data)
+                if self.cuts or not self._cut_at:
+                    continue
                 seen = seen[-len(self._cut_at) :] + data
-                if not self.cuts and self._cut_at in seen:
+                if self._cut_at in seen:
                     self.cuts += 1
                     time.sleep(_UNTIL_READ)
                     _end(server)
@@ -75,7 +83,7 @@ def _end(connection: socket.socket) -> None:
 
 
 @contextmanager
-def relaying(url: str, cut_at: str) -> Iterator[Relay]:
+def relaying(url: str, cut_at: str = "") -> Iterator[Relay]:
     """A relay to the server at ``url`` that works until the block ends."""
     relay = Relay(url, cut_at.encode())
     _begin(relay.listen)
