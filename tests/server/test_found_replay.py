@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import pytest
 
 from singletree import families
-from singletree.conversation import Reasoning, Text, ToolCall, Turn
+from singletree.conversation import Conversation, Reasoning, Text, ToolCall, ToolResult, Turn
 from singletree.engines.scripts import Script
-from singletree.prompts.replay import Places, TurnMemory, says_the_same
+from singletree.prompts.opening import Opening
+from singletree.prompts.replay import Places, Remembered, TurnMemory, recall, says_the_same
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
@@ -141,6 +143,18 @@ def turn(text: str = "", arguments: str = "{}", thought: str = "") -> Turn:
 )
 def test_what_counts_as_an_edit(returned: Turn, remembered: Turn, same: bool) -> None:
     assert says_the_same(returned, remembered) is same
+
+
+def test_the_last_turn_said_in_a_place_is_the_one_found_there() -> None:
+    """An answer that was asked for once more: what was found of the first one is not found again."""
+    user, call = Turn("user", (Text("a"),)), ToolCall("f", "{}", "functions.f:0")
+    given = Conversation((user, Turn("assistant", (call,)), Turn("tool", (ToolResult(call.id, ()),))))
+    memory, recalled = TurnMemory(2**20), None
+    for thought in ("one", "two", "two"):
+        said = Turn("assistant", (Reasoning(thought), call))
+        memory.remember(Remembered(said, Opening(), array("I", [1]), Places(given.turns)[1]))
+        recalled = recall(memory, given, before=recalled)
+        assert recalled.conversation.turns[1].reasoning == thought
 
 
 def test_calls_under_other_ids_are_told_by_their_order() -> None:

@@ -19,7 +19,7 @@ import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -114,13 +114,17 @@ class TurnMemory:
             self._turns.move_to_end(name)
             return known[0]
 
-    def keep(self, remembered: Iterable[Remembered]) -> None:
-        """These are in use again."""
+    def still(self, found: Mapping[int, Remembered]) -> dict[int, Remembered]:
+        """Those of ``found`` that are remembered yet, with no later turn in their place. They are in use again."""
         with self._lock:
-            for each in remembered:
-                for key in each.keys:
-                    if key in self._turns:
-                        self._turns.move_to_end(key)
+            kept = {i: known for i, known in found.items() if all(map(partial(self._has, known), known.keys))}
+            for known in kept.values():
+                for key in known.keys:
+                    self._turns.move_to_end(key)
+        return kept
+
+    def _has(self, known: Remembered, key: str) -> bool:
+        return key in self._turns and self._turns[key][0] is known
 
     def _forget(self, key: str) -> None:
         known = self._turns.pop(key, None)
@@ -356,9 +360,7 @@ def _found_before(
         return {}
     if before.restored != restored:
         same = min(same, before.restored[1], restored[1])
-    found = {i: known for i, known in before.turns.items() if i < same}
-    memory.keep(found.values())
-    return found
+    return memory.still({i: known for i, known in before.turns.items() if i < same})
 
 
 def _loop_start(turns: Sequence[Turn]) -> int:
