@@ -40,7 +40,7 @@ def test_words() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
 def test_module_is_short(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MODULE_LINES
+    assert path.read_text(encoding="utf-8").count("\n") + 1 <= MODULE_LINES
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)

@@ -1,4 +1,4 @@
-"""``llm-comply`` (https://pypi.org/project/llm-comply, MIT) in memory: its cases ask, its checks judge the answers."""
+"""``llm-comply`` (a package, MIT) in memory: its cases ask, its checks judge the answers."""
 
 from __future__ import annotations
 

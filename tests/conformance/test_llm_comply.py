@@ -1,8 +1,8 @@
 """Judges of our Messages API that are not ours: the vendor's own schema, and the checker that brings it.
 
-``llm-comply`` (https://pypi.org/project/llm-comply, MIT) holds the OpenAPI description of each API and test cases
-that ask an endpoint and check the answers. It is run here in memory: its requests go to the application, and every
-event and body of ours goes through its schemas, which it does not do for this API's streams itself.
+``llm-comply`` (a package, MIT) holds the OpenAPI description of each API and test cases that ask an endpoint and check
+the answers. It is run here in memory: its requests go to the application, and every event and body of ours goes through
+its schemas, which it does not do for this API's streams itself.
 """
 
 from __future__ import annotations

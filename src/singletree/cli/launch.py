@@ -40,6 +40,7 @@ class Target:
     """A key that it takes."""
 
 
+_SPOKEN = Parameter(help="Which of the server's protocols it speaks.")
 Arguments = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 
@@ -74,7 +75,7 @@ def codex(*arguments: Arguments, target: Target = Target()) -> None:
 @app.command
 def openclaw(
     *arguments: Arguments,
-    api: Annotated[Api, Parameter(help="Which of the server's protocols it speaks.")] = "responses",
+    api: Annotated[Api, _SPOKEN] = "responses",
     target: Target = Target(),
 ) -> None:
     """Start OpenClaw, with a configuration of its own.
@@ -94,7 +95,7 @@ def openclaw(
 @app.command
 def opencode(
     *arguments: Arguments,
-    api: Annotated[Api, Parameter(help="Which of the server's protocols it speaks.")] = "messages",
+    api: Annotated[Api, _SPOKEN] = "messages",
     target: Target = Target(),
 ) -> None:
     """Start OpenCode: its own settings, and a configuration on top of them.
@@ -112,7 +113,7 @@ def opencode(
 @app.command
 def pi(
     *arguments: Arguments,
-    api: Annotated[Api, Parameter(help="Which of the server's protocols it speaks.")] = "messages",
+    api: Annotated[Api, _SPOKEN] = "messages",
     target: Target = Target(),
 ) -> None:
     """Start pi, with a configuration of its own.
@@ -132,7 +133,7 @@ def pi(
 @app.command
 def qwen(
     *arguments: Arguments,
-    api: Annotated[QwenApi, Parameter(help="Which of the server's protocols it speaks.")] = "chat",
+    api: Annotated[QwenApi, _SPOKEN] = "chat",
     target: Target = Target(),
 ) -> None:
     """Start qwen-code.

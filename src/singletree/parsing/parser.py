@@ -26,7 +26,7 @@ from singletree.parsing.grammar import Action, CallPatterns, Entries, Marker, Re
 from singletree.parsing.opening import begun, opens_in_reasoning
 from singletree.parsing.picture import Verdict
 from singletree.parsing.quoting import Quoting
-from singletree.parsing.telling import Telling
+from singletree.parsing.telling import Telling, numbered
 
 _LONGEST_BLANK = 4096
 """White space beside a marker is the format's up to this many characters; a longer run is what the model says."""
@@ -34,10 +34,6 @@ _LONGEST_HEADER = 1024
 """Nothing that has not become a call after this many characters will."""
 
 _LABEL = re.compile(r"\w{0,32}")
-
-
-def _numbered(index: int, name: str) -> str:
-    return f"call_{index}"
 
 
 class Parser:
@@ -58,7 +54,7 @@ class Parser:
         prompt_tail: str = "",
         *,
         special_tokens: Collection[str] = (),
-        mint_id: Callable[[int, str], str] = _numbered,
+        mint_id: Callable[[int, str], str] = numbered,
     ) -> None:
         self._grammar = compile_family(family, special_tokens)
         self._schemas = {t.name: t.parameters for t in tools}

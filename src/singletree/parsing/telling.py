@@ -17,6 +17,11 @@ from singletree.events import (
 from singletree.parsing.grammar import Grammar
 
 
+def numbered(index: int, name: str) -> str:
+    """The id of a call whose format carries none, where nobody gives another."""
+    return f"call_{index}"
+
+
 class Telling:
     """Collects the events of one turn. Markup joins the raw span of what comes next.
 
