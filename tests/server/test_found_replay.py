@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from singletree import families
-from singletree.conversation import Conversation, Reasoning, Text, ToolCall, ToolResult, Turn
+from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
 from singletree.engines.scripts import Script
 from singletree.prompts.opening import Opening
 from singletree.prompts.replay import Places, Remembered, TurnMemory, recall, says_the_same
@@ -155,6 +155,16 @@ def test_the_last_turn_said_in_a_place_is_the_one_found_there() -> None:
         memory.remember(Remembered(said, Opening(), array("I", [1]), Places(given.turns)[1]))
         recalled = recall(memory, given, before=recalled)
         assert recalled.conversation.turns[1].reasoning == thought
+
+
+def test_a_schema_that_comes_later_explains_what_it_filled_in() -> None:
+    schema = {"type": "object", "properties": {"all": {"type": "boolean", "default": False}}}
+    said, back = (Turn("assistant", (ToolCall("f", it, "call_1"),)) for it in ("{}", '{"all": false}'))
+    memory = TurnMemory(2**20)
+    memory.remember(Remembered(said, Opening(), array("I", [1])))
+    assert memory.find(back) is None
+    assert memory.find(back, tools=(Tool("f", "", schema),)) is not None
+    assert memory.find(back, tools=(Tool("f", "", {"type": "object"}),)) is None
 
 
 def test_calls_under_other_ids_are_told_by_their_order() -> None:

@@ -143,7 +143,9 @@ class TurnMemory:
 
 
 def _returns(turn: Turn, known: Remembered, tools: Sequence[Tool]) -> bool:
-    return known.answered("returned", turn, partial(says_the_same, turn, known.turn, tools))
+    # Tools change from request to request, and few turns come back in words that only their schemas explain.
+    same = known.answered("returned", turn, partial(says_the_same, turn, known.turn))
+    return same or (bool(tools) and says_the_same(turn, known.turn, tools))
 
 
 def _size(remembered: Remembered) -> int:
