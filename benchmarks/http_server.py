@@ -22,9 +22,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from singletree.server.outbox import Outbox
+from singletree.protocols import sse
+from singletree.protocols.answer import Frame
+from singletree.server.answers.send_buffer import SendBuffer
 
-CHUNK = b"data: " + b'{"choices":[{"index":0,"delta":{"content":"word"}}]}'.ljust(217) + b"\n\n"
+FRAME: Frame = ("", b'{"choices":[{"index":0,"delta":{"content":"word"}}]}'.ljust(217))
+CHUNK = sse.encode([FRAME])
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 STREAMS = (1, 16, 64)
 PACE = "SINGLETREE_BENCHMARK_PACE"
@@ -50,19 +53,19 @@ async def gathered(scope: Any, receive: Any, send: Any) -> None:
     """The same, written as the server writes it."""
     await receive()
     await send(dict(START))
-    box, seconds = Outbox(), pace()
+    box, seconds = SendBuffer(), pace()
 
     async def produce() -> None:
         for _ in range(int(scope["path"][1:])):
-            box.put(CHUNK)
+            box.put([FRAME])
             if box.is_full:
                 await box.room()
             await asyncio.sleep(seconds)
         box.close()
 
     producing = asyncio.create_task(produce())
-    while data := await box.take():
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+    while frames := await box.take():
+        await send({"type": "http.response.body", "body": sse.encode(frames), "more_body": True})
     await send({"type": "http.response.body", "body": b""})
     await producing
 

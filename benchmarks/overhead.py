@@ -25,8 +25,9 @@ from benchmarks.token_cost import Load, TokenCost
 from benchmarks.tool_session import Sessions
 from benchmarks.wire_protocols import PROTOCOLS
 from singletree.conversation import Sampling
-from singletree.engines.scripted import ScriptedEngine
-from singletree.prompts.tokenizer import load_tokenizer
+from singletree.engines.engine import GenerationJob
+from singletree.engines.scripted.engine import ScriptedEngine
+from singletree.prompts.tokenizer.tokenizer import load_tokenizer
 
 PROMPT_TOKENS = 50_000
 PACE = 0.01
@@ -118,7 +119,7 @@ def filler() -> list[int]:
 
     async def play() -> list[int]:
         await engine.start()
-        chunks = engine.generate(encode("[[gen:1000:1000:0]]"), Sampling(), "filler")
+        chunks = engine.generate(GenerationJob(encode("[[gen:1000:1000:0]]"), Sampling(), "filler"))
         return [token async for chunk in chunks for token in chunk.token_ids]
 
     return asyncio.run(play())

@@ -29,9 +29,9 @@ from typing import Any
 from benchmarks import documents
 from singletree import families
 from singletree.conversation import Reasoning, Tool, ToolCall
-from singletree.parsing.draw import draw
 from singletree.parsing.family import Family
 from singletree.parsing.parser import Parser
+from singletree.parsing.render_turn import render_turn
 
 PIECE = re.compile(r"<[|/]?[\w:▁｜|]+>|\s?\w{1,6}|\s+|[^\w\s]{1,2}")
 PROSE = 'The quick <b>brown</b> fox said "no", jumped\nover `x < y` the lazy dog (see step_12): a[i] = {"k": 1}.\n'
@@ -91,7 +91,7 @@ def body(tokens: int) -> str:
 def call(family: Family, tokens: int) -> str:
     """A call that writes such a file, as the family writes it."""
     arguments = json.dumps({"path": "a.py", "content": body(tokens)}, ensure_ascii=False)
-    return draw(family, [ToolCall(TOOL.name, arguments, "abcdefghi")])
+    return render_turn(family, [ToolCall(TOOL.name, arguments, "abcdefghi")])
 
 
 def measure(family: Family, cut: Sequence[str], tail: str) -> float:
@@ -122,15 +122,15 @@ def growth(family: Family) -> float:
     costs = []
     for kilobytes in KILOBYTES:
         arguments = json.dumps({"path": "a.py", "content": CODE * (kilobytes * 1024 // len(CODE))})
-        text = draw(family, [ToolCall(TOOL.name, arguments, "abcdefghi")])
+        text = render_turn(family, [ToolCall(TOOL.name, arguments, "abcdefghi")])
         cut = [text[at : at + 4] for at in range(0, len(text), 4)]
-        costs.append(measure(family, cut, family.turn or " ") * len(cut))
+        costs.append(measure(family, cut, family.message_header or " ") * len(cut))
     return costs[1] / costs[0]
 
 
 def row(family: Family, sizes: Sequence[int]) -> dict[str, Any]:
     """All figures of one family."""
-    closed = family.turn or " "
+    closed = family.message_header or " "
     found: dict[str, Any] = {"family": family.name}
     for name, cut in streams(family, sizes).items():
         found[name] = measure(family, cut, closed)
@@ -145,7 +145,7 @@ def streams(family: Family, sizes: Sequence[int]) -> dict[str, list[str]]:
     """What is read of one family, in pieces: text, reasoning, and calls by the length of their argument."""
     found = {"text": pieces(PROSE * 200)}
     if family.reasoning:
-        found["reasoning"] = pieces(draw(family, [Reasoning(PROSE * 200)]))
+        found["reasoning"] = pieces(render_turn(family, [Reasoning(PROSE * 200)]))
     return found | ({str(size): pieces(call(family, size)) for size in sizes} if family.forms else {})
 
 

@@ -14,7 +14,8 @@ from benchmarks.stream_reader import read_streams
 from benchmarks.tool_session import Session, grown
 from benchmarks.wire_protocols import Protocol, marker, prompt_tokens
 from singletree.conversation import Sampling
-from singletree.engines.scripted import ScriptedEngine
+from singletree.engines.engine import GenerationJob
+from singletree.engines.scripted.engine import ScriptedEngine
 
 KINDS = ("cold", "repeat", "grown")
 _ANSWER = 4  # tokens
@@ -68,7 +69,7 @@ def engine_first(engine: ScriptedEngine, encode: Callable[[str], Sequence[int]],
     async def answer() -> float:
         await engine.start()
         began = time.process_time()
-        async for _ in engine.generate(prompt, Sampling(), "first"):
+        async for _ in engine.generate(GenerationJob(prompt, Sampling(), "first")):
             pass
         return time.process_time() - began
 

@@ -22,9 +22,10 @@ import httpx
 
 from benchmarks import documents, peers
 from benchmarks.replay_report import Result, report, share
-from benchmarks.replay_turns import TAIL, TOOLS, TURNS, first_tail, spoken_at_best
+from benchmarks.replay_turns import TAIL, TOOLS, TURNS, first_tail, generated_at_best
 from benchmarks.returned_turns import (
     EDIT,
+    HABITS,
     MODEL,
     MUTATIONS,
     PROTOCOLS,
@@ -33,9 +34,9 @@ from benchmarks.returned_turns import (
     Protocol,
     as_given,
     edited,
-    no_thoughts,
+    one_call,
 )
-from benchmarks.stand_ins import bos_token, eos_token, spelled_as, vocabulary
+from benchmarks.stand_ins import bos_token, eos_token, vocabulary, written_as
 from singletree import families
 from singletree.conversation import (
     Part,
@@ -43,19 +44,20 @@ from singletree.conversation import (
     Text,
     ToolCall,
 )
-from singletree.engines.scripted import ScriptedEngine
+from singletree.engines.scripted.engine import ScriptedEngine
 from singletree.errors import SingletreeError
 from singletree.parsing.family import Family
-from singletree.prompts.definition import TokenizerDefinition
-from singletree.prompts.huggingface import read_directory
-from singletree.prompts.replay import TurnMemory
-from singletree.prompts.template import ChatTemplate
-from singletree.prompts.tokenizer import Tokenizer
-from singletree.server.app import App
-from singletree.server.catalog import Catalog, Model
-from singletree.server.config import Config
-from singletree.server.operations import Service
-from singletree.server.tracing import Tracing
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.prompts.tokenizer.definition import TokenizerDefinition
+from singletree.prompts.tokenizer.huggingface import read_directory
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.server.answers.tracing import Tracing
+from singletree.server.http.app import App
+from singletree.server.http.routes import Service
+from singletree.server.models.catalog import Model
+from singletree.server.models.config import Config
+from singletree.server.models.served_models import Catalog
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "shared" / "templates"
 CHOSEN = (
@@ -166,7 +168,9 @@ async def fate(served: Model, said: Sequence[str], parts: Sequence[Part]) -> tup
     than when it was said, so that nothing can be in place; white space does not count.
     """
     still = copy.copy(served.template)
-    still.reads = replace(still.reads, clock=False)  # time that goes on is not of the template's doing
+    still.capabilities = replace(
+        still.capabilities, clock=False
+    )  # time that goes on is not of the template's doing
     played = await play(replace(served, template=still, memory=None), said, PROTOCOLS[-1], as_given, False)
     one, two = played.prompts[-2:]
     header = max((one.rfind(h) for h in served.layout.headers), default=-1) if served.layout else -1
@@ -202,7 +206,7 @@ async def measure(
         template = ChatTemplate(
             source, bos_token=bos_token(source), eos_token=eos_token(family), now=lambda: NOON
         )
-        family = spelled_as(family, template)
+        family = written_as(family, template)
         tokenizer = vocabulary(definition, template, family)
     except SingletreeError as error:
         result.reason = str(error)[:80]
@@ -233,12 +237,14 @@ async def measure(
 
 async def _told(served: Model, parts: Sequence[Part]) -> tuple[str, list[str]]:
     """The template's way with a turn, and it as the model writes it, in a tool loop twice; none where it cannot."""
-    first = spoken_at_best(served, parts, first_tail(served))
+    first = generated_at_best(served, parts, first_tail(served))
     if not first:
         return "", []
     what, prompt = await fate(served, [first], parts)
     again = (
-        spoken_at_best(served, parts, prompt[-TAIL:]) if any(isinstance(p, ToolCall) for p in parts) else ""
+        generated_at_best(served, parts, prompt[-TAIL:])
+        if any(isinstance(p, ToolCall) for p in parts)
+        else ""
     )
     if what != "kept" or not again:
         return what, [first]
@@ -271,12 +277,15 @@ async def _on_all_protocols(
     for protocol in PROTOCOLS:
         counts = [0, 0, 0]
         for (name, said), (number, mutate) in product(turns.items(), enumerate(mutations)):
-            if mutate is no_thoughts and name == "words":
-                continue  # outside a tool loop, reasoning that a harness does not carry is not restored
+            is_refused = mutate is one_call and served.template.capabilities.unanswered == "none"
+            if is_refused and sum(isinstance(part, ToolCall) for part in TURNS[name]) > 1:
+                result.refused.add(name)  # the template prints no call without its result
+                continue
             listed = number % 2 == 1
             fresh = replace(served, memory=TurnMemory(2**26))
             played = await play(fresh, said, protocol, mutate, listed)
             counts = [counts[0] + played.generated, counts[1] + played.kept, counts[2]]
+            result.add(mutate.__name__, protocol.name, played.generated, played.kept)
             if played.kept < played.generated:
                 lost = f"{played.kept} of {played.generated}"
                 result.lost.append(f"{protocol.name}, {name}, {mutate.__name__}: {lost}")
@@ -319,7 +328,10 @@ def main() -> None:
     for path in _paths(options):
         result = asyncio.run(
             measure(
-                f"{path.parent.name}/{path.stem}", path.read_text(encoding="utf-8"), definition, MUTATIONS
+                f"{path.parent.name}/{path.stem}",
+                path.read_text(encoding="utf-8"),
+                definition,
+                (*MUTATIONS, *HABITS),
             )
         )
         results.append(result)

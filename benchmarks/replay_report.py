@@ -11,7 +11,11 @@ from benchmarks.returned_turns import PROTOCOLS, Protocol
 
 @dataclass(slots=True)
 class Result:
-    """One template. Counts of tokens by protocol: in place with the memory, in place without, and generated."""
+    """One template. Counts of tokens by protocol: in place with the memory, in place without, and generated.
+
+    ``habits`` has them by what the harness does and by protocol: (generated, in place with the memory). ``refused``
+    are the turns that the template does not print without all results, so that no call can be put back.
+    """
 
     template: str
     family: str
@@ -21,7 +25,14 @@ class Result:
     lost: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
+    habits: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
     reason: str = ""
+
+    def add(self, habit: str, protocol: str, generated: int, kept: int) -> None:
+        """Count one more session."""
+        before = self.habits.get((habit, protocol), (0, 0))
+        self.habits[habit, protocol] = (before[0] + generated, before[1] + kept)
 
 
 def report(results: Sequence[Result]) -> str:
@@ -52,12 +63,26 @@ def report(results: Sequence[Result]) -> str:
         f"({_percent(kept, total)}) stand in place with the memory, {rendered:,} ({_percent(rendered, total)}) "
         "without."
     )
-    return f"{said}\n\n{documents.table(head, rows)}\n\n{_left_out(results)}"
+    return f"{said}\n\n{_habits(measured)}\n\n{documents.table(head, rows)}\n\n{_left_out(results)}"
+
+
+def _habits(measured: Sequence[Result]) -> str:
+    """The table of what harnesses do to a turn, over all templates."""
+    rows = []
+    for habit in dict.fromkeys(habit for result in measured for habit, _ in result.habits):
+        counts = [
+            [result.habits.get((habit, protocol.name), (0, 0)) for result in measured]
+            for protocol in PROTOCOLS
+        ]
+        shares = [_percent(sum(kept for _, kept in each), sum(said for said, _ in each)) for each in counts]
+        rows.append([habit.replace("_", " "), *shares])
+    return documents.table(["what the harness does", *(p.name for p in PROTOCOLS)], rows)
 
 
 def _not_kept(result: Result) -> list[str]:
     """The turns that the template itself does not keep as they were said."""
-    told = (("dropped", result.dropped), ("rewritten", result.rewritten))
+    refused = [f"{name} without a result" for name in sorted(result.refused)]
+    told = (("dropped", result.dropped), ("rewritten", result.rewritten), ("refused", refused))
     return [f"{what}: {', '.join(names)}" for what, names in told if names]
 
 

@@ -16,10 +16,10 @@ from singletree.conversation import (
     ToolCall,
     Turn,
 )
-from singletree.parsing.draw import draw
 from singletree.parsing.parser import parse
-from singletree.server.catalog import Model
-from singletree.server.pipeline import write_prompt
+from singletree.parsing.render_turn import render_turn
+from singletree.server.models.catalog import Model
+from singletree.server.turn.prompt import write_prompt
 
 SCHEMA = {
     "type": "object",
@@ -27,13 +27,14 @@ SCHEMA = {
         "unit": {"type": "string"},
         "city": {"type": "string"},
         "days": {"type": "number"},
+        "wind": {"type": "number"},
         "note": {"type": "string"},
     },
 }
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}}
 TOOLS = (("get_weather", "The weather of a city.", SCHEMA), ("read_file", "Reads a file.", PATH))
 _NOTE = 'for i in range(3):\\n    print(\\"row\\", i)\\n' * 4
-_WEATHER = f'{{"unit": "celsius",  "city": "Par\\u00eds", "days":3.0, "note": "{_NOTE}"}}'
+_WEATHER = f'{{"unit": "celsius",  "city": "Par\\u00eds", "days":3.0, "wind": -0.0, "note": "{_NOTE}"}}'
 _SINGLE: tuple[Part, ...] = (
     Reasoning("I need the weather.\n\nFirst Paris, then the rest; the user likes it short. "),
     Text("Let me check that for you."),
@@ -55,7 +56,7 @@ TAIL = 200
 def spoken(served: Model, parts: Sequence[Part], tail: str) -> str:
     """``parts`` as the model writes them behind a prompt; empty where its format cannot say them there."""
     tools = tuple(Tool(*tool) for tool in TOOLS)
-    said = draw(served.family, parts)
+    said = render_turn(served.family, parts)
     opened = next((size for size in range(min(len(tail), len(said)), 0, -1) if tail.endswith(said[:size])), 0)
     read = parse(served.family, said[opened:], tools, tail)
     return said[opened:] if _words(read.parts) == _words(parts) else ""
@@ -78,7 +79,7 @@ def _words(parts: Iterable[Part]) -> list[tuple[str, str]]:
     return words
 
 
-def spoken_at_best(served: Model, parts: Sequence[Part], tail: str) -> str:
+def generated_at_best(served: Model, parts: Sequence[Part], tail: str) -> str:
     """``parts`` as the model says them, without its reasoning where its prompt or format has none.
 
     Up to the first token at which its engine stops.

@@ -12,10 +12,13 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a turn as a harness keeps it. ``id`` and ``name`` are a call's; its ``text`` is its arguments."""
+    """A part of a turn as a harness keeps it. ``id`` and ``name`` are a call's; its ``text`` is its arguments.
 
-    kind: Literal["thought", "text", "call"]
-    text: str
+    ``end`` ends a message, and another one follows; so does ``results``, with the results of its calls between.
+    """
+
+    kind: Literal["thought", "text", "call", "end", "results"]
+    text: str = ""
     id: str = ""
     name: str = ""
 
@@ -77,6 +80,105 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 
+def written_by_javascript(blocks: list[Block]) -> list[Block]:
+    """Arguments as JavaScript writes them: ``-0.0`` is ``0``, ``3.0`` is ``3``."""
+    return [replace(b, text=b.text.replace("-0.0", "0").replace("3.0", "3")) for b in blocks]
+
+
+def first_thought(blocks: list[Block]) -> list[Block]:
+    """The first thought only (Copilot CLI)."""
+    return _with_thoughts(blocks, _thoughts(blocks)[:1])
+
+
+def last_thought(blocks: list[Block]) -> list[Block]:
+    """The last thought only (Grok Build, Haystack)."""
+    return _with_thoughts(blocks, _thoughts(blocks)[-1:])
+
+
+def no_words(blocks: list[Block]) -> list[Block]:
+    """``content: null`` where there are calls (CrewAI, Semantic Kernel, Agno)."""
+    return [block for block in blocks if block.kind != "text"] if _calls(blocks) else blocks
+
+
+def calls_alone(blocks: list[Block]) -> list[Block]:
+    """Neither thoughts nor words where there are calls."""
+    return _calls(blocks) or blocks
+
+
+def thoughts_as_words(blocks: list[Block]) -> list[Block]:
+    """Reasoning given back as text (AutoGen)."""
+    return [replace(block, kind="text" if block.kind == "thought" else block.kind) for block in blocks]
+
+
+def echoed_thoughts(blocks: list[Block]) -> list[Block]:
+    """Each thought once more as text (Copilot CLI on Responses)."""
+    return [
+        each
+        for block in blocks
+        for each in ([block, replace(block, kind="text")] if block.kind == "thought" else [block])
+    ]
+
+
+def tagged_thoughts(blocks: list[Block]) -> list[Block]:
+    """Reasoning in the content, between tags and with line breaks of the harness's own."""
+    return [
+        Block("text", f"<think>\n\n{block.text}\n\n</think>\n\n") if block.kind == "thought" else block
+        for block in blocks
+    ]
+
+
+def words_and_calls_apart(blocks: list[Block]) -> list[Block]:
+    """Words and calls as two messages (goose, Open Interpreter)."""
+    calls, rest = _calls(blocks), [block for block in blocks if block.kind != "call"]
+    return [*rest, Block("end"), *calls] if calls and rest else blocks
+
+
+def a_message_each(blocks: list[Block]) -> list[Block]:
+    """Each block as a message of its own."""
+    return [each for block in blocks for each in (block, Block("end"))][:-1]
+
+
+def calls_one_by_one(blocks: list[Block]) -> list[Block]:
+    """A message for each call, with its result behind it."""
+    calls = _calls(blocks)
+    rest = [block for block in blocks if block.kind != "call"]
+    return [*rest, *[each for call in calls for each in (call, Block("results"))][:-1]] if calls else blocks
+
+
+def one_call(blocks: list[Block]) -> list[Block]:
+    """The second call left out, and its result (gptme)."""
+    return [block for block in blocks if block.kind != "call" or block in _calls(blocks)[:1]]
+
+
+HABITS: tuple[Mutation, ...] = (
+    written_by_javascript,
+    first_thought,
+    last_thought,
+    no_words,
+    calls_alone,
+    thoughts_as_words,
+    echoed_thoughts,
+    tagged_thoughts,
+    words_and_calls_apart,
+    a_message_each,
+    calls_one_by_one,
+    one_call,
+)
+"""What further clients do: they give a turn back in part, or in several messages."""
+
+
+def _thoughts(blocks: list[Block]) -> list[Block]:
+    return [block for block in blocks if block.kind == "thought"]
+
+
+def _calls(blocks: list[Block]) -> list[Block]:
+    return [block for block in blocks if block.kind == "call"]
+
+
+def _with_thoughts(blocks: list[Block], kept: list[Block]) -> list[Block]:
+    return [block for block in blocks if block.kind != "thought" or any(block is each for each in kept)]
+
+
 EDIT = "by hand"
 
 
@@ -105,19 +207,36 @@ def _arguments(block: Block) -> Any:
     return json.loads(block.text or "{}")
 
 
+def _messages_of(blocks: Sequence[Block]) -> list[tuple[list[Block], list[Block]]]:
+    """The blocks of each message, and the calls whose results stand behind it."""
+    messages: list[tuple[list[Block], list[Block]]] = []
+    said: list[Block] = []
+    unanswered: list[Block] = []
+    for block in (*blocks, Block("results")):
+        if block.kind == "results":
+            messages.append((said, unanswered))
+            said, unanswered = [], []
+        elif block.kind == "end":
+            messages.append((said, []))
+            said = []
+        else:
+            said.append(block)
+            unanswered += [block] if block.kind == "call" else []
+    return messages
+
+
 def _messages_turn(blocks: Sequence[Block], listed: bool) -> list[Wire]:
-    spelled: dict[str, Callable[[Block], Wire]] = {
+    written: dict[str, Callable[[Block], Wire]] = {
         "thought": lambda b: {"type": "thinking", "thinking": b.text, "signature": ""},
         "text": lambda b: {"type": "text", "text": b.text},
         "call": lambda b: {"type": "tool_use", "id": b.id, "name": b.name, "input": _arguments(b)},
     }
-    results = [
-        {"type": "tool_result", "tool_use_id": b.id, "content": _content(listed)}
-        for b in blocks
-        if b.kind == "call"
-    ]
-    content = [spelled[block.kind](block) for block in blocks]
-    return [{"role": "assistant", "content": content}, {"role": "user", "content": results or NEXT}]
+    turn: list[Wire] = []
+    for said, calls in _messages_of(blocks):
+        turn.append({"role": "assistant", "content": [written[block.kind](block) for block in said]})
+        results = [{"type": "tool_result", "tool_use_id": b.id, "content": _content(listed)} for b in calls]
+        turn += [{"role": "user", "content": results}] if results else []
+    return turn if turn[-1]["role"] == "user" else [*turn, {"role": "user", "content": NEXT}]
 
 
 def _content(listed: bool) -> Any:
@@ -140,6 +259,14 @@ def _messages_blocks(body: Wire) -> list[Block]:
 
 
 def _chat_turn(blocks: Sequence[Block], listed: bool) -> list[Wire]:
+    turn: list[Wire] = []
+    for said, answered in _messages_of(blocks):
+        turn.append(_chat_message(said, listed))
+        turn += [{"role": "tool", "tool_call_id": b.id, "content": _content(listed)} for b in answered]
+    return turn if turn[-1]["role"] == "tool" else [*turn, {"role": "user", "content": NEXT}]
+
+
+def _chat_message(blocks: Sequence[Block], listed: bool) -> Wire:
     text = "".join(block.text for block in blocks if block.kind == "text")
     thought = "".join(block.text for block in blocks if block.kind == "thought")
     calls = [
@@ -149,10 +276,7 @@ def _chat_turn(blocks: Sequence[Block], listed: bool) -> list[Wire]:
     ]
     content: Any = [{"type": "text", "text": text}] if listed and text else text or None
     message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
-    if thought:
-        message["reasoning_content"] = thought
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": _content(listed)} for call in calls]
-    return [message, *(results or [{"role": "user", "content": NEXT}])]
+    return message | ({"reasoning_content": thought} if thought else {})
 
 
 def _chat_blocks(body: Wire) -> list[Block]:
@@ -167,12 +291,11 @@ def _chat_blocks(body: Wire) -> list[Block]:
 
 
 def _responses_turn(blocks: Sequence[Block], listed: bool) -> list[Wire]:
-    spelled: dict[str, Callable[[int, Block], Wire]] = {
+    written: dict[str, Callable[[int, Block], Wire]] = {
         "thought": lambda i, b: {
             "type": "reasoning",
             "id": f"rs_{i}",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": b.text}],
+            "summary": [{"type": "summary_text", "text": b.text}],
         },
         "text": lambda i, b: {
             "type": "message",
@@ -186,13 +309,12 @@ def _responses_turn(blocks: Sequence[Block], listed: bool) -> list[Wire]:
             "arguments": b.text,
         },
     }
-    results = [
-        {"type": "function_call_output", "call_id": b.id, "output": RESULT}
-        for b in blocks
-        if b.kind == "call"
-    ]
-    said = [spelled[block.kind](i, block) for i, block in enumerate(blocks)]
-    return [*said, *(results or [{"type": "message", "role": "user", "content": NEXT}])]
+    turn: list[Wire] = []
+    for said, calls in _messages_of(blocks):
+        turn += [written[block.kind](len(turn) + i, block) for i, block in enumerate(said)]
+        turn += [{"type": "function_call_output", "call_id": b.id, "output": RESULT} for b in calls]
+    is_answered = bool(turn) and turn[-1]["type"] == "function_call_output"
+    return turn if is_answered else [*turn, {"type": "message", "role": "user", "content": NEXT}]
 
 
 def _responses_blocks(body: Wire) -> list[Block]:
@@ -274,6 +396,6 @@ PROTOCOLS = (
             "description": description,
             "parameters": schema,
         },
-        {"max_output_tokens": 8000, "reasoning": {"effort": "medium"}, "store": False},
+        {"max_output_tokens": 8000, "reasoning": {"effort": "medium", "summary": "auto"}, "store": False},
     ),
 )

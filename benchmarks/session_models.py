@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from benchmarks import peers
 from benchmarks.replay import TEMPLATES, model
 from benchmarks.replay_turns import first_tail, spoken
-from benchmarks.stand_ins import eos_token, spelled_as, vocabulary
+from benchmarks.stand_ins import eos_token, vocabulary, written_as
 from singletree import families
 from singletree.conversation import Part, ToolCall
-from singletree.engines.scripted import ScriptedEngine
-from singletree.prompts.huggingface import read_directory
-from singletree.prompts.template import ChatTemplate
-from singletree.prompts.tokenizer import Tokenizer
-from singletree.server.catalog import Model
+from singletree.engines.scripted.engine import ScriptedEngine
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.prompts.tokenizer.huggingface import read_directory
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.server.models.catalog import Model
 
 __all__ = ["CHOSEN", "TEMPLATES", "Scripted", "scripted"]
 
@@ -60,7 +60,7 @@ def scripted(template: Path, folder: Path) -> Scripted:
     source = template.read_text(encoding="utf-8")
     family = families.find(source).family
     chat_template = ChatTemplate(source, bos_token="", eos_token=eos_token(family))
-    family = spelled_as(family, chat_template)
+    family = written_as(family, chat_template)
     tokenizer = vocabulary(read_directory(peers.QWEN3), chat_template, family)
     _write(tokenizer, source, eos_token(family), folder)
     engine = ScriptedEngine(tokenizer.encode, tokenizer.decode)

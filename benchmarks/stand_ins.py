@@ -12,12 +12,12 @@ from functools import partial
 
 from singletree.conversation import Conversation, Reasoning, Text, Tool, Turn
 from singletree.errors import InvalidRequest
-from singletree.parsing.draw import draw
-from singletree.parsing.family import Family
-from singletree.prompts.added_tokens import AddedToken
-from singletree.prompts.definition import TokenizerDefinition, turn_enders
-from singletree.prompts.template import ChatTemplate
-from singletree.prompts.tokenizer import Tokenizer
+from singletree.parsing.family import Family, markers
+from singletree.parsing.render_turn import render_turn
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.prompts.tokenizer.added_tokens import AddedToken
+from singletree.prompts.tokenizer.definition import TokenizerDefinition, end_of_turn_ids
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
 
 _TOKENS = re.compile(
     r"<[|｜/]?[\w▁:.|｜-]*[|｜][\w▁:.|｜-]*>|\[/?[A-Z][A-Z_]+\]|\]~!?b\[?\]?|\[e~\[|</?(?:start|end)_of_[a-z]+>"
@@ -35,14 +35,14 @@ def vocabulary(definition: TokenizerDefinition, template: ChatTemplate, family: 
     known = {token.text for token in definition.added_tokens}
     marks = {
         *_TOKENS.findall(template.source + printed(template, family)),
-        *(end for end in family.ends if end in template.source),
+        *(end for end in family.stop_markers if end in template.source),
         eos_token(family),
     }
     more = sorted(marks - known)
     first = definition.vocabulary_size
     added = tuple(AddedToken(first + i, text, special=True) for i, text in enumerate(more))
     tokens = [token for token in (*definition.added_tokens, *added) if token.text in marks]
-    stops = turn_enders(tokens) or {token.id for token in tokens if token.text in family.ends}
+    stops = end_of_turn_ids(tokens, family.stop_markers, markers(family))
     return Tokenizer(
         replace(
             definition,
@@ -56,7 +56,7 @@ def vocabulary(definition: TokenizerDefinition, template: ChatTemplate, family: 
 def printed(template: ChatTemplate, family: Family) -> str:
     """A prompt: some templates put their tokens together from pieces."""
     try:
-        return template.render(_PROBE, draw=partial(draw, family))
+        return template.render(_PROBE, render_parts=partial(render_turn, family))
     except InvalidRequest:
         return ""
 
@@ -68,10 +68,10 @@ def bos_token(source: str) -> str:
 
 def eos_token(family: Family) -> str:
     """What the template may call its end of sequence."""
-    return family.ends[0] if family.ends else "</s>"
+    return family.stop_markers[0] if family.stop_markers else "</s>"
 
 
-def spelled_as(family: Family, template: ChatTemplate) -> Family:
+def written_as(family: Family, template: ChatTemplate) -> Family:
     """``family`` with that of its spellings first in which the template prints a turn (Hunyuan 3)."""
     source = template.source + printed(template, family)
     reasoning = family.reasoning

@@ -16,7 +16,8 @@ from benchmarks.servers import Server
 from benchmarks.stream_reader import Answer, WrongAnswer, read_streams
 from benchmarks.wire_protocols import Protocol, marker
 from singletree.conversation import Sampling
-from singletree.engines.scripted import ScriptedEngine
+from singletree.engines.engine import GenerationJob
+from singletree.engines.scripted.engine import ScriptedEngine
 
 _SHORT = 8  # tokens of the answers that stand for what a request costs without its tokens
 
@@ -115,7 +116,7 @@ def _drain_cpu(
     prompt = encode(marker(tokens, load.delay))
 
     async def drain(number: int) -> None:
-        async for _ in engine.generate(prompt, Sampling(), str(number)):
+        async for _ in engine.generate(GenerationJob(prompt, Sampling(), str(number))):
             pass
 
     async def all_streams() -> float:

@@ -1,4 +1,4 @@
-"""The house rules that explain where public parser cases expect something else than is read here."""
+"""List the house rules that explain why public parser cases expect other parts than the parser returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from singletree.parsing.family import markers
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that is read otherwise here than its authors expect."""
+    """A row that the parser reads differently from what its authors expect."""
 
     source: str
     family: str
@@ -23,7 +23,7 @@ class Difference:
     answers: tuple[Mapping[str, Any], ...]
 
     def shown(self) -> str:
-        """For the eye."""
+        """Return the difference as lines for a person to read."""
         row = {
             k: self.row.get(k)
             for k in ("id", "test", "file", "mode", "reasoning_format", "generation_prompt", "is_partial")
@@ -125,7 +125,7 @@ def _bare(difference: Difference) -> bool:
 
 
 def _unmarked(family: str, text: Any) -> str:
-    """``text`` without the literals of a family's pictures."""
+    """Return ``text`` without the markers of a family."""
     found = sorted((m.strip().removeprefix("]").strip() for m in _markers(family)), key=len, reverse=True)
     plain = str(text or "")
     for marker in found:
@@ -154,13 +154,15 @@ def _always_thinks(difference: Difference, answer: Mapping[str, Any]) -> bool:
 
 
 def _swapped(difference: Difference, answer: Mapping[str, Any]) -> bool:
-    said = _squeezed(difference.ours["reasoning"])
-    return bool(said) and not difference.ours["content"] and said == _squeezed(answer.get("content"))
+    reasoning = _squeezed(difference.ours["reasoning"])
+    return (
+        bool(reasoning) and not difference.ours["content"] and reasoning == _squeezed(answer.get("content"))
+    )
 
 
 def _held_at_the_end(difference: Difference, answer: Mapping[str, Any]) -> bool:
-    said = _squeezed(difference.ours["reasoning"])
-    return _row(difference, "mode") == "stream" and said.startswith(_squeezed(answer.get("reasoning")))
+    reasoning = _squeezed(difference.ours["reasoning"])
+    return _row(difference, "mode") == "stream" and reasoning.startswith(_squeezed(answer.get("reasoning")))
 
 
 def _header_words(difference: Difference, answer: Mapping[str, Any]) -> bool:
@@ -190,26 +192,26 @@ BARE = ("llama3_json", "pythonic", "xlam")
 
 RULES: list[tuple[str, Explains]] = [
     ("Gemma's label is a line of its own", _label),
-    ("H1: what the prompt holds already is not said again", _continued),
+    ("H1: text that the prompt already holds is not returned again", _continued),
     ("H1: without the prompt's tail, a family that always thinks begins thinking", _any(_always_thinks)),
-    ("H12: thought that others leave in the text is reasoning", _appends),
+    ("H12: reasoning that others leave in the text is reasoning", _appends),
     ("H2: reasoning is its own part; the row wants it left in the text", _left_in_text),
     ("H2: reasoning stays reasoning when nothing follows it", _any(_swapped)),
-    ("JSON answers are passed on as written, fence and all", _fenced_json),
-    ("H3: a call inside open reasoning breaks out", _any(_broke_out)),
-    ("H3: the row looks at reasoning only; the call in it is read by the same pass", _reads_the_call),
-    ("H6: Kimi's header names the tool, it is not guessed from the arguments", _any(_no_name)),
+    ("JSON answers are passed on as written, with their code fence", _fenced_json),
+    ("H3: a call inside open reasoning ends the reasoning", _any(_broke_out)),
+    ("H3: the row checks reasoning only; the same pass parses the call in it", _reads_the_call),
+    ("H6: Kimi's header names the tool; the name is not guessed from the arguments", _any(_no_name)),
     ("H7: a cut call is not dispatched", _any(_dispatches_cut)),
-    ("H8: without a marker, only a known name at the start of a line calls", _bare),
+    ("H8: without a marker, only a known name at the start of a line is a call", _bare),
     ("H8: unknown names are forwarded", _any(_forwarded)),
-    ("H9: stray markers are swallowed", _any(_swallowed)),
-    ("H9: an opener, or the words that open, are no part of the thought", _any(_header_words)),
+    ("H9: stray markers are dropped", _any(_swallowed)),
+    ("H9: the opening marker or phrase is not part of the reasoning", _any(_header_words)),
     ("H2: text before, between and after calls is kept", _any(_keeps_text)),
-    ("H6: what is no call comes back as text, markup and all", _any(_hides_broken)),
+    ("H6: what is not a call comes back as text, with its markup", _any(_hides_broken)),
     ("H5: a call is complete when its arguments are", _any(_recovered)),
     (
-        "H10, H11: a value keeps its text but for one line break; types come from the wire, else the schema",
+        "H10, H11: a value keeps its text except for one line break; types come from the wire, else from the schema",
         _any(_typed),
     ),
-    ("H6: a marker cut at the end is what was said", _any(_held_at_the_end)),
+    ("H6: a marker cut at the end is text", _any(_held_at_the_end)),
 ]

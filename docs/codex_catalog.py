@@ -1,7 +1,7 @@
-"""What Codex's catalog changes: ``python docs/codex_catalog.py`` runs real Codex and rewrites ``codex-catalog.md``.
+"""Measure what the catalog changes in Codex: ``python docs/codex_catalog.py`` runs Codex and rewrites its page.
 
 One scripted task, twice: with the metadata that Codex falls back to for a model it does not know, and with the catalog
-that singletree serves. The harnesses come from ``python tests/clients/install.py``.
+that singletree serves. The page is ``codex-catalog.md``. The harnesses come from ``python tests/clients/install.py``.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ FALLBACK = ("-c", f"model_providers.plain={{{PLAIN}}}", "-c", "model_provider=pl
 
 
 class Case(NamedTuple):
-    """One run, and whether the file was changed by it."""
+    """One run of Codex, and whether it changed the file."""
 
     ran: Ran
     changed: bool
 
 
 def run(*options: str) -> Case:
-    """The task, in a repository, a home and on a server of its own."""
+    """Run the task in a repository, a home and on a server of its own; ``options`` go to Codex."""
     with tempfile.TemporaryDirectory() as folder:
         home, repository, served = (Path(folder) / name for name in ("home", "repository", "served"))
         for each in (home, repository, served):
@@ -68,14 +68,14 @@ def _tools(case: Case) -> str:
     return ", ".join(f"`{tool.get('name', tool['type'])}`" for tool in tools)
 
 
-def _said(case: Case, kind: str, field: str) -> list[Any]:
+def _fields(case: Case, kind: str, field: str) -> list[Any]:
     return [item[field] for item in case.ran.requests[-1]["input"] if item.get("type") == kind]
 
 
 def _patched(case: Case) -> str:
-    if outputs := _said(case, "custom_tool_call_output", "output"):
+    if outputs := _fields(case, "custom_tool_call_output", "output"):
         return f"`custom_tool_call`, answered with {_quoted(outputs[0])}"
-    return f"`function_call`, answered with {_quoted(_said(case, 'function_call_output', 'output')[0])}"
+    return f"`function_call`, answered with {_quoted(_fields(case, 'function_call_output', 'output')[0])}"
 
 
 def _quoted(text: Any) -> str:
@@ -84,7 +84,7 @@ def _quoted(text: Any) -> str:
 
 
 def _printed(case: Case) -> str:
-    output = str(_said(case, "function_call_output", "output")[-1])
+    output = str(_fields(case, "function_call_output", "output")[-1])
     marker = re.search(r"…[^…]*truncated…", output)
     return f"{len(output):,} characters, “{marker[0] if marker else 'nothing left out'}”"
 
@@ -112,13 +112,13 @@ ROWS: tuple[tuple[str, Callable[[Case], str]], ...] = (
 
 
 def table(fallback: Case, catalog: Case) -> str:
-    """Both runs, side by side."""
+    """Return a table with both runs side by side."""
     rows = [f"| {name} | {of(fallback)} | {of(catalog)} |" for name, of in ROWS]
     return "\n".join(["| | fallback metadata | singletree's catalog |", "|---|---|---|", *rows])
 
 
 def main() -> None:
-    """Runs both and puts the table into the document."""
+    """Run both and put the table into the document."""
     text = DOCUMENT.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -1,8 +1,8 @@
-"""An agent's task on the embedded engine; writes ``embedded-task.md``.
+"""Run an agent's task on the embedded engine, and write ``embedded-task.md``.
 
-The loop of a harness, as small as it can be: it sends the conversation to ``/v1/messages``, streaming, runs
-the tool that the model calls, sends the result back, and ends with the model's answer. Qwen2.5-Coder-1.5B
-knows what to call but seldom writes it as a call by itself: ``tool_choice`` says what each turn has to be.
+This is the loop of a harness, as small as possible: it sends the conversation to ``/v1/messages``, streaming, runs the
+tool that the model calls, sends the result back, and ends with the model's answer. Qwen2.5-Coder-1.5B knows what to
+call but seldom writes a call by itself, so ``tool_choice`` names the tool for each turn.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TOOLS: list[ToolParam] = [
     },
 ]
 QUESTION = "What did the command print, and what is the secret word? Answer in one sentence."
-# What the user adds before each turn, and what the turn has to be. Given only results, the model calls again.
+# What the user adds before each turn, and the tool choice of the turn. Given only results, the model calls again.
 STEPS: list[tuple[str, ToolChoiceParam]] = [
     (TASK, {"type": "tool", "name": "shell", "disable_parallel_tool_use": True}),
     ("", {"type": "tool", "name": "read_file", "disable_parallel_tool_use": True}),
@@ -62,7 +62,7 @@ STEPS: list[tuple[str, ToolChoiceParam]] = [
 
 
 def run_tool(name: str, arguments: dict[str, Any], folder: Path) -> str:
-    """What the tool gives back; a failure is told to the model, too."""
+    """Return the output of the tool; the model sees the output of a failure, too."""
     command = arguments.get("command", "") if name == "shell" else f"cat {arguments.get('path', '')}"
     done = subprocess.run(
         command, shell=True, cwd=folder, capture_output=True, text=True, check=False, timeout=30
@@ -71,7 +71,7 @@ def run_tool(name: str, arguments: dict[str, Any], folder: Path) -> str:
 
 
 def run_calls(message: Message, folder: Path) -> list[ToolResultBlockParam]:
-    """What the calls of ``message`` gave, in their order."""
+    """Return the results of the calls in ``message``, in their order."""
     return [
         {
             "type": "tool_result",
@@ -83,8 +83,8 @@ def run_calls(message: Message, folder: Path) -> list[ToolResultBlockParam]:
     ]
 
 
-def told(message: Message) -> list[str]:
-    """The model's blocks as lines of the transcript."""
+def transcript(message: Message) -> list[str]:
+    """Return the model's blocks as lines of the transcript."""
     lines = []
     for block in message.content:
         if block.type == "text":
@@ -97,7 +97,7 @@ def told(message: Message) -> list[str]:
 
 
 def ask(client: Anthropic, messages: list[MessageParam], choice: ToolChoiceParam) -> tuple[Message, str]:
-    """The model's next turn, and what it cost in words."""
+    """Return the model's next turn, and a text of its tokens and seconds."""
     began = time.monotonic()
     with client.messages.stream(
         model=MODEL,
@@ -115,13 +115,13 @@ def ask(client: Anthropic, messages: list[MessageParam], choice: ToolChoiceParam
 
 
 def drive(client: Anthropic, folder: Path) -> tuple[list[str], str]:
-    """Does the task. Returns the transcript's lines and the final answer."""
+    """Do the task; return the lines of the transcript and the final answer."""
     messages: list[MessageParam] = []
     given: list[ToolResultBlockParam] = []
     lines, answer = [], ""
     for words, choice in STEPS:
-        said: list[TextBlockParam] = [{"type": "text", "text": words}] if words else []
-        messages.append({"role": "user", "content": [*given, *said]})
+        added: list[TextBlockParam] = [{"type": "text", "text": words}] if words else []
+        messages.append({"role": "user", "content": [*given, *added]})
         message, cost = ask(client, messages, choice)
         messages.append({"role": "assistant", "content": message.content})
         answer = "".join(block.text for block in message.content if block.type == "text")
@@ -129,13 +129,13 @@ def drive(client: Anthropic, folder: Path) -> tuple[list[str], str]:
         shown = (line for result in given for line in str(result.get("content", "")).splitlines())
         wanted = choice.get("name", choice["type"])
         lines += ["**User**", "", words, ""] if words else []
-        lines += [f"**Model** (`tool_choice`: {wanted}; {cost})", "", *told(message), ""]
+        lines += [f"**Model** (`tool_choice`: {wanted}; {cost})", "", *transcript(message), ""]
         lines += ["**Tool**", "", *(f"    {line}" for line in shown), ""] if given else []
     return lines, answer
 
 
 def main() -> int:
-    """The command."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
         description="Do an agent's task on a running server and keep the transcript."
     )

@@ -1,9 +1,7 @@
-"""The cases that every model family takes a stance on, and cases.md, the table of them.
+"""Define cases for every model family, and make family-cases.md, the table of them (``make docs``).
 
-    python docs/family_cases.py
-
-A stance is a sample, or says why the case cannot arise, or that it is broken and why. Samples are made here from the
-family's declaration and a turn: what a parser must read is that turn, whatever the parser. A sample file of
+A family's stance on a case is a sample, or the reason why the case cannot arise, or a known defect and its reason.
+Samples are made here from the family's declaration and a turn; a parser must return that turn. A sample file in
 ``tests/families/samples`` may hold stances of its own, which win:
 
     [[stance]]
@@ -23,8 +21,8 @@ from pathlib import Path
 
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, Tool, ToolCall
-from singletree.parsing.draw import draw
-from singletree.parsing.family import Family, markers
+from singletree.parsing.family import SLOT, Family, markers
+from singletree.parsing.render_turn import render_turn
 
 HERE = Path(__file__).parent
 SAMPLES = HERE.parent / "tests" / "families" / "samples"
@@ -49,13 +47,15 @@ G = ToolCall("g", "{}", "123456789")
 
 @dataclass(frozen=True)
 class Stance:
-    """What a family's model writes in a case, and the turn that it says; or why there is no such case.
+    """What a family's model writes in a case, and the turn that this is; or the reason why there is no such case.
 
     Attributes:
-        text: what the model writes behind ``tail``, the end of the prompt.
-        parts: what it says.
-        anywhere: it may be cut anywhere, and says then what came before the cut.
-        forgiving: (markers, white space) that the format may show or not show; they are left out of a comparison.
+        text: what the model writes after ``tail``, the end of the prompt.
+        parts: the turn that a parser must return.
+        anywhere: whether the text may be cut anywhere; the turn is then what came before the cut.
+        forgiving: markers that the format may show or not show; a comparison leaves them and white space out.
+        not_applicable: why the case cannot arise.
+        known_broken: why the parser is known to return another turn.
     """
 
     text: str = ""
@@ -69,18 +69,18 @@ class Stance:
 
 _NO_CALLS = "the family makes no calls"
 _NO_THOUGHT = "the family marks no reasoning"
-_NO_MARK = "nothing marks a call of this family but its place and a known name (H8)"
-_NO_OPENER = "the prompt holds what opens a call; the model begins with the name"
-_NO_CLOSER = "nothing stands behind the arguments of a call"
+_NO_MARK = "only its place and a known name mark a call of this family (H8)"
+_NO_OPENER = "the prompt holds the opening marker of a call; the model begins with the name"
+_NO_CLOSER = "nothing follows the arguments of a call"
 _NO_MARKERS = "the family has no markers"
 
 
-def _drawn(family: Family, *parts: Part) -> Stance:
-    return Stance(draw(family, parts), parts, family.turn or " ")
+def _rendered(family: Family, *parts: Part) -> Stance:
+    return Stance(render_turn(family, parts), parts, family.message_header or " ")
 
 
 def _with_calls(*parts: Part) -> Callable[[Family], Stance]:
-    return lambda family: _drawn(family, *parts) if family.forms else Stance(not_applicable=_NO_CALLS)
+    return lambda family: _rendered(family, *parts) if family.forms else Stance(not_applicable=_NO_CALLS)
 
 
 def _saying(**arguments: object) -> Callable[[Family], Stance]:
@@ -88,66 +88,68 @@ def _saying(**arguments: object) -> Callable[[Family], Stance]:
 
 
 def _malformed(family: Family) -> Stance:
-    """The arguments break in the middle: all of it comes back as text (H6), but for what ends a turn."""
+    """Arguments that break in the middle: all of it comes back as text (H6), except for markers that end a turn."""
     if not family.forms:
         return Stance(not_applicable=_NO_CALLS)
     text = broken_behind(family)
-    return Stance(text, (Text(text),), family.turn or " ", forgiving=family.ends)
+    return Stance(text, (Text(text),), family.message_header or " ", forgiving=family.dropped_markers)
 
 
 def broken_behind(family: Family, *parts: Part) -> str:
-    """``parts`` and then a call whose arguments break in the middle, as the family writes it."""
+    """Return ``parts`` and then a call whose arguments break in the middle, as the family writes them."""
     form = family.forms[0]
     if "{args}" in form.call:
-        return draw(family, [*parts, ToolCall("f", '{"s": oops}', "broken000")])
-    drawn = draw(family, [*parts, ToolCall("f", '{"s": "zz"}', "broken000")])
+        return render_turn(family, [*parts, ToolCall("f", '{"s": oops}', "broken000")])
+    rendered = render_turn(family, [*parts, ToolCall("f", '{"s": "zz"}', "broken000")])
     if form.literals:
         quote = form.literals.quote
-        return drawn.replace(f"{quote}zz{quote}", f"{quote}zz{quote}{quote}oops{quote}")
+        return rendered.replace(f"{quote}zz{quote}", f"{quote}zz{quote}{quote}oops{quote}")
     slots = {"{key}": "s", "{value}": "zz", "{string}": "true", "{type}": "string"}
     parameter = re.sub(r"\{\w+\}", lambda m: slots[m[0]], form.parameter)
-    return drawn.replace(parameter, parameter + "oops ")
+    return rendered.replace(parameter, parameter + "oops ")
 
 
 def _inside_reasoning(family: Family) -> Stance:
     if not family.reasoning or not family.forms:
         return Stance(not_applicable=_NO_CALLS if family.reasoning else _NO_THOUGHT)
-    if family.forms[0].bare:
+    if family.forms[0].unmarked:
         return Stance(not_applicable=_NO_MARK)
-    text = family.reasoning[0] + "plan" + family.turn + draw(family, [F])
-    return Stance(text, (Reasoning("plan"), F), family.turn or " ")
+    text = family.reasoning[0] + "plan" + family.message_header + render_turn(family, [F])
+    return Stance(text, (Reasoning("plan"), F), family.message_header or " ")
 
 
 def _without_opener(family: Family) -> Stance:
-    """Without it there is no call, unless models of the family are known to forget it."""
+    """A call without its opening marker: text, unless models of the family are known to forget the marker."""
     if not family.forms:
         return Stance(not_applicable=_NO_CALLS)
-    form, drawn = family.forms[0], draw(family, [F])
-    if form.bare or not form.opener:
-        return Stance(not_applicable=_NO_MARK if form.bare else _NO_OPENER)
+    form, rendered = family.forms[0], render_turn(family, [F])
+    if form.unmarked or not form.opener:
+        return Stance(not_applicable=_NO_MARK if form.unmarked else _NO_OPENER)
     if form.optional:
-        return Stance(drawn.removeprefix(form.calls[0]), (F,), family.turn or " ")
-    text = drawn.removeprefix(form.opener)
+        return Stance(rendered.removeprefix(form.calls[0]), (F,), family.message_header or " ")
+    text = rendered.removeprefix(form.opener)
     stray = {tag for m in markers(family) for tag in _TAG.findall(m)}
-    return Stance(text, (Text(text),), family.turn or " ", forgiving=tuple(sorted(stray)))
+    # Closers that do not look like tags are dropped as well (H9).
+    stray |= {m.strip() for m in (SLOT.split(form.call)[-1], form.calls[1]) if re.search(r"\w", m)}
+    return Stance(text, (Text(text),), family.message_header or " ", forgiving=tuple(sorted(stray)))
 
 
 _TAG = re.compile(r"<[^<>\n]*>|\[/?[A-Z_]+\]")
 
 
 def _without_closer(family: Family) -> Stance:
-    """A call is complete when its arguments are (H5); where its closer is what completes them, it is cut (H7)."""
+    """A call without its closing marker: complete if its arguments are (H5); cut if only the marker ends them (H7)."""
     if not family.forms:
         return Stance(not_applicable=_NO_CALLS)
     head, body, tail = re.split(r"\{(args|params|literals)\}", family.forms[0].call)
     kept = "" if body == "args" else tail[:1] if body == "literals" else _closing(tail)
     form = replace(family.forms[0], call=f"{head}{{{body}}}{kept}", calls=(family.forms[0].calls[0], ""))
-    text = draw(replace(family, forms=(form,)), [F]).rstrip()
-    if text == draw(family, [F]).rstrip():
+    text = render_turn(replace(family, forms=(form,)), [F]).rstrip()
+    if text == render_turn(family, [F]).rstrip():
         return Stance(not_applicable=_NO_CLOSER)
     complete = body != "params" or bool(kept.strip())
     call = F if complete else replace(F, arguments=F.arguments.removesuffix("}"), complete=False)
-    return Stance(text, (call,), family.turn or " ")
+    return Stance(text, (call,), family.message_header or " ")
 
 
 def _closing(tail: str) -> str:
@@ -156,24 +158,26 @@ def _closing(tail: str) -> str:
 
 
 def _quoted(family: Family) -> Stance:
-    """Markers in backticks are prose, and the answer goes on."""
+    """Markers in backticks: they are prose, and the answer continues."""
     found = [m.split("\n")[0].strip() for m in _shown_markers(family)]
     if not any(found):
         return Stance(not_applicable=_NO_MARKERS)
-    said = Text("The marks " + " and ".join(f"`{m}`" for m in dict.fromkeys(found) if m) + " mean something.")
-    return _drawn(family, said, F) if family.forms else _drawn(family, said)
+    prose = Text(
+        "The marks " + " and ".join(f"`{m}`" for m in dict.fromkeys(found) if m) + " mean something."
+    )
+    return _rendered(family, prose, F) if family.forms else _rendered(family, prose)
 
 
 def _shown_markers(family: Family) -> list[str]:
-    calls = [form for form in family.forms[:1] if not form.bare]
+    calls = [form for form in family.forms[:1] if not form.unmarked]
     pairs = [m for form in calls for m in (form.opener, form.calls[1])]
-    return [*pairs, *(family.reasoning or ()), family.turn]
+    return [*pairs, *(family.reasoning or ()), family.message_header]
 
 
 def _cut(family: Family) -> Stance:
     parts: list[Part] = [Reasoning("some plan")] if family.reasoning else []
     parts += [Text("Let me look."), *([F, G] if family.forms else [])]
-    return replace(_drawn(family, *parts), anywhere=True)
+    return replace(_rendered(family, *parts), anywhere=True)
 
 
 _SEPARATORS = 'a, b; c: d = e} ] ) { [ ( | \\ \' " < > \t\n\n, "k": 1}, {'
@@ -182,7 +186,7 @@ _LONG = "def f(x):\n    return x < 3  # “quoted” { } [ ]\n" * 220
 CASES: dict[str, Callable[[Family], Stance]] = {
     "single": _with_calls(F),
     "parallel": _with_calls(F, G, replace(F, arguments='{"s": "y", "n": 4}', id="third00id")),
-    "none": lambda family: _drawn(family, Text("Just an answer, a < b.")),
+    "none": lambda family: _rendered(family, Text("Just an answer, a < b.")),
     "malformed": _malformed,
     "truncated at each place": _cut,
     "empty arguments": _with_calls(G),
@@ -201,7 +205,7 @@ CASES: dict[str, Callable[[Family], Stance]] = {
 
 @lru_cache(maxsize=1)
 def _own() -> dict[tuple[str, str], dict[str, str]]:
-    """The stances that sample files take themselves, by family and case."""
+    """Return the stances of sample files, by family and case."""
     found = {}
     for path in SAMPLES.glob("*.toml"):
         for row in tomllib.loads(path.read_text(encoding="utf-8")).get("stance", ()):
@@ -210,18 +214,18 @@ def _own() -> dict[tuple[str, str], dict[str, str]]:
 
 
 def stance(family: Family, case: str) -> Stance:
-    """The stance of ``family`` on ``case``."""
+    """Return the stance of ``family`` on ``case``."""
     made = CASES[case](family)
     return replace(made, **_own().get((family.name, case), {}))  # type: ignore[arg-type]
 
 
 def unknown() -> list[tuple[str, str]]:
-    """Stances of sample files on cases that do not exist."""
+    """Return (family, case) of stances in sample files on cases that do not exist."""
     return [key for key in _own() if key[1] not in CASES]
 
 
 def page() -> str:
-    """The table of families and cases."""
+    """Return the table of families and cases."""
     reasons: list[str] = []
     rows = [_row(family, reasons) for family in families.table()]
     heads = ("family", *CASES)
@@ -233,8 +237,8 @@ def page() -> str:
 
 _HEAD = """# Model families, case by case
 
-Written by `python docs/family_cases.py`. ✓: a sample, read as the turn that it was made from (`tests/families`).
-A number: the case does not arise, for the reason of that number below. ✗ and a number: known to be read wrongly.
+Written by `make docs`. ✓: the parser returns the turn from which the sample was made (`tests/families`). A number: the
+case does not arise, for the reason with that number below. ✗ and a number: known to be parsed wrongly, with the reason.
 """
 
 
@@ -251,13 +255,9 @@ def _row(family: Family, reasons: list[str]) -> Sequence[str]:
 
 
 def samples() -> Iterator[tuple[Family, str, Stance]]:
-    """Every stance that is a sample, those that are known to be read wrongly among them."""
+    """Yield every stance that is a sample, also those that are known to be parsed wrongly."""
     for family in families.table():
         for case in CASES:
             taken = stance(family, case)
             if not taken.not_applicable:
                 yield family, case, taken
-
-
-if __name__ == "__main__":
-    (HERE / "cases.md").write_text(page(), encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Writes agreement.md: how far the families here read public parser cases as their authors expect.
+"""Write agreement.md: how often the families here parse public parser cases as the authors of the cases expect.
 
     python docs/make_agreement.py CASES [--show]
 
-``CASES`` is a folder of JSON-lines files (one row: family, text, tools, what is expected). ``--show`` prints every
-disagreement that no rule explains.
+``CASES`` is a folder of JSON Lines files (one row: family, text, tools, the expected parts). ``--show`` prints every
+difference that no rule explains.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from singletree.parsing.parser import Parser
 Row = Mapping[str, Any]
 HERE = Path(__file__).parent
 
-# The cases' own words for what has another name, or only one half, here.
-SPELLED = {
+# Families of the cases that have another name, or only one half, here.
+OTHER_NAMES = {
     "kimi_k2 / k25": "kimi_k2", "deepseek_v3 / r1": "deepseek_v3", "hunyuan hy3": "hy_v3", "granite 3.1": "granite",
     "mistral v11+": "mistral", "qwen3.5 / nemotron3 (qwen3_coder)": "qwen3_coder", "qwen3+hermes": "qwen3",
     "gigachat3.1": "gigachat3", "hunyuan": "hy_v3", "json_array": "xlam", "nemotron3": "nemotron_v3",
@@ -37,7 +37,7 @@ SPELLED = {
 
 @dataclass(frozen=True)
 class Case:
-    """One row, ready to be read: whom it belongs to, and the answers that count as agreement."""
+    """One row with the family that parses it, the end of its prompt, and the answers that count as agreement."""
 
     source: str
     family: Family
@@ -47,27 +47,27 @@ class Case:
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """All rows of all files that name a family and hold a text."""
+    """Yield all rows of all files that name a family and hold a text."""
     for source, read in SOURCES.items():
         for line in (folder / source).read_text(encoding="utf-8").splitlines():
             yield from read(source, json.loads(line))
 
 
 def disagreement(case: Case) -> Difference | None:
-    """None where one of the case's answers is what is read here."""
-    ours = said(case)
+    """Return how the parsed row differs from the case's answers; None if it equals one of them."""
+    ours = parsed(case)
     if any(same(ours, answer, partial=bool(case.row.get("is_partial"))) for answer in case.answers):
         return None
     return Difference(case.source, case.family.name, case.row, ours, case.answers)
 
 
 def rule_of(difference: Difference) -> str:
-    """The house rule that explains a difference; empty when none does."""
+    """Return the house rule that explains a difference; empty if none does."""
     return next((rule for rule, explains in RULES if explains(difference)), "")
 
 
-def said(case: Case) -> dict[str, Any]:
-    """What is read here, in the cases' words."""
+def parsed(case: Case) -> dict[str, Any]:
+    """Parse the row; return reasoning, content and calls under the names that the cases use."""
     parser = Parser(case.family, list(_tools(case.row)), case.tail)
     turn: Turn = fold([*parser.feed(case.row["text"]), *parser.close()])
     return {
@@ -78,7 +78,7 @@ def said(case: Case) -> dict[str, Any]:
 
 
 def same(ours: Mapping[str, Any], answer: Mapping[str, Any], *, partial: bool) -> bool:
-    """Reasoning and text modulo outer white space, arguments as values."""
+    """Compare reasoning and text without white space, and arguments as values; ``partial`` allows a beginning."""
     if "reasoning" in answer and _plain(ours["reasoning"]) != _plain(answer["reasoning"]):
         return False
     if "content" in answer and _plain(ours["content"]) != _plain(answer["content"]):
@@ -120,7 +120,7 @@ def _tools(row: Row) -> Iterable[Tool]:
 
 
 def _family(tools: str | None, reasoning: str | None) -> Family | None:
-    tools, reasoning = (SPELLED.get(name, name) if name else None for name in (tools, reasoning))
+    tools, reasoning = (OTHER_NAMES.get(name, name) if name else None for name in (tools, reasoning))
     try:
         if tools and reasoning:
             whole = families.get(tools)
@@ -149,7 +149,11 @@ def _llamacpp(source: str, row: Row) -> Iterator[Case]:
     whole = _family(family, row["family_reasoning"] or family) if family else None
     whole = whole or (_family(family, None) if family else None)
     if whole:
-        read = whole if row["reasoning_format"] or whole.turn or whole.text else _without_reasoning(whole)
+        read = (
+            whole
+            if row["reasoning_format"] or whole.message_header or whole.text
+            else _without_reasoning(whole)
+        )
         yield Case(source, read, row, row["generation_prompt"] or " ", (row["expected"],))
 
 
@@ -197,7 +201,7 @@ SOURCES: dict[str, Callable[[str, Row], Iterator[Case]]] = {
 
 
 def page(folder: Path) -> tuple[str, list[Difference]]:
-    """The page, and the differences that no rule explains."""
+    """Return the page, and the differences that no rule explains."""
     agreed: Counter[tuple[str, str]] = Counter()
     rows: Counter[tuple[str, str]] = Counter()
     rules: Counter[tuple[str, str]] = Counter()
@@ -220,9 +224,9 @@ def page(folder: Path) -> tuple[str, list[Difference]]:
 _HEAD = (
     "# Agreement with public parser cases",
     "",
-    "Written by `python docs/make_agreement.py CASES`. A row agrees when reasoning and text are the same modulo white",
-    "space and the calls have the same names and arguments; where a row records several engines, one is enough.",
-    "What every family does in every case of our own taxonomy stands in [cases.md](cases.md).",
+    "Written by `python docs/make_agreement.py CASES`. A row agrees if reasoning and text are the same except for",
+    "white space, and calls have the same names and arguments. If a row records several engines, one is enough.",
+    "[family-cases.md](family-cases.md) shows what every family does in every case of our own list.",
     "",
 )
 
@@ -262,7 +266,7 @@ def _by_family(rows: Counter[tuple[str, str]], agreed: Counter[tuple[str, str]])
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page; 1 when something is unexplained."""
+    """Write the page; return 1 if a difference is unexplained, else 0."""
     text, unexplained = page(Path(arguments[0]))
     (HERE / "agreement.md").write_text(text, encoding="utf-8")
     for difference in unexplained if "--show" in arguments else ():

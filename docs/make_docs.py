@@ -1,6 +1,6 @@
-"""Writes the documents that are made from the code: ``python docs/make_docs.py`` (``make docs``).
+"""Write the documents that are generated from the code: ``python docs/make_docs.py`` (``make docs``).
 
-A test compares each with what is committed, so a flag, family or public name cannot change unseen.
+A test compares each with the committed file, so a reviewer sees every change of a flag, family or public name.
 """
 
 from __future__ import annotations
@@ -15,13 +15,23 @@ from stability_promises import PROMISES
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src"
-PROGRAMS = ("singletree.cli", "singletree.server")
+PROMISED = (
+    "singletree",
+    "singletree.conversation",
+    "singletree.engines.engine",
+    "singletree.errors",
+    "singletree.families",
+    "singletree.prompts.template.chat_template",
+    "singletree.prompts.tokenizer.tokenizer",
+    "singletree.server.turn.complete_calls",
+)
+"""The modules whose ``__all__`` stays the same between releases. Everything else may change without notice."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def public_modules() -> Iterator[tuple[str, ast.Module]]:
-    """(dotted name, syntax tree) of every module, but for those whose name begins with an underscore."""
+    """Yield (dotted name, syntax tree) of every module whose name does not begin with an underscore."""
     for path in sorted((SOURCE / "singletree").rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         dotted = parts[:-1] if parts[-1] == "__init__" else parts
@@ -30,7 +40,7 @@ def public_modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Definition]]:
-    """(dotted name, node) of each public class and function below ``body``, methods included."""
+    """Yield (dotted name, node) of each public class and function in ``body``, methods included."""
     for node in body:
         if isinstance(node, Definition) and not node.name.startswith("_"):
             name = f"{prefix}.{node.name}"
@@ -39,70 +49,45 @@ def definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Defini
                 yield from definitions(node.body, name)
 
 
-def _assigned(node: ast.stmt) -> list[str]:
-    """Names that one statement binds, other than by ``def`` and ``class``."""
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return [node.target.id]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    if isinstance(node, ast.ImportFrom):  # `from x import y as y` gives y on to others.
-        return [name.name for name in node.names if name.asname == name.name]
-    return []
-
-
-def _given_on(tree: ast.Module) -> list[str]:
-    """What ``__all__`` lists."""
+def exported(tree: ast.Module) -> list[str]:
+    """Return the names in ``__all__`` of a module; none if it has no ``__all__``."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and _assigned(node) == ["__all__"]:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [str(name) for name in ast.literal_eval(node.value)]
     return []
 
 
 def public_names() -> str:
-    """Every name that a program may rely on, a line each: modules, classes with their members, functions,
-    constants. Server and command line are programs themselves: what they offer are routes and flags.
-    """
-    names: set[str] = set()
-    for module, tree in public_modules():
-        if module.startswith(PROGRAMS):
-            continue
-        names.add(module)
-        names.update(f"{module}.{name}" for name in _given_on(tree))
-        bodies = [(module, tree.body)]
-        for name, node in definitions(tree.body, module):
-            names.add(name)
-            if isinstance(node, ast.ClassDef):
-                bodies.append((name, node.body))
-        for prefix, body in bodies:
-            bound = (name for node in body for name in _assigned(node))
-            names.update(f"{prefix}.{name}" for name in bound if not name.startswith("_"))
+    """Return the names that a program may rely on, one a line: ``__all__`` of each of ``PROMISED``."""
+    trees = dict(public_modules())
+    names = {f"{module}.{name}" for module in PROMISED for name in exported(trees[module])}
     return "\n".join(sorted(names)) + "\n"
 
 
 def _printed(program: str) -> str:
-    """What a Python program prints, in a process of its own: the command line looks at how it was started."""
+    """Return what a Python program prints, run in a process of its own because the CLI reads how it was started."""
     run = [sys.executable, "-c", program]
     return subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8").stdout
 
 
 def flags() -> str:
-    """Every command with its flags."""
+    """Return the page of all commands and flags."""
     text = _printed("from singletree.cli import app; print(app().generate_docs(output_format='markdown'))")
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
 
 
 def families() -> str:
-    """The table of model families."""
+    """Return the table of model families."""
     return _printed("from singletree.cli import main; main(['families', '--markdown'])")
 
 
 def stability() -> str:
-    """What is made the same before a prompt is rendered, and what can never differ."""
-    from singletree.prompts.stability import NAMED
+    """Return the page of what is made equal before a prompt is rendered, and of what can never differ."""
+    from singletree.prompts.history.canonicalization import NAMED
 
     rules = "\n".join(f"- `{rule.name}`: {rule.reason}" for rule in NAMED)
     promises = "\n".join(
-        f"- {promise.says} {promise.reason} Tests: {', '.join(f'`{name}`' for name in promise.tests)}."
+        f"- {promise.statement} {promise.reason} Tests: {', '.join(f'`{name}`' for name in promise.tests)}."
         for promise in PROMISES
     )
     return _STABILITY.format(rules=rules, promises=promises)
@@ -111,27 +96,51 @@ def stability() -> str:
 _STABILITY = """\
 # What changes no prompt
 
-A prompt that differs in its first lines from the last one of its session costs the whole prefill again.
-[How a prompt goes on](prefix.md) says how to find out where a prefix broke; this page says what cannot break it. It is
-made from the code.
+If a prompt differs from the last one of its session in its first lines, the engine must read all of it again.
+[Prefix reuse](prefix.md) shows how to find where a prefix broke; this page lists what cannot break it. It is generated
+from the code.
 
 ## Rules
 
-Each acts on a request as it comes. `--stability-off NAME` switches one off;
+Each rule acts on the request before the prompt is rendered. `--stability-off NAME` switches a rule off.
 `singletree_stability_rules_total{{rule="NAME"}}` in `/metrics` counts the prompts that it changed.
 
 {rules}
 
 ## By construction
 
-Here nothing acts, so there is nothing to switch off or to count: no part that makes a prompt gets to see what varies,
-or it has only one way to say it. What holds each promise is its tests.
+Nothing acts on a request for these promises, so there is nothing to switch off or to count. The code that makes a
+prompt either never sees the difference, or has only one way to write it. Each promise names its tests.
 
 {promises}
 """
 
 
+def family_cases() -> str:
+    """Return the table of families and cases."""
+    from family_cases import page
+
+    return page()
+
+
+def architecture() -> str:
+    """Return the architecture page with its picture made anew."""
+    from architecture_picture import page
+
+    return page()
+
+
+def engines() -> str:
+    """Return the page of engines and what each can do."""
+    from engine_table import page
+
+    return page()
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
+    "architecture.md": architecture,
+    "engines.md": engines,
+    "family-cases.md": family_cases,
     "families.md": families,
     "flags.md": flags,
     "public-names.txt": public_names,
@@ -140,7 +149,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
 
 
 def write() -> None:
-    """Writes every document that differs from what it should say, and names it."""
+    """Write every document that is not current, and print its name."""
     for name, make in DOCUMENTS.items():
         path, text = DOCS / name, make()
         if not path.exists() or path.read_text(encoding="utf-8") != text:

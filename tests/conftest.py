@@ -1,15 +1,17 @@
-"""What all tests share: golden files."""
+"""Fixtures for all tests: golden files."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-# No test measures time: a machine under load is no reason to fail.
-settings.register_profile("untimed", deadline=None)
+# No test measures time: a machine under load is no reason to fail. The examples are the same in each run, so that a
+# change is judged by what it changes; SINGLETREE_EXAMPLES asks for a number of new ones.
+settings.register_profile("untimed", deadline=None, derandomize="SINGLETREE_EXAMPLES" not in os.environ)
 settings.load_profile("untimed")
 
 

@@ -1,4 +1,4 @@
-"""The project's own source, read without importing it: what the structure tests look at."""
+"""Read the project's own source without importing it, for the tests of its structure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Module(NamedTuple):
-    """A module of ours: its dotted name, where it lies, and its syntax tree."""
+    """A module of the project: its dotted name, its path and its syntax tree."""
 
     name: str
     path: Path
@@ -24,22 +24,27 @@ class Module(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The dotted name that its relative imports start from."""
+        """The package from which its relative imports start."""
         return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
 
     @property
     def area(self) -> str:
-        """The part of the house it belongs to: ``parsing``, ``protocols``, ``events``, ``cli`` …"""
+        """The area that it belongs to: ``parsing``, ``protocols``, ``events``, ``cli`` …"""
         return area(self.name)
 
 
 def area(name: str) -> str:
-    """The part of the house that the module ``name`` belongs to; empty for the package itself."""
+    """Return the area of the module ``name``: the part after ``singletree``; empty for the package itself."""
     return name.split(".")[1] if "." in name else ""
 
 
+def room(name: str) -> str:
+    """Return the folder or module inside its area that the module ``name`` belongs to; empty for an area itself."""
+    return name.split(".")[2] if name.count(".") > 1 else ""
+
+
 def parsed(path: Path, root: Path) -> Module:
-    """The module at ``path``, called by the name by which it is imported when ``root`` is searched."""
+    """Return the module at ``path``, under the name by which it is imported when ``root`` is on the path."""
     parts = path.relative_to(root).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     return Module(name, path, ast.parse(path.read_text(encoding="utf-8"), path.name))
@@ -47,12 +52,12 @@ def parsed(path: Path, root: Path) -> Module:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """Every module below ``src/singletree``, by name."""
+    """Return every module below ``src/singletree``, in the order of their paths."""
     return tuple(parsed(path, SOURCE) for path in sorted(PACKAGE.rglob("*.py")))
 
 
 def imports(module: Module) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of each import, at any depth, ``if TYPE_CHECKING`` and lazy ones included."""
+    """Yield (line, dotted name of the module) of each import at any depth, also lazy and ``TYPE_CHECKING`` ones."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
@@ -60,13 +65,19 @@ def imports(module: Module) -> Iterator[tuple[int, str]]:
             above = module.package.split(".")
             start = above[: len(above) - node.level + 1] if node.level else []
             target = ".".join([*start, *([node.module] if node.module else [])])
-            # `from singletree import events` imports a module, `from singletree.events import Fold` a name.
-            ours = target == "singletree"
-            yield from ((node.lineno, f"{target}.{name.name}" if ours else target) for name in node.names)
+            yield from ((node.lineno, _imported(target, name.name)) for name in node.names)
+
+
+def _imported(package: str, name: str) -> str:
+    """Return the module that ``from package import name`` imports: ``package``, or its submodule ``name``."""
+    inner = SOURCE.joinpath(*package.split("."), name)
+    ours = package.partition(".")[0] == PACKAGE.name
+    is_module = ours and (inner.with_suffix(".py").is_file() or (inner / "__init__.py").is_file())
+    return f"{package}.{name}" if is_module or package == PACKAGE.name else package
 
 
 def tracked_python() -> list[Path]:
-    """Every Python file of the project: source, tests, benchmarks and scripts."""
+    """Return every Python file of the project: source, tests, benchmarks and scripts."""
     folders = ("src", "tests", "benchmarks", "docs")
     return sorted(
         p for folder in folders for p in (ROOT / folder).rglob("*.py") if "node_modules" not in p.parts

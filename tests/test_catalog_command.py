@@ -1,4 +1,4 @@
-"""``singletree catalog``, with a program that stands for Codex; the real one is tried in ``tests/clients``."""
+"""``singletree catalog``, with a fake Codex; ``tests/clients`` runs the real one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENTRIES = {"models": [{"slug": "m"}, {"slug": "n"}]}
 
 
 def codex(folder: Path, body: str) -> str:
-    """A program with the ``body`` of a shell script."""
+    """Make a program from the ``body`` of a shell script."""
     path = folder / "codex"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
@@ -38,19 +38,23 @@ def test_what_codex_takes_is_written(
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("echo 'Error: missing field `priority`' >&2; exit 1", "missing field `priority`"),
         ('echo \'{"models": [{"slug": "m"}]}\'', "without n"),
     ],
 )
 def test_what_codex_does_not_take_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str, told: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    body: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr(command, "_served", lambda target: json.dumps(ENTRIES))
     with pytest.raises(SystemExit):
         run("--codex", codex(tmp_path, body), "--output", str(tmp_path / "out.json"))
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
 
 
@@ -62,7 +66,7 @@ def test_codexs_own_catalog_is_had_without_a_server(
     assert json.loads(capsys.readouterr().out) == ENTRIES
 
 
-def test_without_codex_the_cure_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_codex_the_cure_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("--codex", "no-such-codex")
     assert "npm install" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it starts, and how it says what is wrong."""
+"""The command line: what it prints, what it starts, and its error messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 import pytest
 
 from singletree.cli import main
-from singletree.server import run as run_server
+from singletree.server.http import run as run_server
 
 TEXT = '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "ls", "arguments": {"n": 1.0}}\n</tool_call>'
 
 
 def run(*arguments: str) -> int:
-    """The exit status."""
+    """Return the exit status."""
     try:
         main(arguments)
     except SystemExit as stop:
@@ -62,9 +62,9 @@ def test_parse_by_halves_from_standard_input(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hm</think>\r\nx")))
     assert run("parse", "--reasoning", "qwen3", "--tools", "hermes", "--prompt-tail", "<think>\n") == 0
-    said = capsys.readouterr().out
-    assert "Reasoning        text='hm'" in said
-    assert "\\r\\n" in said
+    printed = capsys.readouterr().out
+    assert "Reasoning        text='hm'" in printed
+    assert "\\r\\n" in printed
 
 
 def test_parse_types_arguments_by_the_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +100,41 @@ def test_render(protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == value["prompt"] + "\n"
 
 
+@pytest.mark.parametrize("protocol", BODIES)
+def test_render_needs_no_model_and_no_limit(
+    protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "body.json"
+    body = {name: value for name, value in BODIES[protocol].items() if name not in ("model", "max_tokens")}
+    path.write_text(json.dumps(body))
+    assert run("render", str(path), "--protocol", protocol, "--model", "scripted", "--no-ids") == 0
+    assert capsys.readouterr().out == "<|im_start|>user\nh\u00e9<|im_end|>\n<|im_start|>assistant\n\n"
+
+
+NO_REQUEST = [
+    ("{}", "messages: Field required"),
+    ('{"messages": [{"role": "user", "content": 3}]}', "messages.0.content"),
+    ('{"model": 3, "messages": []}', "model: Expected `str`"),
+    ("[]", "object"),
+    ("{", "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "says"), NO_REQUEST)
+def test_render_says_which_file_and_field_is_wrong(
+    body: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "body.json"
+    path.write_text(body)
+    assert run("render", str(path), "--model", "scripted") == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"singletree: {path}: ")
+    assert says in message
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(body.encode())))
+    assert run("render", "--model", "scripted") == 1
+    assert capsys.readouterr().err.startswith("singletree: standard input: ")
+
+
 def test_families(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("families") == 0
     assert "kimi_k2" in capsys.readouterr().out
@@ -115,14 +150,14 @@ WRONG = [
     (["serve", "--engine", "scripted", "--script-dir", "nowhere", "--port", "0"], 1, "nowhere"),
     (["serve", "--model", "./nowhere.gguf", "--port", "0"], 1, "no model at './nowhere.gguf'"),
     (["parse", "nowhere", "--family", "qwen3"], 1, "nowhere: No such file"),
-    (["parse", "x"], 1, "which family"),
+    (["parse", "x"], 1, "no model family given"),
     (["parse", "x", "--family", "nope"], 1, "nope"),
-    (["parse", "x", "--family", "qwen3", "--tools", "hermes"], 1, "--family goes without"),
+    (["parse", "x", "--family", "qwen3", "--tools", "hermes"], 1, "--family cannot be combined"),
     (["parse", "x", "--family", "qwen3", "--chunk", "-1"], 1, "--chunk is -1"),
     (["launch", "claude"], 1, "no server at http://127.0.0.1:8000 (Connection refused)"),
-    (["launch", "claude", "--base-url", "localhost"], 1, "--base-url 'localhost' is no URL"),
-    (["launch", "claude", "--base-url", "http://[::1"], 1, "--base-url 'http://[::1' is no URL"),
-    (["launch", "claude", "--base-url", "http://h:port"], 1, "--base-url 'http://h:port' is no URL"),
+    (["launch", "claude", "--base-url", "localhost"], 1, "--base-url 'localhost' is not a URL"),
+    (["launch", "claude", "--base-url", "http://[::1"], 1, "--base-url 'http://[::1' is not a URL"),
+    (["launch", "claude", "--base-url", "http://h:port"], 1, "--base-url 'http://h:port' is not a URL"),
 ]
 
 
@@ -143,7 +178,7 @@ def test_what_is_wrong_is_one_line(
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     (tmp_path / "x").write_text("x")
     assert run(*arguments) == status
-    said = capsys.readouterr().err.splitlines()
-    assert says in said[-1]
-    assert said[-1].startswith("singletree: ")
-    assert not any("Traceback" in line for line in said)
+    printed = capsys.readouterr().err.splitlines()
+    assert says in printed[-1]
+    assert printed[-1].startswith("singletree: ")
+    assert not any("Traceback" in line for line in printed)

@@ -1,4 +1,4 @@
-"""The documents that are made from the code say what the code says now."""
+"""The documents that are generated from the code are current."""
 
 from __future__ import annotations
 

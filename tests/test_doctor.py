@@ -1,4 +1,4 @@
-"""What is said of a model before it is served, and what will not work."""
+"""``singletree doctor``: what it reports of a model before it is served."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from prompts.template_sources import ALTERNATING, COLLECTED, HERMES, XML, collec
 from singletree import families
 from singletree.cli import main
 from singletree.errors import BadConfiguration
-from singletree.prompts.template import ChatTemplate
-from singletree.server import bytes_model, catalog
-from singletree.server.config import Config
-from singletree.server.examination import Finding, examine
+from singletree.server.models import byte_model, catalog
+from singletree.server.models.checkpoint_family import template_alone
+from singletree.server.models.config import Config
+from singletree.server.models.diagnosis import Finding, diagnose
 
 OFTEN = {"tool_call_parser": None, "reasoning_parser": None}
 
 
-def speech(source: str, **flags: Any) -> catalog.Speech:
-    """How a model with that template is spoken to."""
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+def speech(source: str, **flags: Any) -> catalog.ChatFormat:
+    """Return the chat format of a model with that template."""
+    template = template_alone(source)
     family, why = catalog.choose_family(Config(**flags), template)
-    return catalog.Speech(tokenizer=bytes_model.bytes_tokenizer(), template=template, family=family, why=why)
+    return catalog.ChatFormat(
+        tokenizer=byte_model.byte_tokenizer(), template=template, family=family, why=why
+    )
 
 
 def found(source: str, **flags: Any) -> dict[str, Finding]:
-    return {finding.topic: finding for finding in examine(speech(source, **flags), tokenizer=False)}
+    return {finding.topic: finding for finding in diagnose(speech(source, **flags), tokenizer=False)}
 
 
 def run(*arguments: str) -> int:
@@ -86,30 +88,30 @@ def test_a_family_named_by_hand_that_is_another() -> None:
 
 
 def test_the_tokenizer_is_looked_at_too() -> None:
-    made = catalog.speech_of(
-        Config(engine="scripted", stability_off=("result_order",)), bytes_model.bytes_tokenizer()
+    made = catalog.load_chat_format(
+        Config(engine="scripted", stability_off=("result_order",)), byte_model.byte_tokenizer()
     )
-    findings = {finding.topic: finding for finding in examine(made)}
+    findings = {finding.topic: finding for finding in diagnose(made)}
     assert findings["exact replay"].found == "between <|im_start|>assistant⏎ and <|im_end|>"
     assert findings["special tokens"].found == "3; none can be written by a client"
     assert findings["stability rules"].found.endswith("off: result_order")
-    assert findings["window"].found == f"{bytes_model.CONTEXT_WINDOW} tokens"
+    assert findings["window"].found == f"{byte_model.CONTEXT_WINDOW} tokens"
 
 
-def test_what_a_client_could_write_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = catalog.speech_of(Config(engine="scripted"), bytes_model.bytes_tokenizer())
+def test_special_tokens_that_a_client_could_write_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = catalog.load_chat_format(Config(engine="scripted"), byte_model.byte_tokenizer())
     monkeypatch.setattr(made.tokenizer, "guard", str)
-    findings = {finding.topic: finding for finding in examine(made)}
+    findings = {finding.topic: finding for finding in diagnose(made)}
     assert findings["special tokens"].level == "wrong"
 
 
 def test_the_command_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert run("doctor", "scripted") == 0
-    said = capsys.readouterr().out
-    assert "qwen3" in said
-    assert "what will not work" not in said
-    assert "[red" not in said
+    printed = capsys.readouterr().out
+    assert "qwen3" in printed
+    assert "what will not work" not in printed
+    assert "[red" not in printed
 
 
 def test_the_command_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +138,7 @@ def test_the_command_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["./nowhere.gguf"], "no model at"),
         (["nowhere.jinja"], "No such file"),
         (["scripted", "--tool-call-parser", "nope"], "nope"),
-        (["scripted", "--stability-off", "nope"], "no rule is called nope"),
+        (["scripted", "--stability-off", "nope"], "unknown rule nope"),
         (["scripted", "--tool-call-parser", "hf"], "the checkpoint has no response_template"),
     ],
 )
@@ -144,9 +146,9 @@ def test_what_is_wrong_is_one_line(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("doctor", *arguments) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert says in said[-1]
-    assert said[-1].startswith("singletree: ")
+    printed = capsys.readouterr().err.splitlines()
+    assert says in printed[-1]
+    assert printed[-1].startswith("singletree: ")
 
 
 def test_every_family_of_the_collection_is_examined() -> None:
@@ -158,6 +160,6 @@ def test_every_family_of_the_collection_is_examined() -> None:
             made = speech(source)
         except BadConfiguration:
             continue  # needs variables that no client gives
-        findings = examine(made, tokenizer=False)
+        findings = diagnose(made, tokenizer=False)
         assert all(finding.matter and finding.cure for finding in findings if finding.level != "good")
         assert all(not finding.matter for finding in findings if finding.level == "good")

@@ -1,4 +1,4 @@
-"""A declaration is drafted from what a chat template writes, and compiles, and reads it back."""
+"""Drafts of a declaration from what a chat template renders: they compile, and parse it again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from singletree import families
 from singletree.cli import main
 from singletree.conversation import Reasoning, Text, ToolCall
 from singletree.errors import BadConfiguration, BadFamily
-from singletree.parsing.declaration import sample_of, source_of
+from singletree.parsing.drafting.source_code import sample_of, source_of
 from singletree.parsing.family import Family, Form, Literals
 from singletree.parsing.parser import parse
-from singletree.prompts.template import ChatTemplate
-from singletree.server.template_turns import TemplateTurns, drafted, tried
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.server.models.checkpoint_family import template_alone
+from singletree.server.models.template_turns import TemplateTurns, draft_from_template, try_family
 
 HEAD = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -45,7 +46,7 @@ FORMATS = {
     + "{{ k }}={{ v | tojson if v is string or v is mapping else v }}" + COMMA + "{% endfor %})" + COMMA
     + "{% endfor %}]<|done|>{% endif %}",
 }  # fmt: skip
-"""Formats of the tests' own, which no family is declared for."""
+"""Formats for which no family is declared, written for these tests."""
 
 # Templates of the collection whose draft reads some of their turns otherwise, and why.
 BEYOND = {
@@ -78,8 +79,16 @@ BEYOND = {
 }
 
 
+def test_a_marker_that_also_closes_reasoning_is_no_stop_marker() -> None:
+    head = HEAD.replace("<think>", "<|think|>").replace("</think>", "<|end|>")
+    family = draft_from_template(ChatTemplate(head + FORMATS["json in tags"] + "<|stop|>" + TAIL))
+    assert family.reasoning == ("<|think|>", "<|end|>")
+    assert family.stop_markers == ("<|stop|>",)
+    assert family.stray_markers == ("<|end|>",)
+
+
 def executed(source: str) -> Family:
-    """What a drafted module declares."""
+    """Return the family that a drafted module declares."""
     defined: dict[str, Any] = {}
     exec(compile(source, "drafted.py", "exec"), defined)
     (family,) = (value for value in defined.values() if isinstance(value, Family))
@@ -89,27 +98,27 @@ def executed(source: str) -> Family:
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_draft_of_an_unknown_format_compiles_and_reads_it_back(name: str) -> None:
     template = ChatTemplate(HEAD + FORMATS[name] + TAIL)
-    family = executed(source_of(drafted(template, "new-one")))
-    trials = tried(family, template)
+    family = executed(source_of(draft_from_template(template, "new-one")))
+    trials = try_family(family, template)
     assert len(trials) == 10
-    assert [trial.written.case for trial in trials if not trial.agrees] == []
+    assert [trial.rendered.case for trial in trials if not trial.agrees] == []
     assert family.reasoning == ("<think>", "</think>")
-    assert "<|end|>" in family.ends
+    assert "<|end|>" in family.stop_markers
     assert family.fingerprint
     assert all(mark in template.source for mark in family.fingerprint)
 
 
 def test_a_declared_format_is_drafted_as_it_is_declared() -> None:
-    family = drafted(ChatTemplate(HERMES))
+    family = draft_from_template(ChatTemplate(HERMES))
     assert family.reasoning == ("<think>\n", "\n</think>\n\n")
     assert family.forms[0].is_json
     assert family.forms[0].calls == ("<tool_call>\n", "\n</tool_call>")
 
 
-def test_a_family_that_reads_otherwise_is_told() -> None:
+def test_turns_that_a_family_parses_differently_are_shown() -> None:
     template = ChatTemplate(HERMES)
     wrong = Family(name="x", forms=(Form("<call>{name}{args}</call>"),))
-    failed = [trial.written.case for trial in tried(wrong, template) if not trial.agrees]
+    failed = [trial.rendered.case for trial in try_family(wrong, template) if not trial.agrees]
     assert "single" in failed
     assert "text" not in failed
 
@@ -117,7 +126,7 @@ def test_a_family_that_reads_otherwise_is_told() -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        Family(name="a-b", reasoning=("<t>\n", "\n</t>"), ends=("<|e|>",)),
+        Family(name="a-b", reasoning=("<t>\n", "\n</t>"), stop_markers=("<|e|>",)),
         Family(forms=(Form("f({literals}){name}", literals=Literals(quote="'", words=("t", "f", "n"))),)),
         Family(name="q", forms=(Form('{"name": "{name}", "it\'s": {args}}', ("[", "]"), joiner=",\n"),)),
     ],
@@ -155,7 +164,7 @@ def test_the_command_prints_source_and_samples(tmp_path: Path, capsys: pytest.Ca
     source, _, samples = capsys.readouterr().out.partition("[[sample]]")
     family = executed(source)
     assert family.name == "my_model"
-    assert "# Reads back 10 of 10 turns" in source
+    assert "# Parses 10 of 10 turns" in source
     rows = tomllib.loads("[[sample]]" + samples)["sample"]
     single = next(row for row in rows if row["case"] == "single")
     assert (
@@ -171,19 +180,19 @@ def test_the_command_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.Cap
     )
     assert run("families", "draft", str(odd)) == 1
     said = capsys.readouterr().out
-    assert "single: the template wrote" in said
+    assert "single: the template rendered" in said
     assert executed(said).name == "odd"
     bare = tmp_path / "bare.jinja"
     bare.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     assert run("families", "draft", str(bare)) == 0
-    assert "prints no calls" in capsys.readouterr().out
+    assert "prints no tool calls" in capsys.readouterr().out
     assert run("families", "draft", str(tmp_path / "nowhere.jinja")) == 1
 
 
 def test_what_would_mark_nothing_is_no_family() -> None:
     template = ChatTemplate(HEAD + EACH + "{{ f.name }} {{ f.arguments | tojson }}{% endfor %}" + TAIL)
     with pytest.raises(BadFamily, match="no marker"):
-        drafted(template)
+        draft_from_template(template)
 
 
 def test_the_table_of_families_is_still_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +201,7 @@ def test_the_table_of_families_is_still_there(capsys: pytest.CaptureFixture[str]
 
 
 def one_a_family() -> dict[str, Path]:
-    """A template of the collection for each family."""
+    """Return a template of the collection for each family."""
     found = {families.find(path.read_text(encoding="utf-8")).family.name: path for path in collected()}
     return {label(path): path for path in found.values()}
 
@@ -203,13 +212,13 @@ def test_drafts_of_the_collection_read_what_their_templates_write() -> None:
     failed, calling = set(), 0
     for name, path in one_a_family().items():
         try:
-            template = ChatTemplate(path.read_text(encoding="utf-8"), bos_token="<s>", eos_token="</s>")
+            template = template_alone(path.read_text(encoding="utf-8"))
         except BadConfiguration:
             continue
-        if template.reads.calls:
+        if template.capabilities.calls:
             calling += 1
-            family = executed(source_of(drafted(template)))
-            if not all(trial.agrees for trial in tried(family, template)):
+            family = executed(source_of(draft_from_template(template)))
+            if not all(trial.agrees for trial in try_family(family, template)):
                 failed.add(name)
     assert failed <= BEYOND.keys()
     assert calling - len(failed) >= 30

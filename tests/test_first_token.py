@@ -1,4 +1,4 @@
-"""The benchmark of the first token sends what it says it sends, and shows what it measured."""
+"""The benchmark of the first token: it sends the documented requests, and shows what it measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.first_token import (
 )
 
 from singletree.conversation import Conversation, Text, Turn
-from singletree.prompts.stability import canonicalise
+from singletree.prompts.history.canonicalization import Canonicalize
 
 THOUGHT = {"type": "thinking", "thinking": "why", "signature": "s"}
 CALL = {"type": "tool_use", "id": "1", "name": "read", "input": {}}
@@ -35,7 +35,7 @@ def test_thoughts_are_cleared_from_the_first_generated_turn_on() -> None:
     assert without_thoughts(messages, 0) == messages
 
 
-def test_a_model_that_does_not_think_is_told() -> None:
+def test_a_model_that_does_not_think_is_reported() -> None:
     with pytest.raises(SystemExit, match="measure another model"):
         without_thoughts([*opening(), {"role": "assistant", "content": [CALL]}], 1)
 
@@ -44,7 +44,7 @@ def test_the_header_is_one_that_the_rule_strips() -> None:
     assert billing_header(changes=False) == billing_header(changes=False)
     assert billing_header(changes=True) != billing_header(changes=True)
     system = Turn("system", (Text(billing_header(changes=True)), Text("Be brief.")))
-    stable, rules = canonicalise(Conversation((system,)))
+    (stable, rules), _ = Canonicalize().run(Conversation((system,)), None)
     assert stable.turns[0].parts == (Text("Be brief."),)
     assert rules == ("billing_header",)
 

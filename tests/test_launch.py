@@ -1,4 +1,4 @@
-"""``singletree launch``: what each harness is told of the server, and how it is started."""
+"""``singletree launch``: the settings that each harness gets, and how it is started."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from singletree.cli import harness_settings, launch, main
 from singletree.cli.harness_settings import Api
 from singletree.errors import BadConfiguration
 
+LIVE = {"x-singletree-live-arguments": "1"}
 SERVED = harness_settings.Served("http://127.0.0.1:8000", "key", "org/model", 8192)
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, Any]]:
-    """What is started instead of harnesses, on a server that serves ``SERVED``."""
+    """Replace harnesses, and a server that serves ``SERVED``; return what was started."""
     seen: list[Mapping[str, Any]] = []
     monkeypatch.setenv("SINGLETREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(launch, "ask", lambda target: SERVED)
+    monkeypatch.setattr(launch, "fetch_served", lambda target: SERVED)
 
     def start(program: str, install: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
         seen.append({"program": program, "arguments": arguments, "environment": environment})
 
-    monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setattr(launch, "exec_harness", start)
     return seen
 
 
 def run(*arguments: str) -> None:
-    """``singletree launch`` with ``arguments``."""
+    """Run ``singletree launch`` with ``arguments``."""
     main(["launch", *arguments])
 
 
-def test_claude_is_told_of_one_model_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claude_gets_one_model_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "the user's own")
     environment = harness_settings.claude_environment(SERVED)
     assert "ANTHROPIC_API_KEY" not in environment
@@ -57,6 +58,22 @@ def test_codex_gets_a_configuration_with_the_catalog() -> None:
     assert provider["wire_api"] == "responses"
 
 
+def test_harnesses_that_run_only_complete_calls_get_live_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    codex = tomllib.loads(harness_settings.codex_configuration(SERVED))
+    assert codex["model_providers"]["singletree"]["http_headers"] == LIVE
+    variable = "ANTHROPIC_CUSTOM_HEADERS"
+    monkeypatch.delenv(variable, raising=False)
+    assert harness_settings.claude_environment(SERVED)[variable] == "x-singletree-live-arguments: 1"
+    for own in ("x-team: a\nX-Singletree-Live-Arguments: 0", "x-singletree-live-arguments: 0"):
+        monkeypatch.setenv(variable, own)
+        assert harness_settings.claude_environment(SERVED)[variable] == own
+    monkeypatch.setenv(variable, "x-team: a")
+    added = harness_settings.claude_environment(SERVED)[variable]
+    assert added.splitlines() == ["x-team: a", "x-singletree-live-arguments: 1"]
+    for harness in ("pi", "openclaw", "qwen"):
+        assert not any(harness_settings.live_arguments(harness, api) for api in EVERY_API)
+
+
 def test_a_harness_is_started_with_its_own_arguments(tmp_path: Path) -> None:
     program = tmp_path / "claude"
     program.write_text("#!/bin/sh\n")
@@ -68,29 +85,31 @@ def test_a_harness_is_started_with_its_own_arguments(tmp_path: Path) -> None:
         raise SystemExit
 
     with pytest.raises(SystemExit):
-        launch.start("claude", "npm", ("-p", "hi"), {"PATH": str(tmp_path)}, become=become)
+        launch.exec_harness("claude", "npm", ("-p", "hi"), {"PATH": str(tmp_path)}, become=become)
     assert started == [(str(program), ["claude", "-p", "hi"])]
     with pytest.raises(BadConfiguration, match="npm install"):
-        launch.start("claude", "npm install", (), {"PATH": ""}, become=become)
+        launch.exec_harness("claude", "npm install", (), {"PATH": ""}, become=become)
 
 
 def test_a_model_may_be_asked_for_by_any_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"id": "org/model", "context_window": 8192}
-    said: dict[str, dict[str, Any]] = {
+    answers: dict[str, dict[str, Any]] = {
         "/v1/models": {"data": [known]},
         "/v1/models/openai/openai/gpt-5.5": known,
     }
 
     def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
-        if path not in said:
+        if path not in answers:
             raise BadConfiguration("404")
-        return said[path]
+        return answers[path]
 
     monkeypatch.setattr(launch, "fetch", fetch)
-    served = launch.ask(launch.Target(model="openai/openai/gpt-5.5"))
+    served = launch.fetch_served(launch.Target(model="openai/openai/gpt-5.5"))
     assert (served.model, served.window) == ("openai/openai/gpt-5.5", 8192)
-    with pytest.raises(BadConfiguration, match="serves no 'gpt-4'; it serves org/model"):
-        launch.ask(launch.Target(model="gpt-4"))
+    with pytest.raises(
+        BadConfiguration, match="does not serve the model 'gpt-4'; give --model one of org/model"
+    ):
+        launch.fetch_served(launch.Target(model="gpt-4"))
 
 
 def test_arguments_after_the_dashes_go_to_the_harness(started: list[Mapping[str, Any]]) -> None:
@@ -107,7 +126,11 @@ def test_opencode_knows_this_model_alone_and_its_window(api: Api) -> None:
     (name,) = config["enabled_providers"]
     provider = config["provider"][name]
     assert config["model"] == config["small_model"] == f"{name}/org/model"
-    assert provider["options"] == {"baseURL": "http://127.0.0.1:8000/v1", "apiKey": "key"}
+    assert provider["options"] == {
+        "baseURL": "http://127.0.0.1:8000/v1",
+        "apiKey": "key",
+        "headers": LIVE,
+    }
     assert provider["models"]["org/model"]["limit"] == {"context": 8192, "output": 2048}
 
 
@@ -129,7 +152,7 @@ def test_pi_and_openclaw_add_the_path_of_messages_themselves(api: Api, url: str)
         assert provider["models"][0]["contextWindow"] == 8192
 
 
-def test_qwen_is_told_by_its_environment_and_its_command_line() -> None:
+def test_qwen_is_configured_by_environment_and_command_line() -> None:
     environment = harness_settings.qwen_environment(SERVED, "messages")
     assert environment["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000"
     assert harness_settings.qwen_environment(SERVED, "chat")["OPENAI_BASE_URL"] == "http://127.0.0.1:8000/v1"
@@ -155,6 +178,22 @@ def test_a_configuration_of_ours_is_where_the_harness_looks_and_nobody_else_read
     text = written.read_text(encoding="utf-8")
     assert "org/model" in text
     assert tomllib.loads(text) if written.suffix == ".toml" else json.loads(text)
+
+
+def test_a_preamble_that_does_not_fit_the_window_is_announced(
+    started: list[Mapping[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("claude")
+    assert capsys.readouterr().err == (
+        "WARNING    Claude Code begins with about 12,000 tokens of instructions and tools, and org/model is served "
+        "with a window of 8,192: serve a model with a window of 24,000 or more, such as Qwen/Qwen3-8B, or raise "
+        "--context-window if it was set, or use pi\n"
+    )
+    run("pi")
+    assert capsys.readouterr().err == ""
+    assert [each["program"] for each in started] == ["claude", "pi"], (
+        "its own settings may shorten the preamble"
+    )
 
 
 def test_pi_chooses_the_model_before_its_own_arguments(started: list[Mapping[str, Any]]) -> None:

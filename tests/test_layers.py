@@ -1,4 +1,4 @@
-"""Who may import whom, as the design draws it; the library's weight; no family named inside ``parsing``."""
+"""Who may import whom; the dependencies of the library; no family named inside ``parsing``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from importlib.metadata import packages_distributions
 
 import pytest
 
-from source import PACKAGE, ROOT, SOURCE, Module, area, imports, modules, parsed, tracked_python
+from source import PACKAGE, ROOT, SOURCE, Module, area, imports, modules, parsed, room, tracked_python
 
-GROUND = {"conversation", "events", "errors", "recent"}
+GROUND = {"conversation", "errors", "events", "gguf", "lru", "prefixes", "request_options", "pictures"}
 EVERYTHING = {"*"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "conversation": GROUND,
-    "events": GROUND,
-    "errors": GROUND,
-    "recent": GROUND,
+    **dict.fromkeys(GROUND, GROUND),
     "parsing": GROUND,
     "families": GROUND | {"parsing"},
     "protocols": GROUND,
@@ -33,15 +30,58 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": GROUND | {"parsing", "families"},
     "__main__": {"cli"},
 }
+ROOMS: dict[str, list[set[str]]] = {
+    "parsing": [
+        {"constraints", "drafting"},
+        {"parser", "render_turn"},
+        {"emitter", "initial_state", "markdown_quotes"},
+        {"compiled"},
+        {"arguments"},
+        {"family", "patterns"},
+    ],
+    "prompts": [
+        {"prompt_writer"},
+        {"history"},
+        {"template"},
+        {"replay"},
+        {"tokenizer"},
+        {"prompt_cache"},
+    ],
+    "protocols": [
+        {"completions", "generate", "tokenize"},
+        {"chat", "messages", "responses"},
+        {"models", "openai"},
+        {"client_json", "client_tools", "limits", "media", "sse", "wire"},
+        {"answer"},
+    ],
+    "engines": [
+        {"detection"},
+        {"failover", "llamacpp", "queueing", "scripted", "sglang", "tensorrt_llm", "unloading", "vllm"},
+        {"remote"},
+        {"abilities", "in_flight", "startup_log"},
+        {"engine", "reading_time"},
+        {"devices", "engine_arguments", "restart_backoff", "weights"},
+    ],
+    "server": [
+        {"http"},
+        {"answers"},
+        {"sessions", "storage"},
+        {"pictures", "turn"},
+        {"models"},
+        {"cross_origin"},
+    ],
+}
+"""The rooms of an area, top to bottom. A room imports from itself and from rooms further down."""
+
 STANDARD_LIBRARY_ONLY = GROUND | {"parsing", "families", ""}
 LIBRARY = STANDARD_LIBRARY_ONLY | {"prompts", "protocols"}
 
-# Families that are called by an ordinary word.
+# Families whose name is an ordinary word.
 ENGLISH = {"basic", "plain"}
 
 
 def _declared() -> dict[str, set[str]]:
-    """Distribution names by extra; the base dependencies stand under the empty name."""
+    """Return distribution names by extra; the base dependencies have the empty name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named: dict[str, list[str]] = {"": project["dependencies"], **project["optional-dependencies"]}
     return {extra: {_distribution(r) for r in requirements} for extra, requirements in named.items()}
@@ -52,7 +92,7 @@ def _distribution(requirement: str) -> str:
 
 
 def _third_party(chosen: Iterable[Module]) -> dict[str, set[str]]:
-    """Top-level names imported from outside the standard library, and the modules that import them."""
+    """Return top-level names imported from outside the standard library, and the modules that import them."""
     found: dict[str, set[str]] = {}
     for module in chosen:
         for _, name in imports(module):
@@ -81,6 +121,26 @@ def test_imports_follow_the_layers(module: Module) -> None:
     assert not broken, f"{module.area or 'singletree'} may import {sorted(MAY_IMPORT[module.area])} only"
 
 
+def test_every_room_has_a_place_in_its_area() -> None:
+    rooms = {(m.area, room(m.name)) for m in modules() if m.area in ROOMS and room(m.name)}
+    assert rooms == {(area, room) for area, floors in ROOMS.items() for floor in floors for room in floor}
+
+
+def test_rooms_import_downwards() -> None:
+    floor = {
+        (area, room): n for area, floors in ROOMS.items() for n, rooms in enumerate(floors) for room in rooms
+    }
+    broken = [
+        f"{module.name}:{line} imports {name}"
+        for module in modules()
+        if (own := (module.area, room(module.name))) in floor
+        for line, name in imports(module)
+        if name.startswith("singletree.") and (other := (area(name), room(name))) in floor
+        if own[0] == other[0] and own != other and floor[other] <= floor[own]
+    ]
+    assert broken == []
+
+
 def test_parsing_and_its_ground_need_nothing_but_python() -> None:
     outside = _third_party(m for m in modules() if m.area in STANDARD_LIBRARY_ONLY)
     assert outside == {}
@@ -102,14 +162,20 @@ def test_parsing_and_families_import_with_third_party_modules_out_of_reach() -> 
     assert done.stdout.strip() == "[]"
 
 
+def test_the_pipeline_imports_no_command_line_library() -> None:
+    script = "import sys, singletree.server.turn.pipeline; print('cyclopts' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 @cache
 def _owners() -> dict[str, set[str]]:
-    """The distributions that bring each importable top-level name."""
+    """Return the distributions that provide each importable top-level name."""
     return {top: {_distribution(o) for o in owners} for top, owners in packages_distributions().items()}
 
 
 def _importable(declared: set[str]) -> set[str]:
-    """Top-level names that the declared distributions bring themselves."""
+    """Return the top-level names that the declared distributions provide."""
     return {top for top, owners in _owners().items() if owners & declared}
 
 
@@ -119,23 +185,37 @@ def test_the_library_imports_only_the_base_dependencies() -> None:
     assert {top: who for top, who in outside.items() if top not in importable} == {}
 
 
+# Engines with an extra of their own, which the lock file leaves out: they bring a GPU's libraries, gigabytes of them.
+IN_PROCESS = {"vllm", "sglang"}
+
+
+def test_engines_in_process_are_an_extra_each() -> None:
+    assert {extra: names for extra, names in _declared().items() if names & IN_PROCESS} == {
+        name: {name} for name in IN_PROCESS
+    }
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert not re.search(rf"^(?:{'|'.join(IN_PROCESS)})==", lock, re.MULTILINE)
+
+
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
-    declared = {name for extra, names in _declared().items() if extra not in ("dev", "all") for name in names}
-    imported = set(_third_party(modules()))
+    extras = {extra: names for extra, names in _declared().items() if extra not in ("dev", "all")}
+    declared = {name for names in extras.values() for name in names} - IN_PROCESS
+    imported = set(_third_party(modules())) - IN_PROCESS
     importable = _importable(declared)
     assert imported - importable == set(), "imported but not declared in pyproject.toml"
     unused = {d for d in declared if not _importable({d}) & imported}
     assert unused == set(), "declared in pyproject.toml but imported nowhere"
 
 
-# Runs in an environment of its own, beside the server that it is for.
+# Runs in the environment of another server.
 FOREIGN = {"benchmarks.dynamo_worker"}
 
 
 def test_what_tests_and_benchmarks_import_is_declared() -> None:
     declared = {name for names in _declared().values() for name in names}
     called = {path.stem for folder in ("tests", "docs") for path in (ROOT / folder).iterdir()}
-    known = _importable(declared) | sys.stdlib_module_names | called | {"singletree", "tests", "benchmarks"}
+    own = {"singletree", "tests", "benchmarks"} | IN_PROCESS
+    known = _importable(declared) | sys.stdlib_module_names | called | own
     outside = [path for path in tracked_python() if PACKAGE not in path.parents]
     undeclared = {
         f"{module.name}: {name}"
@@ -148,7 +228,7 @@ def test_what_tests_and_benchmarks_import_is_declared() -> None:
 
 
 def _words_of_code(module: Module) -> Iterator[tuple[int, str]]:
-    """(line, text) of each identifier and string; comments and docstrings may say who needs a quirk."""
+    """Yield (line, text) of each identifier and string; comments and docstrings may name a family."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     bodies = [node.body for node in ast.walk(module.tree) if isinstance(node, documented) and node.body]
     docstrings = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}

@@ -1,4 +1,4 @@
-"""``pip install .`` without extras gives the library."""
+"""``pip install .`` without extras installs the library."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PROGRAM = r"""
 import sys
 sys.path.insert(0, sys.argv[1])
 from singletree import families, parse
-said = 'I look. <tool_call>\n{"name": "ls", "arguments": {"path": "."}}\n</tool_call>'
-turn = parse(families.get("hermes"), said)
+text = 'I look. <tool_call>\n{"name": "ls", "arguments": {"path": "."}}\n</tool_call>'
+turn = parse(families.get("hermes"), text)
 call = turn.tool_calls[0]
 print(turn.text.strip(), call.name, call.arguments)
 """

@@ -1,4 +1,4 @@
-"""What the documents promise of prompts is held by tests that there are."""
+"""Every promise in docs/stability.md names tests that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded sessions are counted, explained and shown as they were."""
+"""Recorded sessions: they are counted, explained and shown as they were."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_turn_that_was_asked_for_again_stands_beside_the_conversation() -> Non
     assert conversation([ONE, TWO, retried, last], ["a", "b", "c"]) == [ONE, retried, last]
 
 
-def test_a_session_that_stopped_early_is_told() -> None:
+def test_a_session_that_stopped_early_is_reported() -> None:
     with pytest.raises(ValueError, match="never came to c"):
         conversation([ONE, TWO], ["a", "b", "c"])
 
@@ -72,8 +72,8 @@ def test_what_is_there_is_counted() -> None:
 
 
 def step(cause: str) -> dict[str, Any]:
-    told = {"cause": cause, "place": "message 3 (assistant)", "was": "x|\ny", "now": "`z`"}
-    return {"prompt_tokens": 6, "break": told, "lost_tokens": 1}
+    broken = {"cause": cause, "place": "message 3 (assistant)", "was": "x|\ny", "now": "`z`"}
+    return {"prompt_tokens": 6, "break": broken, "lost_tokens": 1}
 
 
 def test_a_loss_is_what_the_server_says_it_is() -> None:
@@ -116,11 +116,11 @@ def test_figures_are_not_rounded_up() -> None:
 def test_the_script_is_a_session_of_tool_calls(harness: str, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     session_script.make_workspace(workspace)
-    said = turns(Hands(harness), workspace, 40)
-    assert len(said) == 41
-    assert all(isinstance(parts[0], Reasoning) for parts in said)
-    assert isinstance(said[-1][-1], Text)
-    calls = [[part for part in parts if isinstance(part, ToolCall)] for parts in said]
+    script = turns(Hands(harness), workspace, 40)
+    assert len(script) == 41
+    assert all(isinstance(parts[0], Reasoning) for parts in script)
+    assert isinstance(script[-1][-1], Text)
+    calls = [[part for part in parts if isinstance(part, ToolCall)] for parts in script]
     assert [len(made) for made in calls] == [1, 1, 1, 1, 2] * len(MODULES) + [0]
     assert len(MODULES) * TURNS_OF_A_MODULE == 40
     ids = [call.id.rpartition(":")[2] for made in calls for call in made]

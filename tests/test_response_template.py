@@ -1,4 +1,4 @@
-"""The family by the checkpoint's own ``response_template``, when its chat template is of none that is known."""
+"""Families from the ``response_template`` of a checkpoint whose chat template belongs to no known family."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from prompts.tiny_vocabulary import byte_level, write_directory
 from singletree.conversation import Part, Reasoning, Text, Tool, ToolCall
 from singletree.errors import BadConfiguration
+from singletree.parsing.drafting.response_template import UnsupportedTemplate, family_of
 from singletree.parsing.parser import parse
-from singletree.parsing.response_template import Unsayable, family_of
-from singletree.prompts.template import CHATML, ChatTemplate
-from singletree.prompts.tokenizer import load_tokenizer
-from singletree.server import catalog
-from singletree.server.config import Config
+from singletree.prompts.template.chat_template import CHATML, ChatTemplate
+from singletree.prompts.tokenizer.tokenizer import load_tokenizer
+from singletree.server.models import catalog
+from singletree.server.models.config import Config
 
 CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 THOUGHT = {"open": "<mull>", "close_pattern": r"</mull>\s*", "content": "text"}
@@ -74,24 +74,26 @@ def test_a_description_becomes_a_family(shape: str) -> None:
     calls, written = WRITTEN[shape]
     tools = [Tool("ls", parameters={"properties": {"n": {"type": "number"}}})]
     text = f"<mull>hm</mull>\n\nI look.\n{written}\n{written}<|over|>"
-    said: list[Part] = [
+    parsed_parts: list[Part] = [
         part
         for part in parse(family_of(template(calls)), text, tools).parts
         if getattr(part, "text", "x").strip()
     ]
-    assert said[:2] == [Reasoning("hm"), Text(said[1].text)]  # type: ignore[union-attr]
-    assert said[1].text.strip() == "I look."  # type: ignore[union-attr]
+    assert parsed_parts[:2] == [Reasoning("hm"), Text(parsed_parts[1].text)]  # type: ignore[union-attr]
+    assert parsed_parts[1].text.strip() == "I look."  # type: ignore[union-attr]
     made = [
-        (part.name, json.loads(part.arguments), part.complete) for part in said if isinstance(part, ToolCall)
+        (part.name, json.loads(part.arguments), part.complete)
+        for part in parsed_parts
+        if isinstance(part, ToolCall)
     ]
     assert made == [("ls", {"n": 1.0}, True)] * 2
-    assert len(said) == 4
+    assert len(parsed_parts) == 4
 
 
 def test_the_end_of_the_turn_does_not_close_a_call() -> None:
     family = family_of(template(ENDING))
     assert family.forms[0].call.endswith("</act>")
-    assert family.ends == ("<|stop|>", "<|over|>")
+    assert family.stop_markers == ("<|stop|>", "<|over|>")
 
 
 def test_reasoning_that_the_prompt_opens() -> None:
@@ -110,19 +112,19 @@ UNSAYABLE: list[tuple[Any, str]] = [
     (template(TAGS | {"content_args": ["x"]}), "wrong type"),
     ({"fields": {"content": 3}}, "no fields"),
     (template(mood={"open": "a"}), "'mood'"),
-    (template(reasoning_content={"open": "<mull>"}), "opens or closes"),
+    (template(reasoning_content={"open": "<mull>"}), "no opener or no closer"),
     (template(OBJECTS | {"content": "kv-lines"}), "'kv-lines'"),
-    (template(OBJECTS | {"transform": {"function": {"name": "f"}}}), "of its own"),
+    (template(OBJECTS | {"transform": {"function": {"name": "f"}}}), "structure that is not supported"),
     (template(NAMED | {"open_pattern": r"<act>(?P<who>\w+):"}), "'who'"),
-    (template(NAMED | {"open_pattern": r"<act>[a-z]{2,3}(?P<name>\w+):"}), "no picture"),
-    (template(TAGS | {"content_args": {}}), "no picture"),
-    (template(QUOTED | {"content_args": {"string_delims": [["<", ">"]]}}), "JSON of its own making"),
+    (template(NAMED | {"open_pattern": r"<act>[a-z]{2,3}(?P<name>\w+):"}), "cannot be written as a picture"),
+    (template(TAGS | {"content_args": {}}), "cannot be written as a picture"),
+    (template(QUOTED | {"content_args": {"string_delims": [["<", ">"]]}}), "variant of JSON"),
 ]
 
 
 @pytest.mark.parametrize(("value", "says"), UNSAYABLE, ids=range(len(UNSAYABLE)))
 def test_what_no_family_can_say(value: Any, says: str) -> None:
-    with pytest.raises(Unsayable, match=says):
+    with pytest.raises(UnsupportedTemplate, match=says):
         family_of(value)
 
 
@@ -131,7 +133,7 @@ UNKNOWN = """\
 {%- for c in m.tool_calls or [] %}<act>
 {{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}
 </act>{% endfor %}<|over|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
-"""A chat template of no family that is declared."""
+"""A chat template of no declared family."""
 
 
 def choose(source: str, described: object, **flags: Any) -> tuple[str, str]:
@@ -143,7 +145,7 @@ def test_the_order_is_fingerprint_then_description_then_plain_text() -> None:
     known = "{{ messages[0].content }}<|tool_calls_section_begin|>"
     assert choose(known, template(OBJECTS))[0] == "kimi_k2"
     name, why = choose(UNKNOWN, template(OBJECTS))
-    assert (name, why) == ("response_template", "the checkpoint's response_template says so")
+    assert (name, why) == ("response_template", "by the checkpoint's response_template")
     name, why = choose(UNKNOWN, None)
     assert name == "plain"
     assert "WARNING" in why
@@ -159,7 +161,7 @@ def test_a_template_that_only_thinks_is_less_than_a_description() -> None:
 def test_a_description_that_does_not_read_the_templates_own_turns_is_left_aside() -> None:
     name, why = choose(UNKNOWN, template(NAMED))
     assert name == "plain"
-    assert "does not read what the chat template writes (single" in why
+    assert "misreads turns that the chat template writes (single" in why
     assert "WARNING" in why
 
 
@@ -171,12 +173,14 @@ def test_the_name_that_other_servers_have_for_it(flag: str) -> None:
     assert why.startswith("by --tool-call-parser")
     with pytest.raises(BadConfiguration, match="has no response_template"):
         choose(UNKNOWN, None, tool_call_parser=flag)
-    with pytest.raises(BadConfiguration, match="cannot be used: its calls are read as 'kv-lines'"):
+    with pytest.raises(
+        BadConfiguration, match="cannot be used: its calls have content of the type 'kv-lines'"
+    ):
         choose(UNKNOWN, template(OBJECTS | {"content": "kv-lines"}), tool_call_parser=flag)
 
 
 def test_it_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     config = {"chat_template": UNKNOWN, "response_template": template(OBJECTS)}
     folder = write_directory(tmp_path, byte_level(), tokenizer_config=config)
-    speech = catalog.speech_of(Config(), load_tokenizer(folder))
+    speech = catalog.load_chat_format(Config(), load_tokenizer(folder))
     assert speech.family.forms[0].calls == ("<act>", "</act>")

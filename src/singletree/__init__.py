@@ -1,6 +1,6 @@
 """Open models for agent harnesses: exact prompts in, exact events out.
 
-This is the library: parsing needs nothing outside the standard library. ``singletree serve`` is the server.
+This package is the library; parsing needs nothing outside the standard library. ``singletree serve`` runs the server.
 
 Example:
     >>> from singletree import families, parse
@@ -26,9 +26,9 @@ from singletree.events import (
     ToolCallStart,
     fold,
 )
-from singletree.parsing.draw import draw
 from singletree.parsing.family import Family, Form, Literals
 from singletree.parsing.parser import Parser, parse
+from singletree.parsing.render_turn import render_turn
 
 __all__ = [
     "ArgumentsDelta",
@@ -51,10 +51,10 @@ __all__ = [
     "ToolCallStart",
     "Turn",
     "__version__",
-    "draw",
     "families",
     "fold",
     "parse",
+    "render_turn",
 ]
 
 try:

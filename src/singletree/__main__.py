@@ -1,4 +1,4 @@
-"""``python -m singletree``."""
+"""Run the command line as ``python -m singletree``."""
 
 from singletree.cli import main
 

@@ -1,11 +1,10 @@
-"""What is said: a conversation, its turns and their parts, as frozen values.
+"""Conversations: turns and their parts, as frozen values.
 
 Every wire protocol decodes into these values and every prompt is rendered from them, so no protocol
 is ever converted into another. Standard library only; nothing here has an identity, a clock or I/O.
 
-``extra`` carries what one protocol said and the canonical form has no word for (signatures, encrypted
-reasoning, item ids, cache marks). The same protocol gives it back verbatim; everybody else ignores it,
-and it takes no part in equality.
+``extra`` of a part or turn holds fields of one protocol that have no place in these values (signatures, encrypted
+reasoning, item ids, cache marks). The encoder of the same protocol returns them verbatim. Equality ignores them.
 """
 
 from __future__ import annotations
@@ -14,8 +13,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from singletree.pictures import Picture
+from singletree.request_options import RequestOptions
+
+__all__ = [
+    "Conversation",
+    "Document",
+    "Image",
+    "Part",
+    "Reasoning",
+    "Request",
+    "ResponseFormat",
+    "Role",
+    "Sampling",
+    "Text",
+    "Thinking",
+    "ThinkingVariables",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "ToolReference",
+    "ToolResult",
+    "Turn",
+]
+
 Extra = Mapping[str, Any]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+CAPSULE_PREFIX = "singletree1."
+"""First characters of a capsule: the encrypted record of a turn that a client carries for the server
+(server/models/capsule.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,39 +55,68 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class CarriedCapsule:
+    """A capsule that came back in a request, or another server's value in its place.
+
+    Attributes:
+        field: the field of the protocol that carried it, for error messages.
+        value: its text.
+    """
+
+    field: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reasoning:
-    """One span of the model's reasoning, without its markers."""
+    """One span of the model's reasoning, without its markers.
+
+    Attributes:
+        id: the id of its item, in protocols where reasoning has one; else empty.
+        capsules: the capsules that came with it, in order.
+    """
 
     text: str
     extra: Extra | None = field(default=None, compare=False)
+    id: str = field(default="", compare=False, kw_only=True)
+    capsules: tuple[CarriedCapsule, ...] = field(default=(), compare=False, kw_only=True)
+
+
+def carried_capsules(field: str, *values: object) -> tuple[CarriedCapsule, ...]:
+    """Return the capsules among ``values``, as a client sent them in ``field``: the texts that are not empty."""
+    return tuple(CarriedCapsule(field, value) for value in values if value and isinstance(value, str))
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call the model made.
+    """A tool call that the model made.
 
     Attributes:
         name: the tool's name, as the model wrote it.
-        arguments: JSON text. For JSON families these are the model's own bytes; never re-serialised.
-        id: the call's id; empty when neither the wire nor the format gave one.
+        arguments: JSON text. For families that write JSON, the model's own bytes; they are never serialised again.
+        id: the call's id; empty when neither the protocol nor the model's format has one.
         complete: False when generation was cut inside the arguments. Such a call is never dispatched.
+        verbatim: False when a client parsed the arguments and serialised them again. The order of keys and the digits
+            of numbers may then still be the model's; white space and escapes are not, so the prompt writes its own.
     """
 
     name: str
     arguments: str
     id: str = ""
     complete: bool = True
+    verbatim: bool = field(default=True, compare=False, kw_only=True)
     extra: Extra | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture: base64 ``data`` of ``media_type``, or a ``url``."""
+    """An image: base64 ``data`` of ``media_type``, or a ``url``; once checked, the ``key`` of a ``Picture`` alone."""
 
     media_type: str = ""
     data: str = ""
     url: str = ""
     extra: Extra | None = field(default=None, compare=False)
+    key: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +132,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class ToolReference:
-    """The place at which a deferred tool becomes visible to the model."""
+    """The place in the conversation where a deferred tool becomes visible to the model."""
 
     name: str
     extra: Extra | None = field(default=None, compare=False)
@@ -83,7 +140,7 @@ class ToolReference:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the harness answered to the call ``call_id``."""
+    """The harness's result for the call ``call_id``."""
 
     call_id: str
     parts: tuple[Text | Image | Document | ToolReference, ...] = ()
@@ -96,10 +153,10 @@ Part = Text | Reasoning | ToolCall | ToolResult | Image | Document | ToolReferen
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One role's say, its parts in the order in which they were said.
+    """One role's contribution: its parts, in order.
 
-    ``ToolResult`` parts stand in turns of role ``tool`` only; ``Reasoning`` and ``ToolCall`` in turns of
-    role ``assistant`` only.
+    ``ToolResult`` occurs only in turns of role ``tool``; ``Reasoning`` and ``ToolCall`` only in turns of role
+    ``assistant``.
     """
 
     role: Role
@@ -108,33 +165,35 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """The visible text of the turn, its ``Text`` parts joined."""
+        """Return the visible text of the turn: its ``Text`` parts joined."""
         return "".join(p.text for p in self.parts if type(p) is Text)
 
     @property
     def reasoning(self) -> str:
-        """The reasoning of the turn, its spans joined."""
+        """Return the reasoning of the turn: its spans joined."""
         return "".join(p.text for p in self.parts if type(p) is Reasoning)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls of the turn, in order."""
+        """Return the calls of the turn, in order."""
         return tuple(p for p in self.parts if type(p) is ToolCall)
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool the model may call.
+    """A tool that the model may call.
 
     Attributes:
-        name: what the model calls it.
-        description: what it is for; None when the client gave none (never replaced by "").
-        parameters: its JSON schema, keys in the client's own order; None when the client gave none.
-        strict: whether arguments must match the schema; None when not said.
-        deferred: shown to the model only where a ``ToolReference`` names it.
+        name: the name by which the model calls it.
+        description: its purpose, for the model; None when the client sent none (never replaced by "").
+        parameters: JSON schema of the arguments, keys in the client's order; None when the client sent none.
+        strict: whether arguments must match the schema; None when the client did not send the field.
+        deferred: whether the model sees the tool only where a ``ToolReference`` names it.
         kind: ``function`` (JSON arguments) or ``custom`` (one free-form string).
-        grammar: what that string must match: (``lark`` or ``regex``, its text); None for anything.
-        schema_at: where ``parameters`` stand in the request, for errors about them.
+        grammar: the grammar of that string: (``lark`` or ``regex``, its text); None for any string.
+        schema_at: path of ``parameters`` in the request, for error messages.
+        client_name: the client's own name for the tool, where its names are not unique; else empty.
+        namespace: the namespace in which that name is unique; empty for none.
     """
 
     name: str
@@ -146,11 +205,13 @@ class Tool:
     extra: Extra | None = field(default=None, compare=False)
     grammar: tuple[str, str] | None = None
     schema_at: str = field(default="tools", compare=False)
+    client_name: str = field(default="", compare=False)
+    namespace: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """All that the model is told: the turns so far and the tools it has."""
+    """The turns so far and the tools that the model may call."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
@@ -158,10 +219,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether and what the model must call. It never changes the prompt.
+    """Whether the model must call a tool, and which. It never changes the prompt.
 
-    ``name`` goes with ``required`` and narrows it to one tool; ``allowed`` are the names of the tools that may be
-    called, None for all.
+    Attributes:
+        name: with mode ``required``, the one tool that must be called; None for any.
+        allowed: names of the tools that may be called; None for all.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
@@ -169,19 +231,19 @@ class ToolChoice:
     allowed: tuple[str, ...] | None = None
 
     def admits(self, name: str) -> bool:
-        """Whether a tool of this name may be called."""
+        """Return whether the tool ``name`` may be called."""
         return self.name in (None, name) and (self.allowed is None or name in self.allowed)
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What the client asked about reasoning; None everywhere means that it said nothing.
+    """The client's settings for reasoning; a field is None when the client did not set it.
 
     Attributes:
         enabled: reasoning on or off.
-        effort: a word such as ``low``, ``medium``, ``high``.
-        budget_tokens: how many tokens may go into reasoning.
-        template_arguments: chat-template variables given by name (``chat_template_kwargs``).
+        effort: a level such as ``low``, ``medium``, ``high``.
+        budget_tokens: maximum number of reasoning tokens.
+        template_arguments: variables for the chat template, by name (``chat_template_kwargs``).
     """
 
     enabled: bool | None = None
@@ -191,33 +253,74 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseFormat:
-    """What the visible text must look like: any JSON object, or JSON of ``schema``.
+class ThinkingVariables:
+    """The names of variables with which chat templates control reasoning.
 
-    ``schema_at`` is where the schema stands in the request, for errors about it.
+    Attributes:
+        switches: (variable, value for on, value for off).
+        history: (variable, value that keeps the reasoning of earlier turns in the prompt).
+        efforts: variables that take a word for the effort of reasoning.
+        effort_flags: (effort, variable that is true for it), for templates with a flag in place of a word.
+    """
+
+    switches: tuple[tuple[str, Any, Any], ...] = ()
+    history: tuple[tuple[str, Any], ...] = ()
+    efforts: tuple[str, ...] = ()
+    effort_flags: tuple[tuple[str, str], ...] = ()
+
+    def joined(self, other: ThinkingVariables) -> ThinkingVariables:
+        """Return the variables of both."""
+        return ThinkingVariables(
+            self.switches + other.switches,
+            self.history + other.history,
+            self.efforts + other.efforts,
+            self.effort_flags + other.effort_flags,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """The format of the visible text: ``choices``, ``pattern``, ``grammar`` or ``schema``; else any JSON object.
+
+    Attributes:
+        schema: JSON schema of the text.
+        name: name of the schema, as the client sent it.
+        strict: whether the schema must be enforced in full; None when the client did not send the field.
+        schema_at: path of the schema in the request, for error messages.
+        pattern: regular expression that matches the whole text.
+        choices: the texts that are allowed.
+        grammar: in Lark (from ``start`` on), or in the EBNF of llama.cpp (GBNF) and XGrammar (from ``root`` on).
     """
 
     schema: Mapping[str, Any] | None = None
     name: str = ""
     strict: bool | None = None
     schema_at: str = field(default="response_format", compare=False)
+    pattern: str = ""
+    choices: tuple[str, ...] = ()
+    grammar: str = ""
 
     @property
     def at(self) -> str:
-        """Where the format itself stands in the request."""
+        """Return the path of the format itself in the request."""
         return self.schema_at.removesuffix(".schema").removesuffix(".json_schema")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. None leaves the choice to the model's defaults.
+    """Sampling parameters. A field that is None takes the model's default.
 
     Attributes:
-        max_tokens: most tokens to generate; clamped to what fits, never refused.
+        max_tokens: maximum number of tokens to generate; clamped to the rest of the window, never refused.
         stop: strings that end the turn; they are not part of it.
-        logprobs: number of alternatives a token to report, None for none.
+        logprobs: number of alternatives to report for each token; None to report no log-probabilities.
         prompt_logprobs: the same for the tokens of the prompt.
         logit_bias: token id -> additive bias.
+        min_tokens: minimum number of tokens before the turn may end.
+        stop_token_ids: tokens that end the turn in addition to the model's own; they are not part of it.
+        includes_stop: whether the stop string or token stays in the turn.
+        bad_words: texts that must not be generated.
+        allowed_token_ids: the only tokens that may be generated; empty for all.
     """
 
     max_tokens: int | None = None
@@ -234,26 +337,31 @@ class Sampling:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    includes_stop: bool = False
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ClearThinking:
-    """Leave out reasoning but that of the last ``keep_turns`` answers that have any; None keeps all of it."""
+    """A context edit: keep reasoning only in the last ``keep_turns`` answers that have some; None keeps all of it."""
 
     keep_turns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClearToolUses:
-    """Put a placeholder in place of old tool results once there are too many tokens or too many uses.
+    """A context edit: replace old tool results by a placeholder when there are too many tokens or too many tool uses.
 
     Attributes:
-        trigger_tokens: clear when the prompt is longer; None: not by tokens.
-        trigger_uses: clear when there are more uses that are not cleared; None: not by uses.
-        keep: so many of the last uses stay.
-        at_least: clear nothing when it would free fewer tokens.
-        exclude_tools: uses of these tools stay.
-        inputs: whether the calls lose their arguments too; or the tools whose calls do.
+        trigger_tokens: clear when the prompt has more tokens than this; None for no limit.
+        trigger_uses: clear when there are more uncleared tool uses than this; None for no limit.
+        keep: number of the latest tool uses that are never cleared.
+        at_least: clear nothing when fewer tokens than this would be freed.
+        exclude_tools: tools whose results are never cleared.
+        inputs: whether the arguments of the calls are cleared too; or the names of the tools where they are.
     """
 
     trigger_tokens: int | None = None
@@ -269,7 +377,7 @@ ContextEdit = ClearThinking | ClearToolUses
 
 @dataclass(frozen=True, slots=True)
 class AppliedEdit:
-    """What an edit took out: ``count`` answers' thinking or tool uses, ``tokens`` in all."""
+    """The result of a context edit: ``count`` answers' thinking or tool uses removed, ``tokens`` in total."""
 
     kind: Literal["thinking", "tool_uses"]
     count: int
@@ -277,15 +385,30 @@ class AppliedEdit:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReport:
+    """The facts of the written prompt that an answer reports. The server sets them when it has written the prompt.
+
+    Attributes:
+        token_ids: the tokens; None if the request does not ask for them.
+        text: the text that comes before the generated text (``echo`` of Completions).
+        applied_edits: the context edits that changed the conversation.
+    """
+
+    token_ids: Sequence[int] | None = None
+    text: str = ""
+    applied_edits: tuple[AppliedEdit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Hints:
-    """What a harness says of a request for whoever places and orders it. It never changes the answer.
+    """A harness's scheduling hints for routers and engines. They never change the answer.
 
     Attributes:
         priority: higher goes first.
-        strict_priority: a tier; every request of a higher one goes before those of lower ones.
+        strict_priority: a tier; every request of a higher tier goes before those of lower tiers.
         latency_sensitivity: higher for a request that somebody waits for.
-        expected_tokens: how long the answer is likely to be.
-        speculative_prefill: the next turn's prompt may be read ahead when this turn is over.
+        expected_tokens: expected length of the answer.
+        speculative_prefill: whether the engine may read the next turn's prompt ahead when this turn is over.
     """
 
     priority: int = 0
@@ -296,19 +419,19 @@ class Hints:
 
     @property
     def rank(self) -> int:
-        """Both priorities as engines have it: one number, of which the lower goes first."""
+        """Return both priorities as the one number that engines take; lower goes first."""
         return -(self.strict_priority << 32) - self.priority
 
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """Whose request it is, in a harness's own words: for traces alone. Empty is what it did not say.
+    """The agent that sent a request, by a harness's own ids; used for traces only. Fields not sent are empty.
 
     Attributes:
-        session_type_id: what kind of session it is.
+        session_type_id: kind of session.
         trajectory_id: one run of an agent in the session.
-        parent_session_id, parent_trajectory_id: where this one was begun from.
-        session_final: the session's last request.
+        parent_session_id, parent_trajectory_id: the session and run that started this one.
+        session_final: whether this is the session's last request.
     """
 
     session_type_id: str = ""
@@ -321,24 +444,28 @@ class AgentContext:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request for one turn, whatever protocol it came in.
+    """A request for one turn, in whatever protocol it came.
 
     Attributes:
-        model: the name the client used.
+        model: the model name that the client sent.
         conversation: turns and tools.
-        stream: whether the answer leaves as events.
-        opens_turn: whether the header of the assistant's turn stands at the end of the prompt.
-        continues: whether a turn of the assistant's at the end is left open for the model to go on with.
+        stream: whether the answer is sent as events.
+        opens_turn: whether the prompt ends with the header of an assistant turn (the generation prompt).
+        continues: whether a trailing assistant turn is left open, so that the model continues it.
         parallel_tool_calls: False ends the turn after its first complete call.
-        max_tool_calls: the turn ends after so many complete calls; None for any number.
-        truncate: a history that does not fit the window loses its oldest turns, and is not refused.
-        context_edits: what may be taken out of the history before the model reads it.
-        session: the client's own session key, if its body has one.
+        max_tool_calls: maximum number of complete calls, after which the turn ends; None for any number.
+        live_arguments: whether the arguments of a call are sent while they are generated, so that the client also
+            sees calls that never become complete.
+        truncate: whether a history that does not fit the window loses its oldest turns instead of being refused.
+        context_edits: edits of the history, applied before the model reads it.
+        session: the client's own session key, if the body has one.
         hints: for routing and engines.
         agent: for traces.
-        choices: how many answers are drawn.
-        warnings: what was accepted and ignored, for the ``x-singletree-warning`` header.
-        extra: what the protocol needs again to encode its answer (echoed fields).
+        choices: number of answers to generate.
+        pictures: the checked pictures of the conversation, by ``Image.key``.
+        warnings: fields that were accepted and ignored, for the ``x-singletree-warning`` header.
+        options: what the answer contains, and the options of a single API.
+        prompt_report: what the answer reports of the prompt.
     """
 
     model: str
@@ -350,6 +477,7 @@ class Request:
     continues: bool = True
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
+    live_arguments: bool = False
     truncate: bool = False
     thinking: Thinking = Thinking()
     response_format: ResponseFormat | None = None
@@ -358,5 +486,7 @@ class Request:
     hints: Hints = Hints()
     agent: AgentContext = AgentContext()
     choices: int = 1
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
     warnings: Sequence[str] = ()
-    extra: Extra = field(default_factory=dict)
+    options: RequestOptions = RequestOptions()  # noqa: RUF009 (frozen)
+    prompt_report: PromptReport = PromptReport()

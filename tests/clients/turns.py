@@ -65,6 +65,34 @@ def shell(command: str) -> Step:
     return lambda stage: stage.style.call(*stage.harness.shell(command)) + "\n"
 
 
+_MARK = "HERE"
+
+
+def cut_shell(command: str) -> Step:
+    """A call of the harness's shell that ends inside its arguments, behind ``command``: half a JSON text."""
+    return lambda stage: _shell_around(stage, command).partition(_MARK)[0]
+
+
+def broken_shell(command: str) -> Step:
+    """A call of the harness's shell whose arguments break behind ``command``."""
+    return lambda stage: _shell_around(stage, command).replace(_MARK, stage.style.breaks) + "\n"
+
+
+def cut_in_name() -> Step:
+    """A call of the harness's shell that ends inside the tool's name."""
+
+    def step(stage: Stage) -> str:
+        name, _ = stage.harness.shell("true")
+        before, _, _ = stage.style.call(*stage.harness.shell("true")).partition(name)
+        return before + name[:2]
+
+    return step
+
+
+def _shell_around(stage: Stage, command: str) -> str:
+    return stage.style.call(*stage.harness.shell(f"{command}; echo one two {_MARK} three"))
+
+
 def read() -> Step:
     """A call that reads the notes."""
     return lambda stage: stage.style.call(*stage.harness.read(stage.notes)) + "\n"

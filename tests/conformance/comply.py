@@ -33,7 +33,7 @@ async def check(
         reply = asyncio.run_coroutine_threadsafe(sending, loop).result(10)
         if not streaming:
             return reply.status, reply.json, None
-        told = [{"type": data["type"], "data": data} for _, data in events(reply.body)]
+        told = [_event(name, data) for name, data in events(reply.body)]
         return reply.status, _final(told), told
 
     monkeypatch.setattr(runner, "make_request", ask)
@@ -43,8 +43,14 @@ async def check(
 
 
 def _final(told: list[dict[str, Any]]) -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = told[-1]["data"].get("response")
+    last = told[-1]["data"]
+    found: Mapping[str, Any] | None = last.get("response") if isinstance(last, dict) else None
     return found
+
+
+def _event(name: str, data: Any) -> dict[str, Any]:
+    """The event as the checker's own client gives it; those of Chat Completions have no type."""
+    return {"type": data.get("type", name) if isinstance(data, dict) else data, "data": data}
 
 
 def _marked(content: Any) -> Any:

@@ -26,7 +26,7 @@ from protocols.test_messages_encode import body, stream
 from server.memory import events
 from server.serving import MODEL, serving
 from singletree import errors
-from singletree.engines.scripts import Script
+from singletree.engines.scripted.scripts import Script
 from singletree.protocols import messages
 
 from . import comply

@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from server.serving import MODEL, Served, serving
-from singletree.engines.scripts import Script
-from singletree.server.config import Config
+from singletree.engines.scripted.scripts import Script
+from singletree.server.models.config import Config
 
 from .sdk import anthropic_sdk, openai_sdk
 
@@ -164,7 +164,9 @@ async def test_threads_are_refused_in_the_apis_words() -> None:
     async with playing("text") as (served, said), anthropic_sdk(served.client) as sdk:
         for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
             asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "thread": thread}
-            with pytest.raises(anthropic.BadRequestError, match="thread: this server holds no") as refused:
+            with pytest.raises(
+                anthropic.BadRequestError, match="thread: this server does not store"
+            ) as refused:
                 await sdk.beta.messages.create(**asked)
             assert refused.value.error_code == "thread_unsupported_request"
         assert not served.engine.log
@@ -185,7 +187,8 @@ async def test_a_tool_loop_on_chat() -> None:  # C3 C5
 
 async def test_a_tool_loop_on_responses() -> None:  # C3 C5 C33
     async with playing("call") as (served, said), openai_sdk(served.client) as sdk:
-        asked: Any = {"model": MODEL, "tools": [RESPONSES_TOOL]}
+        # Nothing is remembered here, so the SDK has to carry the reasoning itself.
+        asked: Any = {"model": MODEL, "tools": [RESPONSES_TOOL], "include": ["reasoning.content"]}
         first = await sdk.responses.create(input=said, **asked)
         items: Any = [item.to_dict() for item in first.output]
         call = next(item for item in items if item["type"] == "function_call")
@@ -249,11 +252,11 @@ async def test_an_engine_that_dies_in_the_stream() -> None:  # C39
     said: Any = [{"role": "user", "content": "[[script:dies]]"}]
     async with serving({"dies": Script("abcdef", fail_after=3)}) as served:
         async with anthropic_sdk(served.client) as claude:
-            with pytest.raises(anthropic.APIStatusError, match="fails after 3 tokens"):
+            with pytest.raises(anthropic.APIStatusError, match="makes the engine fail after 3 tokens"):
                 async with claude.messages.stream(model=MODEL, max_tokens=9, messages=said) as stream:
                     await stream.get_final_message()
         async with openai_sdk(served.client) as sdk:
-            with pytest.raises(openai.APIError, match="fails after 3 tokens"):
+            with pytest.raises(openai.APIError, match="makes the engine fail after 3 tokens"):
                 async for _ in await sdk.chat.completions.create(model=MODEL, messages=said, stream=True):
                     pass
             events = [e async for e in await sdk.responses.create(model=MODEL, input=said, stream=True)]

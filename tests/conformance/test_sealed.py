@@ -1,4 +1,4 @@
-"""Capsules change nothing that the official SDKs make of a turn but the one field that carries them."""
+"""Capsules change nothing that the official SDKs make of a turn but the fields and the block that carry them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from server.serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
-from singletree.prompts.replay import TurnMemory
-from singletree.server.capsule import PREFIX, Capsules
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.server.models.capsule import PREFIX, Capsules
 
 from .sdk import anthropic_sdk, openai_sdk
 from .test_sdks import MESSAGES_TOOL, RESPONSES_TOOL, TURNS, each_turn, steady
 
-FIELDS = ("signature", "encrypted_content")
+FIELDS = ("signature", "encrypted_content", "data")
 
 
 @asynccontextmanager
@@ -29,10 +29,16 @@ def sealing() -> Capsules:
     return Capsules([b"k" * 32], b"model")
 
 
+def is_capsule(item: dict[str, Any]) -> bool:
+    """Whether ``item`` only carries the turn: every thought of these answers has words."""
+    return item["type"] == "redacted_thinking" or (item["type"] == "reasoning" and not item["summary"])
+
+
 def parted(items: list[dict[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The capsules of ``items``, and the rest of them."""
+    """The capsules of ``items``, and the rest of them; the block behind the last call is nothing but a capsule."""
     carried = [item[field] for item in items for field in FIELDS if item.get(field)]
-    return carried, [{k: v for k, v in steady(item).items() if k not in FIELDS} for item in items]
+    said = [item for item in items if not is_capsule(item)]
+    return carried, [{k: v for k, v in steady(item).items() if k not in FIELDS} for item in said]
 
 
 def check(sealed: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:
@@ -40,7 +46,7 @@ def check(sealed: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:
     nothing, same = parted(plain)
     assert nothing == []
     assert rest == same
-    assert len(carried) == sum(item["type"] in ("thinking", "reasoning") for item in sealed)
+    assert len(carried) == sum("thinking" in item["type"] or item["type"] == "reasoning" for item in sealed)
     assert all(capsule.startswith(PREFIX) for capsule in carried)
 
 
@@ -67,6 +73,7 @@ async def test_responses(turn: str, streams: bool) -> None:  # C33 C34
     for capsules in (sealing(), None):
         async with playing(turn, capsules) as (served, messages), openai_sdk(served.client) as sdk:
             asked: Any = {"model": MODEL, "input": messages, "tools": [RESPONSES_TOOL]}
+            asked |= {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
             if streams:
                 async with sdk.responses.stream(**asked) as stream:
                     answer: Any = await stream.get_final_response()

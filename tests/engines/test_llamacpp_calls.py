@@ -13,16 +13,16 @@ from engines.contract import collect, tokens_of
 from engines.small_model import small_model
 from singletree import families
 from singletree.conversation import Part, Reasoning, Sampling, Text, Tool, ToolCall, Turn
-from singletree.engines.engine import Constraint
-from singletree.engines.llamacpp import LlamaCppEngine
+from singletree.engines.engine import Constraint, GenerationJob
+from singletree.engines.llamacpp.engine import LlamaCppEngine
 from singletree.events import fold
-from singletree.parsing.constrain import Thinking, calls, prose
-from singletree.parsing.draw import draw
-from singletree.parsing.expression import Expression
+from singletree.parsing.constraints.constrain import ReasoningState, allow_calls, require_call
+from singletree.parsing.constraints.expression import Expression
+from singletree.parsing.constraints.lark import lark
 from singletree.parsing.family import Family
-from singletree.parsing.lark import lark
 from singletree.parsing.parser import Parser
-from singletree.prompts.tokenizer import Tokenizer, load_tokenizer
+from singletree.parsing.render_turn import render_turn
+from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -58,9 +58,11 @@ async def engine() -> AsyncIterator[LlamaCppEngine]:
 
 def written(family: Family, parts: Sequence[Part], begun: str) -> str:
     """A prompt with one earlier turn of ``parts``, and the next one ``begun``."""
-    earlier = family.turn + draw(family, parts)
+    earlier = family.message_header + render_turn(family, parts)
     asked = "<|im_start|>user\nThe weather in {}?<|im_end|>\n<|im_start|>assistant\n"
-    return f"{asked.format('Paris')}{earlier}<|im_end|>\n{asked.format('London')}{family.turn}{begun}"
+    return (
+        f"{asked.format('Paris')}{earlier}<|im_end|>\n{asked.format('London')}{family.message_header}{begun}"
+    )
 
 
 async def turn(
@@ -76,7 +78,9 @@ async def turn(
     grammar = lark(expression, {}, tokenizer.stop_token_ids)
     drawn = Sampling(**{"temperature": 0.0, "max_tokens": 120, **sampling})
     chunks = await collect(
-        engine.generate(tokenizer.encode(prompt), drawn, "test", constraint=Constraint("lark", grammar))
+        engine.generate(
+            GenerationJob(tokenizer.encode(prompt), drawn, "test", constraint=Constraint("lark", grammar))
+        )
     )
     ids = [t for t in tokens_of(chunks) if t not in tokenizer.stop_token_ids]
     parser = Parser(family, [WEATHER], prompt[-500:], special_tokens=tokenizer.special_tokens)
@@ -102,8 +106,10 @@ async def test_a_forced_call_is_made_and_read(
 ) -> None:
     """C38: the model has seen nothing of the format."""
     family = families.get(name)
-    prompt = f"<|im_start|>user\nThe weather in London?<|im_end|>\n<|im_start|>assistant\n{family.turn}"
-    wanted = calls(family, [WEATHER], thinking="over", parallel=False)
+    prompt = (
+        f"<|im_start|>user\nThe weather in London?<|im_end|>\n<|im_start|>assistant\n{family.message_header}"
+    )
+    wanted = require_call(family, [WEATHER], thinking="over", parallel=False)
     read, finish = await turn(engine, tokenizer, family, prompt, wanted, temperature=1.0, seed=3)
     assert [type(part) for part in read.parts] == [ToolCall]
     assert is_right(read.tool_calls[0])
@@ -115,14 +121,14 @@ async def test_a_forced_call_is_made_and_read(
     [("qwen3_coder", "open"), ("glm47", "open"), ("glm47", "possible"), ("kimi_k2", "open")],
 )
 async def test_a_thought_comes_before_the_forced_call(
-    engine: LlamaCppEngine, tokenizer: Tokenizer, name: str, thinking: Thinking
+    engine: LlamaCppEngine, tokenizer: Tokenizer, name: str, thinking: ReasoningState
 ) -> None:  # C38
     family = families.get(name)
     assert family.reasoning is not None
     prompt = written(
         family, [Reasoning("I must look."), PARIS], family.reasoning[0] if thinking == "open" else ""
     )
-    wanted = calls(family, [WEATHER], thinking=thinking, parallel=False)
+    wanted = require_call(family, [WEATHER], thinking=thinking, parallel=False)
     read, _ = await turn(engine, tokenizer, family, prompt, wanted)
     assert [type(part) for part in read.parts] == [Reasoning, ToolCall]
     assert is_right(read.tool_calls[0])
@@ -133,7 +139,7 @@ async def test_a_free_turn_talks_or_calls_rightly(
     engine: LlamaCppEngine, tokenizer: Tokenizer, name: str
 ) -> None:  # C42
     family = families.get(name)
-    wanted = prose(family, [WEATHER], thinking="over", parallel=False)
+    wanted = allow_calls(family, [WEATHER], thinking="over", parallel=False)
     plain = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     talk, _ = await turn(engine, tokenizer, family, plain, wanted)
     assert talk.parts == (Text("The capital of France is Paris."),)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from singletree.engines import llamacpp, llamacpp_process, machine
-from singletree.engines.gguf_header import GgufHeader
-from singletree.engines.llamacpp import LlamaCppEngine
+from singletree.engines.llamacpp import engine, machine, process
+from singletree.engines.llamacpp.engine import LlamaCppEngine
+from singletree.engines.weights.gguf_header import GgufHeader
 from singletree.errors import BadConfiguration
 
 GIB = 2**30
@@ -44,7 +44,7 @@ def header(window: int | None = 8192, cost: int | None = 16 * 1024) -> GgufHeade
 def test_window_and_room(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], memory: int, found: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(llamacpp, "usable_memory", lambda: memory)
+    monkeypatch.setattr(engine, "usable_memory", lambda: memory)
     assert LlamaCppEngine("x.gguf", **settings)._plan(header()) == found  # type: ignore[arg-type]
 
 
@@ -64,9 +64,9 @@ async def test_without_the_wheel_the_cure_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 def test_threads_spin_a_little_unless_the_user_chose_otherwise() -> None:
-    assert llamacpp_process._environment({"A": "b"}) == {"A": "b", "GOMP_SPINCOUNT": "1000"}
+    assert process._environment({"A": "b"}) == {"A": "b", "GOMP_SPINCOUNT": "1000"}
     for own in ({"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}):
-        assert llamacpp_process._environment(own) == own
+        assert process._environment(own) == own
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ import pytest_asyncio
 from engines.contract import collect, tokens_of
 from engines.small_model import END_TOKENS, FRANCE, ITALY, small_model
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint
-from singletree.engines.llamacpp import LlamaCppEngine
+from singletree.engines.engine import Chunk, Constraint, GenerationJob
+from singletree.engines.failover import FailoverEngine
+from singletree.engines.llamacpp.engine import LlamaCppEngine
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
-from singletree.server.continuing import ContinuingEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -52,7 +52,7 @@ async def engine() -> AsyncIterator[LlamaCppEngine]:
 async def run(
     engine: LlamaCppEngine, prompt: Sequence[int], sampling: Sampling = GREEDY, **more: Any
 ) -> list[Chunk]:
-    return await collect(engine.generate(prompt, sampling, "test", **more))
+    return await collect(engine.generate(GenerationJob(prompt, sampling, "test", **more)))
 
 
 async def busy(engine: LlamaCppEngine) -> int:
@@ -168,7 +168,7 @@ async def test_a_token_that_is_none_is_refused(engine: LlamaCppEngine) -> None:
 
 # C40
 async def test_leaving_frees_the_slot(engine: LlamaCppEngine) -> None:
-    async with aclosing(engine.generate(FRANCE, ENDLESS, "left")) as chunks:
+    async with aclosing(engine.generate(GenerationJob(FRANCE, ENDLESS, "left"))) as chunks:
         async for chunk in chunks:
             if chunk.token_ids:
                 break
@@ -190,7 +190,7 @@ async def test_what_goes_on_from_an_early_end_waits_for_its_slot(
         await noticed.wait()
 
     monkeypatch.setattr(engine, "_release_when_free", notice)
-    async with aclosing(engine.generate(FRANCE, ENDLESS, "left")) as chunks:
+    async with aclosing(engine.generate(GenerationJob(FRANCE, ENDLESS, "left"))) as chunks:
         async for chunk in chunks:
             if chunk.token_ids:
                 break
@@ -204,7 +204,7 @@ async def test_what_goes_on_from_an_early_end_waits_for_its_slot(
 # C39
 async def test_a_death_is_told_and_the_next_request_finds_llama_cpp_running_again() -> None:
     async with running(slots=1) as engine:
-        runs = asyncio.create_task(collect(engine.generate(FRANCE, ENDLESS, "runs")))
+        runs = asyncio.create_task(collect(engine.generate(GenerationJob(FRANCE, ENDLESS, "runs"))))
         await asyncio.sleep(0.3)
         waits = asyncio.create_task(run(engine, FRANCE))
         await asyncio.sleep(0)
@@ -228,7 +228,7 @@ async def test_a_turn_goes_on_when_llama_cpp_runs_again() -> None:
         told: list[int] = []
         assert engine._process is not None
         pid = dead = engine._process.pid
-        async for chunk in ContinuingEngine([engine]).generate(FRANCE, sampling, "goes on"):
+        async for chunk in FailoverEngine([engine]).generate(GenerationJob(FRANCE, sampling, "goes on")):
             told += chunk.token_ids
             if len(told) >= 3 and pid:
                 os.kill(pid, signal.SIGKILL)
@@ -248,7 +248,7 @@ async def test_generations_wait_for_room_rather_than_overflow_the_cache() -> Non
 
 async def test_room_is_given_back_only_when_llama_cpp_has_freed_it() -> None:
     async with running(slots=2, kv_tokens=256, context_window=256) as engine:
-        left = engine.generate(FRANCE, ENDLESS, "left")
+        left = engine.generate(GenerationJob(FRANCE, ENDLESS, "left"))
         await anext(left)
         await left.aclose()
         next_one = engine._admission.ticket(200, 0)

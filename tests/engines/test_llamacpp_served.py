@@ -13,9 +13,9 @@ from protocols import grammar_chat
 from server.memory import events
 from server.serving import MODEL, Served, serving
 from singletree import families
-from singletree.engines.llamacpp import LlamaCppEngine
-from singletree.prompts.template import load_chat_template
-from singletree.prompts.tokenizer import Tokenizer, load_tokenizer
+from singletree.engines.llamacpp.engine import LlamaCppEngine
+from singletree.prompts.template.chat_template import load_chat_template
+from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 CHAT, RAW = "/v1/chat/completions", "/v1/completions"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

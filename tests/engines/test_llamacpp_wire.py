@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint
-from singletree.engines.llamacpp_wire import (
+from singletree.engines.engine import Chunk, Constraint, GenerationJob
+from singletree.engines.llamacpp.wire import (
     StreamReader,
-    decode_spelling,
-    encode_request,
-    encode_spelling,
-    error_of,
-    grammar_of,
+    decode_llamacpp_error,
+    decode_tokenize_response,
+    encode_grammar,
+    encode_llamacpp_request,
+    encode_tokenize_request,
 )
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 
@@ -23,7 +23,9 @@ UNSAID = Sampling()
 
 
 def body(sampling: Sampling = UNSAID, constraint: Constraint | None = None) -> dict[str, Any]:
-    decoded = json.loads(encode_request([5, 6], sampling, limit=9, constraint=constraint))
+    decoded = json.loads(
+        encode_llamacpp_request(GenerationJob([5, 6], sampling, "r", constraint=constraint), limit=9)
+    )
     assert isinstance(decoded, dict)
     return decoded
 
@@ -104,24 +106,24 @@ def test_stop_strings_are_not_the_engines() -> None:
 
 
 def test_white_space_in_json_has_an_end() -> None:
-    grammar = grammar_of(Constraint("json_schema", {"type": "object"}))
+    grammar = encode_grammar(Constraint("json_schema", {"type": "object"}))
     assert "whitespace_pattern" in grammar
     own = {"type": "object", "x-guidance": {"whitespace_flexible": False}}
-    assert "whitespace_pattern" not in grammar_of(Constraint("json_schema", own))
+    assert "whitespace_pattern" not in encode_grammar(Constraint("json_schema", own))
 
 
 def test_a_slash_in_a_regex_does_not_end_it() -> None:
-    assert grammar_of(Constraint("regex", r"a/b\/c")).endswith(r"/a\/b\/c/")
+    assert encode_grammar(Constraint("regex", r"a/b\/c")).endswith(r"/a\/b\/c/")
 
 
 @pytest.mark.parametrize("schema", [True, {}, {"type": "string"}])
 def test_schemas_of_all_kinds_are_taken(schema: object) -> None:
-    assert grammar_of(Constraint("json_schema", schema)).startswith("%llguidance {}\nstart: %json ")
+    assert encode_grammar(Constraint("json_schema", schema)).startswith("%llguidance {}\nstart: %json ")
 
 
 def test_a_complaint_fits_on_a_line() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        grammar_of(Constraint("json_schema", {"type": "string", "pattern": "(?=x)"}))
+        encode_grammar(Constraint("json_schema", {"type": "string", "pattern": "(?=x)"}))
     assert "\n" not in caught.value.message
     assert "start:" not in caught.value.message
 
@@ -167,7 +169,7 @@ def test_tokens_that_were_not_told_are_noticed() -> None:
     probability = {"id": 9, "logprob": -0.5, "top_logprobs": []}
     (first,) = reader.feed(token(3, 1))
     (second,) = reader.feed(token(9, 4, completion_probabilities=[probability]))
-    assert (first.untold, second.untold) == (False, True)
+    assert (first.tokens_missing, second.tokens_missing) == (False, True)
     second.tokens = [7, 8, 9]
     chunk = reader.take([second])
     assert chunk == Chunk([7, 8, 9], logprobs=[[], [], [(9, -0.5)]])
@@ -191,30 +193,30 @@ def test_the_token_itself_comes_first_and_nothing_twice() -> None:
 def test_errors_in_the_stream_and_before_it(error: dict[str, object], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=str(error["message"])):
         read(event(error=error))
-    assert type(error_of(500, json.dumps({"error": error}).encode())) is kind
+    assert type(decode_llamacpp_error(500, json.dumps({"error": error}).encode())) is kind
 
 
 def test_an_overflow_has_its_numbers() -> None:
     error = {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 16000, "n_ctx": 8192}
-    found = error_of(400, json.dumps({"error": error}).encode())
+    found = decode_llamacpp_error(400, json.dumps({"error": error}).encode())
     assert isinstance(found, ContextOverflow)
     assert (found.prompt_tokens, found.maximum) == (16000, 8192)
 
 
 def test_nonsense_is_a_failure() -> None:
-    assert isinstance(error_of(502, b"<html>"), EngineFailed)
+    assert isinstance(decode_llamacpp_error(502, b"<html>"), EngineFailed)
     with pytest.raises(EngineFailed):
         read(b"data: {nonsense\n\n")
     with pytest.raises(EngineFailed):
-        decode_spelling(b"<html>", "x")
+        decode_tokenize_response(b"<html>", "x")
 
 
 def test_spelling_leaves_out_what_the_vocabulary_puts_before() -> None:
     pieces = [{"id": 1, "piece": " "}, {"id": 2, "piece": [240, 159]}, {"id": 3, "piece": [152, 128]}]
-    assert decode_spelling(json.dumps({"tokens": pieces}).encode(), "😀") == [2, 3]
-    assert json.loads(encode_spelling("😀"))["content"] == "😀"
+    assert decode_tokenize_response(json.dumps({"tokens": pieces}).encode(), "😀") == [2, 3]
+    assert json.loads(encode_tokenize_request("😀"))["content"] == "😀"
 
 
 def test_a_spelling_that_does_not_fit_is_taken_whole() -> None:
     pieces = [{"id": 4, "piece": "�"}, {"id": 5, "piece": "b"}]
-    assert decode_spelling(json.dumps({"tokens": pieces}).encode(), "�a") == [4, 5]
+    assert decode_tokenize_response(json.dumps({"tokens": pieces}).encode(), "�a") == [4, 5]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from singletree.engines.revival import LONGEST_PAUSE_SECONDS, SOON_SECONDS, Revival
+from singletree.engines.restart_backoff import EARLY_DEATH_SECONDS, MAX_PAUSE_SECONDS, RestartBackoff
 from singletree.errors import Overloaded
 
 
@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-def pause(revival: Revival) -> float:
+def pause(revival: RestartBackoff) -> float:
     """How long the next start has to wait, in seconds."""
     try:
         revival.check()
@@ -29,34 +29,34 @@ def pause(revival: Revival) -> float:
 
 def test_the_first_is_free_and_the_pauses_double() -> None:
     clock = Clock()
-    revival = Revival(clock)
+    revival = RestartBackoff(clock)
     pauses = []
     for _ in range(10):
-        revival.started()
+        revival.record_start()
         clock.now += 1
-        revival.died()
+        revival.record_death()
         pauses.append(pause(revival))
         clock.now += pauses[-1]
         assert pause(revival) == 0
     assert pauses[:5] == [0, 1, 2, 4, 8]
-    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    assert pauses[-1] == MAX_PAUSE_SECONDS
 
 
 def test_a_long_life_is_forgiven() -> None:
     clock = Clock()
-    revival = Revival(clock)
-    for lived in (1.0, 1.0, SOON_SECONDS, 1.0):
-        revival.started()
+    revival = RestartBackoff(clock)
+    for lived in (1.0, 1.0, EARLY_DEATH_SECONDS, 1.0):
+        revival.record_start()
         clock.now += lived
-        revival.died()
+        revival.record_death()
     assert pause(revival) == 0
 
 
 def test_the_refusal_says_when() -> None:
     clock = Clock()
-    revival = Revival(clock)
+    revival = RestartBackoff(clock)
     for _ in range(4):
-        revival.started()
-        revival.died()
-    with pytest.raises(Overloaded, match="died 4 times and is started again in 4 seconds"):
+        revival.record_start()
+        revival.record_death()
+    with pytest.raises(Overloaded, match="died 4 times and will be started again in 4 seconds"):
         revival.check()

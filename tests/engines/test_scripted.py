@@ -13,9 +13,9 @@ import pytest
 from engines.contract import assert_well_formed, collect, tokens_of
 from engines.letters import END, decode, encode
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint
-from singletree.engines.scripted import PrefixMemory, ScriptedEngine
-from singletree.engines.scripts import Script
+from singletree.engines.engine import Chunk, Constraint, GenerationJob
+from singletree.engines.scripted.engine import PrefixMemory, ScriptedEngine
+from singletree.engines.scripted.scripts import Script
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 
 ABC = "abcdefghij"
@@ -30,7 +30,7 @@ async def engine(**settings: Any) -> ScriptedEngine:
 
 async def play(prompt: str, sampling: Sampling = UNSAID, /, **settings: Any) -> list[Chunk]:
     made = await engine(**settings)
-    return await collect(made.generate(encode(prompt), sampling, "test"))
+    return await collect(made.generate(GenerationJob(encode(prompt), sampling, "test")))
 
 
 async def collect_into(told: list[Chunk], chunks: AsyncGenerator[Chunk, None]) -> None:
@@ -118,10 +118,12 @@ async def test_a_script_can_fail_before_the_first_chunk_or_later() -> None:
         scripts={"first": Script(ABC, fail_after=0), "later": Script(ABC, fail_after=5)}, chunk=2
     )
     with pytest.raises(EngineFailed):
-        await anext(made.generate(encode("[[script:first]]"), Sampling(), "first"))
+        await anext(made.generate(GenerationJob(encode("[[script:first]]"), Sampling(), "first")))
     told: list[Chunk] = []
     with pytest.raises(EngineFailed, match="after 5 tokens"):
-        await collect_into(told, made.generate(encode("[[script:later]]"), Sampling(), "later"))
+        await collect_into(
+            told, made.generate(GenerationJob(encode("[[script:later]]"), Sampling(), "later"))
+        )
     assert (said(told), sizes(told)) == ("abcde", [0, 2, 2, 1])
     assert all(chunk.finish is None for chunk in told)
     assert made.log[-1].finish is None
@@ -149,18 +151,23 @@ async def test_a_fault_can_pass() -> None:
     )
     for number in range(2):
         with pytest.raises(Overloaded):
-            await anext(made.generate(encode("[[script:x]]"), Sampling(), f"{number}"))
+            await anext(made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), f"{number}")))
     for _ in range(2):
-        assert said(await collect(made.generate(encode("[[script:x]]"), Sampling(), "whole"))) == ABC
+        assert (
+            said(await collect(made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "whole"))))
+            == ABC
+        )
 
 
 async def test_a_script_that_failed_plays_on_when_the_fault_has_passed() -> None:
     made = await engine(scripts={"x": Script(ABC, fail_after=len(ABC), faults=1)})
     told: list[Chunk] = []
     with pytest.raises(EngineFailed):
-        await collect_into(told, made.generate(encode("[[script:x]]"), Sampling(), "fails"))
+        await collect_into(told, made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "fails")))
     assert said(told) == ABC
-    assert said(await collect(made.generate(encode("[[script:x]]"), Sampling(), "whole"))) == ABC
+    assert (
+        said(await collect(made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "whole")))) == ABC
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +185,7 @@ async def test_a_pause_is_where_it_was_asked_for_and_ends_when_aborted(
 ) -> None:
     made = await engine(scripts={"x": script})
     told: list[Chunk] = []
-    generation = made.generate(encode("[[script:x]]"), Sampling(), "paused")
+    generation = made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "paused"))
     reading = asyncio.create_task(collect_into(told, generation))
     for _ in range(40):
         await asyncio.sleep(0)
@@ -192,7 +199,7 @@ async def test_a_pause_is_where_it_was_asked_for_and_ends_when_aborted(
 
 async def test_a_late_reader_does_not_delay_the_rest() -> None:
     made = await engine(scripts={"x": Script(ABC, delay=0.02)})
-    chunks = made.generate(encode("[[script:x]]"), Sampling(), "late")
+    chunks = made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "late"))
     await anext(chunks)
     await anext(chunks)
     await asyncio.sleep(0.3)
@@ -215,7 +222,7 @@ async def test_others_get_their_turn() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await collect(made.generate(encode("[[gen:1600]]"), Sampling(), "long"))
+    await collect(made.generate(GenerationJob(encode("[[gen:1600]]"), Sampling(), "long")))
     counting.cancel()
     assert turns >= 100
 
@@ -224,7 +231,7 @@ async def test_cached_tokens_are_the_longest_common_prefix() -> None:
     made = await engine(end_token_id=END)
 
     async def cached(prompt: str) -> int | None:
-        first, *rest = await collect(made.generate(encode(prompt), Sampling(), "test"))
+        first, *rest = await collect(made.generate(GenerationJob(encode(prompt), Sampling(), "test")))
         assert all(chunk.cached_tokens is None for chunk in rest)
         return first.cached_tokens
 
@@ -236,11 +243,13 @@ async def test_cached_tokens_are_the_longest_common_prefix() -> None:
 
 async def test_what_was_left_counts_as_cached_as_far_as_it_was_told() -> None:
     made = await engine()
-    chunks = made.generate(encode("[[echo:abcdef]]"), Sampling(), "left")
+    chunks = made.generate(GenerationJob(encode("[[echo:abcdef]]"), Sampling(), "left"))
     for _ in range(4):
         await anext(chunks)
     await chunks.aclose()
-    first, *_ = await collect(made.generate(encode("[[echo:abcdef]]abcdef"), Sampling(), "next"))
+    first, *_ = await collect(
+        made.generate(GenerationJob(encode("[[echo:abcdef]]abcdef"), Sampling(), "next"))
+    )
     assert first.cached_tokens == len("[[echo:abcdef]]") + 3
 
 
@@ -265,7 +274,9 @@ async def test_the_log_has_the_prompt_as_token_ids() -> None:
     made = await engine(end_token_id=END)
     constraint = Constraint("gbnf", "root ::= x")
     prompt = encode("[[echo:ab]]<|im_start|>")
-    await collect(made.generate(prompt, Sampling(seed=3), "id", constraint=constraint, priority=2))
+    await collect(
+        made.generate(GenerationJob(prompt, Sampling(seed=3), "id", constraint=constraint, priority=2))
+    )
     (played,) = made.log
     assert list(played.prompt_token_ids) == prompt
     assert (list(played.token_ids), played.finish) == ([97, 98, END], "stop")
@@ -276,9 +287,9 @@ async def test_the_log_has_the_prompt_as_token_ids() -> None:
 async def test_the_log_keeps_the_newest() -> None:
     made = await engine(log_tokens=25)
     for i in range(5):
-        await collect(made.generate(encode(f"prompt {i}  "), Sampling(), str(i)))
+        await collect(made.generate(GenerationJob(encode(f"prompt {i}  "), Sampling(), str(i))))
     assert [played.request_id for played in made.log] == ["3", "4"]
-    await collect(made.generate(encode("x" * 99), Sampling(), "long"))
+    await collect(made.generate(GenerationJob(encode("x" * 99), Sampling(), "long")))
     assert [played.request_id for played in made.log] == ["long"]
 
 
@@ -286,8 +297,8 @@ async def test_the_log_keeps_the_newest() -> None:
 async def test_the_log_file_has_a_line_for_each(tmp_path: Path, text: bool) -> None:
     path = tmp_path / "log.jsonl"
     made = await engine(log_path=path, log_text=text)
-    await collect(made.generate(encode("[[echo:ab]]"), Sampling(), "1"))
-    left = made.generate(encode("[[echo:ab]]"), Sampling(), "2")
+    await collect(made.generate(GenerationJob(encode("[[echo:ab]]"), Sampling(), "1")))
+    left = made.generate(GenerationJob(encode("[[echo:ab]]"), Sampling(), "2"))
     await anext(left)
     await left.aclose()
     first, second = (json.loads(line) for line in path.read_text().splitlines())

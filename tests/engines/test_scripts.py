@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from engines.letters import decode, encode, plain
-from singletree.engines.scripts import Chooser, Script, ScriptBook, parse_script
+from singletree.engines.scripted.scripts import Script, ScriptBook, ScriptChooser, parse_script
 from singletree.errors import BadConfiguration
 
 USER, MODEL, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
 
 
-def chooser() -> Chooser:
+def chooser() -> ScriptChooser:
     book = ScriptBook({name: name for name in "abc"}, encode)
-    return Chooser(book, Script("default"), encode, decode)
+    return ScriptChooser(book, Script("default"), encode, decode)
 
 
 def chosen(prompt: str | Sequence[int]) -> str:
@@ -99,7 +99,7 @@ def test_options_are_read_from_the_first_line() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ("[]", "object"),
         ('{"dealy": 1}', "unknown option 'dealy'; known: delay, chunk"),
         ('{"delay": -1}', "delay must be a number"),
@@ -118,9 +118,9 @@ def test_files_that_are_wrong_say_why(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('["b"]')
     (tmp_path / "b.json").write_text("[1,")
     book = ScriptBook(tmp_path, encode)
-    with pytest.raises(BadConfiguration, match=r"a\.json.*no list of token ids"):
+    with pytest.raises(BadConfiguration, match=r"a\.json.*not a list of token ids"):
         book.get("a")
-    with pytest.raises(BadConfiguration, match=r"b\.json.*no JSON"):
+    with pytest.raises(BadConfiguration, match=r"b\.json.*not valid JSON"):
         book.get("b")
-    with pytest.raises(BadConfiguration, match="no folder"):
+    with pytest.raises(BadConfiguration, match="no folder of scripts"):
         ScriptBook(tmp_path / "none", encode)

@@ -13,11 +13,11 @@ from engines.real_vllm import PEERS
 from parsing.asking import BREAKING, NOON, PARIS, TIME, WEATHER, WITH_CALLS, a_call
 from singletree import families
 from singletree.conversation import Part, Reasoning, ResponseFormat, Text, Tool
-from singletree.parsing.constrain import calls, json_text, marks_calls, prose
-from singletree.parsing.draw import draw
-from singletree.parsing.expression import Expression, Unsayable
+from singletree.parsing.constraints.constrain import allow_calls, marks_calls, require_call, require_format
+from singletree.parsing.constraints.expression import Expression, NotExpressible
+from singletree.parsing.constraints.structural_tag import structural_tag
 from singletree.parsing.family import Family
-from singletree.parsing.structural_tag import structural_tag
+from singletree.parsing.render_turn import render_turn
 
 Case = tuple[str, Expression, list[tuple[str, bool]]]
 """What it shows, the expression, and texts with whether they are to be taken."""
@@ -41,25 +41,29 @@ def asked(cases: list[Case]) -> list[Any]:
 
 
 def forced(family: Family) -> list[Case]:
-    both = calls(family, [WEATHER, TIME], thinking="over", parallel=True)
-    one = calls(family, [WEATHER], thinking="over", parallel=False)
-    wrong = [draw(family, [a_call(family, arguments)]) for arguments in BREAKING]
+    both = require_call(family, [WEATHER, TIME], thinking="over", parallel=True)
+    one = require_call(family, [WEATHER], thinking="over", parallel=False)
+    wrong = [render_turn(family, [a_call(family, arguments)]) for arguments in BREAKING]
     cases: list[Case] = [
-        ("calls", both, [(draw(family, [PARIS]), True), (draw(family, [PARIS, NOON]), True)]),
+        ("calls", both, [(render_turn(family, [PARIS]), True), (render_turn(family, [PARIS, NOON]), True)]),
         (
             "no call",
             both,
-            [("I would rather talk.", False), (draw(family, [a_call(family, "{}", "rm")]), False)],
+            [("I would rather talk.", False), (render_turn(family, [a_call(family, "{}", "rm")]), False)],
         ),
         ("wrong arguments", both, [(text, False) for text in wrong]),
-        ("one call", one, [(draw(family, [PARIS]), True), (draw(family, [PARIS, PARIS]), False)]),
+        (
+            "one call",
+            one,
+            [(render_turn(family, [PARIS]), True), (render_turn(family, [PARIS, PARIS]), False)],
+        ),
     ]
     if family.reasoning:
         parts: list[Part] = [Reasoning("I need < it."), PARIS]
-        thought = draw(family, parts)
-        possible = calls(family, [WEATHER], thinking="possible", parallel=True)
-        goes_on = calls(family, [WEATHER], thinking="open", parallel=True)
-        cases.append(("thought", possible, [(thought, True), (draw(family, [PARIS]), True)]))
+        thought = render_turn(family, parts)
+        possible = require_call(family, [WEATHER], thinking="possible", parallel=True)
+        goes_on = require_call(family, [WEATHER], thinking="open", parallel=True)
+        cases.append(("thought", possible, [(thought, True), (render_turn(family, [PARIS]), True)]))
         cases.append(("open thought", goes_on, [(thought.removeprefix(family.reasoning[0]), True)]))
     return cases
 
@@ -67,23 +71,27 @@ def forced(family: Family) -> list[Case]:
 def free(family: Family) -> list[Case]:
     if not marks_calls(family):
         return []
-    both = prose(family, [WEATHER, TIME], thinking="possible", parallel=True)
-    one = prose(family, [WEATHER], thinking="possible", parallel=False)
-    none = prose(family, [], thinking="possible", parallel=True)
+    both = allow_calls(family, [WEATHER, TIME], thinking="possible", parallel=True)
+    one = allow_calls(family, [WEATHER], thinking="possible", parallel=False)
+    none = allow_calls(family, [], thinking="possible", parallel=True)
     assert both is not None
     assert one is not None
     assert none is not None
     turns: list[list[Part]] = [[], [Text("So.")], [PARIS], [Text("So."), PARIS], [PARIS, NOON, Text("So.")]]
-    wrong = [draw(family, [Text("So."), a_call(family, arguments)]) for arguments in BREAKING]
+    wrong = [render_turn(family, [Text("So."), a_call(family, arguments)]) for arguments in BREAKING]
     return [
-        ("free", both, [(draw(family, parts), True) for parts in turns]),
+        ("free", both, [(render_turn(family, parts), True) for parts in turns]),
         ("free, wrong arguments", both, [(text, False) for text in wrong]),
         (
             "free, one call",
             one,
-            [(draw(family, [Text("So."), PARIS]), True), (draw(family, [PARIS, PARIS]), False)],
+            [(render_turn(family, [Text("So."), PARIS]), True), (render_turn(family, [PARIS, PARIS]), False)],
         ),
-        ("free, none allowed", none, [(draw(family, [Text("So.")]), True), (draw(family, [NOON]), False)]),
+        (
+            "free, none allowed",
+            none,
+            [(render_turn(family, [Text("So.")]), True), (render_turn(family, [NOON]), False)],
+        ),
     ]
 
 
@@ -103,9 +111,9 @@ def test_every_family_is_held_to_its_format() -> None:  # C38 C42
 def test_text_is_held_to_json() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     qwen3 = families.get("qwen3")
-    held = json_text(qwen3, ResponseFormat(schema), [TIME], thinking="open", parallel=True)
-    any_object = json_text(qwen3, ResponseFormat(), thinking="over", parallel=True)
-    noon = draw(qwen3, [NOON])
+    held = require_format(qwen3, ResponseFormat(schema), [TIME], thinking="open", parallel=True)
+    any_object = require_format(qwen3, ResponseFormat(), thinking="over", parallel=True)
+    noon = render_turn(qwen3, [NOON])
     texts = [
         ('So </think>\n\n{"a": 1}', True),
         ('</think>\n\n{"a": "x"}', False),
@@ -124,5 +132,5 @@ def test_text_is_held_to_json() -> None:
 )
 def test_what_xgrammar_would_pass_over_is_not_said(keyword: dict[str, Any]) -> None:  # C42
     tool = Tool("f", parameters={"type": "object", "properties": {"n": keyword}}, strict=True)
-    with pytest.raises(Unsayable):
-        structural_tag(calls(families.get("hermes"), [tool], thinking="over", parallel=True))
+    with pytest.raises(NotExpressible):
+        structural_tag(require_call(families.get("hermes"), [tool], thinking="over", parallel=True))

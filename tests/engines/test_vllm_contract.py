@@ -1,4 +1,4 @@
-"""``VllmEngine`` keeps the promises of every engine, over a server that is in memory."""
+"""``RemoteEngine`` on vLLM keeps the promises of every engine, over a server that is in memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import pytest_asyncio
 
 from engines.contract import CHECKS, Check, Subject
-from engines.vllm_memory import URL, ServingTransport
-from engines.vllm_recording import QUESTION
-from singletree.engines.vllm import VllmEngine
+from engines.vllm_memory import ServingTransport
+from engines.vllm_recording import QUESTION, vllm_engine
+from singletree.engines.remote.engine import RemoteEngine
 
 
-def make() -> VllmEngine:
-    return VllmEngine(URL, slots=4, transport=ServingTransport())
+def make() -> RemoteEngine:
+    return vllm_engine(slots=4, transport=ServingTransport())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,7 +11,6 @@ import pytest
 
 from engines.vllm_memory import (
     DEFAULT,
-    URL,
     MemoryAnswer,
     MemoryTransport,
     collect,
@@ -20,10 +19,9 @@ from engines.vllm_memory import (
     outcome,
     started,
 )
-from engines.vllm_recording import QUESTION, Exchange
-from singletree.engines.engine import Chunk
-from singletree.engines.vllm import VllmEngine
-from singletree.engines.vllm_http import ConnectionLost
+from engines.vllm_recording import QUESTION, Exchange, vllm_engine
+from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.remote.transport import ConnectionLost
 from singletree.errors import (
     EngineFailed,
 )
@@ -51,7 +49,7 @@ async def test_abort_before_the_answer() -> None:
 async def test_abort_in_the_midst() -> None:
     answer = MemoryAnswer(body=[event([1])])
     engine = await started(MemoryTransport(answer))
-    stream = engine.generate(QUESTION, DEFAULT, "r1")
+    stream = engine.generate(GenerationJob(QUESTION, DEFAULT, "r1"))
     assert (await anext(stream)).token_ids == [1]
     waiting = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
@@ -66,7 +64,7 @@ async def test_abort_in_the_midst() -> None:
 async def test_abort_while_nobody_reads() -> None:
     answer = MemoryAnswer(body=[event([1])])
     engine = await started(MemoryTransport(answer))
-    stream = engine.generate(QUESTION, DEFAULT, "r1")
+    stream = engine.generate(GenerationJob(QUESTION, DEFAULT, "r1"))
     await anext(stream)
     await engine.abort("r1")
     assert answer.closed
@@ -76,7 +74,7 @@ async def test_abort_while_nobody_reads() -> None:
 async def test_abort_ends_all_of_that_id_and_no_other() -> None:
     answers = [MemoryAnswer(body=[event([i])]) for i in range(3)]
     engine = await started(MemoryTransport(*answers))
-    streams = [engine.generate(QUESTION, DEFAULT, name) for name in ("a", "a", "b")]
+    streams = [engine.generate(GenerationJob(QUESTION, DEFAULT, name)) for name in ("a", "a", "b")]
     for stream in streams:
         await anext(stream)
     await engine.abort("nobody")
@@ -97,7 +95,7 @@ async def test_abort_after_the_end_is_nothing() -> None:
 async def test_closing_the_stream_hangs_up() -> None:
     answer = MemoryAnswer(body=[event([1])])
     engine = await started(MemoryTransport(answer))
-    stream = engine.generate(QUESTION, DEFAULT, "r1")
+    stream = engine.generate(GenerationJob(QUESTION, DEFAULT, "r1"))
     await anext(stream)
     await stream.aclose()
     assert answer.closed
@@ -147,7 +145,7 @@ async def test_an_answer_that_arrives_with_the_cancellation_is_hung_up_on() -> N
 async def test_close_fails_what_is_in_flight() -> None:
     transport = MemoryTransport(MemoryAnswer(body=[event([1])]), MemoryAnswer())
     engine = await started(transport)
-    stream = engine.generate(QUESTION, DEFAULT, "a")
+    stream = engine.generate(GenerationJob(QUESTION, DEFAULT, "a"))
     await anext(stream)
     transport.gate = asyncio.Event()
     waiting = asyncio.create_task(collect(engine, name="b"))
@@ -163,7 +161,7 @@ async def test_close_fails_what_is_in_flight() -> None:
 
 async def test_what_was_aborted_before_the_close_was_aborted() -> None:
     engine = await started(MemoryTransport(MemoryAnswer(body=[event([1])])))
-    stream = engine.generate(QUESTION, DEFAULT, "a")
+    stream = engine.generate(GenerationJob(QUESTION, DEFAULT, "a"))
     await anext(stream)
     await engine.abort("a")
     await engine.close()
@@ -185,12 +183,12 @@ async def test_nothing_is_kept_of_a_generation(last: bytes | None) -> None:
 
 async def test_generate_before_start() -> None:
     with pytest.raises(EngineFailed, match="not started"):
-        await collect(VllmEngine(URL, transport=MemoryTransport()))
+        await collect(vllm_engine(transport=MemoryTransport()))
 
 
 async def test_a_stream_that_nobody_starts_leaves_nothing() -> None:
     transport = MemoryTransport()
     engine = await started(transport)
-    stream = engine.generate(QUESTION, DEFAULT, "r1")
+    stream = engine.generate(GenerationJob(QUESTION, DEFAULT, "r1"))
     await stream.aclose()
     assert transport.bodies == []

@@ -1,4 +1,4 @@
-"""``VllmEngine`` over an in-memory server: recorded exchanges, many at once, failures (C39)."""
+"""``RemoteEngine`` on vLLM over an in-memory server: recorded exchanges, many at once, failures (C39)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from engines.vllm_memory import (
 from engines.vllm_recording import PARIS, SCENARIOS, STREAMS, WINDOW, Exchange
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk
-from singletree.engines.vllm_http import ConnectionLost
+from singletree.engines.remote.transport import ConnectionLost
 from singletree.errors import (
     ContextOverflow,
     EngineFailed,
+    EngineUnfit,
     InvalidRequest,
     Overloaded,
     SingletreeError,
@@ -134,11 +135,11 @@ async def test_missing_cached_tokens_are_complained_about_once(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         assert [(await collect(engine))[-1].cached_tokens for _ in range(2)] == [None, None]
     assert [r.message for r in caplog.records if "--enable-prompt-tokens-details" in r.message] == [
-        "vLLM does not tell cached tokens; start it with --enable-prompt-tokens-details"
+        "vLLM does not report cached tokens; start it with --enable-prompt-tokens-details"
     ]
-    assert (engine.info().details or {})["tells_cached_tokens"] is False
+    assert (engine.info().details or {})["reports_cached_tokens"] is False
     assert (await collect(engine))[-1].cached_tokens == 3
-    assert (engine.info().details or {})["tells_cached_tokens"] is True
+    assert (engine.info().details or {})["reports_cached_tokens"] is True
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ async def test_a_stream_that_breaks_off_is_a_failure_and_what_came_stands(
     answer = MemoryAnswer(body=pieces)
     engine = await started(MemoryTransport(answer))
     chunks, error = await outcome(engine)
-    assert type(error) is EngineFailed
+    assert type(error) is (EngineUnfit if b"nonsense" in repr(pieces[-1]).encode() else EngineFailed)
     assert tokens(chunks) == [1, 2]
     assert answer.closed
 
@@ -170,7 +171,7 @@ async def test_a_stream_lost_behind_its_finish_reason_is_whole() -> None:
 @pytest.mark.parametrize("why", ["it cannot be reached", "it sent nothing for too long"])
 async def test_a_server_lost_before_its_answer(why: str) -> None:
     engine = await started(MemoryTransport(ConnectionLost(why)))
-    with pytest.raises(EngineFailed, match=f"vLLM was lost: {why}") as caught:
+    with pytest.raises(EngineFailed, match=f"connection to vLLM was lost: {why}") as caught:
         await collect(engine)
     assert isinstance(caught.value.__cause__, ConnectionLost)
 

@@ -12,13 +12,11 @@ import aiohttp
 import pytest
 
 from engines.vllm_memory import ending, event
-from engines.vllm_recording import PARIS, QUESTION, Exchange
+from engines.vllm_recording import PARIS, QUESTION, URL, Exchange, vllm_engine
 from singletree.conversation import Sampling
-from singletree.engines.vllm import VllmEngine
-from singletree.engines.vllm_http import AiohttpTransport, ConnectionLost
+from singletree.engines.engine import GenerationJob
+from singletree.engines.remote.transport import AiohttpTransport, ConnectionLost
 from singletree.errors import EngineFailed
-
-URL = "http://vllm.test:8000"
 
 
 def chunked(*pieces: bytes) -> bytes:
@@ -349,17 +347,19 @@ async def test_engine_over_aiohttp() -> None:
     script = (
         says(whole(200, models)),
         says(whole(200, version)),
+        says(STREAM, chunked(event([7], "length")), chunked(ending()), END),
+        says(whole(404, b"{}")),  # it is asked whether it takes pictures
         says(STREAM, *(chunked(answer[i : i + 100]) for i in range(0, len(answer), 100)), END),
         says(STREAM, chunked(event([1]) + event([2], "stop")), chunked(ending()), END),
         hangs_up(STREAM, chunked(event([1]))),
     )
     bench = Bench(*script)
-    engine = VllmEngine(URL, transport=bench.transport)
+    engine = vllm_engine(transport=bench.transport)
     await engine.start()
     for expected in (PARIS, [1, 2]):
-        stream = engine.generate(QUESTION, Sampling(), "r1")
+        stream = engine.generate(GenerationJob(QUESTION, Sampling(), "r1"))
         assert [t async for c in stream for t in c.token_ids] == expected
     assert len(bench.server.wires) == 1
     with pytest.raises(EngineFailed, match="broke"):
-        assert [c async for c in engine.generate(QUESTION, Sampling(), "r1")]
+        assert [c async for c in engine.generate(GenerationJob(QUESTION, Sampling(), "r1"))]
     await engine.close()

@@ -1,4 +1,4 @@
-"""``VllmEngine`` on a real vLLM server, which ``real_vllm.py`` installs and starts: ``make engines``.
+"""``RemoteEngine`` on vLLM on a real vLLM server, which ``real_vllm.py`` installs and starts: ``make engines``.
 
 ``SINGLETREE_VLLM_URL`` names a server that runs already and serves SmolLM2-135M-Instruct.
 """
@@ -19,36 +19,53 @@ import pytest_asyncio
 
 from engines import real_vllm
 from engines.contract import CHECKS, Check, Subject
-from engines.vllm_recording import END_OF_TURN, OF, PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
+from engines.vllm_recording import (
+    END_OF_TURN,
+    FRANCE,
+    ITALY,
+    JAPAN,
+    OF,
+    PARIS,
+    QUESTION,
+    SCHEMA,
+    STRUCTURAL_TAG,
+    CompletionsOnly,
+    greedy,
+    vllm_engine,
+)
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint
-from singletree.engines.vllm import VllmEngine
+from singletree.engines.detection import detect_server
+from singletree.engines.engine import Chunk, Constraint, GenerationJob
+from singletree.engines.remote.engine import RemoteEngine
+from singletree.engines.vllm.server import VllmServer
 from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest
 
 pytestmark = pytest.mark.engines
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     if given := os.environ.get("SINGLETREE_VLLM_URL"):
         yield given
     else:
-        with real_vllm.running() as server:
+        with real_vllm.running("--enable-scale-out") as server:
             yield server.url
 
 
 @pytest.fixture
-async def engine(url: str) -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(url, slots=8)
+async def engine(url: str) -> AsyncIterator[RemoteEngine]:
+    engine = vllm_engine(url, slots=8)
     await engine.start()
     yield engine
     await engine.close()
 
 
 async def collect(
-    engine: VllmEngine, sampling: Sampling, prompt: Sequence[int] = QUESTION, **more: Any
+    engine: RemoteEngine, sampling: Sampling, prompt: Sequence[int] = QUESTION, **more: Any
 ) -> list[Chunk]:
-    return [c async for c in engine.generate(prompt, sampling, f"r{time.monotonic_ns()}", **more)]
+    return [
+        c async for c in engine.generate(GenerationJob(prompt, sampling, f"r{time.monotonic_ns()}", **more))
+    ]
 
 
 def tokens(chunks: list[Chunk]) -> list[int]:
@@ -86,17 +103,22 @@ async def becomes_idle(url: str) -> bool:
     return False
 
 
-# Seven such exchanges make more than one of the blocks of 128 tokens that vLLM caches on the CPU.
-BEFORE = (*QUESTION, *PARIS, 198) * 7
-FRANCE, ITALY, JAPAN = ((*BEFORE, *QUESTION[:8], country, *QUESTION[9:]) for country in (4649, 7158, 4678))
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=[VllmServer, CompletionsOnly], ids=["generate", "completions"]
+)
+async def subject(url: str, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    def make() -> RemoteEngine:
+        return RemoteEngine(request.param(), url, slots=8)
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def subject(url: str) -> AsyncIterator[Subject]:
-    engine = VllmEngine(url, slots=8)
+    engine = make()
     await engine.start()
-    yield Subject(engine, lambda: VllmEngine(url, slots=8), QUESTION, [FRANCE, ITALY, JAPAN])
+    yield Subject(engine, make, QUESTION, [FRANCE, ITALY, JAPAN])
     await engine.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_it_is_found_out_what_answers(url: str, subject: Subject) -> None:
+    assert isinstance(await detect_server(url), VllmServer)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -105,27 +127,27 @@ async def test_contract(subject: Subject, check: Check) -> None:
     await check(subject)
 
 
-async def test_info(engine: VllmEngine) -> None:
+async def test_info(engine: RemoteEngine) -> None:
     info = engine.info()
     assert (info.name, info.context_window) == (real_vllm.MODEL, 4096)
     assert (info.details or {})["version"] == real_vllm.VLLM
 
 
-async def test_an_answer_streams_token_by_token_and_ends_with_its_end_token(engine: VllmEngine) -> None:
+async def test_an_answer_streams_token_by_token_and_ends_with_its_end_token(engine: RemoteEngine) -> None:
     chunks = await collect(engine, greedy())
     assert tokens(chunks) == PARIS
     assert chunks[-1].finish == "stop"
     assert len(chunks) > 3
 
 
-async def test_length_and_stop_token(engine: VllmEngine) -> None:
+async def test_length_and_stop_token(engine: RemoteEngine) -> None:
     chunks = await collect(engine, greedy(5))
     assert (tokens(chunks), chunks[-1].finish) == (PARIS[:5], "length")
     chunks = await collect(engine, greedy(), stop_token_ids=(OF,))
     assert (tokens(chunks), chunks[-1].finish) == (PARIS[:3], "stop")
 
 
-async def test_the_second_time_the_prompt_is_cached(engine: VllmEngine) -> None:
+async def test_the_second_time_the_prompt_is_cached(engine: RemoteEngine) -> None:
     prompt = [1000 + time.monotonic_ns() % 1000, *range(2000, 2400)]
     first, second = [(await collect(engine, greedy(1), prompt))[-1].cached_tokens for _ in range(2)]
     assert first == 0
@@ -133,7 +155,7 @@ async def test_the_second_time_the_prompt_is_cached(engine: VllmEngine) -> None:
     assert second >= 256
 
 
-async def test_the_whole_window_can_be_used_and_no_more(engine: VllmEngine) -> None:
+async def test_the_whole_window_can_be_used_and_no_more(engine: RemoteEngine) -> None:
     window = engine.info().context_window
     chunks = await collect(engine, greedy(10), [504] * (window - 1))
     assert (len(tokens(chunks)), chunks[-1].finish) == (1, "length")
@@ -141,7 +163,7 @@ async def test_the_whole_window_can_be_used_and_no_more(engine: VllmEngine) -> N
         await collect(engine, greedy(10), [504] * window)
 
 
-async def test_seed_repeats_and_temperature_varies(engine: VllmEngine) -> None:
+async def test_seed_repeats_and_temperature_varies(engine: RemoteEngine) -> None:
     hot = [
         tokens(await collect(engine, Sampling(max_tokens=24, temperature=1.5, seed=seed)))
         for seed in (1, 1, 2)
@@ -149,14 +171,14 @@ async def test_seed_repeats_and_temperature_varies(engine: VllmEngine) -> None:
     assert hot[0] == hot[1] != hot[2]
 
 
-async def test_logprobs(engine: VllmEngine) -> None:
+async def test_logprobs(engine: RemoteEngine) -> None:
     chunks = await collect(engine, greedy(4, logprobs=3))
     rows = [row for c in chunks for row in c.logprobs or ()]
     assert [row[0][0] for row in rows] == tokens(chunks)
     assert all(len(row) == 3 and row[0][1] == max(lp for _, lp in row) <= 0 for row in rows)
 
 
-async def test_logit_bias(engine: VllmEngine) -> None:
+async def test_logit_bias(engine: RemoteEngine) -> None:
     assert tokens(await collect(engine, greedy(2, logit_bias={OF: 100.0}))) == [OF, OF]
 
 
@@ -171,7 +193,7 @@ async def test_logit_bias(engine: VllmEngine) -> None:
     ],
     ids=lambda c: c.kind if isinstance(c, Constraint) else "",
 )
-async def test_constraint(engine: VllmEngine, url: str, constraint: Constraint, spells: str) -> None:
+async def test_constraint(engine: RemoteEngine, url: str, constraint: Constraint, spells: str) -> None:
     chunks = await collect(engine, greedy(80), constraint=constraint)
     assert chunks[-1].finish == "stop"
     assert re.fullmatch(spells, await text(url, chunks))
@@ -180,11 +202,11 @@ async def test_constraint(engine: VllmEngine, url: str, constraint: Constraint, 
 SPECIAL = Constraint("lark", 'start: "<" WORD ">" <|im_end|>\nWORD: /[a-z]{2,4}/\n')
 
 
-async def test_special_tokens_in_a_grammar_need_the_other_backend(engine: VllmEngine) -> None:
+async def test_special_tokens_in_a_grammar_need_the_other_backend(engine: RemoteEngine) -> None:
     with pytest.raises(InvalidRequest):
         await collect(engine, greedy(20), constraint=SPECIAL)
     with real_vllm.running(backend="guidance") as server:
-        other = VllmEngine(server.url)
+        other = vllm_engine(server.url)
         await other.start()
         chunks = await collect(other, greedy(20), constraint=SPECIAL)
         assert re.fullmatch("<[a-z]{2,4}>", await text(server.url, chunks))
@@ -203,24 +225,24 @@ async def test_special_tokens_in_a_grammar_need_the_other_backend(engine: VllmEn
         (Sampling(max_tokens=2), {"constraint": Constraint("structural_tag", {"type": "structural_tag"})}),
     ],
 )
-async def test_refusals_leave_the_server_well(engine: VllmEngine, sampling: Sampling, more: Any) -> None:
+async def test_refusals_leave_the_server_well(engine: RemoteEngine, sampling: Sampling, more: Any) -> None:
     with pytest.raises(InvalidRequest):
         await collect(engine, sampling, **more)
     assert tokens(await collect(engine, greedy())) == PARIS
 
 
-async def test_priority_is_accepted(engine: VllmEngine) -> None:
+async def test_priority_is_accepted(engine: RemoteEngine) -> None:
     assert tokens(await collect(engine, greedy(), priority=-5)) == PARIS
 
 
-async def test_many_at_once(engine: VllmEngine) -> None:
+async def test_many_at_once(engine: RemoteEngine) -> None:
     answers = await asyncio.gather(*(collect(engine, greedy()) for _ in range(12)))
     assert [tokens(a) for a in answers] == [PARIS] * 12
 
 
 @pytest.mark.parametrize("how", ["abort", "aclose", "cancel"])
-async def test_leaving_frees_the_server(engine: VllmEngine, url: str, how: str) -> None:  # C40
-    stream = engine.generate(QUESTION, greedy(ignore_eos=True), "leaving")
+async def test_leaving_frees_the_server(engine: RemoteEngine, url: str, how: str) -> None:  # C40
+    stream = engine.generate(GenerationJob(QUESTION, greedy(ignore_eos=True), "leaving"))
     await anext(stream)
     assert await running(url) == 1
     if how == "abort":
@@ -240,9 +262,9 @@ async def test_leaving_frees_the_server(engine: VllmEngine, url: str, how: str) 
 
 
 async def test_closing_the_engine_frees_the_server(url: str) -> None:
-    engine = VllmEngine(url)
+    engine = vllm_engine(url)
     await engine.start()
-    stream = engine.generate(QUESTION, greedy(ignore_eos=True), "closing")
+    stream = engine.generate(GenerationJob(QUESTION, greedy(ignore_eos=True), "closing"))
     await anext(stream)
     await engine.close()
     with pytest.raises(EngineFailed, match="closed"):
@@ -252,9 +274,9 @@ async def test_closing_the_engine_frees_the_server(url: str) -> None:
 
 async def test_a_model_that_is_not_served(url: str) -> None:
     with pytest.raises(BadConfiguration, match=real_vllm.MODEL):
-        await VllmEngine(url, model="gpt-5").start()
+        await vllm_engine(url, model="gpt-5").start()
 
 
 async def test_a_server_that_is_not_there() -> None:
     with pytest.raises(EngineFailed, match="cannot be reached"):
-        await VllmEngine("http://127.0.0.1:9").start()
+        await vllm_engine("http://127.0.0.1:9").start()

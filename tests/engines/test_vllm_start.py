@@ -1,4 +1,4 @@
-"""``VllmEngine`` finds out what a server serves, or says what is wrong with it."""
+"""``RemoteEngine`` on vLLM finds out what a server serves, or says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from engines.vllm_memory import LOST, URL, MemoryTransport, started
-from engines.vllm_recording import WINDOW, Exchange
-from singletree.engines.vllm import VllmEngine
-from singletree.engines.vllm_http import ConnectionLost
+from engines.vllm_memory import LOST, MemoryAnswer, MemoryTransport, event, started
+from engines.vllm_recording import URL, WINDOW, Exchange, vllm_engine
+from singletree.engines.remote.transport import ConnectionLost
 from singletree.errors import (
     BadConfiguration,
     EngineFailed,
@@ -32,7 +31,13 @@ async def test_start_reads_what_the_server_serves() -> None:
     engine = await started(MemoryTransport(), slots=8)
     info = engine.info()
     assert (info.name, info.context_window, info.slots) == ("smollm2", WINDOW, 8)
-    assert info.details == {"version": "0.32.0", "root": "smollm2-135m-hf", "tells_cached_tokens": None}
+    assert info.details == {
+        "version": "0.32.0",
+        "server": "vLLM",
+        "endpoint": "/v1/completions",
+        "reports_cached_tokens": None,
+    }
+    assert info.checkpoint == "smollm2-135m-hf"
 
 
 async def test_start_takes_the_model_that_is_named() -> None:
@@ -59,9 +64,9 @@ async def test_a_hidden_version_is_no_reason_not_to_start(status: int, body: byt
         (401, Exchange.load("unauthorized").answer, BadConfiguration, "API key"),
         (403, b"", BadConfiguration, "API key"),
         (503, b"loading", EngineFailed, "not ready"),
-        (404, b"<html>", BadConfiguration, "no vLLM server"),
-        (200, b"<html>", BadConfiguration, "no vLLM server"),
-        (200, models(), BadConfiguration, "no vLLM server"),
+        (404, b"<html>", BadConfiguration, "not a vLLM server"),
+        (200, b"<html>", BadConfiguration, "not a vLLM server"),
+        (200, models(), BadConfiguration, "not a vLLM server"),
         (200, models({"id": "gpt-5"}), BadConfiguration, "max_model_len"),
         (200, models({"id": "other", "max_model_len": 5}), BadConfiguration, "it serves: other"),
     ],
@@ -77,6 +82,51 @@ async def test_start_says_what_is_wrong(
     assert transport.closed == 1
 
 
+def no_ids(**more: Any) -> bytes:
+    """An event of a server that tells text alone, as llama.cpp's does."""
+    choice = {"text": "x", "index": 0, "logprobs": None, "finish_reason": None, **more}
+    return b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
+
+
+NO_ENGINE: list[tuple[str, MemoryAnswer | Exception, type[SingletreeError], str]] = [
+    ("text alone", MemoryAnswer(200, [no_ids(), b"data: [DONE]\n\n"]), BadConfiguration, "no token ids"),
+    ("ids that are null", MemoryAnswer(200, [no_ids(token_ids=None)]), BadConfiguration, "no token ids"),
+    ("not one id", MemoryAnswer(200, [event([], "length"), b""]), BadConfiguration, "returned no token id"),
+    ("one body", MemoryAnswer(200, [json.dumps({"choices": []}).encode(), b""]), BadConfiguration, "no event stream"),
+    ("a page", MemoryAnswer(200, [b"<html>\n</html>\n", b""]), BadConfiguration, "no event stream"),
+    ("other events", MemoryAnswer(200, [b'data: {"choices": 3}\n\n']), BadConfiguration, "not a completion chunk"),
+    ("no such path", MemoryAnswer(404, [b'{"error":{"message":"File Not Found"}}', b""]), BadConfiguration, "HTTP 404"),
+    ("not implemented", MemoryAnswer(501, [b"", b""]), BadConfiguration, "HTTP 501"),
+    ("no model", MemoryAnswer(400, [b'{"error":{"message":"no such API"}}', b""]), BadConfiguration, "no such API"),
+    ("the key", MemoryAnswer(401, [b"", b""]), BadConfiguration, "--api-key"),
+    ("busy", MemoryAnswer(503, [b"", b""]), EngineFailed, "wait until the server is ready"),
+    ("broken", MemoryAnswer(500, [b"boom", b""]), EngineFailed, "boom"),
+    ("lost", LOST, EngineFailed, "lost"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"), [n[1:] for n in NO_ENGINE], ids=[n[0] for n in NO_ENGINE]
+)
+async def test_start_refuses_a_server_that_gives_no_token_ids(
+    answer: MemoryAnswer | Exception, kind: type[SingletreeError], says: str
+) -> None:
+    transport = MemoryTransport()
+    transport.probe = answer
+    with pytest.raises(kind, match=says) as caught:
+        await started(transport)
+    assert caught.value.message.startswith(f"{URL}/v1/completions was asked for one token")
+    assert kind is EngineFailed or "start it with `vllm serve" in caught.value.message
+    assert transport.closed == 1
+
+
+async def test_start_asks_for_one_token() -> None:
+    transport = MemoryTransport()
+    await started(transport)
+    probed = transport.probed or {}
+    assert (probed["prompt"], probed["max_tokens"], probed["return_token_ids"]) == ([0], 1, True)
+
+
 async def test_start_without_a_server() -> None:
     transport = MemoryTransport()
     transport.lost = ConnectionLost("it cannot be reached")
@@ -90,7 +140,7 @@ async def test_forms_of_the_url(url: str) -> None:
     transport = MemoryTransport()
     transport.lost = LOST
     with pytest.raises(EngineFailed, match=rf"{URL}:"):
-        await VllmEngine(url, transport=transport).start()
+        await vllm_engine(url, transport=transport).start()
 
 
 @pytest.mark.parametrize(
@@ -98,11 +148,11 @@ async def test_forms_of_the_url(url: str) -> None:
 )
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(BadConfiguration, match="http://HOST:PORT"):
-        VllmEngine(url)
+        vllm_engine(url)
 
 
 @pytest.mark.parametrize("key", ["k\n", "schlüssel", "a\x00b"])
 def test_a_key_that_no_header_can_hold(key: str) -> None:
     with pytest.raises(BadConfiguration, match="API key") as caught:
-        VllmEngine(URL, api_key=key)
+        vllm_engine(api_key=key)
     assert key not in caught.value.message

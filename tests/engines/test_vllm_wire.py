@@ -20,9 +20,16 @@ from engines.vllm_recording import (
     Exchange,
 )
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint, token_limit
-from singletree.engines.vllm_wire import CompletionReader, encode_request, error_of
-from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded, SingletreeError
+from singletree.engines.engine import Chunk, Constraint, GenerationJob, token_limit
+from singletree.engines.vllm.wire import CompletionReader, decode_vllm_error, encode_vllm_request
+from singletree.errors import (
+    ContextOverflow,
+    EngineFailed,
+    EngineUnfit,
+    InvalidRequest,
+    Overloaded,
+    SingletreeError,
+)
 
 
 def read(
@@ -188,7 +195,7 @@ def test_a_broken_promise_is_an_engine_failure_after_what_stands(bad: bytes, say
     for pieces in ([event(token_ids=[7]), bad], [event(token_ids=[7]) + bad]):
         tokens, _, finish, _, failure, why = outcome(pieces)
         assert tokens[:1] == [7]
-        assert (finish, failure) == (None, EngineFailed)
+        assert (finish, failure) == (None, EngineFailed if says == "'error'" else EngineUnfit)
         assert says in why
 
 
@@ -233,14 +240,14 @@ def test_error_in_the_stream(
         ("bad_seed", InvalidRequest, "9223372036854775807"),
         ("bad_structural_tag", InvalidRequest, "structural_tag"),
         ("overflow", ContextOverflow, f"{WINDOW + 1} tokens > {WINDOW} maximum"),
-        ("model_gone", EngineFailed, "gone"),
+        ("model_gone", EngineUnfit, "gone"),
         ("engine_dead", EngineFailed, "EngineCore"),
-        ("unauthorized", EngineFailed, "--api-key"),
+        ("unauthorized", EngineUnfit, "--api-key"),
     ],
 )
 def test_recorded_refusal(name: str, kind: type[SingletreeError], says: str) -> None:
     exchange = Exchange.load(name)
-    error = error_of(exchange.status, exchange.answer, prompt_tokens=WINDOW + 1)
+    error = decode_vllm_error(exchange.status, exchange.answer, prompt_tokens=WINDOW + 1)
     assert type(error) is kind
     assert says in error.message
     assert "\n" not in error.message
@@ -250,7 +257,7 @@ def test_recorded_refusal(name: str, kind: type[SingletreeError], says: str) -> 
     ("name", "param"), [("bad_top_p", "top_p"), ("bad_seed", "seed"), ("bad_structural_tag", None)]
 )
 def test_a_refusal_names_the_field(name: str, param: str | None) -> None:
-    error = error_of(400, Exchange.load(name).answer, prompt_tokens=1)
+    error = decode_vllm_error(400, Exchange.load(name).answer, prompt_tokens=1)
     assert isinstance(error, InvalidRequest)
     assert error.param == param
 
@@ -264,7 +271,7 @@ def test_a_refusal_names_the_field(name: str, param: str | None) -> None:
     ],
 )
 def test_each_way_to_say_that_a_prompt_is_too_long(message: str) -> None:
-    error = error_of(400, json.dumps({"error": {"message": message}}).encode(), prompt_tokens=68)
+    error = decode_vllm_error(400, json.dumps({"error": {"message": message}}).encode(), prompt_tokens=68)
     assert isinstance(error, ContextOverflow)
     assert (error.prompt_tokens, error.maximum) == (68, 64)
 
@@ -274,7 +281,7 @@ def test_each_way_to_say_that_a_prompt_is_too_long(message: str) -> None:
     ("header", "seconds"), [("", 2.0), ("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 2.0)]
 )
 def test_overload_says_when_to_come_back(status: int, header: str, seconds: float) -> None:
-    error = error_of(status, b"upstream is busy", prompt_tokens=1, retry_after=header)
+    error = decode_vllm_error(status, b"upstream is busy", prompt_tokens=1, retry_after=header)
     assert isinstance(error, Overloaded)
     assert error.retry_after == seconds
     assert "upstream is busy" in error.message
@@ -285,13 +292,17 @@ def test_overload_says_when_to_come_back(status: int, header: str, seconds: floa
 )
 @pytest.mark.parametrize("status", [301, 400, 404, 422, 500, 502])
 def test_an_error_body_may_be_anything(status: int, body: bytes) -> None:
-    error = error_of(status, body, prompt_tokens=1)
-    assert type(error) is (InvalidRequest if status in (400, 422) else EngineFailed)
+    error = decode_vllm_error(status, body, prompt_tokens=1)
+    assert type(error) is {400: InvalidRequest, 422: InvalidRequest, 404: EngineUnfit}.get(
+        status, EngineFailed
+    )
     assert len(error.message) < 500
 
 
 def encoded(sampling: Sampling, prompt: Sequence[int] = QUESTION, **more: Any) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(encode_request("m", prompt, sampling, "r1", max_tokens=100, **more))
+    body: dict[str, Any] = json.loads(
+        encode_vllm_request("m", GenerationJob(prompt, sampling, "r1", **more), max_tokens=100)
+    )
     return body
 
 
@@ -299,9 +310,8 @@ def encoded(sampling: Sampling, prompt: Sequence[int] = QUESTION, **more: Any) -
 def test_the_request_is_still_the_one_that_was_recorded(name: str) -> None:
     scenario = SCENARIOS[name]
     limit = token_limit(len(scenario.prompt), scenario.sampling.max_tokens, WINDOW)
-    sent = encode_request(
-        "smollm2", scenario.prompt, scenario.sampling, name, max_tokens=limit, **scenario.more
-    )
+    job = GenerationJob(scenario.prompt, scenario.sampling, name, **scenario.more)
+    sent = encode_vllm_request("smollm2", job, max_tokens=limit)
     assert json.loads(sent) == json.loads(Exchange.load(name).request)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from engines.fake_wheels import Index
-from engines.tiny_gguf import tiny_gguf
-from singletree.engines import weights
-from singletree.engines.progress import TerminalProgress
-from singletree.engines.weights import DEFAULT_MODEL, cache_folder, known_models, resolve
+from singletree.engines.weights import resolve as weights
+from singletree.engines.weights.progress import TerminalProgress
+from singletree.engines.weights.resolve import DEFAULT_MODEL, cache_folder, known_models, resolve
 from singletree.errors import WeightsUnavailable
+from tiny_gguf import tiny_gguf
 
 HEADER = tiny_gguf({"general.architecture": "llama", "llama.context_length": 8192})
 
@@ -85,7 +85,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"not a model at all, but long enough to look at")
-    with pytest.raises(WeightsUnavailable, match="no GGUF file"):
+    with pytest.raises(WeightsUnavailable, match="not a GGUF file"):
         resolve(str(path))
 
 

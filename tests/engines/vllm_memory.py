@@ -7,14 +7,13 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engines.vllm_recording import END_OF_TURN, QUESTION, Exchange
+from engines.vllm_recording import END_OF_TURN, QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Engine
-from singletree.engines.vllm import VllmEngine
-from singletree.engines.vllm_http import Answer, ConnectionLost
+from singletree.engines.engine import Chunk, Engine, GenerationJob
+from singletree.engines.remote.engine import PROBE_ID, RemoteEngine
+from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
 from singletree.errors import SingletreeError
 
-URL = "http://vllm.test:8000"
 LOST = ConnectionLost("the connection broke")
 DEFAULT = Sampling()
 
@@ -80,7 +79,8 @@ class MemoryAnswer:
 class MemoryTransport:
     """Answers in turn what it was given: each POST takes the next of ``answers``.
 
-    ``gate``, while it is set to an event, keeps a POST waiting before its answer.
+    ``gate``, while it is set to an event, keeps a POST waiting before its answer. What the engine asks at start-up is
+    answered by ``probe``, and not counted; ``eyes`` answers whether the model takes pictures.
     """
 
     def __init__(self, *answers: MemoryAnswer | Exception) -> None:
@@ -90,9 +90,13 @@ class MemoryTransport:
         self.answers = list(answers)
         self.bodies: list[dict[str, Any]] = []
         self.gate: asyncio.Event | None = None
+        self.probe: MemoryAnswer | Exception = MemoryAnswer(200, [event([7], "length"), ending()])
+        self.eyes: tuple[int, list[bytes | Exception]] = (404, [b"", b""])
+        self.probed: dict[str, Any] | None = None
         self.opened = 0
         self.closed = 0
         self.lost: ConnectionLost | None = None
+        self.offers = {"/v1/completions"}
 
     async def open(self) -> None:
         self.opened += 1
@@ -102,10 +106,18 @@ class MemoryTransport:
             raise self.lost
         return self.pages[path].status, self.pages[path].answer
 
-    async def post(self, path: str, body: bytes) -> Answer:
-        assert path == "/v1/completions"
+    async def post(self, path: str, body: bytes) -> StreamedResponse:
         if self.closed:
             raise ConnectionLost("the engine is not started, or closed")
+        if path not in self.offers:
+            return MemoryAnswer(404, [b'{"detail":"Not Found"}', b""])
+        if "request_id" not in json.loads(body):
+            return MemoryAnswer(*self.eyes)
+        if json.loads(body)["request_id"] == PROBE_ID:
+            self.probed = json.loads(body)
+            if isinstance(self.probe, Exception):
+                raise self.probe
+            return self.probe
         self.bodies.append(json.loads(body))
         if self.gate is not None:
             await self.gate.wait()
@@ -129,7 +141,9 @@ class ServingTransport(MemoryTransport):
         self._known: set[tuple[int, ...]] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> StreamedResponse:
+        if json.loads(body).get("request_id", PROBE_ID) == PROBE_ID:
+            return await super().post(path, body)
         answer = MemoryAnswer()
         self.answers.append(answer)
         serving = asyncio.create_task(self._serve(answer, json.loads(body)))
@@ -158,14 +172,14 @@ class ServingTransport(MemoryTransport):
         answer.write(ending(cached), b"")
 
 
-async def started(transport: MemoryTransport, **more: Any) -> VllmEngine:
-    engine = VllmEngine(URL, transport=transport, **more)
+async def started(transport: MemoryTransport, **more: Any) -> RemoteEngine:
+    engine = vllm_engine(transport=transport, **more)
     await engine.start()
     return engine
 
 
 async def collect(engine: Engine, prompt: Any = QUESTION, name: str = "r1", **more: Any) -> list[Chunk]:
-    return [chunk async for chunk in engine.generate(prompt, DEFAULT, name, **more)]
+    return [chunk async for chunk in engine.generate(GenerationJob(prompt, DEFAULT, name, **more))]
 
 
 async def outcome(
@@ -174,7 +188,7 @@ async def outcome(
     """The chunks that came, and the error that ended them."""
     chunks: list[Chunk] = []
     try:
-        async for chunk in engine.generate(prompt, sampling, name, **more):
+        async for chunk in engine.generate(GenerationJob(prompt, sampling, name, **more)):
             chunks.append(chunk)
     except SingletreeError as error:
         return chunks, error

@@ -1,4 +1,4 @@
-"""What a real vLLM said to what ``VllmEngine`` asked: recorded into ``vllm_wire/``, replayed in the tests.
+"""What a real vLLM said to what ``RemoteEngine`` on vLLM asked: recorded into ``vllm_wire/``, replayed in the tests.
 
 ``PYTHONPATH=tests .venv/bin/python -m engines.vllm_recording`` records everything again (it installs and
 starts vLLM by itself, see ``real_vllm.py``); review the difference. One file an exchange: the request line,
@@ -12,20 +12,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from engines import real_vllm
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint
-from singletree.engines.vllm import VllmEngine
-from singletree.engines.vllm_http import AiohttpTransport, Answer
+from singletree.engines.engine import Chunk, Constraint, GenerationJob
+from singletree.engines.remote.engine import RemoteEngine
+from singletree.engines.remote.transport import AiohttpTransport, StreamedResponse
+from singletree.engines.remote.wire import GetPage, ServerOffer
+from singletree.engines.vllm.server import VllmServer
 from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
 
 WIRE = Path(__file__).parent / "vllm_wire"
 KEY = "k"
 WINDOW = 512
+URL = "http://vllm.test:8000"
 
 # "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n" for SmolLM2.
 QUESTION = (1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198)
@@ -70,6 +73,21 @@ EVERYTHING = Sampling(
 )
 
 
+class CompletionsOnly(VllmServer):
+    """A vLLM whose better endpoint is left aside."""
+
+    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
+        served = await super().look_up(url, get, model)
+        return replace(served, wires=served.wires[1:])
+
+
+def vllm_engine(
+    url: str = URL, model: str | None = None, api_key: str | None = None, **more: Any
+) -> RemoteEngine:
+    """An engine on a vLLM server, not started."""
+    return RemoteEngine(VllmServer(), url, model, api_key, **more)
+
+
 def greedy(max_tokens: int | None = None, **more: Any) -> Sampling:
     return Sampling(max_tokens=max_tokens, temperature=0.0, **more)
 
@@ -112,6 +130,10 @@ SCENARIOS: dict[str, Scenario] = {
 
 PARIS = [504, 3575, 282, 4649, 314, 7042, 30, END_OF_TURN]  # "The capital of France is Paris."
 
+# Seven such exchanges make more than one of the blocks of 128 tokens that vLLM caches on the CPU.
+BEFORE = (*QUESTION, *PARIS, 198) * 7
+FRANCE, ITALY, JAPAN = ((*BEFORE, *QUESTION[:8], country, *QUESTION[9:]) for country in (4649, 7158, 4678))
+
 # Recorded event stream -> (tokens, finish, cached tokens, kind of failure).
 STREAMS: dict[str, tuple[list[int] | None, str | None, int | None, type[SingletreeError] | None]] = {
     "answer": (PARIS, "stop", 0, None),
@@ -135,6 +157,19 @@ STREAMS: dict[str, tuple[list[int] | None, str | None, int | None, type[Singletr
 }
 
 
+GENERATE_STREAMS = (
+    "answer",
+    "stop_token",
+    "length",
+    "logprobs",
+    "everything",
+    "json_schema",
+    "regex",
+    "bad_gbnf",
+)
+"""Scenarios that are recorded at ``/inference/v1/generate``, too; their outcomes are those in ``STREAMS``."""
+
+
 @dataclass(frozen=True)
 class Exchange:
     """One request and what came back."""
@@ -144,18 +179,18 @@ class Exchange:
     status: int
     answer: bytes
 
-    def save(self, name: str) -> None:
+    def save(self, name: str, folder: Path = WIRE) -> None:
         head = b"%b\n%b\n%d\n" % (self.line.encode(), self.request, self.status)
-        (WIRE / f"{name}.http").write_bytes(head + self.answer)
+        (folder / f"{name}.http").write_bytes(head + self.answer)
 
     @classmethod
-    def load(cls, name: str) -> Exchange:
-        line, request, status, answer = (WIRE / f"{name}.http").read_bytes().split(b"\n", 3)
+    def load(cls, name: str, folder: Path = WIRE) -> Exchange:
+        line, request, status, answer = (folder / f"{name}.http").read_bytes().split(b"\n", 3)
         return cls(line.decode(), request, int(status), answer)
 
 
 class _RecordingAnswer:
-    def __init__(self, inner: Answer) -> None:
+    def __init__(self, inner: StreamedResponse) -> None:
         self._inner = inner
         self.status = inner.status
         self.retry_after = inner.retry_after
@@ -179,7 +214,7 @@ class RecordingTransport(AiohttpTransport):
     def __init__(self, url: str, api_key: str | None = None) -> None:
         super().__init__(url, api_key=api_key)
         self.got: dict[str, Exchange] = {}
-        self._request = b""
+        self._path, self._request = "", b""
         self._answer: _RecordingAnswer | None = None
 
     async def get(self, path: str) -> tuple[int, bytes]:
@@ -187,22 +222,27 @@ class RecordingTransport(AiohttpTransport):
         self.got[path] = Exchange(f"GET {path}", b"", status, body)
         return status, body
 
-    async def post(self, path: str, body: bytes) -> Answer:
-        self._request = body
+    async def post(self, path: str, body: bytes) -> StreamedResponse:
+        self._path, self._request = path, body
         self._answer = _RecordingAnswer(await super().post(path, body))
         return self._answer
 
     def posted(self) -> Exchange:
         """The last exchange."""
         assert self._answer is not None
-        return Exchange("POST /v1/completions", self._request, self._answer.status, self._answer.heard)
+        return Exchange(f"POST {self._path}", self._request, self._answer.status, self._answer.heard)
 
 
-async def _play(engine: VllmEngine, scenario: Scenario, name: str) -> list[Chunk]:
-    return [c async for c in engine.generate(scenario.prompt, scenario.sampling, name, **scenario.more)]
+async def _play(engine: RemoteEngine, scenario: Scenario, name: str) -> list[Chunk]:
+    return [
+        c
+        async for c in engine.generate(
+            GenerationJob(scenario.prompt, scenario.sampling, name, **scenario.more)
+        )
+    ]
 
 
-async def _record(engine: VllmEngine, transport: RecordingTransport, name: str, scenario: Scenario) -> None:
+async def _record(engine: RemoteEngine, transport: RecordingTransport, name: str, scenario: Scenario) -> None:
     try:
         print(name, await _play(engine, scenario, name))
     except SingletreeError as error:
@@ -211,12 +251,12 @@ async def _record(engine: VllmEngine, transport: RecordingTransport, name: str, 
 
 
 async def _record_interrupted(
-    engine: VllmEngine, transport: RecordingTransport, name: str, interrupt: Callable[[], Any]
+    engine: RemoteEngine, transport: RecordingTransport, name: str, interrupt: Callable[[], Any]
 ) -> None:
     """A long generation in the midst of which ``interrupt`` is called."""
     seen = 0
     try:
-        async for chunk in engine.generate(QUESTION, greedy(ignore_eos=True), name):
+        async for chunk in engine.generate(GenerationJob(QUESTION, greedy(ignore_eos=True), name)):
             seen += 1
             if seen == 5:
                 interrupt()
@@ -235,14 +275,15 @@ def _kill_engine_core(pid: int) -> None:
 
 async def _record_full_server(server: real_vllm.Server) -> None:
     transport = RecordingTransport(server.url)
-    engine = VllmEngine(server.url, transport=transport)
+    engine = RemoteEngine(CompletionsOnly(), server.url, transport=transport)
     await engine.start()
     transport.got["/v1/models"].save("models")
     transport.got["/version"].save("version")
     for name, scenario in SCENARIOS.items():
         await _record(engine, transport, name, scenario)
     await _record_overflows(server.url)
-    aborts: list[asyncio.Task[Answer]] = []
+    await record_generate(server.url)
+    aborts: list[asyncio.Task[StreamedResponse]] = []
     elsewhere = AiohttpTransport(server.url)
     await elsewhere.open()
 
@@ -257,6 +298,25 @@ async def _record_full_server(server: real_vllm.Server) -> None:
     await engine.close()
 
 
+async def record_generate(url: str) -> None:
+    """The same scenarios at ``/inference/v1/generate``, as far as it serves them."""
+    transport = RecordingTransport(url)
+    engine = vllm_engine(url, transport=transport)
+    await engine.start()
+    for name in GENERATE_STREAMS:
+        scenario = SCENARIOS[name]
+        print(name, await _outcome(engine, scenario, name))
+        transport.posted().save(f"generate_{name}")
+    await engine.close()
+
+
+async def _outcome(engine: RemoteEngine, scenario: Scenario, name: str) -> object:
+    try:
+        return await _play(engine, scenario, name)
+    except SingletreeError as error:
+        return error
+
+
 async def _record_overflows(url: str) -> None:
     """What vLLM says when the engine takes the window for larger than it is, and to another model's name."""
 
@@ -265,13 +325,13 @@ async def _record_overflows(url: str) -> None:
             status, body = await super().get(path)
             return status, body.replace(b'"max_model_len":512', b'"max_model_len":600')
 
-        async def post(self, path: str, body: bytes) -> Answer:
+        async def post(self, path: str, body: bytes) -> StreamedResponse:
             return await super().post(path, body.replace(b'"model":"smollm2"', b'"model":"%b"' % self.model))
 
         model = b"smollm2"
 
     transport = Mistaken(url)
-    engine = VllmEngine(url, transport=transport)
+    engine = vllm_engine(url, transport=transport)
     await engine.start()
     await _record(engine, transport, "overflow", Scenario(greedy(1), (504,) * (WINDOW + 1)))
     transport.model = b"gone"
@@ -281,7 +341,7 @@ async def _record_overflows(url: str) -> None:
 
 async def _record_plain_server(server: real_vllm.Server) -> None:
     transport = RecordingTransport(server.url, KEY)
-    engine = VllmEngine(server.url, transport=transport)
+    engine = vllm_engine(server.url, transport=transport)
     await engine.start()
     await _record(engine, transport, "plain_answer", SCENARIOS["answer"])
     await engine.close()

@@ -1,4 +1,4 @@
-"""The house rules on how a turn is read, each over every family that it can be said of (see docs/agreement.md)."""
+"""The house rules on how a turn is parsed, each over every family to which it applies (docs/house-rules.md)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from parsing.reading import read, turn
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, Tool, ToolCall
 from singletree.events import ToolCallEnd, fold
-from singletree.parsing.draw import draw
 from singletree.parsing.family import SLOT, Family, markers
-from singletree.parsing.opening import opens_in_reasoning
+from singletree.parsing.initial_state import opens_in_reasoning
+from singletree.parsing.render_turn import render_turn
 
 THINK = [f for f in families.table() if f.reasoning]
 CALL = [f for f in families.table() if f.forms]
 BOTH = [f for f in CALL if f.reasoning]
-MARKED = [f for f in BOTH if not f.forms[0].bare]
+MARKED = [f for f in BOTH if not f.forms[0].unmarked]
 TOOLS = (Tool("f", parameters={"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}), Tool("g"))
 TAG = re.compile(r"<[^<>\n]*>|\[/?[A-Z_]+\]")
 F = ToolCall("f", '{"s": "x"}', "abcdefghi")
@@ -31,7 +31,7 @@ def shown(parts: tuple[Part, ...]) -> list[object]:
 
 
 def closed(family: Family) -> str:
-    return family.turn or " "
+    return family.message_header or " "
 
 
 def opener(family: Family) -> str:
@@ -44,8 +44,8 @@ def test_h1_the_prompts_tail_says_how_a_turn_begins(family: Family) -> None:  # 
     assert family.reasoning
     begun, ended = family.reasoning
     boundary = "<some_turn_boundary>"
-    assert turn(family, ["plan"], (), boundary + family.turn + begun).parts == (Reasoning("plan"),)
-    done = boundary + family.turn + begun + "plan" + ended
+    assert turn(family, ["plan"], (), boundary + family.message_header + begun).parts == (Reasoning("plan"),)
+    done = boundary + family.message_header + begun + "plan" + ended
     assert turn(family, ["Hi"], (), done).parts == (Text("Hi"),)
 
 
@@ -54,21 +54,30 @@ def test_h1_only_the_turn_itself_counts(family: Family) -> None:  # C21
     assert family.reasoning
     begun, ended = family.reasoning
     boundary = "<|boundary|>"
-    assert not opens_in_reasoning(family, begun + "in an example" + boundary + family.turn, {boundary})
-    assert opens_in_reasoning(family, "so" + ended + "it was" + boundary + family.turn + begun, {boundary})
+    assert not opens_in_reasoning(
+        family, begun + "in an example" + boundary + family.message_header, {boundary}
+    )
+    assert opens_in_reasoning(
+        family, "so" + ended + "it was" + boundary + family.message_header + begun, {boundary}
+    )
     assert opens_in_reasoning(family, "") is family.starts_open
 
 
 @pytest.mark.parametrize("family", BOTH, ids=lambda f: f.name)
 def test_h2_one_ordered_pass(family: Family) -> None:  # C14 C20
     parts: list[Part] = [Reasoning("one"), F, Reasoning("two"), Text("Hm"), G]
-    back = turn(family, [draw(family, parts)], TOOLS, closed(family)).parts
+    back = turn(family, [render_turn(family, parts)], TOOLS, closed(family)).parts
     assert shown(back) == shown(tuple(parts))
 
 
 @pytest.mark.parametrize("family", MARKED, ids=lambda f: f.name)
 def test_h3_a_call_breaks_out_of_open_reasoning(family: Family) -> None:  # C20
-    text = opener(family) + "plan" + family.turn + draw(family, [F, Text("Well."), Reasoning("more"), G])
+    text = (
+        opener(family)
+        + "plan"
+        + family.message_header
+        + render_turn(family, [F, Text("Well."), Reasoning("more"), G])
+    )
     back = turn(family, [text], TOOLS, closed(family)).parts
     expected = [
         Reasoning("plan"),
@@ -82,16 +91,16 @@ def test_h3_a_call_breaks_out_of_open_reasoning(family: Family) -> None:  # C20
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 def test_h4_a_marker_inside_a_value_is_data(family: Family) -> None:  # C18
-    said = " and ".join(["<think> </think>", *(m for m in markers(family) if not ends_a_value(family, m))])
-    call = ToolCall("f", json.dumps({"s": said}, ensure_ascii=False), "abcdefghi")
-    found = turn(family, list(draw(family, [call])), TOOLS, closed(family)).tool_calls
-    assert [json.loads(c.arguments) for c in found] == [{"s": said}]
+    prose = " and ".join(["<think> </think>", *(m for m in markers(family) if not ends_a_value(family, m))])
+    call = ToolCall("f", json.dumps({"s": prose}, ensure_ascii=False), "abcdefghi")
+    found = turn(family, list(render_turn(family, [call])), TOOLS, closed(family)).tool_calls
+    assert [json.loads(c.arguments) for c in found] == [{"s": prose}]
 
 
 def ends_a_value(family: Family, marker: str) -> bool:
-    """Whether a marker holds what ends a string in this family; JSON and Python have escapes for theirs."""
+    """Return whether a marker contains what ends a string in this family; JSON and Python escape theirs."""
     form = family.forms[0]
-    pictures = [p for p in (form.parameter, form.also_parameter) if p]
+    pictures = [p for p in (form.parameter, *form.also_parameter) if p]
     ends = [SLOT.split(p.partition("{value}")[2])[0].strip() for p in pictures]
     ends += [form.literals.quote] if form.literals and form.literals.verbatim else []
     return any(end in marker for end in ends)
@@ -99,15 +108,19 @@ def ends_a_value(family: Family, marker: str) -> bool:
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 def test_h5_a_call_is_complete_when_its_arguments_are(family: Family) -> None:
-    drawn = draw(family, [F])
-    for end in range(len(drawn), 0, -1):
-        events = read(family, [drawn[:end]], TOOLS, closed(family))
+    rendered = render_turn(family, [F])
+    for end in range(len(rendered), 0, -1):
+        events = read(family, [rendered[:end]], TOOLS, closed(family))
         calls = fold(events).tool_calls
         if not any(isinstance(e, ToolCallEnd) for e in events):
             assert not any(c.complete for c in calls)
             break
         assert [(c.name, c.arguments) for c in calls] == [("f", '{"s": "x"}')]
-    broken = draw(family, [F]) + (family.turn or "\n") + draw(family, [F])[: -len(draw(family, [F])) // 2]
+    broken = (
+        render_turn(family, [F])
+        + (family.message_header or "\n")
+        + render_turn(family, [F])[: -len(render_turn(family, [F])) // 2]
+    )
     first = turn(family, [broken], TOOLS, closed(family)).tool_calls[0]
     assert (first.name, first.arguments, first.complete) == ("f", '{"s": "x"}', True)
 
@@ -124,15 +137,15 @@ def test_h5_complete_calls_before_a_broken_one_are_kept(family: Family) -> None:
 def test_h6_what_opens_nothing_sensible_hides_nothing(family: Family) -> None:  # C17
     for marker in markers(family):
         parts = turn(family, ["Say " + marker + " and go on {", "]", "}"], TOOLS, closed(family)).parts
-        said = "".join(p.text for p in parts if isinstance(p, Text | Reasoning))
-        assert said.startswith("Say ")
-        assert "and go on {]}" in said
+        prose = "".join(p.text for p in parts if isinstance(p, Text | Reasoning))
+        assert prose.startswith("Say ")
+        assert "and go on {]}" in prose
 
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 def test_h7_a_cut_call_never_ends(family: Family) -> None:  # C15
-    drawn = draw(family, [ToolCall("f", '{"s": "some words"}', "abcdefghi")])
-    cut = drawn[: drawn.index("words") + 2]
+    rendered = render_turn(family, [ToolCall("f", '{"s": "some words"}', "abcdefghi")])
+    cut = rendered[: rendered.index("words") + 2]
     events = read(family, [cut], TOOLS, closed(family))
     (call,) = fold(events).tool_calls
     assert not call.complete
@@ -142,11 +155,11 @@ def test_h7_a_cut_call_never_ends(family: Family) -> None:  # C15
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 def test_h8_unknown_names_are_forwarded_where_a_marker_says_that_it_is_a_call(family: Family) -> None:
-    drawn = draw(family, [F])
-    found = turn(family, [drawn], (Tool("other"),), closed(family))
-    assert bool(found.tool_calls) is not family.forms[0].bare
-    if family.forms[0].bare:
-        assert found.parts == (Text(drawn),)
+    rendered = render_turn(family, [F])
+    found = turn(family, [rendered], (Tool("other"),), closed(family))
+    assert bool(found.tool_calls) is not family.forms[0].unmarked
+    if family.forms[0].unmarked:
+        assert found.parts == (Text(rendered),)
 
 
 @pytest.mark.parametrize("family", [f for f in THINK if not opener(f)[:1].isalnum()], ids=lambda f: f.name)
@@ -158,7 +171,7 @@ def test_h9_stray_markers_are_swallowed(family: Family) -> None:
         "".join(p.text for p in turn(family, ["Hi" + ended.strip()], (), tail).parts if isinstance(p, Text))
         == "Hi"
     )
-    twice = turn(family, [begun + "plan" + family.turn + begun, "more" + ended], (), tail).parts
+    twice = turn(family, [begun + "plan" + family.message_header + begun, "more" + ended], (), tail).parts
     assert "".join(p.text for p in twice if isinstance(p, Reasoning)).replace("\n", "") in (
         "planmore",
         "plan",
@@ -167,7 +180,7 @@ def test_h9_stray_markers_are_swallowed(family: Family) -> None:
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 def test_h9_stray_closers_of_calls_are_swallowed(family: Family) -> None:
-    for closer in (*(f.calls[1] for f in family.forms), *family.ends):
+    for closer in (*(f.calls[1] for f in family.forms), *family.dropped_markers):
         if TAG.search(closer):
             (part,) = turn(family, ["Hi" + closer], TOOLS, closed(family)).parts
             assert isinstance(part, Text)
@@ -178,14 +191,14 @@ def test_h9_stray_closers_of_calls_are_swallowed(family: Family) -> None:
 def test_h10_a_string_keeps_its_white_space(family: Family) -> None:
     for text in ("\n  a\r\n\n", " ", "\n", "\t", " a ", "a\n"):
         call = ToolCall("f", json.dumps({"s": text}), "abcdefghi")
-        (found,) = turn(family, [draw(family, [call])], TOOLS, closed(family)).tool_calls
+        (found,) = turn(family, [render_turn(family, [call])], TOOLS, closed(family)).tool_calls
         assert json.loads(found.arguments) == {"s": text}
 
 
 @pytest.mark.parametrize("family", THINK, ids=lambda f: f.name)
 def test_h10_oneone_line_break_around_reasoning_is_the_formats(family: Family) -> None:
     parts: list[Part] = [Reasoning("  plan\n\n more "), Text("Hi")]
-    assert turn(family, [draw(family, parts)], (), closed(family)).parts == tuple(parts)
+    assert turn(family, [render_turn(family, parts)], (), closed(family)).parts == tuple(parts)
     assert turn(family, [" \n"], (), closed(family)).parts in ((), (Text(" \n"),))
 
 
@@ -193,14 +206,14 @@ def test_h10_oneone_line_break_around_reasoning_is_the_formats(family: Family) -
 def test_h11_a_declared_string_is_never_decoded(family: Family) -> None:  # C22
     for text in ("42", "null", "true", '{"a": 1}', "[1]", ""):
         call = ToolCall("f", json.dumps({"s": text, "n": 3}), "abcdefghi")
-        (found,) = turn(family, [draw(family, [call])], TOOLS, closed(family)).tool_calls
+        (found,) = turn(family, [render_turn(family, [call])], TOOLS, closed(family)).tool_calls
         assert json.loads(found.arguments) == {"s": text, "n": 3}
 
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 def test_h11_an_undeclared_parameter_is_a_string(family: Family) -> None:  # C22
     call = ToolCall("f", '{"unheard": "42"}', "abcdefghi")
-    (found,) = turn(family, [draw(family, [call])], TOOLS, closed(family)).tool_calls
+    (found,) = turn(family, [render_turn(family, [call])], TOOLS, closed(family)).tool_calls
     assert found.arguments == '{"unheard": "42"}'
 
 
@@ -208,7 +221,7 @@ def test_h11_an_undeclared_parameter_is_a_string(family: Family) -> None:  # C22
 def test_h11_json_arguments_keep_the_models_own_bytes(family: Family) -> None:  # C3
     written = '{ "b":1,"a" : 2.50,\n"c":[ 9007199254740993,1.0 ], "d": "\\u00e9\\/é", "b": null }'
     (found,) = turn(
-        family, list(draw(family, [ToolCall("f", written, "abcdefghi")])), TOOLS, closed(family)
+        family, list(render_turn(family, [ToolCall("f", written, "abcdefghi")])), TOOLS, closed(family)
     ).tool_calls
     assert found.arguments == written
 

@@ -1,4 +1,4 @@
-"""Every name under which somebody else's server knows a parser resolves to a family here."""
+"""Every name that another server has for a parser resolves to a family here."""
 
 from __future__ import annotations
 

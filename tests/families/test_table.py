@@ -29,10 +29,12 @@ def test_row(family: Family, line: str) -> None:
     assert cells[4] == ("in reasoning" if family.starts_open else "")
     assert "<" not in CODE.sub("", line)
     (span,) = [found[2] for found in CODE.finditer(cells[5])]
-    sample = span.strip(" ") if span[:1] == " " and not family.turn else span.removeprefix(" ")
-    parts = turn(family, [sample.replace("⏎", "\n").replace("\\|", "|")], (), family.turn or "x").parts
-    said = [*([Reasoning("plan")] if family.reasoning else []), *([] if family.forms else [Text("Hi")])]
-    assert [p for p in parts if isinstance(p, Reasoning | Text)][: len(said)] == said
+    sample = span.strip(" ") if span[:1] == " " and not family.message_header else span.removeprefix(" ")
+    parts = turn(
+        family, [sample.replace("⏎", "\n").replace("\\|", "|")], (), family.message_header or "x"
+    ).parts
+    expected = [*([Reasoning("plan")] if family.reasoning else []), *([] if family.forms else [Text("Hi")])]
+    assert [p for p in parts if isinstance(p, Reasoning | Text)][: len(expected)] == expected
 
 
 def test_it_prints_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A stance of every family on every case: what a sample says is the turn that it was made from."""
+"""Every family on every case: the parser returns the turn from which the sample was made."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from family_cases import CASES, HERE, TOOLS, Stance, page, samples, stance, unknown
+from family_cases import CASES, TOOLS, Stance, samples, stance, unknown
 from parsing.reading import TOKEN, read, turn
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, ToolCall
 from singletree.events import ToolCallEnd, fold
 from singletree.parsing.family import Family
 
-SAMPLES = [
-    pytest.param(family, taken, id=f"{family.name}-{case.replace(' ', '_')}")
-    for family, case, taken in samples()
-]
+SAMPLES: dict[str, list[tuple[str, Family, Stance]]] = {}
+for _family, _case, _stance in samples():
+    SAMPLES.setdefault(_family.name, []).append((_case, _family, _stance))
 
 
 def shown(parts: Iterable[Part], forgiving: Sequence[str]) -> list[object]:
-    """Parts without ids, and texts without what the format may show or not show."""
+    """Return parts without ids, and texts without the markers that the format may show or not show."""
     return [
         (p.name, p.arguments, p.complete)
         if isinstance(p, ToolCall)
@@ -38,7 +37,7 @@ def without(text: str, forgiving: Sequence[str]) -> str:
 
 
 def pieces(text: str) -> list[list[str]]:
-    """The whole, single characters where there are not many, and seeded groups of up to sixteen tokens."""
+    """Cut the text: whole, tokens, seeded groups of up to 16 tokens, and single characters if it is short."""
     rng = random.Random(11)
     tokens = TOKEN.findall(text)
     groups, at = [], 0
@@ -59,13 +58,15 @@ def check(family: Family, taken: Stance) -> None:
         )
 
 
-@pytest.mark.parametrize(("family", "taken"), SAMPLES)
-def test_sample(family: Family, taken: Stance) -> None:  # C9 C15 C17 C18 C19 C20
-    if taken.known_broken:
-        with pytest.raises(AssertionError):
-            check(family, taken)
-    else:
-        check(family, taken)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sample(name: str, subtests: pytest.Subtests) -> None:  # C9 C15 C17 C18 C19 C20
+    for case, family, taken in SAMPLES[name]:
+        with subtests.test(case):
+            if taken.known_broken:
+                with pytest.raises(AssertionError):
+                    check(family, taken)
+            else:
+                check(family, taken)
 
 
 @pytest.mark.parametrize("family", families.table(), ids=lambda f: f.name)
@@ -83,12 +84,12 @@ def test_a_cut_turn_says_what_came_before_the_cut(family: Family) -> None:  # C1
 
 
 def begins(found: list[Part], parts: tuple[Part, ...], text: str) -> None:
-    """Whole parts, then perhaps one that is cut, then perhaps the cut markup of the next, which is shown as text."""
-    said = next(
+    """Check for whole parts, then perhaps a cut part, then perhaps cut markup of the next, which is shown as text."""
+    count = next(
         (i for i, (a, b) in enumerate(zip(found, parts, strict=False)) if not alike(a, b)), len(found)
     )
-    said = min(said, len(parts))
-    rest, whole = found[said:], parts[said:]
+    count = min(count, len(parts))
+    rest, whole = found[count:], parts[count:]
     if rest and whole and is_cut(rest[0], whole[0], text):
         rest = rest[1:]
     assert len(rest) <= 1
@@ -100,7 +101,7 @@ def alike(one: Part, other: Part) -> bool:
 
 
 def is_cut(one: Part, whole: Part, text: str) -> bool:
-    """Whether ``one`` is ``whole`` as far as it goes; behind text the cut markup of what comes next may stand."""
+    """Return whether ``one`` is a beginning of ``whole``; after text the cut markup of the next part may follow."""
     if isinstance(one, ToolCall) and isinstance(whole, ToolCall):
         return not one.complete and one.name == whole.name and whole.arguments.startswith(one.arguments)
     if isinstance(one, ToolCall) or isinstance(whole, ToolCall) or type(one) is not type(whole):
@@ -118,8 +119,3 @@ def test_every_family_takes_a_stance_on_every_case() -> None:
         for case in CASES:
             taken = stance(family, case)
             assert bool(taken.text) is not bool(taken.not_applicable), (family.name, case)
-
-
-def test_the_table_is_current() -> None:
-    path = HERE / "cases.md"
-    assert path.read_text(encoding="utf-8") == page(), "run `python docs/family_cases.py`"

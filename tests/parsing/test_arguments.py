@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from parsing.reading import EXAMPLES, turn
 from singletree import families
 from singletree.conversation import Tool, ToolCall
-from singletree.parsing.draw import draw
 from singletree.parsing.family import Family, markers
+from singletree.parsing.render_turn import render_turn
 
 CALL = [f for f in families.table() if f.forms]
-Drawn = tuple[dict[str, Any], str]
+Generated = tuple[dict[str, Any], str]
 """A schema, and a value of it as JSON text."""
 
 WORDS = st.text(
@@ -59,7 +59,7 @@ def mapped(members: dict[str, str]) -> str:
 
 
 @st.composite
-def typed(pick: st.DrawFn, depth: int = 0) -> Drawn:
+def typed(pick: st.DrawFn, depth: int = 0) -> Generated:
     """A schema of one type, and a value of it."""
     kind = pick(st.sampled_from([*LEAVES, *(["array", "object"] if depth < 2 else [])]))
     if kind == "array":
@@ -142,13 +142,13 @@ def exact(text: str) -> Any:
 
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 @settings(max_examples=max(5, EXAMPLES // 6), deadline=None)
-@given(drawn=tools(), size=st.integers(1, 12))
-def test_arguments_come_back(family: Family, drawn: tuple[Tool, str], size: int) -> None:  # C3 C9 C22
-    tool, arguments = drawn
+@given(rendered=tools(), size=st.integers(1, 12))
+def test_arguments_come_back(family: Family, rendered: tuple[Tool, str], size: int) -> None:  # C3 C9 C22
+    tool, arguments = rendered
     if any(len(m) > 1 and m in arguments for m in (m.strip("[] \n") for m in markers(family))):
         return
-    text = draw(family, [ToolCall("f", arguments, "abcdefghi")])
+    text = render_turn(family, [ToolCall("f", arguments, "abcdefghi")])
     cut = [text[at : at + size] for at in range(0, len(text), size)]
-    (found,) = turn(family, cut, [tool], family.turn or " ").tool_calls
+    (found,) = turn(family, cut, [tool], family.message_header or " ").tool_calls
     assert found.complete
     assert exact(found.arguments) == exact(arguments)

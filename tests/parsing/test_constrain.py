@@ -13,11 +13,17 @@ from parsing.asking import BREAKING, NOON, PARIS, TIME, WEATHER, WITH_CALLS, a_c
 from singletree import families
 from singletree.conversation import Part, Reasoning, ResponseFormat, Text, Tool
 from singletree.errors import InvalidRequest
-from singletree.parsing.constrain import calls, grammar_is_held, json_text, marks_calls, prose
-from singletree.parsing.draw import draw
-from singletree.parsing.expression import Expression
+from singletree.parsing.constraints.constrain import (
+    allow_calls,
+    grammar_is_enforceable,
+    marks_calls,
+    require_call,
+    require_format,
+)
+from singletree.parsing.constraints.expression import Expression
+from singletree.parsing.constraints.lark import lark
 from singletree.parsing.family import Family
-from singletree.parsing.lark import lark
+from singletree.parsing.render_turn import render_turn
 
 BYTES = LLTokenizer("byte")
 MARKED = [f for f in WITH_CALLS if marks_calls(f)]
@@ -34,20 +40,20 @@ def takes(expression: Expression | None, text: str) -> bool:
 
 
 def forced(family: Family, *tools: Tool, parallel: bool = True, thinking: Any = "over") -> Expression:
-    return calls(family, tools, thinking=thinking, parallel=parallel)
+    return require_call(family, tools, thinking=thinking, parallel=parallel)
 
 
 def free(family: Family, *tools: Tool, parallel: bool = True, thinking: Any = "over") -> Expression | None:
-    return prose(family, tools, thinking=thinking, parallel=parallel)
+    return allow_calls(family, tools, thinking=thinking, parallel=parallel)
 
 
 @each_family
 def test_takes_what_is_drawn(family: Family) -> None:  # C42
     wanted = forced(family, WEATHER, TIME)
-    assert takes(wanted, draw(family, [PARIS]))
-    assert takes(wanted, draw(family, [PARIS, NOON]))
+    assert takes(wanted, render_turn(family, [PARIS]))
+    assert takes(wanted, render_turn(family, [PARIS, NOON]))
     assert not takes(wanted, "I would rather talk.")
-    assert not takes(wanted, draw(family, [a_call(family, "{}", "rm")]))
+    assert not takes(wanted, render_turn(family, [a_call(family, "{}", "rm")]))
 
 
 @each_family
@@ -63,32 +69,32 @@ def test_takes_random_turns(family: Family) -> None:  # C42
         if chance.random() < 0.5:
             arguments["unit"] = chance.choice("cf")
         many = [a_call(family, json.dumps(arguments, ensure_ascii=False)), NOON][: chance.randrange(1, 3)]
-        drawn = draw(family, many)
-        assert takes(wanted, drawn), drawn
+        rendered = render_turn(family, many)
+        assert takes(wanted, rendered), rendered
 
 
 @each_family
 @pytest.mark.parametrize("arguments", BREAKING)
 def test_refuses_what_the_schema_refuses(family: Family, arguments: str) -> None:  # C42
-    assert not takes(forced(family, WEATHER), draw(family, [a_call(family, arguments)]))
+    assert not takes(forced(family, WEATHER), render_turn(family, [a_call(family, arguments)]))
 
 
 @each_family
 def test_one_tool_and_one_call_only(family: Family) -> None:  # C38
     wanted = forced(family, WEATHER, parallel=False)
-    assert takes(wanted, draw(family, [PARIS]))
-    assert not takes(wanted, draw(family, [PARIS, PARIS]))
-    assert not takes(wanted, draw(family, [NOON]))
+    assert takes(wanted, render_turn(family, [PARIS]))
+    assert not takes(wanted, render_turn(family, [PARIS, PARIS]))
+    assert not takes(wanted, render_turn(family, [NOON]))
 
 
 @pytest.mark.parametrize("family", [f for f in WITH_CALLS if f.reasoning], ids=lambda f: f.name)
 def test_reasoning_goes_on_or_begins_before_the_call(family: Family) -> None:  # C38
-    drawn: list[Part] = [Reasoning("I need < the weather."), PARIS]
+    rendered: list[Part] = [Reasoning("I need < the weather."), PARIS]
     assert family.reasoning is not None
-    thought = draw(family, drawn)
+    thought = render_turn(family, rendered)
     assert takes(forced(family, WEATHER, thinking="open"), thought.removeprefix(family.reasoning[0]))
     assert takes(forced(family, WEATHER, thinking="possible"), thought)
-    assert takes(forced(family, WEATHER, thinking="possible"), draw(family, [PARIS]))
+    assert takes(forced(family, WEATHER, thinking="possible"), render_turn(family, [PARIS]))
     assert not takes(forced(family, WEATHER, thinking="over"), thought)
 
 
@@ -100,57 +106,57 @@ def test_a_free_turn_may_talk_and_call(family: Family) -> None:  # C42
     wanted = free(family, WEATHER, TIME)
     said: list[Part] = [Text("Let me look.")]
     for parts in ([], said, [PARIS], [*said, PARIS], [PARIS, NOON], [*said, PARIS, Text("And so on.")]):
-        assert takes(wanted, draw(family, parts)), parts
+        assert takes(wanted, render_turn(family, parts)), parts
 
 
 @each_marked
 @pytest.mark.parametrize("arguments", BREAKING)
 def test_a_call_once_begun_is_right(family: Family, arguments: str) -> None:  # C42
     said: list[Part] = [Text("So."), a_call(family, arguments)]
-    assert not takes(free(family, WEATHER, TIME), draw(family, said))
+    assert not takes(free(family, WEATHER, TIME), render_turn(family, said))
 
 
 @each_marked
 def test_a_call_once_begun_names_an_allowed_tool(family: Family) -> None:  # C38
-    assert takes(free(family, TIME), draw(family, [NOON]))
-    assert not takes(free(family, TIME), draw(family, [PARIS]))
-    assert takes(free(family), draw(family, [Text("No tool for me.")]))
-    assert not takes(free(family), draw(family, [NOON]))
+    assert takes(free(family, TIME), render_turn(family, [NOON]))
+    assert not takes(free(family, TIME), render_turn(family, [PARIS]))
+    assert takes(free(family), render_turn(family, [Text("No tool for me.")]))
+    assert not takes(free(family), render_turn(family, [NOON]))
 
 
 @each_marked
 def test_a_free_turn_may_be_held_to_one_call(family: Family) -> None:  # C38
     wanted = free(family, WEATHER, parallel=False)
-    assert takes(wanted, draw(family, [Text("So."), PARIS]))
-    assert not takes(wanted, draw(family, [PARIS, PARIS]))
+    assert takes(wanted, render_turn(family, [Text("So."), PARIS]))
+    assert not takes(wanted, render_turn(family, [PARIS, PARIS]))
 
 
 @each_marked
 def test_a_tool_that_is_not_strict_takes_what_it_is_given(family: Family) -> None:
     lax = Tool("get_weather", parameters=WEATHER.parameters)
-    assert takes(free(family, lax, TIME), draw(family, [a_call(family, '{"unit": "c", "city": "x"}')])) or (
-        family.forms[0].literals
-    )
+    assert takes(
+        free(family, lax, TIME), render_turn(family, [a_call(family, '{"unit": "c", "city": "x"}')])
+    ) or (family.forms[0].literals)
 
 
 @pytest.mark.parametrize("family", [f for f in MARKED if f.reasoning], ids=lambda f: f.name)
 def test_calls_are_free_inside_a_thought(family: Family) -> None:  # C18
     assert family.reasoning is not None
     opener, _ = family.reasoning
-    quoted = (family.forms[0].opener or family.turn).strip()
+    quoted = (family.forms[0].opener or family.message_header).strip()
     parts: list[Part] = [Reasoning(f"I might write {quoted} or so."), Text("Done.")]
-    thought = draw(family, parts)
+    thought = render_turn(family, parts)
     assert takes(free(family, WEATHER, thinking="possible"), thought)
     assert takes(free(family, WEATHER, thinking="open"), thought.removeprefix(opener))
-    said = draw(family, [Text(f"I might write {quoted} or so.")])
-    assert takes(free(family, WEATHER, thinking="over"), said) is bool(family.turn)
+    said = render_turn(family, [Text(f"I might write {quoted} or so.")])
+    assert takes(free(family, WEATHER, thinking="over"), said) is bool(family.message_header)
 
 
 @pytest.mark.parametrize("family", [f for f in MARKED if f.forms[0].optional], ids=lambda f: f.name)
 def test_no_way_around_the_marker(family: Family) -> None:  # C42
     """A call that begins without what stands around it would be read, too."""
     form = family.forms[0]
-    bare = draw(family, [a_call(family, '{"days": 3}')]).removeprefix(form.calls[0].rstrip("\n"))
+    bare = render_turn(family, [a_call(family, '{"days": 3}')]).removeprefix(form.calls[0].rstrip("\n"))
     assert not takes(free(family, WEATHER), f"So: {bare}")
 
 
@@ -169,19 +175,19 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 def test_response_format_is_held_to() -> None:
     qwen3, plain = families.get("qwen3"), families.get("plain")
-    wanted = json_text(qwen3, ResponseFormat(SCHEMA), thinking="over", parallel=True)
+    wanted = require_format(qwen3, ResponseFormat(SCHEMA), thinking="over", parallel=True)
     assert takes(wanted, '{"a": 1}')
     assert not takes(wanted, '{"a": "x"}')
-    assert takes(json_text(plain, ResponseFormat(), thinking="over", parallel=True), '{"any": [1]}')
-    thinks = json_text(qwen3, ResponseFormat(), thinking="open", parallel=True)
+    assert takes(require_format(plain, ResponseFormat(), thinking="over", parallel=True), '{"any": [1]}')
+    thinks = require_format(qwen3, ResponseFormat(), thinking="open", parallel=True)
     assert takes(thinks, 'so...\n</think>\n\n{"any": [1]}')
 
 
 def test_response_format_leaves_room_for_a_call() -> None:
     qwen3 = families.get("qwen3")
-    wanted = json_text(qwen3, ResponseFormat(SCHEMA), [WEATHER], thinking="over", parallel=True)
+    wanted = require_format(qwen3, ResponseFormat(SCHEMA), [WEATHER], thinking="over", parallel=True)
     assert takes(wanted, '{"a": 1}')
-    assert takes(wanted, draw(qwen3, [PARIS]))
+    assert takes(wanted, render_turn(qwen3, [PARIS]))
     assert not takes(wanted, "neither")
 
 
@@ -217,7 +223,9 @@ def test_a_tool_that_is_not_strict_may_have_any_schema(
 ) -> None:
     """The native APIs take it; what cannot be enforced is left to the model."""
     family = families.get(name)
-    assert takes(forced(family, Tool("f", parameters=parameters)), draw(family, [a_call(family, "{}", "f")]))
+    assert takes(
+        forced(family, Tool("f", parameters=parameters)), render_turn(family, [a_call(family, "{}", "f")])
+    )
 
 
 def test_a_property_may_be_called_as_a_keyword_is() -> None:
@@ -225,7 +233,9 @@ def test_a_property_may_be_called_as_a_keyword_is() -> None:
         "f", parameters={"properties": {"not": {"type": "string"}, "format": {"enum": ["x"]}}}, strict=True
     )
     family = families.get("hermes")
-    assert takes(forced(family, tool), draw(family, [a_call(family, '{"not": "y", "format": "x"}', "f")]))
+    assert takes(
+        forced(family, tool), render_turn(family, [a_call(family, '{"not": "y", "format": "x"}', "f")])
+    )
 
 
 def test_a_call_that_cannot_be_is_refused() -> None:
@@ -256,9 +266,9 @@ def test_strings_are_held_to_their_schema_in_every_dress(
     family = families.get(name)
     parameters = {"type": "object", "properties": {"s": {"type": "string", **schema}}, "required": ["s"]}
     wanted = forced(family, Tool("f", parameters=parameters, strict=True))
-    assert takes(wanted, draw(family, [a_call(family, json.dumps({"s": good}), "f")]))
+    assert takes(wanted, render_turn(family, [a_call(family, json.dumps({"s": good}), "f")]))
     for text in bad:
-        assert not takes(wanted, draw(family, [a_call(family, json.dumps({"s": text}), "f")])), text
+        assert not takes(wanted, render_turn(family, [a_call(family, json.dumps({"s": text}), "f")])), text
 
 
 @pytest.mark.parametrize("pattern", ["^a|b$", "a^", "(^a)"])
@@ -293,25 +303,25 @@ def custom(syntax: str, definition: str) -> Tool:
 @pytest.mark.parametrize("ask", [forced, free])
 def test_a_grammar_of_the_clients_holds_where_text_stands_unquoted(name: str, ask: Any) -> None:
     family, tool = families.get(name), custom("lark", PATCH)
-    assert grammar_is_held(family, tool)
+    assert grammar_is_enforceable(family, tool)
     for text, right in ((GOOD_PATCH, True), (GOOD_PATCH + "\n", True), (BAD_PATCH, False)):
-        drawn = draw(family, [a_call(family, json.dumps({"input": text}), "patch")])
-        assert takes(ask(family, tool), drawn) is right
+        rendered = render_turn(family, [a_call(family, json.dumps({"input": text}), "patch")])
+        assert takes(ask(family, tool), rendered) is right
 
 
 @pytest.mark.parametrize("name", QUOTED + UNQUOTED)
 def test_a_regular_expression_of_the_clients_holds_everywhere(name: str) -> None:
     family, tool = families.get(name), custom("regex", r"[a-z]+\n/[0-9]|x")
-    assert grammar_is_held(family, tool)
+    assert grammar_is_enforceable(family, tool)
     for text, right in (("ab\n/1", True), ("x", True), ("ab", False), ("xx", False)):
-        drawn = draw(family, [a_call(family, json.dumps({"input": text}), "patch")])
-        assert takes(forced(family, tool), drawn) is right, text
+        rendered = render_turn(family, [a_call(family, json.dumps({"input": text}), "patch")])
+        assert takes(forced(family, tool), rendered) is right, text
 
 
 @pytest.mark.parametrize("tool", [custom("lark", PATCH), custom("regex", "(?=a)b")])
 def test_grammars_that_cannot_be_held_to_are_known(tool: Tool) -> None:
     """Lark inside a JSON string is not the same language once it is escaped."""
-    assert not grammar_is_held(families.get("hermes"), tool)
+    assert not grammar_is_enforceable(families.get("hermes"), tool)
 
 
 @pytest.mark.parametrize(
@@ -320,8 +330,8 @@ def test_grammars_that_cannot_be_held_to_are_known(tool: Tool) -> None:
 def test_a_closer_that_ends_the_turn_may_be_the_stop_token_itself(name: str, stop: str) -> None:
     """Engines keep stop tokens out of what a grammar can spell, and a turn must be able to end."""
     family = families.get(name)
-    drawn = draw(family, [PARIS])
-    assert drawn.endswith(stop)
+    rendered = render_turn(family, [PARIS])
+    assert rendered.endswith(stop)
     for wanted in (forced(family, WEATHER), free(family, WEATHER)):
-        assert takes(wanted, drawn)
-        assert takes(wanted, drawn.removesuffix(stop))
+        assert takes(wanted, rendered)
+        assert takes(wanted, rendered.removesuffix(stop))

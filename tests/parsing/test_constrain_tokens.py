@@ -12,12 +12,12 @@ from llguidance._tokenizer import TokenizerWrapper
 from families.test_special_tokens import WITH_TOKENS, split, tokens
 from parsing.asking import PARIS, TIME, WEATHER
 from singletree.conversation import Part, Reasoning, Text
-from singletree.parsing.constrain import calls, marks_calls, prose, special_tokens_of
-from singletree.parsing.draw import draw
-from singletree.parsing.expression import Expression
+from singletree.parsing.constraints.constrain import allow_calls, marks_calls, require_call, special_tokens_of
+from singletree.parsing.constraints.expression import Expression
+from singletree.parsing.constraints.lark import lark
 from singletree.parsing.family import Family
-from singletree.parsing.lark import lark
 from singletree.parsing.parser import Parser
+from singletree.parsing.render_turn import render_turn
 
 END, STOP = 256, 257
 WITH_CALLS = [f for f in WITH_TOKENS if f.forms]
@@ -50,26 +50,26 @@ def vocabulary(family: Family) -> tuple[_Vocabulary, LLTokenizer]:
     return made, LLTokenizer(TokenizerWrapper(made))
 
 
-def takes(family: Family, expression: Expression | None, text: str, *, spelled: bool = False) -> bool:
+def takes(family: Family, expression: Expression | None, text: str, *, written: bool = False) -> bool:
     assert expression is not None
     made, tokenizer = vocabulary(family)
     grammar = lark(expression, special_tokens_of(family, made.special, made.special))
     assert not LLMatcher.validate_grammar(grammar, tokenizer)
     matcher = LLMatcher(tokenizer, grammar, log_level=0)
-    ids: Any = list(text.encode()) if spelled else made.ids(family, text)
+    ids: Any = list(text.encode()) if written else made.ids(family, text)
     return bool(matcher.consume_tokens(ids)) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("family", WITH_CALLS, ids=lambda f: f.name)
 def test_a_forced_call_is_made_of_tokens(family: Family) -> None:  # C38
-    drawn = draw(family, [PARIS])
-    wanted = calls(family, [WEATHER, TIME], thinking="over", parallel=True)
-    assert takes(family, wanted, drawn)
-    if split(family, drawn)[0][1]:
-        assert not takes(family, wanted, drawn, spelled=True)
-        parser = Parser(family, [WEATHER], family.turn or " ", special_tokens=tokens(family))
+    rendered = render_turn(family, [PARIS])
+    wanted = require_call(family, [WEATHER, TIME], thinking="over", parallel=True)
+    assert takes(family, wanted, rendered)
+    if split(family, rendered)[0][1]:
+        assert not takes(family, wanted, rendered, written=True)
+        parser = Parser(family, [WEATHER], family.message_header or " ", special_tokens=tokens(family))
         told = [
-            e for text, special in split(family, drawn) for e in parser.feed(text, special)
+            e for text, special in split(family, rendered) for e in parser.feed(text, special)
         ] + parser.close()
         assert any(type(e).__name__ == "ToolCallEnd" for e in told)
 
@@ -78,33 +78,35 @@ def test_a_forced_call_is_made_of_tokens(family: Family) -> None:  # C38
 def test_a_thought_ends_with_its_token(family: Family) -> None:
     assert family.reasoning is not None
     thought: list[Part] = [Reasoning("I need it."), PARIS]
-    drawn = draw(family, thought)
+    rendered = render_turn(family, thought)
     for thinking in ("open", "possible"):
-        wanted = calls(family, [WEATHER], thinking=thinking, parallel=True)
-        assert takes(family, wanted, drawn.removeprefix(family.reasoning[0]) if thinking == "open" else drawn)
+        wanted = require_call(family, [WEATHER], thinking=thinking, parallel=True)
+        assert takes(
+            family, wanted, rendered.removeprefix(family.reasoning[0]) if thinking == "open" else rendered
+        )
 
 
 @pytest.mark.parametrize("family", [f for f in WITH_CALLS if marks_calls(f)], ids=lambda f: f.name)
 def test_a_free_turn_calls_with_tokens_and_may_spell_them(family: Family) -> None:  # C18 C42
-    wanted = prose(family, [WEATHER, TIME], thinking="possible", parallel=True)
+    wanted = allow_calls(family, [WEATHER, TIME], thinking="possible", parallel=True)
     thought: list[Part] = [Reasoning("Hm.")] if family.reasoning else []
     for parts in ([], [Text("So.")], [*thought, Text("So."), PARIS], [PARIS]):
-        assert takes(family, wanted, draw(family, parts)), parts
-    drawn = draw(family, [PARIS])
-    broken = drawn.replace("3", '"soon"')
+        assert takes(family, wanted, render_turn(family, parts)), parts
+    rendered = render_turn(family, [PARIS])
+    broken = rendered.replace("3", '"soon"')
     assert not takes(family, wanted, broken)
-    if split(family, drawn)[0] == (family.forms[0].opener.strip(), True) and not family.turn:
-        assert takes(family, wanted, broken, spelled=True), "a marker that is spelled out is prose"
+    if split(family, rendered)[0] == (family.forms[0].opener.strip(), True) and not family.message_header:
+        assert takes(family, wanted, broken, written=True), "a marker that is spelled out is prose"
 
 
 @pytest.mark.parametrize("family", [f for f in WITH_CALLS if marks_calls(f)], ids=lambda f: f.name)
 def test_a_turn_ends_with_the_token_that_the_model_has_learned(family: Family) -> None:
     made, tokenizer = vocabulary(family)
-    free = prose(family, [WEATHER], thinking="over", parallel=True)
+    free = allow_calls(family, [WEATHER], thinking="over", parallel=True)
     assert free is not None
-    for expression in (free, calls(family, [WEATHER], thinking="over", parallel=False)):
+    for expression in (free, require_call(family, [WEATHER], thinking="over", parallel=False)):
         grammar = lark(expression, special_tokens_of(family, made.special, made.special), [END, STOP])
-        for stop, right in ((STOP, True), (ord("x"), expression is free and not family.turn)):
+        for stop, right in ((STOP, True), (ord("x"), expression is free and not family.message_header)):
             matcher = LLMatcher(tokenizer, grammar, log_level=0)
-            ids = [*made.ids(family, draw(family, [PARIS])), stop]
+            ids = [*made.ids(family, render_turn(family, [PARIS])), stop]
             assert bool(matcher.consume_tokens(ids)) is right

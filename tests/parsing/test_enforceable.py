@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from singletree import families
 from singletree.conversation import Tool
 from singletree.errors import InvalidRequest
-from singletree.parsing.constrain import calls, prose
-from singletree.parsing.enforceable import pattern_of_text, relaxed
-from singletree.parsing.expression import Unsayable
-from singletree.parsing.lark import lark
-from singletree.parsing.structural_tag import structural_tag
+from singletree.parsing.constraints.constrain import allow_calls, require_call
+from singletree.parsing.constraints.expression import NotExpressible
+from singletree.parsing.constraints.lark import lark
+from singletree.parsing.constraints.schema_support import pattern_of_text, relaxed
+from singletree.parsing.constraints.structural_tag import structural_tag
 
 KEYWORDS = (
     "type",
@@ -58,12 +58,12 @@ SCHEMAS = st.recursive(
 def test_any_schema_is_held_to_or_refused(parameters: dict[str, Any], strict: bool) -> None:  # C42
     tool = Tool("f", parameters=parameters, strict=strict)
     for name in ("hermes", "qwen3_coder", "pythonic", "gemma4", "kimi_k3"):
-        for ask in (calls, prose):
+        for ask in (require_call, allow_calls):
             with suppress(InvalidRequest) if strict else nullcontext():
                 wanted = ask(families.get(name), [tool], thinking="possible", parallel=True)
                 if wanted is not None:
                     assert lark(wanted, {}, [1])
-                    with suppress(Unsayable):
+                    with suppress(NotExpressible):
                         assert structural_tag(wanted)
 
 

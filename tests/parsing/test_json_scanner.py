@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from singletree.parsing.json_scanner import JsonScanner
-from singletree.parsing.schema import is_json
+from singletree.parsing.arguments.coercion import is_json
+from singletree.parsing.arguments.json_scanner import JsonScanner
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

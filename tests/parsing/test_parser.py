@@ -19,17 +19,17 @@ from singletree.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from singletree.parsing.draw import draw
 from singletree.parsing.family import Family, Form
-from singletree.parsing.opening import opens_in_reasoning
+from singletree.parsing.initial_state import opens_in_reasoning
 from singletree.parsing.parser import Parser
+from singletree.parsing.render_turn import render_turn
 
 WITH_CALLS = [f for f in families.table() if f.forms]
 
 
 @pytest.mark.parametrize("family", WITH_CALLS, ids=lambda f: f.name)
 def test_the_call_ends_with_the_last_character_of_its_arguments(family: Family) -> None:
-    call = draw(family, [ToolCall("f", '{"s": "x"}', "abcdefghi")])
+    call = render_turn(family, [ToolCall("f", '{"s": "x"}', "abcdefghi")])
     parser = Parser(family, [Tool("f")])
     ended = None
     for i, character in enumerate(call):
@@ -49,7 +49,7 @@ def test_the_call_ends_with_the_last_character_of_its_arguments(family: Family) 
 @pytest.mark.parametrize("family", WITH_CALLS, ids=lambda f: f.name)
 def test_arguments_leave_as_they_are_decoded(family: Family) -> None:  # C10
     content = "def f(x):\n    return x < 3  # “quoted”\n" * 20
-    call = draw(
+    call = render_turn(
         family, [ToolCall("write", json.dumps({"content": content}, ensure_ascii=False), "abcdefghi")]
     )
     begins, ends = call.index("def f"), call.rindex("”")
@@ -162,7 +162,7 @@ def test_thinking_switched_off_makes_nothing_reasoning() -> None:  # C20
 @pytest.mark.parametrize("family", WITH_CALLS, ids=lambda f: f.name)
 def test_long_arguments_hold_nothing_back(family: Family) -> None:  # C41
     """What is held is bounded by the longest marker, so the cost of a piece does not grow with what came before."""
-    call = draw(family, [ToolCall("f", json.dumps({"s": "x<" * 20_000}), "abcdefghi")])
+    call = render_turn(family, [ToolCall("f", json.dumps({"s": "x<" * 20_000}), "abcdefghi")])
     parser = Parser(family)
     held = 0
     for i in range(0, len(call), 7):

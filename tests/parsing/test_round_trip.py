@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from parsing.reading import EXAMPLES, turn
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, Tool, ToolCall
-from singletree.parsing.draw import draw
 from singletree.parsing.family import Family, markers
+from singletree.parsing.render_turn import render_turn
 
 WORDS = st.text(
     alphabet=st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t"),
@@ -46,24 +46,26 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 @st.composite
-def calls(draw_from: st.DrawFn, nested: bool) -> tuple[ToolCall, Tool]:
-    arguments = draw_from(st.dictionaries(KEYS, ELEMENTS if nested else VALUES, max_size=4))
-    name = draw_from(KEYS)
+def calls(choose_from: st.DrawFn, nested: bool) -> tuple[ToolCall, Tool]:
+    arguments = choose_from(st.dictionaries(KEYS, ELEMENTS if nested else VALUES, max_size=4))
+    name = choose_from(KEYS)
     tool = Tool(name, parameters={"properties": {k: schema_of(v) for k, v in arguments.items()}})
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False), "abcdefghi"), tool
 
 
 @st.composite
-def turns(draw_from: st.DrawFn, family: Family) -> tuple[list[Part], list[Tool]]:
+def turns(choose_from: st.DrawFn, family: Family) -> tuple[list[Part], list[Tool]]:
     parts: list[Part] = []
     tools: list[Tool] = []
-    for kind in draw_from(st.lists(st.sampled_from(["reasoning", "text", "calls"]), min_size=1, max_size=5)):
+    for kind in choose_from(
+        st.lists(st.sampled_from(["reasoning", "text", "calls"]), min_size=1, max_size=5)
+    ):
         if kind == "text" and not (parts and isinstance(parts[-1], Text)):
-            parts.append(Text(draw_from(PROSE)))
+            parts.append(Text(choose_from(PROSE)))
         elif kind == "reasoning" and family.reasoning:
-            parts.append(Reasoning(draw_from(PROSE)))
+            parts.append(Reasoning(choose_from(PROSE)))
         elif kind == "calls" and family.forms and not (parts and isinstance(parts[-1], ToolCall)):
-            for call, tool in draw_from(st.lists(calls(family.forms[0].nested), min_size=1, max_size=3)):
+            for call, tool in choose_from(st.lists(calls(family.forms[0].nested), min_size=1, max_size=3)):
                 name = f"{call.name}{len(tools)}"
                 parts.append(replace(call, name=name))
                 tools.append(replace(tool, name=name))
@@ -79,7 +81,7 @@ def test_parse_of_draw_is_the_identity(family: Family, data: st.DataObject) -> N
         p.arguments for p in parts if isinstance(p, ToolCall)
     )
     assume(not any(len(m) > 1 and m in said for m in (m.strip("[] \n") for m in markers(family))))
-    back = turn(family, [draw(family, parts)], tools, family.turn or " ").parts
+    back = turn(family, [render_turn(family, parts)], tools, family.message_header or " ").parts
     assert [spoken(p) for p in back] == [spoken(p) for p in parts]
 
 

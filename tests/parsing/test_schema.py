@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from singletree.parsing.schema import is_string, parameter_types, typed
+from singletree.parsing.arguments.coercion import is_string, parameter_types, to_json
 
 
 def schema_of(**properties: Any) -> dict[str, Any]:
@@ -38,6 +38,25 @@ def schema_of(**properties: Any) -> dict[str, Any]:
         ({"items": {}}, {"array"}),
         ({}, set()),
         (True, set()),
+        ({"type": "float"}, {"number"}),
+        ({"type": "int"}, {"integer"}),
+        ({"type": "bool"}, {"boolean"}),
+        ({"type": "dict"}, {"object"}),
+        ({"type": "list"}, {"array"}),
+        ({"type": "tuple"}, {"array"}),
+        ({"type": "str"}, {"string"}),
+        ({"type": "None"}, {"null"}),
+        ({"type": "any"}, set()),
+        ({"type": ["str", "None"]}, {"string", "null"}),
+        ({"type": "int | None"}, {"integer", "null"}),
+        ({"type": "Optional[typing.List[int]]"}, {"array", "null"}),
+        ({"type": "Union[int, dict[str, list[int]], None]"}, {"integer", "object", "null"}),
+        ({"type": "dict[str, int | None]"}, {"object"}),
+        ({"type": "Literal['a', 1, None]"}, {"string", "integer", "null"}),
+        ({"type": "Annotated[float, 'x']"}, {"number"}),
+        ({"type": "Path"}, {"Path"}),
+        ({"type": "Optional[" * 400}, {"null"}),
+        ({"type": "]]|[["}, {"]]|[["}),
     ],
 )
 def test_types(declared: Any, expected: set[str]) -> None:  # C22
@@ -65,6 +84,19 @@ def test_properties_are_found_in_combinations() -> None:
         ("1.0", {"number"}, "1.0"),
         ("1e3", {"number"}, "1e3"),
         ("NaN", {"number"}, '"NaN"'),
+        ("007", {"integer"}, "7"),
+        ("+5", {"integer"}, "5"),
+        ("-007", {"integer"}, "-7"),
+        ("1_000", {"integer"}, "1000"),
+        ("+5", {"integer", "null"}, "5"),
+        ("007", {"integer", "string"}, '"007"'),
+        ("007", {"string"}, '"007"'),
+        (".5", {"integer"}, '".5"'),
+        (".5", {"number"}, "0.5"),
+        ("5.", {"number"}, "5.0"),
+        ("0x10", {"integer"}, '"0x10"'),
+        ("++5", {"integer"}, '"++5"'),
+        ("_", {"integer"}, '"_"'),
         ("True", {"boolean"}, "true"),
         ("0", {"boolean"}, "false"),
         ("0", {"boolean", "integer"}, "0"),
@@ -79,7 +111,7 @@ def test_properties_are_found_in_combinations() -> None:
     ],
 )
 def test_typed(text: str, types: set[str], expected: str) -> None:  # C22
-    assert typed(text, types) == expected
+    assert to_json(text, types) == expected
 
 
 def test_only_a_plain_string_may_leave_early() -> None:
@@ -92,4 +124,4 @@ def test_only_a_plain_string_may_leave_early() -> None:
     st.text(), st.sets(st.sampled_from(["string", "null", "integer", "number", "boolean", "object", "array"]))
 )
 def test_always_json(text: str, types: set[str]) -> None:
-    json.loads(typed(text, types))
+    json.loads(to_json(text, types))

@@ -15,9 +15,9 @@ from parsing.reading import TOKEN
 from singletree import families
 from singletree.conversation import Reasoning, Text, Tool, ToolCall
 from singletree.events import ArgumentsDelta, Event, ToolCallStart
-from singletree.parsing.draw import draw
 from singletree.parsing.family import Family
 from singletree.parsing.parser import Parser
+from singletree.parsing.render_turn import render_turn
 
 CALL = [f for f in families.table() if f.forms]
 TAGS = [f for f in CALL if f.forms[0].parameter]
@@ -52,7 +52,7 @@ def spend(family: Family, text: str, *, profile: bool = True) -> Work:
     """What reading ``text`` in pieces of four characters costs."""
     work = Work()
     work.length = len(text)
-    parser = Parser(family, [TOOL], family.turn or " ")
+    parser = Parser(family, [TOOL], family.message_header or " ")
     cut = [text[at : at + 4] for at in range(0, len(text), 4)]
 
     def feed() -> None:
@@ -71,7 +71,7 @@ def spend(family: Family, text: str, *, profile: bool = True) -> Work:
 
 
 def long_call(family: Family, arguments: dict[str, Any]) -> str:
-    return draw(family, [ToolCall("f", json.dumps(arguments, ensure_ascii=False), "abcdefghi")])
+    return render_turn(family, [ToolCall("f", json.dumps(arguments, ensure_ascii=False), "abcdefghi")])
 
 
 def is_linear(few: Work, many: Work) -> bool:
@@ -93,7 +93,9 @@ def test_four_times_the_arguments_cost_four_times_the_work(family: Family) -> No
 def test_four_times_the_prose_costs_four_times_the_work(family: Family) -> None:
     said: list[Callable[[str], Text | Reasoning]] = [Text, *([Reasoning] if family.reasoning else [])]
     for part in said:
-        few, many = (spend(family, draw(family, [part("a < b `x` [y] {z}\n\n" * n)])) for n in (10, 40))
+        few, many = (
+            spend(family, render_turn(family, [part("a < b `x` [y] {z}\n\n" * n)])) for n in (10, 40)
+        )
         assert is_linear(few, many)
 
 
@@ -133,7 +135,7 @@ def told(events: list[Event]) -> str:
 def test_arguments_leave_within_three_tokens(family: Family) -> None:  # C10
     """From the name on, no more than three tokens pass without a delta until the last of the string."""
     text = long_call(family, {"s": LINE * 20})
-    parser = Parser(family, [TOOL], family.turn or " ")
+    parser = Parser(family, [TOOL], family.message_header or " ")
     begun, silent, longest, ends = False, 0, 0, text.rindex(LINE.strip()[-5:])
     at = 0
     for token in TOKEN.findall(text):
@@ -158,7 +160,7 @@ def test_strings_of_tag_families_leave_character_by_character(family: Family) ->
     words = "abcdefghij klmnop"
     text = long_call(family, {"s": words})
     begins = text.index(words)
-    parser = Parser(family, [TOOL], family.turn or " ")
+    parser = Parser(family, [TOOL], family.message_header or " ")
     said = told(parser.feed(text[:begins]))
     for i, character in enumerate(words):
         said += told(parser.feed(character))
@@ -171,9 +173,9 @@ def test_other_types_of_tag_families_leave_with_their_parameter(family: Family) 
         arguments, value = '{"n": 12.50, "s": "x"}', "12.50"
     else:
         arguments, value = '{"o": {"k": [1.0, 2]}, "s": "x"}', '{"k": [1.0, 2]}'
-    text = draw(family, [ToolCall("f", arguments, "abcdefghi")])
+    text = render_turn(family, [ToolCall("f", arguments, "abcdefghi")])
     ends = text.index(value) + len(value)
-    parser = Parser(family, [TOOL], family.turn or " ")
+    parser = Parser(family, [TOOL], family.message_header or " ")
     before = told([e for c in text[:ends] for e in parser.feed(c)])
     assert value not in before
     after = family.forms[0].parameter.partition("{value}")[2]

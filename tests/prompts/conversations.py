@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from prompts.template_sources import draw
+from prompts.template_sources import draw, load_template
 from singletree.conversation import Conversation, Part, Role, Text, Tool, ToolCall, ToolResult, Turn
-from singletree.prompts.template import ChatTemplate
+from singletree.prompts.history.canonicalization import Canonical, Canonicalize, ToolsOf, no_session
 
 
 def turn(role: Role, *parts: Part | str) -> Turn:
@@ -29,8 +29,15 @@ USER = turn("user", "hi")
 
 def render(source: str, *turns: Turn, tools: tuple[Tool, ...] = (), **options: Any) -> str:
     """The prompt that the template ``source`` makes of ``turns``."""
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-    return template.render(Conversation(turns, tools), draw=draw, **options)
+    template = load_template(source, bos_token="<s>", eos_token="</s>")
+    return template.render(Conversation(turns, tools), render_parts=draw, **options)
+
+
+def canonicalize(
+    conversation: Conversation, *, off: frozenset[str] = frozenset(), tools_of: ToolsOf = no_session
+) -> Canonical:
+    """``conversation`` after the rules, without an earlier prompt."""
+    return Canonicalize(off, tools_of).run(conversation, None)[0]
 
 
 def assistant_text(source: str, *parts: Part | str) -> str:

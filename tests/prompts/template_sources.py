@@ -14,7 +14,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
+from singletree import families
 from singletree.conversation import Part, Reasoning, Text, ToolCall
+from singletree.prompts.template.chat_template import ChatTemplate
 
 COLLECTED = Path(__file__).resolve().parents[3] / "shared" / "templates"
 """Templates of many models, kept beside the repository because their licences are the models' own."""
@@ -91,6 +93,15 @@ KIMI = """\
 {%- endfor %}<|im_end|>
 {%- endfor %}{% if add_generation_prompt %}<|im_assistant|>{% endif %}"""
 """In Kimi K2's manner: ids name the tool, and a list is changed in place."""
+
+
+def load_template(source: str, **settings: Any) -> ChatTemplate:
+    """The template ``source`` with what its family knows of it, as the server loads it."""
+    is_kimi = "<|tool_call_argument_begin|>" in source
+    family = families.get("kimi_k2") if is_kimi else families.find(source).family
+    return ChatTemplate(
+        source, variables=family.thinking_variables, call_id_picture=family.call_id_picture, **settings
+    )
 
 
 def draw(parts: tuple[Part, ...]) -> str:

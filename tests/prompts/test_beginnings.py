@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields, replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
+from typing import Any, get_args
 
 import pytest
+from jinja2.runtime import LoopContext
 
-from prompts.conversations import call, turn
-from prompts.template_sources import ALTERNATING, HERMES, KIMI, PARTS, XML, collected, draw, label
+from prompts.conversations import call, canonicalize, turn
+from prompts.template_sources import (
+    ALTERNATING,
+    HERMES,
+    KIMI,
+    PARTS,
+    XML,
+    collected,
+    draw,
+    label,
+    load_template,
+)
 from singletree.conversation import Conversation, Part, Reasoning, Text, Tool, ToolResult, Turn
-from singletree.prompts.beginnings import Beginnings, is_same_turn, same_characters, same_items, same_objects
-from singletree.prompts.stability import canonicalise, canonicalise_on
-from singletree.prompts.template import ChatTemplate, Rendered
+from singletree.prompts.history.canonicalization import Canonicalize
+from singletree.prompts.prompt_cache import (
+    PromptCache,
+    is_same_turn,
+)
+from singletree.prompts.template import incremental_render
+from singletree.prompts.template.chat_template import ChatTemplate, RenderCheckpoint, RenderPrompt
+from singletree.prompts.template.incremental_render import render_tracked
+from singletree.prompts.template.jinja_environment import compile_template
 
 LOOKING_AHEAD = """\
 {%- set ns = namespace(asked=0, seen=[]) %}
@@ -110,18 +129,19 @@ def conversations(seed: int, steps: int = 30) -> Iterator[tuple[Conversation, di
 
 def check(source: str, seed: int) -> int:
     """How many loops were entered behind their first iterations, while every prompt is as it should be."""
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>", now=lambda: datetime(2026, 1, 1))
+    template = load_template(source, bos_token="<s>", eos_token="</s>", now=lambda: datetime(2026, 1, 1))
     random = Random(seed)
-    earlier: list[Rendered | None] = [None]
+    earlier: list[RenderCheckpoint | None] = [None]
     entered = 0
     for conversation, arguments in conversations(seed):
-        canonical, _ = canonicalise(conversation)
+        canonical, _ = canonicalize(conversation)
         before = random.choice(earlier[-2:])
-        rendered = template.render_on(before, canonical, draw=draw, template_arguments=arguments)
-        assert rendered.text == template.render(canonical, draw=draw, template_arguments=arguments)
-        if before and before.printed and rendered.printed:
-            old, new = before.printed.loops, rendered.printed.loops
-            entered += sum(new[n].marks[0] is old[n].marks[0] for n in new if n in old and new[n].marks)
+        text, rendered = RenderPrompt(template, draw, arguments).run(canonical, before)
+        assert text == template.render(canonical, render_parts=draw, template_arguments=arguments)
+        if before and before.record and rendered.record:
+            old, new = before.record.loops, rendered.record.loops
+            both = [(new[n].checkpoints, old[n].checkpoints) for n in new if n in old]
+            entered += sum(ours[0] is theirs[0] for ours, theirs in both if ours)
         earlier.append(rendered)
     return entered
 
@@ -130,6 +150,58 @@ def check(source: str, seed: int) -> int:
 def test_a_template_goes_on_where_it_was(name: str) -> None:  # C41
     entered = sum(check(SOURCES[name], seed) for seed in range(4))
     assert (entered > 0) == (name not in ("kimi", "counting", "aliased"))
+
+
+@pytest.mark.parametrize(
+    ("looks_at", "first"),
+    [
+        ("", 3),
+        ("loop.nextitem is defined", 3),
+        ("messages[0].role", 3),
+        ("messages[loop.index0 + 2] is defined", 2),
+        ("messages | length", 0),
+        ("messages[-1].role", 0),
+    ],
+)
+def test_a_loop_is_entered_behind_all_that_would_be_the_same(looks_at: str, first: int) -> None:  # C41
+    """The example in the module's docstring."""
+    shown: list[str] = []
+    variables = {"show": shown.append}
+    printed = f"{{{{ {looks_at} }}}}" if looks_at else ""
+    source = f"{{% for m in messages %}}{{{{ show(m.role) }}}}{printed}{{% endfor %}}"
+    template, _, _ = compile_template(source, datetime.now)
+    messages = [{"role": role} for role in ("system", "user", "assistant", "tool", "assistant", "tool")]
+    record = render_tracked(template, messages[:4], variables, None)
+    shown.clear()
+    render_tracked(template, messages, variables, record)
+    assert len(shown) == len(messages) - first
+
+
+class Clock:
+    """A clock that stands still, another object for each prompt."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __call__(self, format: str) -> str:
+        return f"{format}{self.at}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Clock) and self.at == other.at
+
+    def __hash__(self) -> int:
+        return hash(self.at)
+
+
+@pytest.mark.parametrize(("later", "entered"), [(1, True), (2, False)])
+def test_a_clock_that_stands_still_changes_nothing(later: int, entered: bool) -> None:
+    source = "{{ clock('now') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template, _, _ = compile_template(source, datetime.now)
+    messages = [{"content": str(number)} for number in range(6)]
+    record = render_tracked(template, messages[:4], {"clock": Clock(1)}, None)
+    again = render_tracked(template, messages, {"clock": Clock(later)}, record)
+    assert (record.text, again.text) == ("now10123", f"now{later}012345")
+    assert (again.loops[0].checkpoints[0] is record.loops[0].checkpoints[0]) == entered
 
 
 @pytest.mark.parametrize("path", [p for p in collected() if label(p) in CHOSEN], ids=label)
@@ -141,51 +213,144 @@ def test_collected_templates_go_on_where_they_were(path: Path) -> None:  # C41
 def test_rules_go_on_where_they_were(seed: int) -> None:  # C1 C2
     made = None
     for conversation, _ in conversations(seed):
-        made = canonicalise_on(made, conversation)
-        assert (made.conversation, made.rules) == canonicalise(conversation)
+        canonical, made = Canonicalize().run(conversation, made)
+        assert canonical == canonicalize(conversation)
 
 
-def test_what_two_have_in_common() -> None:
-    long = "word " * 1000
-    for one, other in (
-        ("", "a"),
-        ("ab", "ab"),
-        (long, long + "x"),
-        (long + "ab", long + "cd"),
-        ("x" + long, long),
-    ):
-        same = next(
-            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-        )
-        assert same_characters(one, other) == same_characters(other, one) == same
-    assert same_items([1, 2, 3], [1, 2, 4, 5]) == 2
-    assert same_objects([None, 1.0], [None, 1]) == 1
+@pytest.mark.parametrize("kind", [Turn, *get_args(Part)])
+def test_a_turn_is_the_same_with_all_that_it_carries(kind: Any) -> None:
+    """A field that is added later counts, too, whether or not ``==`` ignores it."""
+    needed = [
+        each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING
+    ]
+    made = kind(**dict.fromkeys(needed, "x"))
+    assert _is_same_in_turn(made, replace(made))
+    for each in fields(kind):
+        assert not _is_same_in_turn(made, replace(made, **{each.name: ("y",)})), each.name
 
 
-def test_a_turn_is_the_same_with_all_that_it_carries() -> None:
-    one = Turn("assistant", (Reasoning("a", {"signature": "x"}),))
-    assert is_same_turn(one, Turn("assistant", (Reasoning("a", {"signature": "x"}),)))
-    assert not is_same_turn(one, Turn("assistant", (Reasoning("a", {"signature": "y"}),)))
+def _is_same_in_turn(one: Any, other: Any) -> bool:
+    if isinstance(one, Turn):
+        return is_same_turn(one, other)
+    results = (ToolResult("c", (part,)) for part in (one, other))
+    return is_same_turn(*(Turn("tool", (part,)) for part in results)) and is_same_turn(
+        Turn("assistant", (one,)), Turn("assistant", (other,))
+    )
+
+
+class Sized:
+    """A checkpoint of so many bytes."""
+
+    def __init__(self, words: str, bytes: int) -> None:
+        self.words, self.bytes = words, bytes
+
+
+class Join:
+    """A stage that joins words, and goes on from any words that they begin with."""
+
+    def __init__(self, bytes: int = 30) -> None:
+        self.bytes = bytes
+        self.began: str | None = None
+
+    def run(self, value: Sequence[Turn], checkpoint: Sized | None) -> tuple[str, Sized]:
+        self.began = checkpoint.words if checkpoint is not None else None
+        joined = " ".join(each.text for each in value)
+        return joined, Sized(joined, self.bytes)
+
+
+def asked(*words: str) -> list[Turn]:
+    return [turn("assistant" if number % 2 else "user", each) for number, each in enumerate(words)]
+
+
+def kept(cache: PromptCache, turns: list[Turn], bytes: int = 30) -> str | None:
+    """What the prompt of ``turns`` goes on from; its own checkpoint is kept."""
+    stage, work = Join(bytes), cache.resume(turns)
+    assert work.run(stage, turns) == " ".join(each.text for each in turns)
+    work.keep()
+    return stage.began
+
+
+def found(cache: PromptCache, *words: str) -> str | None:
+    stage, turns = Join(), asked(*words)
+    cache.resume(turns).run(stage, turns)
+    return stage.began
 
 
 def test_what_is_kept_is_bounded_in_bytes() -> None:
-    kept: Beginnings[int, str] = Beginnings(100)
+    cache = PromptCache(100)
     for number in range(20):
-        kept.keep([number, 1], str(number), 30, needed=2)
-        assert kept.bytes <= 100
-    assert kept.longest([0, 1]) is None
-    kept.keep([19], "too large", 101, needed=1)
-    found = kept.longest([19, 1, 2])
-    assert found is not None
-    assert found[0] == "19"
-    kept.keep([19, 1, 2], "longer", 30, needed=3, instead_of=found[1])
-    assert (kept.longest([19, 1]) or ("", 0)) == ("longer", None)
-    assert kept.bytes == 90
+        assert kept(cache, asked(str(number), "1")) is None
+        assert cache.bytes <= 100
+    assert found(cache, "0", "1") is None
+    assert kept(cache, asked("18"), 101) == "18 1"
+    assert found(cache, "18", "1") == "18 1", "what is too large takes no place"
+    assert kept(cache, asked("19", "1", "2")) == "19 1"
+    assert found(cache, "19", "1") == "19 1 2"
+    assert cache.bytes == 90
 
 
 def test_a_conversation_does_not_take_the_place_of_another_with_the_same_head() -> None:
-    kept: Beginnings[str, str] = Beginnings(100)
+    cache = PromptCache(100)
     for question in "ab":
-        _, number = kept.longest(["head", question]) or ("", None)
-        kept.keep(["head", question], question, 10, needed=2, instead_of=number)
-    assert [(kept.longest(["head", question, "more"]) or ("", 0))[0] for question in "ab"] == ["a", "b"]
+        kept(cache, asked("head", question))
+    assert [found(cache, "head", question, "more") for question in "ab"] == ["head a", "head b"]
+
+
+def test_a_conversation_takes_its_own_place_when_what_was_not_answered_changes() -> None:
+    cache = PromptCache(100)
+    for question in "ab":
+        kept(cache, asked("head", "answer", question))
+    assert found(cache, "head", "answer", "a") == "head answer b"
+    assert cache.bytes == 30
+
+
+def test_stages_go_on_from_their_own_checkpoints() -> None:
+    class Other(Join):
+        pass
+
+    cache, turns = PromptCache(100), asked("a", "b")
+    work = cache.resume(turns)
+    work.run(Join(), turns)
+    work.keep()
+    other = Other()
+    cache.resume(turns).run(other, turns)
+    assert other.began is None
+
+
+def test_a_prompt_that_failed_is_not_kept() -> None:
+    cache, turns = PromptCache(100), asked("a", "b")
+    cache.resume(turns).run(Join(), turns)
+    assert cache.bytes == 0
+
+
+@pytest.fixture
+def checked_again() -> Iterator[None]:
+    incremental_render.missing_internals.cache_clear()
+    yield
+    incremental_render.missing_internals.cache_clear()
+
+
+class OtherNamespace(dict[str, object]):
+    pass
+
+
+@pytest.mark.usefixtures("checked_again")
+@pytest.mark.parametrize("missing", [None, "LoopContext._peek_next", "Namespace.__attrs"])
+def test_templates_are_rendered_in_full_where_jinja2_lacks_an_internal(
+    missing: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if missing == "LoopContext._peek_next":
+        monkeypatch.delattr(LoopContext, "_peek_next")
+    elif missing:
+        monkeypatch.setattr(incremental_render, "Namespace", OtherNamespace)
+    template = ChatTemplate(HERMES, named_tokens={})
+    turns = (turn("user", "hi"), turn("assistant", call()), turn("user", "and"), turn("assistant", "so"))
+    stage = RenderPrompt(template, draw, continues=False)
+    before: RenderCheckpoint | None = None
+    for count in range(1, len(turns) + 1):
+        grown = Conversation(turns[:count])
+        text, before = stage.run(grown, before)
+        assert text == template.render(grown, render_parts=draw, continues=False)
+        assert (before.record is None) == (missing is not None)
+    assert incremental_render.missing_internals() == (() if missing is None else (missing,))
+    assert caplog.text.count("jinja2 lacks") == (missing is not None)

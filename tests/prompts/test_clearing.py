@@ -23,7 +23,7 @@ from singletree.conversation import (
     ToolResult,
     Turn,
 )
-from singletree.prompts.clearing import PLACEHOLDER, clear
+from singletree.prompts.history.context_editing import PLACEHOLDER, apply_edits
 
 LONG = "x" * 100
 FREED = len(LONG) - len(PLACEHOLDER)
@@ -55,14 +55,14 @@ def cleared(conversation: Conversation) -> list[int]:
 
 
 def edited(turns: tuple[Turn, ...], *edits: ContextEdit) -> tuple[Conversation, tuple[AppliedEdit, ...]]:
-    return clear(Conversation(turns), edits, len)
+    return apply_edits(Conversation(turns), edits, len)
 
 
 def test_nothing_asked_for_is_nothing_changed() -> None:
     before = Conversation(uses(3))
-    after, applied = clear(before, (), len)
+    after, applied = apply_edits(before, (), len)
     assert (after is before, applied) == (True, ())
-    after, applied = clear(before, (ClearThinking(), ClearToolUses(trigger_tokens=10**6)), len)
+    after, applied = apply_edits(before, (ClearThinking(), ClearToolUses(trigger_tokens=10**6)), len)
     assert (after is before, applied) == (True, ())
 
 
@@ -118,7 +118,7 @@ def test_the_prompt_is_as_long_as_its_tools_too() -> None:
     edit = ClearToolUses(trigger_tokens=1000, keep=1)
     for deferred, expected in ((False, [0]), (True, [])):
         tool = Tool("read", "d" * 1000, {"type": "object"}, deferred=deferred)
-        after, _ = clear(Conversation(uses(2), (tool,)), (edit,), len)
+        after, _ = apply_edits(Conversation(uses(2), (tool,)), (edit,), len)
         assert cleared(after) == expected, "a deferred tool is not in the head"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Tool, ToolCall, Turn
-from singletree.prompts.replay import says_the_same
+from singletree.prompts.replay.turn_comparison import is_equivalent_turn
 
 SCHEMA = {
     "type": "object",
@@ -25,7 +25,7 @@ TOOLS = (Tool("other"), Tool("edit", parameters=SCHEMA))
 def comes_back(said: Any, returned: Any, tools: tuple[Tool, ...] = TOOLS) -> bool:
     spelled = (value if isinstance(value, str) else json.dumps(value) for value in (returned, said))
     came, was = (Turn("assistant", (ToolCall("edit", arguments, "call_1"),)) for arguments in spelled)
-    return says_the_same(came, was, tools)
+    return is_equivalent_turn(came, was, tools)
 
 
 @pytest.mark.parametrize(

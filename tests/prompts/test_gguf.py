@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,7 @@ from prompts.tiny_vocabulary import (
     write_gguf,
 )
 from singletree.errors import BadConfiguration
-from singletree.prompts.gguf import read_metadata
-from singletree.prompts.tokenizer import load_tokenizer
+from singletree.prompts.tokenizer.tokenizer import load_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = {"smollm2": "SmolLM2-135M-Instruct", "qwen2_5_coder": "Qwen2.5-Coder-1.5B-Instruct"}
@@ -127,33 +125,3 @@ def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, str], 
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(byte_level(), "qwen2") | change)
     with pytest.raises(BadConfiguration, match=says):
         load_tokenizer(path)
-
-
-def test_a_cut_or_foreign_file_is_refused(tmp_path: Path) -> None:
-    whole = write_gguf(tmp_path / "m.gguf", gguf_metadata(byte_level(), "qwen2")).read_bytes()
-    cuts = [0, 3, 8, 20, 30, 200, 5_000, len(whole) - 1]
-    broken = [whole[:cut] for cut in cuts]
-    broken += [b"PK\x03\x04" + whole[4:], b"GGUF" + struct.pack("<I", 9) + whole[8:]]
-    broken += [
-        whole[:24] + struct.pack("<Q", 2**60) + whole[32:],
-        whole[:16] + struct.pack("<Q", 2**60) + whole[24:],
-    ]
-    for number, data in enumerate(broken):
-        path = tmp_path / f"{number}.gguf"
-        path.write_bytes(data)
-        with pytest.raises(BadConfiguration):
-            load_tokenizer(path)
-
-
-def test_metadata_of_every_kind(tmp_path: Path) -> None:
-    given = {
-        "s": "ü",
-        "i": 7,
-        "b": True,
-        "f": 0.5,
-        "ints": [1, -2],
-        "floats": [0.5, 2.0],
-        "strings": ["a", ""],
-    }
-    read = read_metadata(write_gguf(tmp_path / "m.gguf", given))
-    assert {key: list(v) if key in ("ints", "floats") else v for key, v in read.items()} == given

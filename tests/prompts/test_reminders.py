@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from singletree.conversation import Conversation, Part, Reasoning, Text, ToolCall, ToolResult, Turn
-from singletree.prompts.template import ChatTemplate
+from singletree.prompts.template.chat_template import ChatTemplate
 
 # As Qwen3.5's: a system message may only open the prompt, and reasoning is kept behind the last question.
 FORGETS = """\
@@ -33,7 +33,7 @@ REMINDER = turn("system", Text("mind"))
 
 
 def render(source: str, *turns: Turn) -> str:
-    return ChatTemplate(source).render(Conversation(turns), draw=lambda parts: "")
+    return ChatTemplate(source).render(Conversation(turns), render_parts=lambda parts: "")
 
 
 def test_a_reminder_behind_a_result_ends_the_result() -> None:  # C1 C3
@@ -45,11 +45,11 @@ def test_a_reminder_behind_a_result_ends_the_result() -> None:  # C1 C3
 
 @pytest.mark.parametrize("source", [KEEPS, SWITCHED], ids=["keeps", "switched"])
 def test_where_it_costs_nothing_it_is_a_message_of_its_own(source: str) -> None:
-    assert not ChatTemplate(source).reads.user_ends_loop
+    assert not ChatTemplate(source).capabilities.user_ends_loop
     assert render(source, *LOOP, REMINDER).endswith("[tool]done[user]mind")
 
 
 def test_a_question_ends_the_loop() -> None:
-    assert ChatTemplate(FORGETS).reads.user_ends_loop
+    assert ChatTemplate(FORGETS).capabilities.user_ends_loop
     assert render(FORGETS, *LOOP, turn("user", Text("and"))) == "[user]go[assistant](f {})[tool]done[user]and"
     assert render(FORGETS, LOOP[0], REMINDER).endswith("[user]go[user]mind")

@@ -13,17 +13,18 @@ from prompts.conversations import call, result, turn
 from prompts.template_sources import HERMES
 from singletree import families
 from singletree.conversation import Conversation, Part, Reasoning, Turn
-from singletree.parsing.draw import draw
 from singletree.parsing.parser import parse
-from singletree.prompts.last_words import digest_of_words
-from singletree.prompts.layout import find_layout
-from singletree.prompts.opening import Opening
-from singletree.prompts.replay import Remembered
-from singletree.prompts.splicing import Layout, splice
-from singletree.prompts.template import ChatTemplate
+from singletree.parsing.render_turn import render_turn
+from singletree.prompts.replay.anchors import anchor_digest
+from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.splicing import TurnDelimiters, splice
+from singletree.prompts.replay.turn_memory import GeneratedTurn
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.prompts.template.turn_delimiters import find_turn_delimiters
+from singletree.prompts.tokenizer.encode_prompt import TextSpan
 
 FAMILY = families.get("qwen3")
-LAYOUT = Layout(("<A>", "<R>"), ("<E>",))
+LAYOUT = TurnDelimiters(("<A>", "<R>"), ("<E>",))
 USER = turn("user", "How is it?")
 IDS = array("I", [7, 8, 9])
 
@@ -32,14 +33,15 @@ def read(text: str, opened: str) -> Turn:
     return parse(FAMILY, text, (), opened)
 
 
-def known(*parts: Part | str, opening: str = "", header: str = "<A>") -> Remembered:
-    return Remembered(turn("assistant", *parts), Opening(header, opening), IDS)
+def known(*parts: Part | str, opening: str = "", header: str = "<A>") -> GeneratedTurn:
+    return GeneratedTurn(turn("assistant", *parts), GenerationPrompt(header, opening), IDS)
 
 
 def spliced(
-    text: str, turns: Sequence[Turn], recalled: dict[int, Remembered], layout: Layout = LAYOUT
+    text: str, turns: Sequence[Turn], recalled: dict[int, GeneratedTurn], layout: TurnDelimiters = LAYOUT
 ) -> list[str | array[int]]:
-    return splice(text, turns, recalled, layout, read).pieces
+    pieces = splice(text, turns, recalled, layout, read).pieces
+    return [piece.text_in(text) if isinstance(piece, TextSpan) else piece for piece in pieces]
 
 
 def test_a_turn_stands_in_place_of_what_was_printed_of_it() -> None:  # C3
@@ -136,21 +138,25 @@ INDENTED = """\
 @pytest.mark.parametrize(
     ("source", "tokens", "expected"),
     [
-        (HERMES, ["<|im_start|>", "<|im_end|>"], Layout(("<|im_start|>assistant\n",), ("<|im_end|>",))),
-        (PLAIN, [], Layout(("\n\nASSISTANT:",), (" DONE\n\nUSER: ",))),
-        (ALWAYS_OPEN, ["<U>", "<A>", "<E>"], Layout(("<A>", "<E>"), ("<E>",))),
-        (BARE_RESULT, ["<A>", "<E>"], Layout(("<A>", "</result>\n\n"), ("<E>",))),
-        (BARE_CALL, ["<A>", "<E>", "</C>"], Layout(("<A>",), ("<E>", "</C>["))),
-        (INDENTED, ["<U>", "<A>", "<E>"], Layout(("<A>",), ("<E>",))),
+        (
+            HERMES,
+            ["<|im_start|>", "<|im_end|>"],
+            TurnDelimiters(("<|im_start|>assistant\n",), ("<|im_end|>",)),
+        ),
+        (PLAIN, [], TurnDelimiters(("\n\nASSISTANT:",), (" DONE\n\nUSER: ",))),
+        (ALWAYS_OPEN, ["<U>", "<A>", "<E>"], TurnDelimiters(("<A>", "<E>"), ("<E>",))),
+        (BARE_RESULT, ["<A>", "<E>"], TurnDelimiters(("<A>", "</result>\n\n"), ("<E>",))),
+        (BARE_CALL, ["<A>", "<E>", "</C>"], TurnDelimiters(("<A>",), ("<E>", "</C>["))),
+        (INDENTED, ["<U>", "<A>", "<E>"], TurnDelimiters(("<A>",), ("<E>",))),
         ("{{ messages[-1].content }}", [], None),
     ],
     ids=["tokens", "plain", "always open", "bare result", "bare call", "indented", "none"],
 )
 def test_what_a_template_writes_around_a_turn(
-    source: str, tokens: list[str], expected: Layout | None
+    source: str, tokens: list[str], expected: TurnDelimiters | None
 ) -> None:
     template = ChatTemplate(source)
-    assert find_layout(template._render, tokens, ["<E>"]) == expected
+    assert find_turn_delimiters(template.render_messages, tokens, ["<E>"]) == expected
 
 
 def test_what_is_opened_with_an_effort_alone_is_no_header() -> None:
@@ -158,10 +164,12 @@ def test_what_is_opened_with_an_effort_alone_is_no_header() -> None:
     source = """\
 {%- for m in messages %}{{ '<A><think>\\n' if m.role == 'assistant' else '<U>' }}{{ m.content }}<E>{% endfor %}
 {%- if add_generation_prompt %}<A><think>{{ '' if effort == 'high' else '</think>' }}{% endif %}"""
-    render = ChatTemplate(source)._render
+    render = ChatTemplate(source).render_messages
     tokens = ["<A>", "<U>", "<E>", "<think>", "</think>"]
-    silent, told = (find_layout(render, tokens, ["<E>"], settings) for settings in ([], [{"effort": "high"}]))
-    assert silent == told == Layout(("<A><think>",), ("<E>",))
+    silent, told = (
+        find_turn_delimiters(render, tokens, ["<E>"], settings) for settings in ([], [{"effort": "high"}])
+    )
+    assert silent == told == TurnDelimiters(("<A><think>",), ("<E>",))
 
 
 def test_words_drawn_in_a_family_of_channels_have_one_header() -> None:
@@ -171,15 +179,17 @@ def test_words_drawn_in_a_family_of_channels_have_one_header() -> None:
 {{- m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
     family = families.get("gpt_oss")
     said = turn("assistant", "Looking.", call(id="1"))
-    text = ChatTemplate(source).render(Conversation((USER, said, result(id="1"))), draw=partial(draw, family))
+    text = ChatTemplate(source).render(
+        Conversation((USER, said, result(id="1"))), render_parts=partial(render_turn, family)
+    )
     assert text.count("<|channel|>final<|message|>") == 1
     assert "<|start|>assistant<|channel|>final<|message|>Looking." in text
 
 
-def asked(behind: str, header: str = "<A>") -> Remembered:
+def asked(behind: str, header: str = "<A>") -> GeneratedTurn:
     """A turn that was said behind ``behind``, which stood behind the user's words."""
-    opening = Opening(header, "", behind, digest_of_words(USER))
-    return Remembered(turn("assistant", "Fine."), opening, IDS)
+    opening = GenerationPrompt(header, "", behind, anchor_digest(USER))
+    return GeneratedTurn(turn("assistant", "Fine."), opening, IDS)
 
 
 @pytest.mark.parametrize(
@@ -245,9 +255,9 @@ def test_what_lies_beyond_a_mark_does_not_change_it(seed: int) -> None:  # C41
     for end in range(0, len(text), 3):
         cut = splice(text[:end], turns, recalled, LAYOUT, read)
         whole = splice(text, turns, recalled, LAYOUT, read)
-        certain = [mark for mark in cut.marks if mark.reach <= end]
-        assert whole.marks[: len(certain)] == certain
-        for mark in certain:
-            rest = splice(text, turns, recalled, LAYOUT, read, begin=mark)
-            assert whole.pieces[mark.pieces :] == rest.pieces
-            assert whole.marks[-len(rest.marks) :] == rest.marks or not rest.marks
+        certain = [point for point in cut.points if point.reach <= end]
+        assert whole.points[: len(certain)] == certain
+        for point in certain:
+            rest = splice(text, turns, recalled, LAYOUT, read, begin=point)
+            assert whole.pieces[point.pieces :] == rest.pieces
+            assert whole.points[-len(rest.points) :] == rest.points or not rest.points

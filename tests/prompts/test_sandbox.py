@@ -10,8 +10,8 @@ from jinja2 import Template, Undefined
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-from singletree.prompts.sandbox import compile_template
-from singletree.prompts.written import read_object
+from singletree.prompts.template.jinja_environment import compile_template
+from singletree.prompts.template.source_json import read_object
 
 MESSAGE = {
     "role": "user",

@@ -11,8 +11,8 @@ from prompts.conversations import USER, call, render, turn
 from prompts.template_sources import HERMES, PARTS, draw
 from singletree.conversation import Conversation, Document, Image, Text, Tool, ToolReference, ToolResult
 from singletree.errors import InvalidRequest
-from singletree.prompts import template
-from singletree.prompts.template import CHATML, ChatTemplate
+from singletree.prompts.template import chat_template
+from singletree.prompts.template.chat_template import CHATML, ChatTemplate
 
 
 def test_errors_can_be_read() -> None:
@@ -32,10 +32,10 @@ PICTURE = Image("image/png", "aGk=")
 
 def test_images_reach_a_template_that_takes_them() -> None:  # C35
     template = ChatTemplate(PARTS)
-    assert template.reads.image == {"type": "image"}
+    assert template.capabilities.image == {"type": "image"}
     conversation = Conversation((turn("user", "a", PICTURE, "b"),))
-    assert template.render(conversation, draw=draw) == "[user]a<image>b[assistant]"
-    blind = template.render(conversation, draw=draw, vision=False)
+    assert template.render(conversation, render_parts=draw) == "[user]a<image>b[assistant]"
+    blind = template.render(conversation, render_parts=draw, vision=False)
     assert blind == "[user]a[image: this model cannot see images]b[assistant]"
 
 
@@ -87,18 +87,20 @@ def test_tools_are_printed_in_the_clients_order() -> None:  # C6
 
 def test_a_tool_list_is_serialised_once(monkeypatch: pytest.MonkeyPatch) -> None:  # C7
     printed: list[Any] = []
-    print_list = template.printed_list
+    print_list = chat_template.printed_list
 
     def watch(tools: list[dict[str, Any]]) -> Any:
         printed.append(tools)
         return print_list(tools)
 
-    monkeypatch.setattr(template, "printed_list", watch)
-    monkeypatch.setattr(template, "_TOOL_LIST_BYTES", 20_000)
+    monkeypatch.setattr(chat_template, "printed_list", watch)
+    monkeypatch.setattr(chat_template, "_TOOL_LIST_BYTES", 20_000)
     rendered = ChatTemplate(HERMES)
     printed.clear()
     for number in [0, 0, 0, *range(1, 50), 0]:
-        rendered.render(Conversation((USER,), (Tool(f"f{number}", "d", {"type": "object"}),)), draw=draw)
+        rendered.render(
+            Conversation((USER,), (Tool(f"f{number}", "d", {"type": "object"}),)), render_parts=draw
+        )
         assert 0 < rendered._tools.bytes <= 20_000
     assert len(printed) == 51, "once each, and the first again when it had been let go"
 

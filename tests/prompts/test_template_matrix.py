@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from prompts.conversations import turn
-from prompts.template_sources import ALTERNATING, HERMES, KIMI, PARTS, XML, collected, draw, label
+from prompts.template_sources import (
+    ALTERNATING,
+    HERMES,
+    KIMI,
+    PARTS,
+    XML,
+    collected,
+    draw,
+    label,
+    load_template,
+)
 from singletree.conversation import (
     Conversation,
     Image,
@@ -21,7 +31,7 @@ from singletree.conversation import (
     Turn,
 )
 from singletree.errors import BadConfiguration
-from singletree.prompts.template import CHATML, ChatTemplate
+from singletree.prompts.template.chat_template import CHATML, ChatTemplate
 
 
 def call(number: int, arguments: str = '{"k": 1}', complete: bool = True) -> ToolCall:
@@ -102,7 +112,7 @@ def _words(turns: tuple[Turn, ...]) -> Iterator[str]:
 @cache
 def _loaded(source: str) -> ChatTemplate:
     try:
-        return ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+        return load_template(source, bos_token="<s>", eos_token="</s>")
     except BadConfiguration as error:
         pytest.skip(error.message)
 
@@ -111,7 +121,7 @@ def _check(name: str, source: str) -> None:
     template = _loaded(source)
     for title, turns in SEQUENCES.items():
         for tools in ((), TOOLS):
-            text = template.render(Conversation(turns, tools), draw=draw)
+            text = template.render(Conversation(turns, tools), render_parts=draw)
             places = [text.find(word) for word in _words(turns)]
             if name in DROPS_THOUGHTS_BEFORE_CALLS and title == "second loop":
                 continue
@@ -128,7 +138,7 @@ def test_a_conversation_with_nudges_only_grows(path: Path) -> None:  # C1
         turns, before = [SYSTEM, USER], ""
         for number in range(4):
             conversation = Conversation(tuple(turns), TOOLS)
-            text = template.render(conversation, draw=draw, add_generation_prompt=False)
+            text = template.render(conversation, render_parts=draw, add_generation_prompt=False)
             assert text.startswith(before[:-30]), "more than the end of the last turn has changed"
             before = text
             answer = (turn("assistant", call(number)), results(number)) if loop else (ANSWER, AGAIN)

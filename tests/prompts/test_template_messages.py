@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from prompts.conversations import USER, assistant_text, call, render, result, turn
-from prompts.template_sources import ALTERNATING, HERMES, KIMI, XML, draw
+from prompts.template_sources import ALTERNATING, HERMES, KIMI, XML, draw, load_template
 from singletree.conversation import (
     Conversation,
     Part,
     Reasoning,
     Text,
     Tool,
+    ToolCall,
     ToolResult,
 )
 from singletree.errors import InvalidRequest
-from singletree.prompts.template import CHATML, ChatTemplate
+from singletree.prompts.template.chat_template import CHATML, ChatTemplate
+from singletree.prompts.template.source_json import guard_json
+from singletree.prompts.tokenizer.added_tokens import GUARD, AddedToken, AddedTokens, strip_guards
+from singletree.protocols.client_json import template_json
 
 ARGUMENTS = [
     '{"b": 1.0, "a": {"y": [1,2 , 3]},  "c":null}',
@@ -35,6 +42,46 @@ def test_arguments_keep_the_models_bytes(arguments: str) -> None:  # C3
     assert f'"arguments": {arguments}}}' in assistant_text(again, call(arguments))
     inside = HERMES.replace("call.function.arguments | tojson", "{'x': [call.function.arguments]} | tojson")
     assert f'{{"x": [{arguments}]}}' in assistant_text(inside, call(arguments))
+
+
+RESPELLED = {
+    '{"b":1.0,"a":{"y":[1,2]}}': '{"b": 1.0, "a": {"y": [1, 2]}}',
+    '{"s":"Par\\u00eds","q":"\\"\\n"}': '{"s": "París", "q": "\\"\\n"}',
+    "{}": "{}",
+    '{"big":12345678901234567890123,"z":-0,"f":1e5}': '{"big": 12345678901234567890123, "z": -0, "f": 1e5}',
+}
+
+
+@pytest.mark.parametrize("sent", RESPELLED)
+def test_arguments_that_a_client_printed_are_printed_as_the_template_does(sent: str) -> None:
+    """Key order and numbers are as they came; separators and escapes are the template's."""
+    text = template_json(sent.encode())
+    assert text == RESPELLED[sent]
+    printed = ToolCall("f", text, "call_1", verbatim=False)
+    assert f'"arguments": {text}}}' in assistant_text(HERMES, printed)
+    compact = HERMES.replace("arguments | tojson", "arguments | tojson(separators=(',', ':'))")
+    dense = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    for own, dumped in (("-0", "0"), ("1e5", "100000.0")):
+        dense = dense.replace(f":{dumped}", f":{own}")
+    assert f'"arguments": {dense}}}' in assistant_text(compact, printed)
+    ascii = HERMES.replace("arguments | tojson", "arguments | tojson(ensure_ascii=true)")
+    escaped = text.replace("í", "\\u00ed")
+    assert f'"arguments": {escaped}}}' in assistant_text(ascii, printed)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_template_of_text_arguments_prints_an_object_itself_where_it_can(both: bool) -> None:
+    """Many take text as it is, and print an object in the spelling that their model was trained on."""
+    compact = "(call.function.arguments if call.function.arguments is string else "
+    compact += "call.function.arguments | tojson(separators=(',', ':')))"
+    source = KIMI.replace("call.function.arguments", compact) if both else KIMI
+    said = ToolCall("f", '{"a": 1, "b": [1, 2]}', "functions.f:0", verbatim=False)
+    expected = '{"a":1,"b":[1,2]}' if both else said.arguments
+    assert f"_begin|>{expected}<|tool" in render(source, USER, turn("assistant", said), turn("user", "x"))
+    exactly = replace(said, verbatim=True)
+    assert f"_begin|>{said.arguments}<|tool" in render(
+        source, USER, turn("assistant", exactly), turn("user", "x")
+    )
 
 
 def test_arguments_taken_apart_keep_the_spelling_of_their_values() -> None:  # C3
@@ -127,6 +174,20 @@ def test_system_and_developer_stay_where_they_stand() -> None:  # C1
     )
 
 
+def test_a_system_message_alone_gets_a_user_only_where_the_template_needs_one() -> None:
+    assert render(CHATML, turn("system", "s")) == "<|im_start|>system\ns<|im_end|>\n<|im_start|>assistant\n"
+    both = render(CHATML, turn("system", "s"), turn("developer", "d"))
+    assert both == (
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>system\nd<|im_end|>\n<|im_start|>assistant\n"
+    )
+    needing = "{{ raise_exception('no user') if messages | selectattr('role', 'eq', 'user') | list == [] }}"
+    assert render(needing + CHATML, turn("system", "s")) == (
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+    nothing = render(CHATML, turn("tool"))
+    assert nothing == "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_a_strict_template_gets_them_as_user_text_in_place() -> None:  # C1
     text = render(
         ALTERNATING,
@@ -142,14 +203,14 @@ def test_a_strict_template_gets_them_as_user_text_in_place() -> None:  # C1
 def test_a_prompt_with_nudges_only_grows() -> None:  # C1
     for source in (HERMES, ALTERNATING, CHATML, XML, KIMI):
         template, turns = ChatTemplate(source), [turn("system", "s"), USER]
-        before = template.render(Conversation(tuple(turns)), draw=draw)
+        before = template.render(Conversation(tuple(turns)), render_parts=draw)
         for number in range(20):
             turns += [
                 turn("assistant", f"answer {number}"),
                 turn("user", f"q{number}"),
                 turn("system", f"{number} left"),
             ]
-            prompt = template.render(Conversation(tuple(turns)), draw=draw)
+            prompt = template.render(Conversation(tuple(turns)), render_parts=draw)
             assert prompt.startswith(f"{before}answer {number}")
             before = prompt
 
@@ -189,8 +250,8 @@ def test_results_know_their_calls() -> None:
 
 
 def test_kimi_ids_are_native_and_count_on() -> None:  # C23
-    template = ChatTemplate(KIMI)
-    assert template.reads.call_ids == "kimi"
+    template = load_template(KIMI)
+    assert template.capabilities.call_id_picture == "functions.{name}:{index}"
     turns = [
         USER,
         turn("assistant", call(id="toolu_x", name="f"), call(id="toolu_y", name="g")),
@@ -202,7 +263,7 @@ def test_kimi_ids_are_native_and_count_on() -> None:  # C23
         result("3", "chatcmpl9"),
     ]
     turns += [turn("assistant", "x", call(id="functions.f:7", name="f"), "y", call(id="q")), result("4", "q")]
-    text = template.render(Conversation(tuple(turns)), draw=draw)
+    text = template.render(Conversation(tuple(turns)), render_parts=draw)
     ids = [piece.split("<|", 1)[0] for piece in text.split("<|tool_call_begin|>")[1:]]
     assert ids == ["functions.f:0", "functions.g:1", "functions.f:2", "functions.f:4"]
     returns = [piece.split("\n", 1)[0] for piece in text.split("## Return of ")[1:]]
@@ -215,12 +276,12 @@ def test_ids_of_nine_characters_where_no_other_passes() -> None:
         "{{ raise_exception('nine') if call.id | length != 9 }}<{{ call.id }}><function=",
     )
     template = ChatTemplate(source)
-    assert template.reads.call_ids == "nine"
+    assert template.capabilities.call_ids == "nine"
     turns = (USER, turn("assistant", call(id="toolu_01AbcDef")), result("1", "toolu_01AbcDef"), USER)
-    first = template.render(Conversation(turns), draw=draw)
-    assert first == template.render(Conversation(turns), draw=draw)
+    first = template.render(Conversation(turns), render_parts=draw)
+    assert first == template.render(Conversation(turns), render_parts=draw)
     assert "<Abc123xyz>" in template.render(
-        Conversation((USER, turn("assistant", call(id="Abc123xyz")), USER)), draw=draw
+        Conversation((USER, turn("assistant", call(id="Abc123xyz")), USER)), render_parts=draw
     )
 
 
@@ -229,7 +290,7 @@ def test_no_messages_at_all() -> None:
         render(HERMES)
 
 
-def test_every_client_string_is_guarded_and_no_assistant_text() -> None:
+def test_every_string_is_guarded_by_who_wrote_it() -> None:
     def guard(text: str) -> str:
         return text.replace("X", "#")
 
@@ -243,11 +304,12 @@ def test_every_client_string_is_guarded_and_no_assistant_text() -> None:
         turn("assistant", "X", call('{"X": 1}', name="fX"), "X"),
         tools=(Tool("toolX", "dX", schema),),
         guard=guard,
+        own_guard=lambda text: text.replace("X", "+"),
         add_generation_prompt=False,
     )
-    assert text.count("X") == 4
-    assert "<think>\nrX\n</think>\n\ntX" in text
-    assert 'X<call f# {"#": 1}/>X' in text
+    assert "X" not in text
+    assert "<think>\nr+\n</think>\n\nt+" in text
+    assert '+<call f# {"#": 1}/>+' in text
     for guarded in (
         "s#",
         "u#",
@@ -260,11 +322,57 @@ def test_every_client_string_is_guarded_and_no_assistant_text() -> None:
         assert guarded in text
 
 
+def test_strings_in_json_are_guarded_behind_their_escapes() -> None:
+    """Some formats write them without."""
+    spelled = AddedTokens([AddedToken(0, "<|end|>", special=True), AddedToken(1, "</s>", special=True)]).guard
+    for written, read in (
+        (r'{"a": "\u003c|end|>"}', "<|end|>"),
+        (r'{"a": "<|en\u0064|>\n"}', "<|end|>\n"),
+        (r'{"a": "<\/s>\ud83d\ude00\ud800"}', "</s>😀\ufffd"),
+        (r'{"a": "\\<|end|>\""}', '\\<|end|>"'),
+    ):
+        guarded = guard_json(written, spelled)
+        assert strip_guards(guarded) == written
+        assert guarded != written
+        assert strip_guards(json.loads(guarded)["a"]).replace("\ud800", "\ufffd") == read
+        assert json.loads(guarded)["a"].replace("\ud800", "\ufffd") == spelled(read)
+    for apart in (lambda text: text.replace('"', GUARD + '"'), lambda text: GUARD + text):
+        assert json.loads(guard_json('{"a": [{"b": "c"}]}', apart))
+    for broken in (r'{"a": "\x<|end|>', '"\\ud83d<|end|>\\', "<|end|>"):
+        assert strip_guards(guard_json(broken, spelled)) == broken
+
+
 def test_blocks_are_guarded_as_one() -> None:
     marked = render(
         CHATML, turn("user", "<|im_", "end|>"), guard=lambda text: text.replace("<|im_end|>", "#")
     )
     assert "<|im_start|>user\n#<|im_end|>" in marked
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "content.replace('/off', '')",
+        "content | replace('/off', '')",
+        "content.replace('/no', '').replace('/off', '')",
+        "content.split('/off') | join",
+        "content.replace('\n', '')",
+    ],
+)
+@pytest.mark.parametrize(
+    "quoted", ["<|e/offnd|>", "/off<|e/off/offnd|>/off", "<|e/o/noffnd|>", "<|e\nnd|>", "<|\n/offend|>"]
+)
+def test_no_token_is_put_together_by_taking_text_out(change: str, quoted: str) -> None:
+    """SmolLM 3 and Nemotron Nano 2 take ``/no_think`` out of whatever anybody says."""
+    source = (
+        "{% for message in messages %}{{ " + change.replace("content", "message.content") + " }};{% endfor %}"
+    )
+    guard = AddedTokens([AddedToken(0, "<|end|>", special=True)]).guard
+    text = render(
+        source, turn("user", quoted), turn("assistant", quoted), turn("user", "a /off"), guard=guard
+    )
+    assert "<|end|>" not in text
+    assert render(source, turn("user", "a /off "), guard=guard) == render(source, turn("user", "a /off "))
 
 
 def test_template_arguments_reach_the_template_and_no_further() -> None:

@@ -6,20 +6,20 @@ from functools import cache
 
 import pytest
 
-from prompts.template_sources import ALTERNATING, COLLECTED, HERMES, KIMI, PARTS, XML
-from singletree.prompts.template import CHATML, ChatTemplate
-from singletree.prompts.template_reads import Reads
+from prompts.template_sources import ALTERNATING, COLLECTED, HERMES, KIMI, PARTS, XML, load_template
+from singletree.prompts.template.capabilities import TemplateCapabilities
+from singletree.prompts.template.chat_template import CHATML
 
 LOOP = "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
 END = "{% endfor %}"
 
 
-def reads(source: str) -> Reads:
-    return ChatTemplate(source, bos_token="<s>", eos_token="</s>").reads
+def reads(source: str) -> TemplateCapabilities:
+    return load_template(source, bos_token="<s>", eos_token="</s>").capabilities
 
 
 @cache
-def collected_reads(name: str) -> Reads:
+def collected_reads(name: str) -> TemplateCapabilities:
     path = COLLECTED / f"{name}.jinja"
     if not path.is_file():
         pytest.skip("the collected templates are not at hand")
@@ -77,6 +77,19 @@ def test_a_system_message_that_is_moved_is_not_taken_inside() -> None:  # C1
     assert not reads(as_assistant).system_inside
 
 
+def test_a_system_message_alone() -> None:
+    assert reads(CHATML).system_alone
+    assert reads(HERMES).system_alone
+    assert not reads(ALTERNATING).system_alone
+    refusing = "{{ raise_exception('no user') if messages | selectattr('role', 'eq', 'user') | list == [] }}"
+    silent = LOOP.replace(
+        "{{ m.content", "{{ '' if messages | length == 1 and m.role == 'system' else m.content"
+    )
+    for source in (refusing + LOOP + END, silent + END):
+        assert reads(source).system
+        assert not reads(source).system_alone
+
+
 def test_none_only_where_the_template_wants_it() -> None:
     source = (
         LOOP.replace("{{ m.content }}", "{{ m.content if m.content is not none }}")
@@ -132,7 +145,7 @@ def test_known_templates() -> None:
         "reasoning_effort": ("no_think", "low", "high")
     }
     assert collected_reads("llama.cpp/MiniMax-M3").switches == {"thinking_mode": ("enabled", "disabled")}
-    assert collected_reads("llama.cpp/moonshotai-Kimi-K2").call_ids == "kimi"
+    assert collected_reads("llama.cpp/moonshotai-Kimi-K2").call_id_picture == "functions.{name}:{index}"
     assert collected_reads("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407").call_ids == "nine"
     assert collected_reads("trl/gemma4_v5").results_need_calls
     assert not collected_reads("llama.cpp/Qwen3.5-4B").system_inside

@@ -9,14 +9,24 @@ from typing import Any
 
 import pytest
 
-from prompts.template_sources import HERMES, KIMI, TODAY, XML, collected, draw, label, reference
+from prompts.template_sources import (
+    HERMES,
+    KIMI,
+    TODAY,
+    XML,
+    collected,
+    draw,
+    label,
+    load_template,
+    reference,
+)
 from prompts.tiny_vocabulary import byte_level, write_directory
 from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
 from singletree.errors import BadConfiguration, InvalidRequest
-from singletree.prompts.template import CHATML, ChatTemplate, load_chat_template
-from singletree.prompts.template_reads import put_reasoning
-from singletree.prompts.thinking import thinking_settings
-from singletree.prompts.tokenizer import load_tokenizer
+from singletree.prompts.template.capabilities import put_reasoning
+from singletree.prompts.template.chat_template import CHATML, ChatTemplate, load_chat_template
+from singletree.prompts.template.thinking import thinking_settings
+from singletree.prompts.tokenizer.tokenizer import load_tokenizer
 
 OWN_SPELLING = {"vllm/tool_chat_template_granite", "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use"}
 """Print a call's arguments indented; here they keep the model's own bytes all the same (C3)."""
@@ -47,7 +57,7 @@ THOUGHT = "Hm.\nWell."
 
 def _template(path: Path) -> ChatTemplate:
     try:
-        return ChatTemplate(
+        return load_template(
             path.read_text(encoding="utf-8"),
             bos_token="<s>",
             eos_token="</s>",
@@ -78,9 +88,9 @@ def _same(
     """
     tools = TOOLS if context.get("tools") else ()
     arguments = {name: value for name, value in context.items() if name != "add_generation_prompt"}
-    if template.reads.tools_always:
+    if template.capabilities.tools_always:
         context = {"tools": []} | context
-    if template.reads.content_parts:
+    if template.capabilities.content_parts:
         messages = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
     try:
         expected = reference(template.source, messages, **context)
@@ -88,7 +98,7 @@ def _same(
         return None
     rendered = template.render(
         Conversation(turns, tools),
-        draw=draw,
+        render_parts=draw,
         template_arguments=arguments,
         add_generation_prompt=context.get("add_generation_prompt", True),
     )
@@ -101,7 +111,7 @@ def _same(
 def _check_plain(template: ChatTemplate) -> None:
     assert _same(template, _turns(USER), _messages(USER))
     for said in ([USER], [USER, ANSWER, ASKED], [SYSTEM, USER], [SYSTEM, USER, ANSWER, ASKED]):
-        if said[0] == SYSTEM and not template.reads.system:
+        if said[0] == SYSTEM and not template.capabilities.system:
             continue
         no_header: dict[str, Any] = {"add_generation_prompt": False}
         for context in ({}, {"tools": TOOL_OBJECTS}, {"enable_thinking": False}, no_header):
@@ -110,12 +120,12 @@ def _check_plain(template: ChatTemplate) -> None:
 
 def _thinking(template: ChatTemplate) -> list[dict[str, Any]]:
     """As nobody asks, with history kept, and with reasoning on and off."""
-    return [{}, dict(template.reads.history_switches), *thinking_settings(template.reads)]
+    return [{}, dict(template.capabilities.history_switches), *thinking_settings(template.capabilities)]
 
 
 def _check_ordinary(template: ChatTemplate) -> None:
     """An earlier answer with its reasoning, in a conversation without calls."""
-    place = template.reads.reasoning
+    place = template.capabilities.reasoning
     answer = Turn("assistant", (Reasoning(THOUGHT), Text(ANSWER[1])))
     turns = (*_turns(USER), answer, *_turns(ASKED))
     message = _messages(ANSWER)[0]
@@ -128,7 +138,7 @@ def _check_ordinary(template: ChatTemplate) -> None:
 
 def _called(template: ChatTemplate, *calls: ToolCall) -> list[dict[str, Any]]:
     arguments = (
-        c.arguments if template.reads.arguments == "text" else json.loads(c.arguments) for c in calls
+        c.arguments if template.capabilities.arguments == "text" else json.loads(c.arguments) for c in calls
     )
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": given}}
@@ -138,10 +148,10 @@ def _called(template: ChatTemplate, *calls: ToolCall) -> list[dict[str, Any]]:
 
 def _loops(template: ChatTemplate) -> Iterator[tuple[tuple[Turn, ...], list[dict[str, Any]]]]:
     """A question, a turn of calls and their results: as turns and as messages."""
-    reads = template.reads
+    reads = template.capabilities
     ids = (
         ["functions.get_weather:0", "functions.now:1"]
-        if reads.call_ids == "kimi"
+        if reads.call_id_picture
         else ["call12345", "call12346"]
     )
     calls = ToolCall("get_weather", CALL, ids[0]), ToolCall("now", "{}", ids[1])
@@ -170,7 +180,7 @@ def _loops(template: ChatTemplate) -> Iterator[tuple[tuple[Turn, ...], list[dict
 
 def _check_loop(template: ChatTemplate, *, spaces: bool = True) -> int:
     """In the loop, once it is over, and when the next one has begun. How many prompts the template takes."""
-    if not (template.reads.calls and template.reads.results):
+    if not (template.capabilities.calls and template.capabilities.results):
         return 0
     took = 0
     for turns, messages in _loops(template):
@@ -187,13 +197,13 @@ def test_collected_template_is_rendered_as_hugging_face_does(path: Path) -> None
     template = _template(path)
     _check_plain(template)
     _check_ordinary(template)
-    loops = template.reads.calls and template.reads.results and label(path) not in REFUSED
+    loops = template.capabilities.calls and template.capabilities.results and label(path) not in REFUSED
     assert bool(_check_loop(template, spaces=label(path) not in OWN_SPELLING)) is loops
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_own_template_is_rendered_as_hugging_face_does(name: str) -> None:
-    template = ChatTemplate(SOURCES[name], bos_token="<s>", eos_token="</s>")
+    template = load_template(SOURCES[name], bos_token="<s>", eos_token="</s>")
     _check_plain(template)
     _check_ordinary(template)
     _check_loop(template)
@@ -201,16 +211,16 @@ def test_own_template_is_rendered_as_hugging_face_does(name: str) -> None:
 
 def test_the_date_is_an_argument() -> None:
     template = ChatTemplate("{{ strftime_now('%d.%m.%Y') }}{{ messages[0].content }}", now=lambda: TODAY)
-    assert template.render(Conversation(_turns(("user", "x"))), draw=draw) == "21.11.2026x"
+    assert template.render(Conversation(_turns(("user", "x"))), render_parts=draw) == "21.11.2026x"
 
 
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("{% if %}", "no valid Jinja"),
-        ("{% for m in messages %}", "no valid Jinja"),
-        ("{{ nobody.gave.this }}", "fails on a single user message"),
-        ("{{ ''.__class__.__mro__ }}{{ messages[0].content }}", "fails on a single user message"),
+        ("{% if %}", "not valid Jinja"),
+        ("{% for m in messages %}", "not valid Jinja"),
+        ("{{ nobody.gave.this }}", "cannot render a single user message"),
+        ("{{ ''.__class__.__mro__ }}{{ messages[0].content }}", "cannot render a single user message"),
     ],
 )
 def test_a_template_that_cannot_work_is_refused_at_load(source: str, says: str) -> None:
@@ -222,7 +232,7 @@ def test_what_a_template_raises_reaches_the_client() -> None:
     check = "{% if 'bad' in messages[0].content %}{{ raise_exception('nothing bad here') }}{% endif %}"
     source = check + "{{ messages[0].content }}"
     with pytest.raises(InvalidRequest, match="nothing bad here"):
-        ChatTemplate(source).render(Conversation(_turns(("user", "bad"))), draw=draw)
+        ChatTemplate(source).render(Conversation(_turns(("user", "bad"))), render_parts=draw)
 
 
 @pytest.mark.parametrize(

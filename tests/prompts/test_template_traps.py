@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prompts.conversations import USER, render, turn
 from singletree.conversation import Tool
-from singletree.prompts.template import CHATML, ChatTemplate
+from singletree.prompts.template.chat_template import CHATML, ChatTemplate
 
 TOOL = Tool("f", "a < b & 'c' \"d\" é", {"type": "object", "properties": {}})
 

@@ -7,26 +7,24 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Conversation, Reasoning, Text, Thinking, Turn
-from singletree.prompts.template_reads import Reads
-from singletree.prompts.thinking import is_wanted, thinking_arguments, thinking_settings
+from singletree.prompts.template.capabilities import TemplateCapabilities
+from singletree.prompts.template.thinking import is_wanted, thinking_arguments, thinking_settings
 
 QUIET = Conversation((Turn("user", (Text("hi"),)),))
 CARRIED = Conversation((*QUIET.turns, Turn("assistant", (Reasoning("r"), Text("t"))), *QUIET.turns))
 
-SWITCH = Reads(
+SWITCH = TemplateCapabilities(
     switches={"enable_thinking": (True, False)},
     history_switches={"truncate_history_thinking": False},
     variables=frozenset({"enable_thinking", "truncate_history_thinking"}),
 )
-WORDS = Reads(
+WORDS = TemplateCapabilities(
     efforts={"reasoning_effort": ("low", "medium", "high")}, variables=frozenset({"reasoning_effort"})
 )
-MODES = Reads(switches={"thinking_mode": ("enabled", "disabled")})
-FLAGS = Reads(
-    switches={"enable_thinking": (True, False)}, variables=frozenset({"enable_thinking", "low_effort"})
-)
-OFF_WORD = Reads(efforts={"reasoning_effort": ("no_think", "low", "high")})
-BUDGET = Reads(variables=frozenset({"thinking_budget"}))
+MODES = TemplateCapabilities(switches={"thinking_mode": ("enabled", "disabled")})
+FLAGS = TemplateCapabilities(switches={"enable_thinking": (True, False)}, effort_flags={"low": "low_effort"})
+OFF_WORD = TemplateCapabilities(efforts={"reasoning_effort": ("no_think", "low", "high")})
+BUDGET = TemplateCapabilities(variables=frozenset({"thinking_budget"}))
 
 KEPT = {"enable_thinking": True, "truncate_history_thinking": False}
 
@@ -59,10 +57,10 @@ KEPT = {"enable_thinking": True, "truncate_history_thinking": False}
         (FLAGS, Thinking(effort="low"), {"enable_thinking": True, "low_effort": True}),
         (FLAGS, Thinking(effort="medium"), {"enable_thinking": True}),
         (BUDGET, Thinking(enabled=True, budget_tokens=77), {"thinking_budget": 77}),
-        (Reads(), Thinking(enabled=True, effort="high", budget_tokens=1), {}),
+        (TemplateCapabilities(), Thinking(enabled=True, effort="high", budget_tokens=1), {}),
     ],
 )
-def test_wishes(reads: Reads, thinking: Thinking, expected: dict[str, Any]) -> None:
+def test_wishes(reads: TemplateCapabilities, thinking: Thinking, expected: dict[str, Any]) -> None:
     assert thinking_arguments(thinking, reads, QUIET) == expected
 
 
@@ -86,10 +84,12 @@ def test_the_servers_variables_are_its_wish() -> None:
     [
         (SWITCH, [{"enable_thinking": True}, {"enable_thinking": False}]),
         (WORDS, [{"reasoning_effort": word} for word in ("low", "medium", "high")]),
-        (Reads(), []),
+        (TemplateCapabilities(), []),
     ],
 )
-def test_the_ways_in_which_reasoning_can_be_set(reads: Reads, expected: list[dict[str, Any]]) -> None:
+def test_the_ways_in_which_reasoning_can_be_set(
+    reads: TemplateCapabilities, expected: list[dict[str, Any]]
+) -> None:
     assert thinking_settings(reads) == expected
 
 

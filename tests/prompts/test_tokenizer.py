@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from prompts.tiny_vocabulary import ORDINARY, SPECIAL, byte_level, sentencepiece, write_directory
 from singletree.errors import BadConfiguration
-from singletree.prompts.added_tokens import GUARD, strip_guards
-from singletree.prompts.tokenizer import Tokenizer, load_tokenizer
+from singletree.prompts.tokenizer.added_tokens import GUARD, strip_guards
+from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "byte_level": byte_level,
@@ -124,7 +124,7 @@ def test_any_chunking_of_a_stream_gives_the_same_text(
 ) -> None:  # C9
     tokenizer, _ = loaded["byte_level"]
     ids = tokenizer.encode(f"{text}<|im_end|>👍🏽<think>{text}")
-    stream, pieces, at, turn = tokenizer.stream(), [], 0, 0
+    stream, pieces, at, turn = tokenizer.new_detokenizer(), [], 0, 0
     while at < len(ids):
         size = cuts[turn % len(cuts)]
         pieces += stream.feed(ids[at : at + size])
@@ -141,7 +141,7 @@ def test_any_chunking_of_a_stream_gives_the_same_text(
 
 def test_pieces(loaded: dict[str, tuple[Tokenizer, tokenizers.Tokenizer]]) -> None:
     tokenizer, _ = loaded["byte_level"]
-    stream = tokenizer.stream()
+    stream = tokenizer.new_detokenizer()
     *begun, last = tokenizer.encode("🫠")
     assert len(begun) > 1
     assert [stream.feed([id]) for id in begun] == [[]] * len(begun)
@@ -166,7 +166,7 @@ def test_the_prefix_of_a_segment_is_no_text(
 ) -> None:
     tokenizer, _ = loaded["always"]
     assert tokenizer.decode(tokenizer.encode("dog<|im_end|>dog")) == "dog<|im_end|>dog"
-    stream = tokenizer.stream()
+    stream = tokenizer.new_detokenizer()
     assert stream.feed(tokenizer.encode("dog")) == [(" dog", False)]
 
 

@@ -16,12 +16,12 @@ import tokenizers
 
 from prompts import real_tokenizers
 from prompts.real_tokenizers import BIG, NAMES
-from prompts.template_sources import COLLECTED, draw
+from prompts.template_sources import COLLECTED, draw, load_template
 from singletree.conversation import Conversation, Text, Tool, ToolCall, ToolResult, Turn
-from singletree.prompts.added_tokens import is_guarded, strip_guards
-from singletree.prompts.segments import PROBES
-from singletree.prompts.template import ChatTemplate
-from singletree.prompts.tokenizer import Tokenizer, load_tokenizer
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.prompts.tokenizer.added_tokens import is_guarded, strip_guards
+from singletree.prompts.tokenizer.encoder import PROBES
+from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 each_tokenizer = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in BIG)) for name in NAMES]
@@ -112,7 +112,7 @@ def test_a_growing_text_is_as_whole(name: str, scratch: Path) -> None:  # C7
     """Every beginning of a conversation, and new text alone goes to the encoder."""
     tokenizer = loaded(name, scratch).tokenizer
     chance = random.Random(2)
-    cut = tokenizer._cuts[-1][0]
+    cut = tokenizer._separators[-1][0]
     encoded: list[int] = []
     encode = tokenizer._later.encode
 
@@ -181,7 +181,7 @@ def _template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
         if not path.is_file():
             pytest.skip("it has no template, and the collected ones are not at hand")
         source = path.read_text(encoding="utf-8")
-    return ChatTemplate(source, named_tokens=tokenizer.named_tokens)
+    return load_template(source, named_tokens=tokenizer.named_tokens)
 
 
 def _conversation(said: list[str]) -> Conversation:
@@ -219,7 +219,7 @@ def test_no_template_turns_a_clients_words_into_tokens(name: str, scratch: Path)
     template = _template(name, tokenizer)
 
     def structure_of(said: list[str]) -> Counter[int]:
-        text = template.render(_conversation(said), draw=draw, guard=tokenizer.guard)
+        text = template.render(_conversation(said), render_parts=draw, guard=tokenizer.guard)
         return Counter(id for id in tokenizer.encode(text) if id in structure)
 
     spelled = [token for token in guarded if token.strip() == token]

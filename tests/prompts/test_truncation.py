@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from singletree.conversation import Conversation, Reasoning, Text, ToolCall, ToolResult, Turn
-from singletree.prompts.truncation import Cut, cuts, first_fitting
+from singletree.prompts.history.truncation import Cut, first_fitting, possible_cuts
 
 HEAD = (Turn("system", (Text("Be brief."),)), Turn("user", (Text("The task."),)))
 
@@ -24,30 +24,30 @@ def loop(count: int, size: int = 10) -> list[Turn]:
 
 
 def test_the_instructions_the_task_and_the_end_stay() -> None:
-    found = cuts([*HEAD, *loop(5)], step=1)
+    found = possible_cuts([*HEAD, *loop(5)], step=1)
     assert found == [Cut(2, 4), Cut(2, 6), Cut(2, 8), Cut(2, 10)]
     assert found[-1].of(Conversation((*HEAD, *loop(5)))).turns == (*HEAD, *loop(5)[-2:])
 
 
 def test_one_cut_is_a_step_larger_than_the_one_before() -> None:
-    assert [cut.end for cut in cuts([*HEAD, *loop(9)], step=60)] == [8, 14, 18]
+    assert [cut.end for cut in possible_cuts([*HEAD, *loop(9)], step=60)] == [8, 14, 18]
 
 
 def test_where_there_is_one_answer_or_none_nothing_can_be_left_out() -> None:
-    assert cuts(HEAD, step=1) == []
-    assert cuts([*HEAD, *loop(1)], step=1) == []
+    assert possible_cuts(HEAD, step=1) == []
+    assert possible_cuts([*HEAD, *loop(1)], step=1) == []
 
 
 def test_of_questions_alone_the_first_and_the_last_stay() -> None:
     turns = [*HEAD, *(Turn("user", (Text(f"{n}"),)) for n in range(3))]
-    assert cuts(turns, step=1) == [Cut(2, 3), Cut(2, 4)]
+    assert possible_cuts(turns, step=1) == [Cut(2, 3), Cut(2, 4)]
 
 
 def test_a_result_that_comes_late_keeps_its_call() -> None:
     call, result = loop(1)
     aside = Turn("user", (Text("By the way."),))
     turns = [*HEAD, call, aside, result, *loop(1)]
-    assert cuts(turns, step=1) == [Cut(2, 5)]
+    assert possible_cuts(turns, step=1) == [Cut(2, 5)]
 
 
 ROLES = st.sampled_from(["user", "system", "call", "result", "answer"])
@@ -71,7 +71,7 @@ def histories(draw: st.DrawFn) -> list[Turn]:
 
 @given(histories(), st.integers(1, 20))
 def test_calls_and_their_results_are_never_parted(turns: list[Turn], step: int) -> None:
-    for cut in cuts(turns, step):
+    for cut in possible_cuts(turns, step):
         gone = range(cut.start, cut.end)
         assert cut.start < cut.end < len(turns)
         assert turns[cut.end].role != "tool"
@@ -92,9 +92,9 @@ def test_a_history_that_grows_can_be_cut_where_it_could_before(
 ) -> None:
     """But for the last resort, and where something new answers a call from before."""
     new = [turn for turn in more if turn.role != "tool"]
-    known = cuts(turns, step)
+    known = possible_cuts(turns, step)
     if any(turn.role == "assistant" for turn in turns):
-        assert set(known[:-1]) <= set(cuts([*turns, *new], step))
+        assert set(known[:-1]) <= set(possible_cuts([*turns, *new], step))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40).map(sorted))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from singletree.prompts.written import printed, read_object, tojson
+from singletree.prompts.template.source_json import read_object, tojson, with_default_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -49,7 +49,7 @@ def test_what_is_no_object_is_refused(value: dict[str, Any], cut: int, put: str)
     if isinstance(expected, dict) and "NaN" not in text and "Infinity" not in text:
         assert read_object(text, _same) == expected
     elif not isinstance(expected, dict):
-        with pytest.raises(ValueError, match=r"no |Unterminated|Invalid"):
+        with pytest.raises(ValueError, match=r"expected |incomplete|not a JSON object|Unterminated|Invalid"):
             read_object(text, _same)
 
 
@@ -59,7 +59,7 @@ def test_the_filter_prints_as_python_does(value: Any, ascii: bool, indent: int |
     expected = json.dumps(value, ensure_ascii=ascii, indent=indent, sort_keys=sort)
     assert tojson(value, ensure_ascii=ascii, indent=indent, sort_keys=sort) == expected
     if isinstance(value, dict | list):
-        kept = printed(value)
+        kept = with_default_json(value)
         assert kept == value
         assert tojson(kept, ensure_ascii=ascii, indent=indent, sort_keys=sort) == expected
 
@@ -71,4 +71,4 @@ def test_marks_survive_escaping() -> None:
 def test_a_change_reaches_every_string() -> None:
     read = read_object('{"a": ["a", {"b": "\\u0061"}], "c": 1}', lambda text: text.replace("a", "#"))
     assert read == {"#": ["#", {"b": "#"}], "c": 1}
-    assert read.written == '{"#": ["#", {"b": "\\u0061"}], "c": 1}'
+    assert read.source == '{"#": ["#", {"b": "\\u0061"}], "c": 1}'

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from tiny_gguf import tiny_gguf
 
 CORPUS = (
     "the quick brown fox jumps over the lazy dog and then the dog sleeps in the sun",
@@ -100,8 +101,7 @@ def write_directory(folder: Path, tokenizer: tokenizers.Tokenizer, **files: Any)
 
 def write_gguf(path: Path, metadata: Mapping[str, Any]) -> Path:
     """A GGUF file without tensors. Lists hold strings, integers or floats."""
-    body = b"".join(_string(key) + _value(value) for key, value in metadata.items())
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(metadata)) + body)
+    path.write_bytes(tiny_gguf(metadata))
     return path
 
 
@@ -123,30 +123,3 @@ def gguf_metadata(tokenizer: tokenizers.Tokenizer, pre: str) -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": "{{ messages }}",
     }
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _value(value: Any) -> bytes:
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + _string(value)
-    if isinstance(value, bool):
-        return struct.pack("<I?", 7, value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    return struct.pack("<I", 9) + _array(value)
-
-
-def _array(values: Sequence[Any]) -> bytes:
-    kind, code = (
-        (8, "") if isinstance(values[0], str) else (5, "i") if isinstance(values[0], int) else (6, "f")
-    )
-    head = struct.pack("<IQ", kind, len(values))
-    if kind == 8:
-        return head + b"".join(_string(value) for value in values)
-    return head + struct.pack(f"<{len(values)}{code}", *values)

@@ -7,8 +7,16 @@ from typing import Any
 
 from singletree.protocols import sse
 
-FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
-DELTA_FIELDS = {"role", "content", "reasoning_content", "reasoning", "tool_calls"}
+FINISH_REASONS = {"stop", "length", "tool_calls", "function_call", "content_filter"}
+DELTA_FIELDS = {
+    "role",
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+    "function_call",
+    "reasoning_details",
+}
 HEAD = ("id", "object", "created", "model")
 ASIDES = ("tool_call_dispatch", "reasoning_dispatch")
 """Events beside the protocol, which only who asks for them gets."""
@@ -71,6 +79,12 @@ class Grammar:
         self.reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
         for call in delta.get("tool_calls", ()):
             self._call(call)
+        if "function_call" in delta:
+            assert not self.calls, "a message has room for one, and it comes whole"
+            self.calls.append({"type": "function_call", **delta["function_call"]})
+        for detail in delta.get("reasoning_details", ()):
+            assert detail.keys() == {"type", "id", "data", "format", "index"}
+            assert detail["id"] == self.calls[-1]["id"], "it stands with the last call"
 
     def _call(self, call: dict[str, Any]) -> None:
         index = call["index"]
@@ -122,4 +136,4 @@ def _only(data: str, index: int) -> bytes:
         return b""
     if choices:
         data = json.dumps(json.loads(data) | {"choices": [choices[0] | {"index": 0}]})
-    return sse.frame(data.encode())
+    return sse.encode([("", data.encode())])

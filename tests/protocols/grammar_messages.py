@@ -48,6 +48,7 @@ AT_START = {"cache_creation", "inference_geo", "service_tier"}
 BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"text": "", "citations": None},
     "thinking": {"thinking": "", "signature": ""},
+    "redacted_thinking": {"data": str},
     "tool_use": {"id": str, "name": str, "input": {}, "caller": {"type": "direct"}},
 }
 DELTAS = {

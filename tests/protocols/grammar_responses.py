@@ -109,11 +109,14 @@ class Grammar:
         assert event["output_index"] == len(self.items), "indices have no gap"
         assert all(item["id"] != other["id"] for other in self.items), "ids are distinct"
         assert item.get("status") == (None if item["type"] == "compaction" else "in_progress")
-        empty = {"message": "content", "reasoning": "content", **{k: f for k, (_, f) in CALLS.items()}}
+        empty = {"message": "content", "reasoning": "summary", **{k: f for k, (_, f) in CALLS.items()}}
         empty["compaction"] = "encrypted_content"
         assert item["type"] in NATIVE_CALLS or not item[empty[item["type"]]], "an item begins empty"
+        assert not item.get("content")
         self.items.append(item)
-        self._open, self._part, self._text, self._said = item, False, "", False
+        # Reasoning is shown as content only if that was asked for.
+        is_shown = item["type"] != "reasoning" or "content" in item
+        self._open, self._part, self._text, self._said = item, False, "", not is_shown
         self._summary, self._summarized = None, False
         self._logprobs = []
 
@@ -161,7 +164,8 @@ class Grammar:
         if kind == "reasoning_summary_text.delta":
             assert event["delta"], "no empty deltas"
             self._summary += event["delta"]
-            assert self._summary == self._text, "it goes with the thought"
+            shown = self._open is not None and "content" in self._open
+            assert not shown or self._summary == self._text, "it goes with the thought"
         elif kind == "reasoning_summary_text.done":
             assert event["text"] == self._summary
         else:
@@ -173,6 +177,11 @@ class Grammar:
         done = event["item"]
         if item["type"] == "compaction":
             assert done == {**item, "encrypted_content": done["encrypted_content"]}
+            self.items[-1], self._open = done, None
+            self.dispatched.append(done)
+            return
+        if _is_capsule(done):
+            assert done == item | {"status": done["status"], "encrypted_content": done["encrypted_content"]}
             self.items[-1], self._open = done, None
             self.dispatched.append(done)
             return
@@ -199,7 +208,8 @@ class Grammar:
             part = {"type": "output_text", "annotations": [], "logprobs": self._logprobs, "text": self._text}
             item["content"] = [part]
         elif kind == "reasoning":
-            item["content"] = [{"type": "reasoning_text", "text": self._text}]
+            if "content" in item:
+                item["content"] = [{"type": "reasoning_text", "text": self._text}]
             item["summary"] = [{"type": "summary_text", "text": self._summary}] if self._summary else []
         else:
             item[CALLS[kind][1]] = self._text
@@ -208,8 +218,6 @@ class Grammar:
     def _end(self, event: Event) -> None:
         self.terminal, response = event["type"], event["response"]
         failed = self.terminal == "response.failed"
-        if self._open is not None and failed and self._open["type"] in SPANS:
-            self._put_together("incomplete")
         self._leave()
         assert response["status"] in TERMINAL[self.terminal]
         assert (response["error"] is not None) == failed
@@ -221,6 +229,16 @@ class Grammar:
         }
         assert [_unsealed(i) for i in response["output"]] == [_unsealed(i) for i in self.items]
         self.response = response
+
+
+def _is_capsule(item: Event) -> bool:
+    """Whether it is a reasoning item that only carries the turn."""
+    return (
+        item["type"] == "reasoning"
+        and not item["summary"]
+        and not item.get("content")
+        and bool(item.get("encrypted_content"))
+    )
 
 
 def _unsealed(item: Event) -> Event:

@@ -10,7 +10,8 @@ import pytest
 from protocols.chat_bodies import LIST, PATCH, READ, SCHEMA, USER, assistant, decode
 from singletree.conversation import ResponseFormat, Sampling, Text, Thinking, Tool, ToolChoice, Turn
 from singletree.errors import InvalidRequest
-from singletree.protocols import chat
+from singletree.protocols.chat import request as chat
+from singletree.request_options import RequestOptions
 
 
 def test_the_least_that_a_request_can_be() -> None:
@@ -21,16 +22,19 @@ def test_the_least_that_a_request_can_be() -> None:
     assert not request.stream
     assert request.parallel_tool_calls
     assert request.thinking == Thinking()
-    assert request.extra == {
-        "include_usage": False,
-        "continuous_usage_stats": False,
-        "return_token_ids": False,
-        "return_tokens_as_token_ids": False,
-    }
+    assert request.options == RequestOptions()
 
 
 def test_unknown_fields_and_nulls_are_accepted() -> None:
-    fields = [*chat.Body.__struct_fields__, "store", "metadata", "user", "nvext", "verbosity", "service_tier"]
+    fields = [
+        *chat.ChatBody.__struct_fields__,
+        "store",
+        "metadata",
+        "user",
+        "nvext",
+        "verbosity",
+        "service_tier",
+    ]
     nulls = dict.fromkeys((f for f in fields if f not in ("model", "messages")), None)
     assert decode(**nulls) == decode()
     assert (
@@ -70,7 +74,7 @@ class TestTools:
     def test_unknown_types_are_ignored_with_a_warning(self) -> None:  # C26
         request = decode(tools=[{"type": "web_search", "max_uses": 3}, READ])
         assert [t.name for t in request.conversation.tools] == ["read"]
-        assert request.warnings == ("tools.0 is ignored: type 'web_search' is not known here",)
+        assert request.warnings == ("tools.0 is ignored: unknown type 'web_search'",)
 
     @pytest.mark.parametrize(
         ("choice", "expected"),
@@ -230,12 +234,12 @@ def test_response_format(given_format: Any, expected: ResponseFormat | None) -> 
     ],
 )
 def test_reasoning_goes_out_as_it_comes_in(messages: list[Any], fields: tuple[str, ...] | None) -> None:
-    assert decode(messages=[*messages, USER]).extra.get("reasoning_fields") == fields
+    assert decode(messages=[*messages, USER]).options.reasoning_fields == fields
 
 
 def test_reasoning_can_be_left_out() -> None:
-    assert decode(include_reasoning=False).extra["reasoning_fields"] == ()
-    assert decode(reasoning={"exclude": True}).extra["reasoning_fields"] == ()
+    assert decode(include_reasoning=False).options.reasoning_fields == ()
+    assert decode(reasoning={"exclude": True}).options.reasoning_fields == ()
 
 
 OPENED, LEFT_OPEN, WHOLE, BARE = (True, True), (True, True), (True, False), (False, True)
@@ -270,5 +274,5 @@ def test_stream_and_session() -> None:
     request = decode(
         stream=True, stream_options={"include_usage": True}, prompt_cache_key="k", session_id="s"
     )
-    assert (request.stream, request.extra["include_usage"], request.session) == (True, True, "k")
+    assert (request.stream, request.options.include_usage, request.session) == (True, True, "k")
     assert decode(session_id="s").session == "s"

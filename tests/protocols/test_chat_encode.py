@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx2
@@ -13,29 +13,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
-from protocols import shapes
+from protocols import event_stream, shapes
+from protocols.event_stream import ByteEncoder
 from protocols.grammar_chat import Grammar
-from singletree.conversation import Conversation, Request, Tool
+from singletree.conversation import Conversation, PromptReport, Reasoning, Request, Tool
 from singletree.errors import ContextOverflow, EngineFailed, ModelNotFound, Overloaded, Unauthorized
 from singletree.events import (
     ArgumentsDelta,
     Event,
     Finished,
     Markup,
-    PromptRead,
+    PromptLogprobs,
     ReasoningDelta,
     TextDelta,
     Token,
-    TokensRead,
+    TokenLogprobs,
     ToolCallBroken,
     ToolCallEnd,
     ToolCallStart,
-    UsageRead,
+    UsageUpdate,
     fold,
 )
 from singletree.protocols import chat
+from singletree.request_options import RequestOptions
 
-EXTRA = {"include_usage": True, "reasoning_fields": ("reasoning_content",)}
 ID = "chatcmpl-0123456789abcdefghijklmn"
 CREATED = 1_763_700_000
 
@@ -47,13 +48,21 @@ TOKENS = (
 )
 
 
-def request(tools: tuple[Tool, ...] = (), **extra: Any) -> Request:
-    return Request("org/model", Conversation((), tools), extra=EXTRA | extra)
+def request(
+    tools: tuple[Tool, ...] = (), prompt_token_ids: Sequence[int] | None = None, **options: Any
+) -> Request:
+    asked: dict[str, Any] = {"include_usage": True, "reasoning_fields": ("reasoning_content",)} | options
+    return Request(
+        "org/model",
+        Conversation((), tools),
+        options=RequestOptions(**asked),
+        prompt_report=PromptReport(prompt_token_ids),
+    )
 
 
-def encoder(of: Request | None = None) -> chat.Encoder:
-    of = of or request()
-    return chat.Encoder(of, id=ID, created=CREATED, usage=shapes.USAGE, new_id=shapes.numbered())
+def encoder(of: Request | None = None, **more: Any) -> ByteEncoder:
+    more |= {"id": ID, "created": CREATED, "usage": shapes.USAGE}
+    return event_stream.encoder(chat, of or request(), **more)
 
 
 def stream(
@@ -65,8 +74,8 @@ def stream(
 
 
 def encoded(shape: shapes.Shape, of: Request | None = None, **more: Any) -> bytes:
-    more |= {"id": ID, "created": CREATED, "new_id": shapes.numbered()}
-    return chat.encode(of or request(), shape.turn, shape.finished, **more)
+    more |= {"id": ID, "created": CREATED}
+    return event_stream.body(chat, of or request(), shape.turn, shape.finished, **more)
 
 
 def body(shape: shapes.Shape, of: Request | None = None) -> dict[str, Any]:
@@ -91,9 +100,11 @@ def accumulated(data: bytes) -> dict[str, Any]:
 
 
 def plain(completion: ChatCompletion) -> dict[str, Any]:
-    """A completion without what only one of the two ways has: nulls, and the indices of streamed calls."""
+    """A completion without what only one of the two ways has: nulls, no annotations, and indices of streamed calls."""
     dumped = completion.model_dump(exclude_none=True)
-    for call in dumped["choices"][0]["message"].get("tool_calls", ()):
+    message = dumped["choices"][0]["message"]
+    assert message.pop("annotations", []) == []
+    for call in message.get("tool_calls", ()):
         call.pop("index", None)
     return dumped
 
@@ -109,6 +120,27 @@ class TestShapes:
         golden(f"chat/{shape.name}.sse", stream(shape.events, shape.finished))
         golden(f"chat/{shape.name}.json", encoded(shape))
 
+    def test_the_end_is_sealed_with_the_last_call(self, shape: shapes.Shape) -> None:  # C34
+        """The body says what the stream says, and a turn without a whole call has none."""
+
+        def seal_end(*, as_objects: bool) -> str:
+            assert not as_objects
+            return "the end"
+
+        encoding = encoder(seal_end=seal_end)
+        said = b"".join(map(encoding.feed, shape.events))
+        data = encoding.start() + said + encoding.close(shape.finished)
+        Grammar(data)
+        message = json.loads(encoded(shape, seal_end=seal_end))["choices"][0]["message"]
+        called = [call.id for call in shape.turn.tool_calls if call.complete]
+        ends = shape.finished.reason == "stop" and bool(called)
+        details = message.get("reasoning_details", [])
+        assert [(d["type"], d["data"], d["id"]) for d in details] == (
+            [("reasoning.encrypted", "the end", called[-1])] if ends else []
+        )
+        assert data.count(b'"reasoning_details":') == ends
+        assert not ends or json.dumps(details, separators=(",", ":")).encode() in data
+
     def test_stream_is_grammatical(self, shape: shapes.Shape) -> None:  # C13 C14
         Grammar(stream(shape.events, shape.finished))
 
@@ -122,7 +154,8 @@ class TestShapes:
     def test_nothing_is_lost(self, shape: shapes.Shape) -> None:  # C17
         seen = Grammar(stream(shape.events, shape.finished))
         assert seen.text == shape.turn.text
-        assert seen.reasoning == shape.turn.reasoning
+        thoughts = [part.text for part in shape.turn.parts if isinstance(part, Reasoning)]
+        assert seen.reasoning == "\n\n".join(thoughts)
 
     def test_finish_reason(self, shape: shapes.Shape) -> None:  # C15 C16
         seen = Grammar(stream(shape.events, shape.finished))
@@ -226,7 +259,7 @@ def test_reasoning_leaves_in_the_fields_asked_for(fields: tuple[str, ...]) -> No
     whole = body(shape, of)
     message = whole["choices"][0]["message"]
     said = {f: message[f] for f in ("reasoning_content", "reasoning") if f in message}
-    assert said == dict.fromkeys(fields, "First the list.Then the file.")
+    assert said == dict.fromkeys(fields, "First the list.\n\nThen the file.")
     assert accumulated(stream(shape.events, shape.finished, of)) == parsed(whole)
 
 
@@ -328,9 +361,9 @@ EVENT = st.one_of(
     st.builds(ArgumentsDelta, INDEX, st.one_of(TEXT, st.just('{"input": "')), TEXT),
     st.builds(ToolCallEnd, INDEX),
     st.builds(ToolCallBroken, INDEX, TEXT),
-    st.just(TokensRead(TOKENS)),
-    st.just(PromptRead(TOKENS)),
-    st.just(UsageRead(shapes.USAGE)),
+    st.just(TokenLogprobs(TOKENS)),
+    st.just(PromptLogprobs(TOKENS)),
+    st.just(UsageUpdate(shapes.USAGE)),
 )
 
 
@@ -363,6 +396,30 @@ PART: st.SearchStrategy[Callable[[int], tuple[Event, ...]]] = st.one_of(
         lambda name, pieces: lambda index: shapes.call(index, name, *pieces[:-2], ends=False), NAME, PIECES
     ),
 )
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "piece by piece"])
+@pytest.mark.parametrize("between", [(Markup("|"),), shapes.text("x"), shapes.call(0, "f", "{}")])
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("a", "b", "a\n\nb"),
+        ("a\n", "b", "a\n\nb"),
+        ("a\n\n", "b", "a\n\nb"),
+        ("a\n\n\n", "b", "a\n\n\nb"),
+        ("\n", "b", "\n\nb"),
+        ("a ", "\nb", "a \n\n\nb"),
+        ("", "b", "b"),
+    ],
+)
+def test_a_break_stands_between_two_thoughts(
+    first: str, second: str, shown: str, between: tuple[Event, ...], pieces: bool
+) -> None:
+    said = [shapes.reasoning(*(text if pieces else (text,)), closed=False) for text in (first, second)]
+    events = (*said[0], TokenLogprobs(()), *between, *said[1])
+    shape = shapes.Shape("", events, shapes.finished())
+    assert Grammar(stream(events)).reasoning == shown
+    assert body(shape)["choices"][0]["message"]["reasoning_content"] == shown
 
 
 @given(st.lists(PART, max_size=6))

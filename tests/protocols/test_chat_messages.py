@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocols import shapes
+from protocols import event_stream, shapes
 from protocols.chat_bodies import CLIENTS, READ, USER, assistant, decode, function
 from singletree.conversation import Document, Image, Reasoning, Text, ToolCall, ToolResult, Turn
 from singletree.protocols import chat
@@ -97,11 +97,12 @@ def test_arguments_are_kept_byte_for_byte(arguments: str) -> None:  # C3
     assert call == ToolCall("read", arguments, "c1")
 
 
-def test_arguments_given_as_an_object_keep_their_spelling() -> None:  # C3
+def test_arguments_given_as_an_object_keep_order_and_numbers() -> None:  # C3
     message = b'{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{"a" : 1.0,"a":2}}}]}'
     body = b'{"model":"m","messages":[%b]}' % message
     [call] = chat.decode(body).conversation.turns[0].tool_calls
-    assert call == ToolCall("f", '{"a" : 1.0,"a":2}', "")
+    assert call == ToolCall("f", '{"a": 1.0, "a": 2}', "")
+    assert not call.verbatim
 
 
 @pytest.mark.parametrize("arguments", ["", " ", None])
@@ -112,17 +113,13 @@ def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:  # C12
 
 def test_what_was_answered_comes_back_as_it_was() -> None:  # C3 C5 C33
     for shape in shapes.SHAPES:
-        made = chat.encode(
-            decode(tools=[READ]), shape.turn, shape.finished, id="i", created=1, new_id=shapes.numbered()
-        )
+        made = event_stream.body(chat, decode(tools=[READ]), shape.turn, shape.finished)
         [turn] = turns(json.loads(made)["choices"][0]["message"])
         shown = (c for c in shape.turn.tool_calls if c.complete or c.arguments)
         calls = tuple(ToolCall(c.name, c.arguments or "{}", c.id) for c in shown)
-        assert (turn.text, turn.reasoning, turn.tool_calls) == (
-            shape.turn.text,
-            shape.turn.reasoning,
-            calls,
-        )
+        # One field holds all spans of reasoning, with a break between them.
+        reasoning = "\n\n".join(part.text for part in shape.turn.parts if isinstance(part, Reasoning))
+        assert (turn.text, turn.reasoning, turn.tool_calls) == (shape.turn.text, reasoning, calls)
 
 
 def test_a_run_of_results_is_one_turn() -> None:
@@ -186,7 +183,8 @@ def test_a_refusal_is_text() -> None:
 def test_custom_calls() -> None:  # C25
     call = {"id": "c1", "type": "custom", "custom": {"name": "apply_patch", "input": '*** "x"\n'}}
     [made] = turns(assistant(tool_calls=[call]))[0].tool_calls
-    assert made == ToolCall("apply_patch", '{"input":"*** \\"x\\"\\n"}', "c1")
+    assert made == ToolCall("apply_patch", '{"input": "*** \\"x\\"\\n"}', "c1")
+    assert not made.verbatim
 
 
 def test_names_of_participants_come_through() -> None:
@@ -202,7 +200,7 @@ def test_what_each_harness_sends(name: str) -> None:
     [result] = said[3].parts
     assert isinstance(result, ToolResult)
     assert (result.call_id, result.parts) == (said[2].tool_calls[0].id, (Text("word"),))
-    assert request.extra["include_usage"]
-    assert request.extra["reasoning_fields"] == (("reasoning",) if name == "pi" else ("reasoning_content",))
+    assert request.options.include_usage
+    assert request.options.reasoning_fields == (("reasoning",) if name == "pi" else ("reasoning_content",))
     assert request.sampling.max_tokens
     assert request.warnings == ()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import shapes
+from protocols import event_stream, shapes
 from protocols.chat_bodies import FULL, READ, USER, assistant, decode
 from singletree.conversation import Request, Turn
 from singletree.errors import InvalidRequest
@@ -37,7 +37,6 @@ def refused(**fields: Any) -> InvalidRequest:
             "messages.1.role",
             "'critic'; send one of system, developer",
         ),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role", "send role 'tool'"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "Expected"),
         (
             {"messages": [{"role": "tool", "content": "x"}]},
@@ -47,7 +46,7 @@ def refused(**fields: Any) -> InvalidRequest:
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             "messages.0.content.0.type",
-            "no audio: send a transcript",
+            "do not accept audio: send a transcript",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
@@ -81,12 +80,15 @@ def refused(**fields: Any) -> InvalidRequest:
             "required",
         ),
         (
-            {"messages": [assistant(function_call={"name": "f", "arguments": "{}"})]},
-            "messages.0.function_call",
-            "send tool_calls",
+            {"messages": [assistant(function_call={"arguments": "{}"})]},
+            "messages.0.function_call.name",
+            "required",
         ),
-        ({"functions": []}, "functions", "send tools"),
-        ({"function_call": "auto"}, "function_call", "send tool_choice"),
+        ({"functions": [{"name": ""}]}, "functions.0.name", "is empty"),
+        ({"functions": [{"name": "f"}], "tools": [READ]}, "functions", "send one of them"),
+        ({"function_call": "auto", "tool_choice": "auto"}, "function_call", "send one of them"),
+        ({"function_call": "required"}, "function_call", "'required'; send 'auto'"),
+        ({"function_call": {"name": "g"}, "functions": [{"name": "f"}]}, "function_call", "names 'g'"),
         ({"n": 129}, "n", "n is 129; send a number from 1 to 128"),
         ({"n": 0}, "n", "n is 0"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "send stream=false"),
@@ -106,11 +108,11 @@ def refused(**fields: Any) -> InvalidRequest:
         ({"top_p": -0.1}, "top_p", "from 0 to 1"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs is not true"),
-        ({"logit_bias": {"the": 1}}, "logit_bias", "'the' is no token id"),
+        ({"logit_bias": {"the": 1}}, "logit_bias", "'the' is not a token id"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "required"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function", "with a name"),
         ({"tools": [{"type": "custom"}]}, "tools.0.custom", "required"),
-        ({"tool_choice": "required"}, "tool_choice", "no tools are given"),
+        ({"tool_choice": "required"}, "tool_choice", "the request has no tools"),
         ({"tool_choice": "maybe"}, "tool_choice", "'maybe'; send 'auto'"),
         ({"tool_choice": {"type": "function"}, "tools": [READ]}, "tool_choice", "'function'; send"),
         (
@@ -219,7 +221,7 @@ def test_a_changed_body_is_read_or_refused(changes: list[tuple[tuple[Any, ...], 
         assert read.param != ""
         assert len(read.message) < 400
     else:
-        made = chat.encode(read, Turn("assistant"), shapes.finished(), id="i", created=1, new_id=str)
+        made = event_stream.body(chat, read, Turn("assistant"), shapes.finished(), id="i")
         assert json.loads(made)["model"] == read.model
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from singletree.conversation import Sampling
-from singletree.events import TokensRead
+from singletree.events import TokenLogprobs
 
 from . import shapes
 from .test_chat_encode import TOKENS, accumulated, body, parsed, request, stream
 
 
-def told(**extra: Any) -> tuple[dict[str, Any], bytes]:
+def told(**options: Any) -> tuple[dict[str, Any], bytes]:
     """(the body, the stream) of "Hi" with its tokens told."""
-    of = replace(request(**extra), sampling=Sampling(logprobs=1))
-    events = (TokensRead(TOKENS[:2]), *shapes.text("Hi"), TokensRead(TOKENS[2:]))
+    of = replace(request(**options), sampling=Sampling(logprobs=1))
+    events = (TokenLogprobs(TOKENS[:2]), *shapes.text("Hi"), TokenLogprobs(TOKENS[2:]))
     shape = shapes.Shape("hi", events, shapes.finished())
     data = stream(events, of=of)
     assert accumulated(data)["choices"][0]["logprobs"] == parsed(body(shape, of))["choices"][0]["logprobs"]

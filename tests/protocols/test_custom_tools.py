@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from singletree.protocols.custom_tools import InputText, to_arguments, to_input
+from singletree.protocols.openai.custom_tools import InputText, to_arguments, to_input
 
 ANY_TEXT = st.text(st.characters(codec="utf-8"))
 LIKE_JSON = st.lists(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import anthropic.types.beta as beta
 import pytest
 from pydantic import TypeAdapter
 
-from singletree.conversation import AppliedEdit, ClearThinking, ClearToolUses, Request
+from singletree.conversation import AppliedEdit, ClearThinking, ClearToolUses, PromptReport, Request
 from singletree.errors import InvalidRequest
 from singletree.protocols import messages
 
-from . import grammar_messages
-from .shapes import USAGE, by_name, numbered
+from . import event_stream, grammar_messages
+from .shapes import USAGE, by_name
 from .test_messages_decode import decode
 from .test_messages_sdk import accumulated_by_beta, parsed
 
@@ -102,16 +103,15 @@ TOLD = {
 def answer(request: Request) -> tuple[bytes, bytes]:
     """A stream and the body that says the same."""
     shape = by_name["text_only"]
-    encode = messages.Encoder(request, id="msg_1", created=1, usage=USAGE, new_id=numbered())
-    stream = encode.start() + b"".join(map(encode.feed, shape.events)) + encode.close(shape.finished)
+    encode = event_stream.encoder(messages, request, id="msg_1", usage=USAGE)
+    stream = encode.whole(shape.events, shape.finished)
     grammar_messages.check(stream)
-    named: Any = {"id": "msg_1", "created": 1, "new_id": numbered()}
-    return stream, messages.encode(request, shape.turn, shape.finished, **named)
+    return stream, event_stream.body(messages, request, shape.turn, shape.finished, id="msg_1")
 
 
 def test_what_was_applied_is_told_by_stream_and_body() -> None:
-    asked = {"model": "m", "context_management": {"edits": [{"type": THINKING}]}}
-    stream, body = answer(Request("m", decode().conversation, extra={**asked, "applied_edits": APPLIED}))
+    asked = decode(context_management={"edits": [{"type": THINKING}]})
+    stream, body = answer(replace(asked, model="m", prompt_report=PromptReport(applied_edits=APPLIED)))
     assert json.loads(body)["context_management"] == TOLD
     TypeAdapter(beta.BetaContextManagementResponse).validate_python(TOLD, strict=True)
     streamed = accumulated_by_beta(stream)

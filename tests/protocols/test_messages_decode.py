@@ -22,6 +22,7 @@ from singletree.conversation import (
     Turn,
 )
 from singletree.protocols import messages
+from singletree.request_options import RequestOptions
 
 MINIMAL: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
 BASH = {"name": "Bash", "description": "run", "input_schema": {"type": "object", "properties": {}}}
@@ -141,10 +142,7 @@ def test_claude_code() -> None:  # C1 C26 C37
     assert request.thinking == Thinking(True, "high")
     assert request.session == "0e3a"
     assert request.stream
-    assert request.extra == {
-        "context_management": CLAUDE_CODE["context_management"],
-        "display": "updates",
-    }
+    assert request.options == RequestOptions(reports_context_edits=True)
     assert request.warnings == ()
 
 
@@ -156,14 +154,24 @@ def test_cache_marks_are_kept_aside_and_are_no_difference() -> None:  # C1
         decode(tools=[BASH | {"cache_control": {"type": "ephemeral"}}]).conversation
         == decode(tools=[BASH]).conversation
     )
-    assert decode(cache_control={"type": "ephemeral"}).extra == {"cache_control": {"type": "ephemeral"}}
+    assert decode(cache_control={"type": "ephemeral"}) == decode()
 
 
 @pytest.mark.parametrize(
-    "spelled", ['{"a": 1.0,  "b" : "\\u00e9", "b": 1e2}', "{ }", '{"n": 123456789012345678901}']
+    ("sent", "shown"),
+    [
+        ('{"b":1.0,"a":"\\u00e9", "b":1e2}', '{"b": 1.0, "a": "é", "b": 1e2}'),
+        ("{ }", "{}"),
+        ('{"n":123456789012345678901,"z":-0}', '{"n": 123456789012345678901, "z": -0}'),
+        ('{"a":{"b":[1,{"c":"x, y: z"}],"d":[]}}', '{"a": {"b": [1, {"c": "x, y: z"}], "d": []}}'),
+        ('{"pair":"\\ud83d\\ude00"}', '{"pair": "😀"}'),
+    ],
 )
-def test_tool_input_keeps_the_clients_spelling(spelled: str) -> None:  # C3
-    assert sent_input(spelled.encode()).arguments == spelled
+def test_tool_input_keeps_the_order_of_keys_and_the_spelling_of_numbers(sent: str, shown: str) -> None:  # C3
+    """Its white space and escapes are the client's: ``input`` is an object, which each client prints in its own way."""
+    call = sent_input(sent.encode())
+    assert call.arguments == shown
+    assert not call.verbatim
 
 
 @pytest.mark.parametrize(
@@ -195,7 +203,7 @@ def test_what_claude_code_keeps_of_a_cut_call_is_what_the_model_wrote() -> None:
 
 def test_a_body_printed_with_indentation_does_not_indent_the_prompt() -> None:
     spelled = b'{\n            "b": 1.0,\n            "a": [\n "\\n\\u00e9", 1e2 ]\n }'
-    assert sent_input(spelled).arguments == '{"b": 1.0, "a": ["\\n\\u00e9", 1e2]}'
+    assert sent_input(spelled).arguments == '{"b": 1.0, "a": ["\\né", 1e2]}'
 
 
 def test_order_inside_a_message_is_kept() -> None:
@@ -273,7 +281,7 @@ def test_thinking_blocks() -> None:  # C37
 def test_what_was_ignored_is_told_once() -> None:
     redacted = {"type": "redacted_thinking", "data": "E"}
     assert decode(messages=[assistant(redacted, redacted), user(text("x"))]).warnings == (
-        "redacted_thinking blocks are ignored: only the model that wrote it can read it",
+        "redacted_thinking blocks are ignored: only the server that encrypted it can read it",
     )
 
 

@@ -24,16 +24,19 @@ from singletree.events import (
     Usage,
 )
 from singletree.protocols import messages
+from singletree.request_options import RequestOptions
 
+from . import event_stream
 from . import grammar_messages as grammar
-from .shapes import SHAPES, USAGE, Shape, by_name, call, finished, names, numbered, reasoning, text
+from .event_stream import ByteEncoder
+from .shapes import SHAPES, USAGE, Shape, by_name, call, finished, names, reasoning, text
 
 REQUEST = Request("m", Conversation(()), stream=True)
 KNOWN_AT_START = Usage(prompt_tokens=1234, cached_tokens=1200)
 
 
-def encoder(request: Request = REQUEST, **more: Any) -> messages.Encoder:
-    return messages.Encoder(request, id="msg_1", created=1, usage=KNOWN_AT_START, new_id=numbered(), **more)
+def encoder(request: Request = REQUEST, **more: Any) -> ByteEncoder:
+    return event_stream.encoder(messages, request, id="msg_1", usage=KNOWN_AT_START, **more)
 
 
 def stream(shape: Shape, **more: Any) -> bytes:
@@ -42,9 +45,7 @@ def stream(shape: Shape, **more: Any) -> bytes:
 
 
 def body(shape: Shape, request: Request = REQUEST, **more: Any) -> bytes:
-    return messages.encode(
-        request, shape.turn, shape.finished, id="msg_1", created=1, new_id=numbered(), **more
-    )
+    return event_stream.body(messages, request, shape.turn, shape.finished, id="msg_1", **more)
 
 
 def said(*events: Event) -> grammar.Grammar:
@@ -92,7 +93,7 @@ def test_text_is_never_lost() -> None:  # C17
 def test_every_delta_is_one_event_and_nothing_waits() -> None:  # C10
     encode = encoder()
     encode.feed(TextDelta("a", "a"))
-    for piece in ("b", "好", "\n\n", "\u2028", '"'):
+    for piece in ("b", "好", "\n\n", "\u2027", '"'):
         sent = encode.feed(TextDelta(piece, piece))
         assert sent.count(b"\n\n") == 1
         assert sent.endswith(b'"text":' + json.dumps(piece, ensure_ascii=False).encode() + b"}}\n\n")
@@ -252,15 +253,34 @@ def test_signatures_are_asked_for_by_span_and_come_before_the_stop() -> None:
     assert thinking == ["capsule-0", "capsule-1"]
 
 
+def at_the_end(*, as_objects: bool) -> str:
+    """Seals the end of a turn whose arguments travel as objects."""
+    assert as_objects
+    return "the end"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=names)
+def test_the_end_is_sealed_in_a_block_behind_calls_alone(shape: Shape) -> None:
+    """The body says what the stream says, and a turn without a whole call ends in its words."""
+    seen = grammar.check(stream(shape, seal="s{}".format, seal_end=at_the_end))
+    content = json.loads(body(shape, seal="s{}".format, seal_end=at_the_end))["content"]
+    sealed = [block.start for block in seen.blocks if block.type == "redacted_thinking"]
+    assert sealed == [{"data": block["data"]} for block in content if block["type"] == "redacted_thinking"]
+    thinks = any(block.type == "thinking" for block in seen.blocks)
+    wanted = thinks and shape.finished.reason == "stop" and any(c.complete for c in shape.turn.tool_calls)
+    assert sealed == ([{"data": "the end"}] if wanted else [])
+    assert all(block.type != "redacted_thinking" for block in seen.blocks[:-1])
+
+
 def test_signatures_are_empty_without_a_signer_and_kept_when_the_part_has_one() -> None:
     assert grammar.check(stream(by_name["only_reasoning"])).blocks[0].signatures == [""]
     turn = Turn("assistant", (Reasoning("a", {"signature": "s"}), Reasoning("b")))
-    whole = messages.encode(REQUEST, turn, finished(), id="i", created=1, new_id=numbered())
+    whole = event_stream.body(messages, REQUEST, turn, finished())
     assert [b["signature"] for b in json.loads(whole)["content"]] == ["s", ""]
 
 
 def test_omitted_thinking_leaves_a_signature_only() -> None:
-    request = replace(REQUEST, extra={"display": "omitted"})
+    request = replace(REQUEST, options=RequestOptions(hidden_thinking=True))
     shape = by_name["reasoning_call"]
     seen = grammar.check(stream(shape, request=request, seal="s{}".format))
     assert (seen.blocks[0].type, seen.blocks[0].text) == ("thinking", "")
@@ -314,7 +334,7 @@ def test_overflow_is_in_the_words_that_make_claude_code_compact() -> None:  # C4
 def test_the_request_id_is_shown_when_given() -> None:  # C44
     error = errors.EngineFailed("x")
     assert json.loads(messages.encode_error(error, request_id="req_7")[1])["request_id"] == "req_7"
-    encode = encoder(request_id="req_7")
+    encode = encoder(new_id=lambda prefix: f"{prefix}7")
     assert grammar.check(encode.start() + encode.fail(error)).last["request_id"] == "req_7"
 
 
@@ -345,9 +365,7 @@ def test_half_a_surrogate_pair_does_not_stop_a_stream() -> None:
     events = (TextDelta(half, half), TextDelta(pair, pair), *call(0, half, f'{{"x": "{half}"}}'))
     assert [b.text for b in said(*events).blocks] == ["a\ufffd🙂", '{"x": "a\ufffd"}']
     parts = (Text(half), Reasoning(half), ToolCall(half, f'{{"x": "{half}"}}', "i"))
-    whole = messages.encode(
-        REQUEST, Turn("assistant", parts), finished(), id="i", created=1, new_id=numbered()
-    )
+    whole = event_stream.body(messages, REQUEST, Turn("assistant", parts), finished())
     assert json.loads(whole)["content"][2]["input"] == {"x": "a\ufffd"}
 
 
@@ -362,7 +380,7 @@ def test_arguments_in_a_body_keep_their_spelling() -> None:  # C3
 )
 def test_arguments_that_are_no_json_do_not_break_a_body(arguments: str) -> None:
     turn = Turn("assistant", (ToolCall("f", arguments, "i"),))
-    whole = messages.encode(REQUEST, turn, finished(), id="i", created=1, new_id=numbered())
+    whole = event_stream.body(messages, REQUEST, turn, finished())
     assert json.loads(whole)["content"][0]["input"] in ({}, {"a": 1})
 
 

@@ -6,25 +6,23 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
-
-from families.test_samples import rows
+from families.sample_rows import Row, Tools, each_sample
 from singletree import families
-from singletree.conversation import Tool
 from singletree.events import Event, ToolCallBroken, ToolCallEnd, fold
 from singletree.parsing.parser import Parser
 from singletree.protocols import messages
-from singletree.protocols.messages_input import tool_input
+from singletree.protocols.messages.partial_json import tool_input
 
+from . import event_stream
 from . import grammar_messages as grammar
-from .shapes import finished, numbered
+from .shapes import finished
 from .test_messages_encode import REQUEST, encoder
 from .test_messages_sdk import accumulated, parsed, plain
 
 SHOWN = {"text": "text", "thinking": "thinking", "tool_use": "input"}
 
 
-def read(name: str, row: dict[str, Any], tools: tuple[Tool, ...], step: int) -> list[Event]:
+def read(name: str, row: Row, tools: Tools, step: int) -> list[Event]:
     """The events of a sample that comes in pieces of ``step`` characters."""
     parser, text = Parser(families.get(name), tools, row.get("tail", "")), row["text"]
     pieces = [text[at : at + step] for at in range(0, len(text), step)]
@@ -37,7 +35,7 @@ def streamed(events: Iterable[Event]) -> bytes:
 
 
 def whole(events: Iterable[Event]) -> bytes:
-    return messages.encode(REQUEST, fold(events), finished(), id="msg_1", created=1, new_id=numbered())
+    return event_stream.body(messages, REQUEST, fold(events), finished(), id="msg_1")
 
 
 def said(block: grammar.Block) -> Any:
@@ -47,8 +45,8 @@ def said(block: grammar.Block) -> Any:
     return block.type, block.start["name"], json.loads(bytes(tool_input(block.text, complete=False)))
 
 
-@pytest.mark.parametrize(("name", "row", "tools"), rows())
-def test_stream_and_body_say_the_same(name: str, row: dict[str, Any], tools: tuple[Tool, ...]) -> None:
+@each_sample
+def test_stream_and_body_say_the_same(name: str, row: Row, tools: Tools) -> None:
     for step in (1, 5, 10_000):
         events = read(name, row, tools, step)
         seen, body = grammar.check(streamed(events)), json.loads(whole(events))
@@ -66,10 +64,8 @@ def test_stream_and_body_say_the_same(name: str, row: dict[str, Any], tools: tup
         assert seen.last["delta"]["stop_reason"] == body["stop_reason"]
 
 
-@pytest.mark.parametrize(("name", "row", "tools"), rows())
-def test_the_sdk_makes_of_the_stream_what_it_makes_of_the_body(
-    name: str, row: dict[str, Any], tools: tuple[Tool, ...]
-) -> None:
+@each_sample
+def test_the_sdk_makes_of_the_stream_what_it_makes_of_the_body(name: str, row: Row, tools: Tools) -> None:
     events = read(name, row, tools, 4)
     if any(isinstance(event, ToolCallBroken) for event in events):
         accumulated(streamed(events))  # a call that was shown before it broke stays shown

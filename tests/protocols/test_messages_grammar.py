@@ -25,6 +25,7 @@ from singletree.events import (
 )
 from singletree.protocols import messages, sse
 
+from . import event_stream
 from . import grammar_messages as grammar
 from .shapes import by_name, finished
 from .test_messages_encode import REQUEST, encoder, stream
@@ -33,7 +34,7 @@ GOOD = [(e.event, json.loads(e.data)) for e in sse.Decoder().feed(stream(by_name
 
 
 def sent(events: list[tuple[str, Any]]) -> bytes:
-    return b"".join(sse.frame(json.dumps(data).encode(), name) for name, data in events)
+    return sse.encode([(name, json.dumps(data).encode()) for name, data in events])
 
 
 def at(kind: str, nth: int = 0) -> int:
@@ -161,5 +162,5 @@ def test_blocks_are_the_parts_of_the_fold(events: list[Event]) -> None:  # C5 C1
     shown = [(b.start["id"], b.start["name"], b.text) for b in seen.blocks if b.type == "tool_use"]
     told = [c for c in turn.tool_calls if c.complete or c.arguments]
     assert shown == [(c.id, c.name, c.arguments) for c in told]
-    whole = messages.encode(REQUEST, turn, finished(), id="i", created=1, new_id=lambda prefix: prefix)
+    whole = event_stream.body(messages, REQUEST, turn, finished())
     assert [b["type"] for b in json.loads(whole)["content"]] == [b.type for b in seen.blocks]

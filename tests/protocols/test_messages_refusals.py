@@ -47,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     (
         {"messages": [user({"type": "tool_use", "id": "i", "name": "f", "input": {}})]},
         "messages.0.content.0.type",
-        "messages.0.content.0.type: tool_use cannot stand in user content",
+        "messages.0.content.0.type: tool_use is not allowed in user content",
     ),
     (
         {"messages": [assistant({"type": "tool_use", "name": "f", "input": {}})]},
@@ -90,12 +90,12 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
             ]
         },
         "messages.0.content.0.content.0.type",
-        "messages.0.content.0.content.0.type: thinking cannot stand in tool_result content",
+        "messages.0.content.0.content.0.type: thinking is not allowed in tool_result content",
     ),
     (
         {"system": [{"type": "tool_result", "tool_use_id": "i"}]},
         "system.0.type",
-        "system.0.type: tool_result cannot stand in system content",
+        "system.0.type: tool_result is not allowed in system content",
     ),
     (
         {"messages": [assistant({"type": "web_search_tool_result", "content": []})]},
@@ -115,7 +115,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     (
         {"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},
         "messages.0.content.0.source.type",
-        "messages.0.content.0.source.type: 'file' cannot be read; files are not stored here: send the bytes "
+        "messages.0.content.0.source.type: 'file' is not supported; files are not stored here: send the data "
         "as base64, or a url",
     ),
     (
@@ -163,7 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     (
         {"compaction": {"type": "summarize"}},
         "compaction",
-        "compaction: this server writes no summaries; ask for one in messages",
+        "compaction: this server does not write summaries; ask for one in messages",
     ),
     ({"temperature": -1}, "temperature", "temperature is -1.0; send a number from 0 to 2"),
     ({"max_tokens": "9"}, "max_tokens", "max_tokens: Expected `int | null`, got `str`"),

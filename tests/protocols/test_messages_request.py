@@ -85,7 +85,7 @@ def test_a_choice_of_an_ignored_tool_is_ignored() -> None:
     for choice in ({"type": "tool", "name": "web_search"}, {"type": "any"}):
         request = decode(tools=[search], tool_choice=choice)
         assert request.tool_choice == ToolChoice()
-        assert request.warnings[-1] == "tool_choice is ignored: the tool it asks for is ignored"
+        assert request.warnings[-1] == "tool_choice is ignored: the tool that it names is ignored"
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from jiter import from_json
 
 from singletree import errors
 from singletree.conversation import Conversation, Request
-from singletree.events import Usage
 from singletree.protocols import messages
-from singletree.protocols.messages_input import complete_values
+from singletree.protocols.messages.partial_json import complete_values
 
-from .shapes import SHAPES, Shape, by_name, names, numbered
+from . import event_stream
+from .shapes import SHAPES, Shape, by_name, names
 from .test_messages_encode import body, encoder, stream
 
 AS_FOLDED = [shape for shape in SHAPES if shape.streams_as_folded]
@@ -143,9 +143,7 @@ def test_count() -> None:  # C27
 
 def test_usage_known_only_at_the_end_is_what_counts() -> None:  # C8
     shape = by_name["text_only"]
-    encode = messages.Encoder(
-        Request("m", Conversation(())), id="msg_1", created=1, usage=Usage(), new_id=numbered()
-    )
+    encode = event_stream.encoder(messages, Request("m", Conversation(())), id="msg_1")
     sent = encode.start() + b"".join(map(encode.feed, shape.events)) + encode.close(shape.finished)
     assert accumulated(sent)["usage"] == json.loads(body(shape))["usage"]
 

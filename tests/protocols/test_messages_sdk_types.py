@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from singletree.errors import InvalidRequest
 from singletree.events import ReasoningDelta
-from singletree.protocols import messages
+from singletree.protocols.client_tools import anthropic_tool
+from singletree.protocols.messages import request as messages
 
 from .test_messages_decode import BASH, decode, text, user
 from .test_messages_encode import encoder
@@ -78,7 +79,7 @@ def test_every_block_is_read_where_it_can_stand(kind: str) -> None:  # C36
         try:
             said.append(decode(messages=[{"role": role, "content": [block]}, user(text("x"))]))
         except InvalidRequest as error:
-            refused.append(f"{kind} cannot stand in {role} content" in error.message)
+            refused.append(f"{kind} is not allowed in {role} content" in error.message)
     assert said
     assert all(refused)
     for request in said:
@@ -92,8 +93,19 @@ def test_what_a_block_need_not_have(kind: str) -> None:
     assert decode(messages=[{"role": "assistant", "content": [least]}]).conversation.turns[0].parts
 
 
-@pytest.mark.parametrize("kind", TOOLS)
-def test_every_tool_of_the_vendors_is_ignored_with_a_word(kind: str) -> None:  # C26
+CLIENT_SIDE = [kind for kind in TOOLS if anthropic_tool(kind)]
+
+
+@pytest.mark.parametrize("kind", CLIENT_SIDE)
+def test_every_tool_that_the_client_runs_is_the_models(kind: str) -> None:  # C26
+    request = decode(tools=[{"type": kind, "name": "theirs"}, BASH])
+    assert [tool.name for tool in request.conversation.tools] == ["theirs", "Bash"]
+    assert request.conversation.tools[0].parameters
+    assert request.warnings == ()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TOOLS if kind not in CLIENT_SIDE])
+def test_every_tool_that_the_vendor_runs_is_ignored_with_a_word(kind: str) -> None:  # C26
     request = decode(tools=[{"type": kind, "name": "theirs"}, BASH])
     assert [tool.name for tool in request.conversation.tools] == ["Bash"]
     assert kind in request.warnings[0]

@@ -127,7 +127,7 @@ def test_an_auto_paging_client_sees_every_model_once() -> None:
     assert [m.id for m in sdk.models.list(limit=1)] == IDS
 
 
-REQUIRED_BY_CODEX = {  # CLIENTS.md section 2: found by deleting one field after the other
+REQUIRED_BY_CODEX = {  # Found by deleting one field after the other.
     "slug": str,
     "display_name": str,
     "supported_reasoning_levels": list,

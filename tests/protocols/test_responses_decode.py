@@ -70,7 +70,7 @@ SAID = {
 def test_a_string_is_one_user_message() -> None:
     said = request()
     assert said.conversation.turns == (Turn("user", (Text("Hello"),)),)
-    assert said.extra["input"] == [{"type": "message", "role": "user", "content": "Hello"}]
+    assert said.options.stored_state.input_items == [{"type": "message", "role": "user", "content": "Hello"}]
 
 
 def test_instructions_come_first() -> None:
@@ -169,7 +169,7 @@ class TestCodex:
             Reasoning("long"),
             Text("I look."),
             ToolCall("f", '{"a": 1.0}', "c1"),
-            ToolCall("apply_patch", json.dumps({"input": patch}, separators=(",", ":")), "c2"),
+            ToolCall("apply_patch", json.dumps({"input": patch}), "c2"),
             ToolCall("multi_agent_v1__spawn_agent", '{"a": 1.0}', "c3"),
         )
         assert [r.call_id for r in second.conversation.turns[4].parts if isinstance(r, ToolResult)] == [
@@ -271,15 +271,15 @@ class TestFields:
             background=True,
             input=[{"id": "msg_1"}, {"type": "item_reference", "id": "msg_2"}],
         )
-        assert said.extra["stateful"] == (
+        assert said.options.stored_state.unresolved == (
             "previous_response_id",
             "conversation",
             "background",
             "input.0",
             "input.1",
         )
-        assert said.extra["previous_response_id"] == "resp_1"
-        assert request(store=True).extra["stateful"] == ()
+        assert said.options.stored_state.previous_response_id == "resp_1"
+        assert request(store=True).options.stored_state.unresolved == ()
 
 
 BAD: list[tuple[Json, str | None]] = [

@@ -10,15 +10,16 @@ import httpx2
 import openai
 import pytest
 
-from protocols import shapes
+from protocols import event_stream, shapes
+from protocols.event_stream import ByteEncoder
 from protocols.grammar_responses import Grammar
 from protocols.judge_responses import wrong_response
-from singletree.conversation import Request, ToolCall
+from singletree.conversation import Reasoning, Request, ToolCall
 from singletree.errors import (
     EngineFailed,
 )
 from singletree.events import Event, Finished, Markup, ReasoningDelta, TextDelta, ToolCallEnd
-from singletree.protocols import responses
+from singletree.protocols import responses, sse
 
 ID = "resp_0123456789abcdefghijklmn"
 CREATED = 1_763_700_000
@@ -31,10 +32,23 @@ def request(**fields: Any) -> Request:
     return responses.decode(json.dumps(said).encode())
 
 
-def encoder(of: Request | None = None, **more: Any) -> responses.Encoder:
-    of = of or request()
-    more |= {"id": ID, "created": CREATED, "new_id": shapes.numbered(), "clock": lambda: COMPLETED}
-    return responses.Encoder(of, usage=shapes.USAGE, **more)
+RAW: Json = {"include": ["reasoning.content"]}
+"""Asks for the reasoning itself."""
+
+FORMS: dict[str, Json] = {
+    "native": {},
+    "summary": {"reasoning": {"summary": "auto"}},
+    "raw": RAW,
+    "raw_and_summary": {**RAW, "reasoning": {"summary": "detailed"}},
+}
+"""The forms in which a client gets reasoning, and what asks for them."""
+
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+def encoder(of: Request | None = None, **more: Any) -> ByteEncoder:
+    more |= {"id": ID, "created": CREATED, "usage": shapes.USAGE, "clock": lambda: COMPLETED}
+    return event_stream.encoder(responses, of or request(), **more)
 
 
 def stream(
@@ -46,8 +60,8 @@ def stream(
 
 
 def encoded(shape: shapes.Shape, of: Request | None = None, **more: Any) -> bytes:
-    more |= {"id": ID, "created": CREATED, "new_id": shapes.numbered(), "clock": lambda: COMPLETED}
-    return responses.encode(of or request(), shape.turn, shape.finished, **more)
+    more |= {"id": ID, "created": CREATED, "clock": lambda: COMPLETED}
+    return event_stream.body(responses, of or request(), shape.turn, shape.finished, **more)
 
 
 def body(shape: shapes.Shape, of: Request | None = None) -> Json:
@@ -81,6 +95,10 @@ def parsed(data: bytes) -> Json:
         return plain(client.responses.create(model="m", input=""))
 
 
+def events(data: bytes) -> list[Json]:
+    return [json.loads(event.data) for event in sse.Decoder().feed(data)]
+
+
 def plain(response: Any) -> Json:
     return response.to_dict(mode="json")  # type: ignore[no-any-return]
 
@@ -90,19 +108,46 @@ class TestShapes:
     def test_golden(self, shape: shapes.Shape, golden: Callable[[str, bytes], None]) -> None:
         golden(f"responses/{shape.name}.sse", stream(shape.events, shape.finished))
         golden(f"responses/{shape.name}.json", encoded(shape))
+        if shape.turn.reasoning:
+            for form in ("summary", "raw"):
+                of = request(**FORMS[form])
+                golden(f"responses/{form}/{shape.name}.sse", stream(shape.events, shape.finished, of))
+                golden(f"responses/{form}/{shape.name}.json", encoded(shape, of))
 
-    def test_stream_is_grammatical(self, shape: shapes.Shape) -> None:  # C14 C32
-        Grammar(stream(shape.events, shape.finished))
+    @forms
+    def test_stream_is_grammatical(self, shape: shapes.Shape, form: Json) -> None:  # C14 C32
+        Grammar(stream(shape.events, shape.finished, request(**form)))
 
-    def test_stream_adds_up_to_the_body(self, shape: shapes.Shape) -> None:  # C9 C32
-        streamed, whole = accumulated(stream(shape.events, shape.finished)), parsed(encoded(shape))
+    @forms
+    def test_stream_adds_up_to_the_body(self, shape: shapes.Shape, form: Json) -> None:  # C9 C32
+        of = request(**form)
+        data = stream(shape.events, shape.finished, of)
+        streamed, whole = accumulated(data), parsed(encoded(shape, of))
         if shape.streams_as_folded:
             # The SDK adds what it parsed to what it has streamed to the end.
             assert _without_parsed(streamed) == _without_parsed(whole)
-            assert Grammar(stream(shape.events, shape.finished)).response == body(shape)
+            assert Grammar(data).response == body(shape, of)
+
+    @forms
+    def test_reasoning_is_shown_only_as_it_was_asked_for(self, shape: shapes.Shape, form: Json) -> None:
+        of = request(**form)
+        data = stream(shape.events, shape.finished, of, seal=lambda n: "sealed")
+        kinds = {event["type"] for event in events(data)}
+        items = [item for item in Grammar(data).items if item["type"] == "reasoning"]
+        thoughts = [part.text for part in shape.turn.parts if isinstance(part, Reasoning)]
+        is_raw, has_summary = "include" in form, "reasoning" in form
+        assert any(kind.startswith("response.reasoning_text.") for kind in kinds) == (
+            is_raw and bool(thoughts)
+        )
+        assert any("reasoning_summary" in kind for kind in kinds) == (has_summary and bool(thoughts))
+        assert ["content" in item for item in items] == [is_raw] * len(thoughts)
+        assert [[part["text"] for part in item["summary"]] for item in items] == [
+            [thought] if has_summary else [] for thought in thoughts
+        ]
+        assert b"encrypted_content" not in data + encoded(shape, of, seal=lambda n: "sealed")
 
     def test_nothing_is_lost(self, shape: shapes.Shape) -> None:  # C17
-        items = Grammar(stream(shape.events, shape.finished)).items
+        items = Grammar(stream(shape.events, shape.finished, request(**RAW))).items
         texts = [i["content"][0]["text"] for i in items if i["type"] == "message"]
         thoughts = [i["content"][0]["text"] for i in items if i["type"] == "reasoning"]
         assert "".join(texts) == shape.turn.text
@@ -138,7 +183,8 @@ class TestShapes:
             assert (said["status"], said["incomplete_details"]) == expected
 
     def test_the_answer_comes_back_as_the_turn_it_was(self, shape: shapes.Shape) -> None:  # C5 C33
-        again = request(input=[*body(shape)["output"], {"role": "user", "content": "Go on."}])
+        output = body(shape, request(**RAW))["output"]
+        again = request(input=[*output, {"role": "user", "content": "Go on."}])
         expected = tuple(
             ToolCall(p.name, p.arguments or "{}", p.id, p.complete) if isinstance(p, ToolCall) else p
             for p in shape.turn.parts
@@ -147,18 +193,9 @@ class TestShapes:
             [expected] if expected else []
         )
 
-    def test_a_summary_comes_with_its_thought_if_asked_for(self, shape: shapes.Shape) -> None:
-        of = request(reasoning={"summary": "auto"})
-        seen = Grammar(stream(shape.events, shape.finished, of))
-        for item in seen.items:
-            if item["type"] == "reasoning":
-                thought = item["content"][0]["text"]
-                assert item["summary"] == [{"type": "summary_text", "text": thought}]
-        if shape.streams_as_folded:
-            assert seen.response == body(shape, of)
-
-    def test_a_stream_that_fails(self, shape: shapes.Shape) -> None:  # C39
-        encoding = encoder()
+    @forms
+    def test_a_stream_that_fails(self, shape: shapes.Shape, form: Json) -> None:  # C39
+        encoding = encoder(request(**form))
         data = encoding.start() + b"".join(encoding.feed(event) for event in shape.events)
         seen = Grammar(data + encoding.fail(EngineFailed("the engine stopped; send the request again")))
         assert seen.terminal == "response.failed"
@@ -167,11 +204,18 @@ class TestShapes:
             "message": "Internal server error: the engine stopped; send the request again",
         }
 
-    def test_what_was_open_when_a_stream_fails_is_not_done(self, shape: shapes.Shape) -> None:  # C39
-        encoding = encoder()
-        for event in shape.events:
-            encoding.feed(event)
-        assert b".done" not in encoding.fail(EngineFailed(""))
+    def test_a_failure_at_any_event_closes_all_but_a_call(self, shape: shapes.Shape) -> None:  # C39
+        for end in range(len(shape.events) + 1):
+            encoding = encoder()
+            data = encoding.start() + b"".join(map(encoding.feed, shape.events[:end]))
+            closed = data.count(b"event: response.output_item.done")
+            data += encoding.fail(EngineFailed(""))
+            items = Grammar(data, judged=False).items
+            cut = [item for item in items if item["status"] == "incomplete"]
+            cut_calls = [item for item in cut if item["type"] not in ("message", "reasoning")]
+            closed_now = data.count(b"event: response.output_item.done") - closed
+            assert closed + closed_now == len(items) - len(cut_calls)
+            assert closed_now == len(cut) - len(cut_calls)
 
 
 def _without_parsed(value: Any) -> Any:
@@ -199,17 +243,18 @@ def test_arguments_leave_with_the_delta_that_brings_them() -> None:  # C10
     assert all(b'"delta":"xxxx"' in encoding.feed(delta) for delta in deltas)
 
 
-def test_a_delta_costs_what_it_says_however_much_was_said() -> None:  # C41
-    encoding = encoder(request(reasoning={"summary": "auto"}))
+@forms
+def test_a_delta_costs_what_it_says_however_much_was_said(form: Json) -> None:  # C41
+    encoding = encoder(request(**form))
     kinds = (
         [TextDelta("x" * 4, "")],
         [ReasoningDelta("x" * 4, "")],
         [*shapes.call(0, "f", ends=False), *shapes.call(0, "f", "xxxx", ends=False)[1:]],
     )
-    for events in kinds:
-        for event in events:
+    for said in kinds:
+        for event in said:
             encoding.feed(event)
-        sizes = {len(encoding.feed(events[-1])) for _ in range(5000)}
+        sizes = {len(encoding.feed(said[-1])) for _ in range(5000)}
         assert max(sizes) - min(sizes) <= 6, "but for the digits of its number"
 
 

@@ -8,26 +8,24 @@ from typing import Any
 
 import pytest
 
-from families.test_samples import rows
+from families.sample_rows import Row, Tools, all_rows, each_sample
 from singletree.conversation import Tool
 from singletree.events import Event, Finished, ToolCallBroken, fold
 from singletree.protocols import responses
 
-from . import shapes
+from . import event_stream, shapes
 from .grammar_responses import Grammar
 from .test_messages_families import read
 from .test_responses_encode import COMPLETED, CREATED, ID, Json, accumulated, parsed, request, stream
 
 
-def telling(param: Any) -> int:
-    """How much there is in a sample to be told apart: a thought, a call, text."""
-    return sum(
-        any(kind in part for part in param.values[1]["parts"]) for kind in ("reasoning", "call", "text")
-    )
+def part_kinds(sample: tuple[str, Row, Tools]) -> int:
+    """Count the kinds of parts in a sample: reasoning, call, text."""
+    return sum(any(kind in part for part in sample[1]["parts"]) for kind in ("reasoning", "call", "text"))
 
 
 # Of each family, a sample that has most.
-FULLEST = {param.values[0]: param for param in sorted(rows(), key=telling)}
+FULLEST = {sample[0]: pytest.param(*sample, id=sample[0]) for sample in sorted(all_rows(), key=part_kinds)}
 
 
 def declared(tools: Sequence[Tool]) -> list[Json]:
@@ -35,8 +33,8 @@ def declared(tools: Sequence[Tool]) -> list[Json]:
 
 
 def whole(events: Sequence[Event], finished: Finished, of: Any) -> bytes:
-    more: Any = {"id": ID, "created": CREATED, "new_id": shapes.numbered(), "clock": lambda: COMPLETED}
-    return responses.encode(of, fold(events), finished, **more)
+    more: Any = {"id": ID, "created": CREATED, "clock": lambda: COMPLETED}
+    return event_stream.body(responses, of, fold(events), finished, **more)
 
 
 def is_told_alike(events: Sequence[Event], finished: Finished, of: Any, *, judged: bool) -> None:
@@ -48,15 +46,15 @@ def is_told_alike(events: Sequence[Event], finished: Finished, of: Any, *, judge
         assert seen.response == json.loads(whole(events, finished, of))
 
 
-@pytest.mark.parametrize(("name", "row", "tools"), rows())
-def test_in_any_pieces(name: str, row: dict[str, Any], tools: tuple[Tool, ...]) -> None:  # C9 C14 C32
+@each_sample
+def test_in_any_pieces(name: str, row: Row, tools: Tools) -> None:  # C9 C14 C32
     of = request(tools=declared(tools), reasoning={"summary": "auto"})
     for step in (1, 10_000):
         is_told_alike(read(name, row, tools, step), shapes.finished(), of, judged=False)
 
 
 @pytest.mark.parametrize(("name", "row", "tools"), FULLEST.values())
-def test_cut_anywhere(name: str, row: dict[str, Any], tools: tuple[Tool, ...]) -> None:  # C15
+def test_cut_anywhere(name: str, row: Row, tools: Tools) -> None:  # C15
     of, text = request(tools=declared(tools)), row["text"]
     for end in range(len(text)):
         events = read(name, {**row, "text": text[:end]}, tools, 3)
@@ -65,7 +63,7 @@ def test_cut_anywhere(name: str, row: dict[str, Any], tools: tuple[Tool, ...]) -
 
 @pytest.mark.parametrize(("name", "row", "tools"), FULLEST.values())
 def test_the_sdk_makes_of_the_stream_what_it_makes_of_the_body(
-    name: str, row: dict[str, Any], tools: tuple[Tool, ...]
+    name: str, row: Row, tools: Tools
 ) -> None:  # C32
     events, of = read(name, row, tools, 4), request(tools=declared(tools))
     is_told_alike(events, shapes.finished(), of, judged=True)

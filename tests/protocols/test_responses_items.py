@@ -18,7 +18,7 @@ from singletree.conversation import (
     ToolResult,
     Turn,
 )
-from singletree.protocols import custom_tools
+from singletree.protocols.openai import custom_tools
 
 
 class TestReasoning:
@@ -41,8 +41,20 @@ class TestReasoning:
         assert thought.extra is not None
         assert thought.extra["encrypted_content"] == "sealed"
 
-    def test_nothing_says_nothing(self) -> None:
-        assert self.said(summary=[], content=[], encrypted_content=None) == ()
+    @pytest.mark.parametrize("content", [{}, {"content": []}, {"content": None, "encrypted_content": None}])
+    def test_an_item_without_text_is_kept_in_its_place(self, content: dict[str, Any]) -> None:
+        """A client that asked for nothing gets it so, and what it stands for is found by its id."""
+        [thought] = self.said(summary=[], **content)
+        assert thought == Reasoning("")
+        assert thought.extra is not None
+        assert thought.extra["id"] == "rs"
+
+    def test_what_the_server_kept_comes_before_a_summary(self) -> None:
+        kept = {"text": "all of it", "encrypted_content": "sealed"}
+        [thought] = self.said(summary=[{"type": "summary_text", "text": "s"}], singletree_reasoning=kept)
+        assert thought == Reasoning("all of it")
+        assert thought.extra is not None
+        assert thought.extra["encrypted_content"] == "sealed"
 
 
 class TestCalls:
@@ -55,7 +67,7 @@ class TestCalls:
         assert turn.parts == (ToolCall("f", arguments, "c1"),)
 
     @pytest.mark.parametrize(
-        ("sent", "read"), [("", "{}"), (None, "{}"), ("null", "{}"), ({"a": 1}, '{"a":1}')]
+        ("sent", "read"), [("", "{}"), (None, "{}"), ("null", "{}"), ({"a": 1}, '{"a": 1}')]
     )
     def test_arguments_that_are_no_text(self, sent: Any, read: str) -> None:
         [turn] = turns({**CALL, "arguments": sent})
@@ -83,14 +95,14 @@ class TestCalls:
         action = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5}
         shell = {"type": "local_shell_call", "call_id": "c1", "status": "completed", "action": action}
         said = turns(shell, {"type": "local_shell_call_output", "id": "c1", "output": '{"out":"a"}'})
-        assert said[0].parts == (ToolCall("local_shell", '{"command":["ls"],"timeout_ms":5}', "c1"),)
+        assert said[0].parts == (ToolCall("local_shell", '{"command": ["ls"], "timeout_ms": 5}', "c1"),)
         assert said[1].parts == (ToolResult("c1", (Text('{"out":"a"}'),)),)
 
     def test_shell_calls(self) -> None:  # C26
         shell = {"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}}
         printed = [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
         said = turns(shell, {"type": "shell_call_output", "call_id": "c1", "output": printed})
-        assert said[0].parts == (ToolCall("shell", '{"commands":["ls"]}', "c1"),)
+        assert said[0].parts == (ToolCall("shell", '{"commands": ["ls"]}', "c1"),)
         [result] = said[1].parts
         assert isinstance(result, ToolResult)
         assert json.loads("".join(p.text for p in result.parts if isinstance(p, Text))) == printed
@@ -100,7 +112,7 @@ class TestCalls:
         patch = {"type": "apply_patch_call", "call_id": "c1", "status": "completed", "operation": operation}
         output = {"type": "apply_patch_call_output", "call_id": "c1", "status": "failed", "output": "no"}
         said = turns(patch, output)
-        assert said[0].parts == (ToolCall("apply_patch", '{"type":"delete_file","path":"a"}', "c1"),)
+        assert said[0].parts == (ToolCall("apply_patch", '{"type": "delete_file", "path": "a"}', "c1"),)
         assert said[1].parts == (ToolResult("c1", (Text("no"),), is_error=True),)
 
 

@@ -19,7 +19,7 @@ from protocols.judge_responses import wrong_stored
 from protocols.test_responses_encode import body, encoded, request, stream
 from singletree.conversation import Request, ToolCall, ToolResult, Turn
 from singletree.protocols import responses
-from singletree.protocols.responses_state import Known, with_id
+from singletree.protocols.responses.state import StoredItems, with_id
 
 CUSTOM: Json = {"type": "custom", "name": "apply_patch", "format": {"type": "text"}}
 AGENTS: Json = {
@@ -53,7 +53,7 @@ def sent(kind: str, *items: Json) -> Request:
     between = items or (KINDS[kind],)
     said = [{"role": "user", "content": "Hello."}, *between, {"role": "user", "content": "Go on."}]
     asked = {"model": "m", "input": said, "tools": TOOLS}
-    return responses.decode(json.dumps(asked).encode(), known=Known(items={"msg_known": REFERRED}))
+    return responses.decode(json.dumps(asked).encode(), known=StoredItems(items={"msg_known": REFERRED}))
 
 
 def told(request: Request) -> list[Turn]:
@@ -61,7 +61,7 @@ def told(request: Request) -> list[Turn]:
 
 
 def stored(request: Request) -> Json:
-    return with_id(request.extra["input"][1], shapes.numbered())
+    return with_id(request.options.stored_state.input_items[1], shapes.numbered())
 
 
 def plain(value: Any) -> Any:
@@ -70,7 +70,7 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if not hasattr(value, "__dataclass_fields__"):
         return value
-    said = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "extra"}
+    said = {f.name: getattr(value, f.name) for f in fields(value) if f.compare}
     return {"is": type(value).__name__} | {k: plain(v) for k, v in said.items() if v not in ("", (), False)}
 
 

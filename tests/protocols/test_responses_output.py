@@ -15,6 +15,7 @@ from protocols.test_responses_encode import (
     body,
     encoded,
     encoder,
+    events,
     request,
     sdk,
     stream,
@@ -29,9 +30,9 @@ from singletree.errors import (
     SingletreeError,
     Unauthorized,
 )
-from singletree.events import Finished, FinishReason, Markup, ReasoningDelta, TextDelta, Token, TokensRead
-from singletree.protocols import responses, sse
-from singletree.protocols.responses_state import Known
+from singletree.events import Finished, FinishReason, Markup, ReasoningDelta, TextDelta, Token, TokenLogprobs
+from singletree.protocols import responses
+from singletree.protocols.responses.state import StoredItems
 
 
 def test_usage() -> None:  # C8
@@ -81,7 +82,7 @@ SAID: Json = {
 def test_the_response_repeats_what_the_request_said() -> None:  # C33
     shape = shapes.by_name["text_only"]
     of = responses.decode(
-        json.dumps({"model": "org/model", "input": "Hello", **SAID}).encode(), known=Known()
+        json.dumps({"model": "org/model", "input": "Hello", **SAID}).encode(), known=StoredItems()
     )
     for response in (body(shape, of), Grammar(stream(shape.events, of=of)).response):
         assert {field: response[field] for field in SAID} == SAID
@@ -150,7 +151,7 @@ def test_the_time_of_the_end_is_that_of_a_response_that_is_whole(
 
 def test_the_response_tells_the_sampling_that_was_used() -> None:
     of = request()
-    resolved = Request(of.model, of.conversation, Sampling(temperature=0.6, top_p=0.95), extra=of.extra)
+    resolved = Request(of.model, of.conversation, Sampling(temperature=0.6, top_p=0.95), options=of.options)
     said = body(shapes.by_name["text_only"], resolved)
     assert (said["temperature"], said["top_p"]) == (0.6, 0.95)
 
@@ -171,9 +172,11 @@ def test_failures_have_the_codes_that_clients_act_on(error: SingletreeError, cod
     assert words in seen.response["error"]["message"]
 
 
-def test_a_generation_that_ended_in_error_leaves_what_was_open() -> None:  # C39
-    seen = Grammar(stream([TextDelta("so", "so")], Finished("error")))
-    assert (seen.terminal, seen.dispatched) == ("response.failed", [])
+def test_a_generation_that_ended_in_error_closes_what_was_open() -> None:  # C39
+    said = stream([TextDelta("so", "so")], Finished("error"))
+    assert said.count(b"event: response.output_item.done") == 1
+    seen = Grammar(said)
+    assert (seen.terminal, seen.dispatched) == ("response.failed", seen.items)
     assert [i["status"] for i in seen.items] == ["incomplete"]
     assert seen.response["error"]["code"] == "server_error"
 
@@ -230,11 +233,37 @@ class TestSeal:
         encoding.feed(Markup("</think>"))
         assert calls == [0]
 
+    @pytest.mark.parametrize("shape", shapes.SHAPES, ids=lambda shape: shape.name)
+    def test_the_end_is_an_item_for_who_includes_it(self, shape: shapes.Shape) -> None:
+        """It is asked for at the end, and the body says what the stream says."""
+
+        def seal_end(*, as_objects: bool) -> str:
+            assert not as_objects
+            return "the end"
+
+        of = request(include=["reasoning.encrypted_content"])
+        seen = Grammar(stream(shape.events, shape.finished, of, seal_end=seal_end)).response["output"]
+        whole = json.loads(encoded(shape, of, seal_end=seal_end))["output"]
+        ends = shape.finished.reason == "stop" and any(call.complete for call in shape.turn.tool_calls)
+        expected = ["the end"] if ends else []
+        assert [i["encrypted_content"] for i in seen if i.get("encrypted_content")] == expected
+        assert [i["encrypted_content"] for i in whole if i.get("encrypted_content")] == expected
+        assert not ends or seen[-1]["encrypted_content"] == whole[-1]["encrypted_content"]
+        assert "the end" not in str(Grammar(stream(shape.events, shape.finished, seal_end=seal_end)).response)
+
     @pytest.mark.parametrize(("sealed", "shown"), [("sealed", "sealed"), ("", None)])
-    def test_nobody_has_to_ask_for_it(self, sealed: str, shown: str | None) -> None:
-        shape = shapes.by_name["only_reasoning"]
-        seen = Grammar(stream(shape.events, seal=lambda n: sealed))
+    def test_there_is_none_where_nothing_could_be_sealed(self, sealed: str, shown: str | None) -> None:
+        shape, of = shapes.by_name["only_reasoning"], request(include=["reasoning.encrypted_content"])
+        seen = Grammar(stream(shape.events, of=of, seal=lambda n: sealed))
         assert seen.response["output"][0].get("encrypted_content") == shown
+
+    def test_it_is_not_made_for_a_client_that_did_not_ask(self) -> None:
+        def seal(ordinal: int) -> str:
+            raise AssertionError("a capsule can be made once only, and the store wants this one")
+
+        shape = shapes.by_name["only_reasoning"]
+        assert "encrypted_content" not in Grammar(stream(shape.events, seal=seal)).response["output"][0]
+        assert b"encrypted_content" not in encoded(shape, seal=seal)
 
 
 def token(text: str, *others: str, visible: bool = True) -> Token:
@@ -247,17 +276,17 @@ LOGPROBS: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 1
 
 class TestLogprobs:
     EVENTS = (
-        TokensRead((token("<think>", visible=False), token("hm", visible=False))),
+        TokenLogprobs((token("<think>", visible=False), token("hm", visible=False))),
         ReasoningDelta("hm", "hm"),
         Markup("</think>"),
-        TokensRead((token("He", "She"), token("llo"))),
+        TokenLogprobs((token("He", "She"), token("llo"))),
         TextDelta("Hello", "Hello"),
-        TokensRead((token(", "),)),
+        TokenLogprobs((token(", "),)),
         TextDelta(", ", ", "),
-        TokensRead((token("you"),)),
+        TokenLogprobs((token("you"),)),
         TextDelta("you", "you"),
         *shapes.call(0, "f", "{}"),
-        TokensRead((token("é"), Token(3, "?", b"?"))),
+        TokenLogprobs((token("é"), Token(3, "?", b"?"))),
         TextDelta("é?", "é?"),
     )
 
@@ -294,7 +323,3 @@ class TestLogprobs:
         assert said == body(shapes.Shape("", self.EVENTS, shapes.finished()))
         texts = [item["content"][0] for item in said["output"] if item["type"] == "message"]
         assert [part["logprobs"] for part in texts] == [[], []]
-
-
-def events(data: bytes) -> list[Json]:
-    return [json.loads(event.data) for event in sse.Decoder().feed(data)]

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import shapes
+from protocols import event_stream, shapes
 from protocols.grammar_responses import Grammar
 from protocols.judge_responses import wrong_response
 from protocols.test_responses_calls import TOOLS
@@ -99,8 +99,8 @@ def seal(ordinal: int) -> str:
 
 
 def body(turn: Turn, finished: Finished) -> Json:
-    more: Any = {"id": ID, "created": CREATED, "new_id": shapes.numbered(), "clock": lambda: COMPLETED}
-    said: Json = json.loads(responses.encode(OF, turn, finished, seal=seal, **more))
+    more: Any = {"id": ID, "created": CREATED, "clock": lambda: COMPLETED}
+    said: Json = json.loads(event_stream.body(responses, OF, turn, finished, seal=seal, **more))
     assert not wrong_response(said)
     return said
 
@@ -188,7 +188,7 @@ def items(draw: st.DrawFn) -> Json:
 @given(st.lists(items(), min_size=1, max_size=8, unique_by=lambda item: item["id"]))
 def test_no_field_of_an_item_is_lost(sent: list[Json]) -> None:  # C33
     said = request(input=[*sent, {"role": "user", "content": "Go on.", "id": "last"}])
-    assert said.extra["input"][:-1] == sent
+    assert said.options.stored_state.input_items[:-1] == sent
     kept: list[Any] = [v.extra for t in said.conversation.turns for v in ([t] if t.extra else t.parts)]
     in_order = [item for item in sent if item["id"] in {item["id"] for item in kept}]
     assert [item for item, before in zip(kept, [None, *kept], strict=False) if item != before][

@@ -9,7 +9,7 @@ import pytest
 
 from singletree.errors import InvalidRequest
 from singletree.protocols import responses
-from singletree.protocols.responses_state import Known, References, refers_to, with_id
+from singletree.protocols.responses.state import References, StoredItems, find_references, with_id
 
 ASKED = {"type": "message", "role": "user", "content": "What is here?"}
 THOUGHT = {
@@ -42,8 +42,8 @@ def body(**fields: Any) -> bytes:
     ],
 )
 def test_what_a_request_names(fields: dict[str, Any], named: References) -> None:
-    assert refers_to(body(**fields)) == named
-    assert bool(refers_to(body(**fields))) == (named != References())
+    assert find_references(body(**fields)) == named
+    assert bool(find_references(body(**fields))) == (named != References())
 
 
 @pytest.mark.parametrize(
@@ -55,44 +55,44 @@ def test_what_a_request_names(fields: dict[str, Any], named: References) -> None
 )
 def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        refers_to(body(input="hi", **fields))
+        find_references(body(input="hi", **fields))
     assert refused.value.param == param
 
 
 def test_new_items_after_a_history_say_what_all_of_them_would() -> None:  # C30
     whole = responses.decode(body(input=[ASKED, THOUGHT, CALLED, PRINTED]))
     rest = responses.decode(
-        body(input=[PRINTED], previous_response_id="resp_1"), known=Known([ASKED, THOUGHT, CALLED])
+        body(input=[PRINTED], previous_response_id="resp_1"), known=StoredItems([ASKED, THOUGHT, CALLED])
     )
     assert rest.conversation == whole.conversation
-    assert rest.extra["input"] == [PRINTED], "what is stored with it is its own"
-    assert rest.extra["stateful"] == ()
+    assert rest.options.stored_state.input_items == [PRINTED], "what is stored with it is its own"
+    assert rest.options.stored_state.unresolved == ()
 
 
 def test_a_reference_is_what_it_refers_to() -> None:
     given = [ASKED, {"type": "item_reference", "id": "fc_1"}, PRINTED]
-    said = responses.decode(body(input=given), known=Known(items={"fc_1": CALLED}))
+    said = responses.decode(body(input=given), known=StoredItems(items={"fc_1": CALLED}))
     assert said.conversation == responses.decode(body(input=[ASKED, CALLED, PRINTED])).conversation
     with pytest.raises(InvalidRequest, match="no item 'fc_1' is stored") as refused:
-        responses.decode(body(input=given), known=Known())
+        responses.decode(body(input=given), known=StoredItems())
     assert refused.value.param == "input.1.id"
 
 
 def test_tools_and_instructions_are_those_of_the_request_itself() -> None:
-    said = responses.decode(body(input="hi", instructions="Be brief."), known=Known([ASKED]))
+    said = responses.decode(body(input="hi", instructions="Be brief."), known=StoredItems([ASKED]))
     assert [turn.role for turn in said.conversation.turns] == ["system", "user", "user"]
 
 
 @pytest.mark.parametrize(
     ("fields", "known", "stored"),
-    [({}, Known(), True), ({"store": False}, Known(), False), ({"store": True}, None, False)],
+    [({}, StoredItems(), True), ({"store": False}, StoredItems(), False), ({"store": True}, None, False)],
 )
 def test_a_response_is_stored_unless_the_client_says_no_or_the_server_cannot(
-    fields: dict[str, Any], known: Known | None, stored: bool
+    fields: dict[str, Any], known: StoredItems | None, stored: bool
 ) -> None:
     said = responses.decode(body(input="hi", **fields), known=known)
-    assert said.extra["store"] is stored
-    assert json.loads(said.extra["echo"])["store"] is stored
+    assert said.options.stored_state.store is stored
+    assert json.loads(said.options.echoed_fields)["store"] is stored
 
 
 def test_items_get_ids_where_they_have_none() -> None:

@@ -161,7 +161,7 @@ class TestToolSearch:
     def test_what_was_found_is_shown_where_it_was_found(self) -> None:  # C26
         said = request(tools=[SEARCH], input=[USER, ASKED, FOUND])
         assert said.conversation.turns[1:] == (
-            Turn("assistant", (ToolCall("tool_search", '{"query":"agents","limit":8}', "c1"),)),
+            Turn("assistant", (ToolCall("tool_search", '{"query": "agents", "limit": 8}', "c1"),)),
             Turn("tool", (ToolResult("c1", (ToolReference("agents__spawn"),)),)),
         )
         assert [(t.name, t.deferred) for t in said.conversation.tools] == [
@@ -179,7 +179,7 @@ def test_additional_tools_are_tools() -> None:  # C26
     said = request(input=[item, USER])
     assert [t.name for t in said.conversation.tools] == ["functions__exec"]
     assert said.conversation.turns == (Turn("user", (Text("Hello"),)),)
-    assert said.extra["input"] == [item, USER]
+    assert said.options.stored_state.input_items == [item, USER]
 
 
 CHOICES: list[Json] = [
@@ -213,7 +213,6 @@ class TestToolChoice:
     def test_forms(self, choice: Any, read: ToolChoice) -> None:  # C38
         said = request(tools=CHOICES, tool_choice=choice)
         assert said.tool_choice == read
-        assert said.extra["allowed_tools"] is None
 
     @pytest.mark.parametrize(
         ("mode", "names", "read"),
@@ -230,7 +229,6 @@ class TestToolChoice:
         choice = {"type": "allowed_tools", "mode": mode, "tools": allowed}
         said = request(tools=CHOICES, tool_choice=choice)
         assert said.tool_choice == read
-        assert said.extra["allowed_tools"] == tuple(names)
         assert said.conversation == request(tools=CHOICES).conversation
 
     @pytest.mark.parametrize("mode", ["auto", "required"])

@@ -30,14 +30,14 @@ class Body(msgspec.Struct):
 )
 def test_refusals_name_the_field(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        wire.read(body, Body)
+        wire.decode_body(body, Body)
     assert refused.value.param == param
     assert refused.value.message
 
 
 def test_half_an_emoji_does_not_end_a_session() -> None:
     body = rb'{"text": "cut \ud83d and \ud83d\ude00, \\ud83d, \ude00"}'
-    assert wire.read(body, Body).text == "cut \ufffd and 😀, \\ud83d, \ufffd"
+    assert wire.decode_body(body, Body).text == "cut \ufffd and 😀, \\ud83d, \ufffd"
 
 
 def test_what_a_model_wrote_can_always_be_sent() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint, EngineInfo
-from singletree.server.bytes_model import CONTEXT_WINDOW
+from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob
+from singletree.server.models.byte_model import CONTEXT_WINDOW
 
 
 class EngineByHand:
@@ -42,24 +42,21 @@ class EngineByHand:
 
     def info(self) -> EngineInfo:
         """Roomy."""
-        return EngineInfo("by hand", CONTEXT_WINDOW, constraints=("lark",))
+        return EngineInfo(
+            "by hand", CONTEXT_WINDOW, constraints=("lark",), optional_sampling=frozenset({"min_tokens"})
+        )
 
     async def abort(self, request_id: str) -> None:
         """Never called: the generator is closed."""
         raise AssertionError
 
-    async def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: Sampling,
-        request_id: str,
-        *,
-        stop_token_ids: Sequence[int] = (),
-        constraint: Constraint | None = None,
-        priority: int = 0,
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """See ``Engine``."""
-        self.prompt, self.sampling, self.constraint = tuple(prompt_token_ids), sampling, constraint
+        self.prompt, self.sampling, self.constraint = (
+            tuple(job.prompt_token_ids),
+            job.sampling,
+            job.constraint,
+        )
         ended = False
         try:
             while not ended:

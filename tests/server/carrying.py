@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from singletree.engines.scripts import Script
-from singletree.prompts.replay import TurnMemory
-from singletree.server.capsule import Capsules
+from singletree.engines.scripted.scripts import Script
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.server.models.capsule import Capsules
 
 from .memory import events
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
@@ -24,6 +24,9 @@ UNSAID = f"<think></think>{THOUGHT}{CALL}"
 SAID = {"one": ONE, "interleaved": INTERLEAVED, "unsaid": UNSAID}
 FUNCTION = {"name": "get_weather", "description": "", "parameters": {"type": "object"}}
 TOOL = {"name": "get_weather", "description": "", "input_schema": {"type": "object"}}
+
+# On Responses a client has capsules where it asks for them; the text, only to change it.
+INCLUDE = ["reasoning.encrypted_content", "reasoning.content"]
 
 Items = list[dict[str, Any]]
 
@@ -74,8 +77,8 @@ class Client:
 
     async def ask(self, served: Served, **more: Any) -> Items:
         field, tool = ("messages", TOOL) if self.is_messages else ("input", {"type": "function", **FUNCTION})
-        limit = {"max_tokens": 4000} if self.is_messages else {}
-        given = {"model": MODEL, field: self.said, "tools": [tool], "stream": self.stream, **limit, **more}
+        carries = {"max_tokens": 4000} if self.is_messages else {"include": INCLUDE}
+        given = {"model": MODEL, field: self.said, "tools": [tool], "stream": self.stream, **carries, **more}
         answer = await served.client.post(self.path, given)
         assert answer.status == 200, answer.body
         return self._read(answer.body)
@@ -127,7 +130,7 @@ def server(scripts: dict[str, str | Script], sealing: Capsules | None = None, **
 
 
 def carried(items: Items) -> list[str]:
-    return [c for i in items if (c := i.get("signature") or i.get("encrypted_content"))]
+    return [c for i in items if (c := i.get("signature") or i.get("encrypted_content") or i.get("data"))]
 
 
 def last_prompt(served: Served) -> list[int]:

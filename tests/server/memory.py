@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message
 from protocols import (
     grammar_chat,
     grammar_completions,
+    grammar_generate,
     grammar_messages,
     grammar_responses,
     judge_responses,
@@ -25,8 +26,12 @@ GRAMMARS = {
     "/v1/chat/completions": grammar_chat.check,
     "/v1/completions": grammar_completions.Grammar,
     "/v1/responses": grammar_responses.Grammar,
+    "/inference/v1/generate": grammar_generate.Grammar,
 }
 """What refuses a stream that is none of its protocol: every one that is read whole goes through it."""
+
+PATIENCE_SECONDS = 30.0
+"""How long the server may send nothing, and how long it may go on behind its answer."""
 
 
 class Reply(NamedTuple):
@@ -91,7 +96,7 @@ class Exchange:
 
     async def read(self) -> bytes | None:
         """The next chunk; None at the end."""
-        return await asyncio.wait_for(self._chunks.get(), 30)
+        return await asyncio.wait_for(self._chunks.get(), PATIENCE_SECONDS)
 
     async def rest(self) -> bytes:
         """All that is still to come."""
@@ -118,7 +123,7 @@ class Client:
         task = self.ask(exchange, scope(method, path, {**self.headers, **headers}, data))
         try:
             yield exchange, task
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from singletree.engines.scripts import Script
+from singletree.engines.scripted.scripts import Script
 from singletree.protocols import chat, messages, models, responses, tokenize
-from singletree.server import protocol
-from singletree.server.config import Config
-from singletree.server.operations import OPERATIONS
-from singletree.server.stored_operations import STORED_OPERATIONS
+from singletree.server.http.routes import OPERATIONS
+from singletree.server.http.store_routes import STORED_OPERATIONS
+from singletree.server.models.config import Config
+from singletree.server.turn import protocol
 
 from .memory import Reply
 from .serving import MODEL, body, serving
@@ -329,7 +329,7 @@ async def test_metrics_count_tokens_and_never_show_a_prompt(caplog: pytest.LogCa
 async def test_what_nobody_foresaw_is_a_500_in_the_protocols_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # C44
-    monkeypatch.setattr("singletree.server.pipeline.prepare", lambda *_: 1 / 0)
+    monkeypatch.setattr("singletree.server.turn.pipeline.prepare", lambda *_: 1 / 0)
     async with serving() as served:
         for path in PATHS:
             reply = await served.client.post(path, body(path, "x"))
@@ -354,4 +354,4 @@ def test_every_route_has_an_operation() -> None:
     ],
 )
 def test_a_path_of_its_own_wins_over_the_version_header(path: str, expected: protocol.WireProtocol) -> None:
-    assert protocol.speaking(path, {"anthropic-version": "2023-06-01"}) is expected
+    assert protocol.protocol_for(path, {"anthropic-version": "2023-06-01"}) is expected

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from singletree.server import pipeline
-from singletree.server.aside import LARGE_BYTES
+from singletree.prompts.prompt_writer import Prompt
+from singletree.server.http import routes
+from singletree.server.http.offload import LARGE_BYTES
+from singletree.server.turn import prompt
 
 from .serving import body, serving
 
@@ -24,15 +26,16 @@ LONG = "a long file " * (LARGE_BYTES // 12 + 1)
 async def test_others_are_answered_while_a_long_prompt_is_written(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # C41
-    write, begun, answered = pipeline.write_prompt, threading.Event(), threading.Event()
+    write, begun, answered = prompt.write_prompt, threading.Event(), threading.Event()
 
-    def hold(model: Any, request: Any, *more: Any, **settings: Any) -> pipeline.Prompt:
+    def hold(model: Any, request: Any, *more: Any, **settings: Any) -> Prompt:
         if len(request.conversation.turns[0].text) > LARGE_BYTES:
             begun.set()
             assert answered.wait(PATIENCE), "the event loop waits for the long prompt"
         return write(model, request, *more, **settings)
 
-    monkeypatch.setattr(pipeline, "write_prompt", hold)
+    for module in (prompt, routes):
+        monkeypatch.setattr(module, "write_prompt", hold)
     async with serving({"s": "Fine."}, context_window=1 << 20) as served:
         long = asyncio.create_task(served.client.post(path, _asking(path, f"{LONG} [[script:s]]")))
         assert await asyncio.to_thread(begun.wait, PATIENCE)
@@ -50,13 +53,13 @@ def _asking(path: str, prompt: str) -> dict[str, Any]:
 
 
 async def test_a_short_prompt_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, threads = pipeline.write_prompt, []
+    write, threads = prompt.write_prompt, []
 
-    def watch(*given: Any, **settings: Any) -> pipeline.Prompt:
+    def watch(*given: Any, **settings: Any) -> Prompt:
         threads.append(threading.current_thread())
         return write(*given, **settings)
 
-    monkeypatch.setattr(pipeline, "write_prompt", watch)
+    monkeypatch.setattr(prompt, "write_prompt", watch)
     async with serving({"s": "Fine."}) as served:
         await served.client.post("/v1/messages", body("/v1/messages", "[[script:s]]"))
     assert threads == [threading.current_thread()]

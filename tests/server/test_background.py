@@ -9,8 +9,8 @@ import pytest
 
 from protocols.grammar_responses import Grammar
 from singletree.engines.engine import Chunk
-from singletree.engines.scripts import Script
-from singletree.server.store import Store
+from singletree.engines.scripted.scripts import Script
+from singletree.server.storage.response_store import Store
 
 from .by_hand import EngineByHand
 from .memory import events

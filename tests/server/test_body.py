@@ -13,7 +13,7 @@ import zstandard
 from starlette.types import Message
 
 from singletree.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
-from singletree.server.body import read_body
+from singletree.server.answers.request_body import read_body
 
 Compress = Callable[[bytes], bytes]
 

@@ -13,17 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from singletree.errors import BadConfiguration
-from singletree.prompts.opening import Opening
-from singletree.server import capsule, catalog
-from singletree.server.capsule import Capsules, Span, Tampered, fingerprint_of, keys_of, load_capsules
-from singletree.server.config import Config
+from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.server.models import capsule
+from singletree.server.models.capsule import (
+    Capsules,
+    Span,
+    Tampered,
+    load_capsules,
+    model_fingerprint,
+    parse_keys,
+)
+from singletree.server.models.config import Config
+from singletree.server.models.served_models import load_models
 
 from .serving import TEMPLATE, TOKENIZER
 from .test_config import read
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-OPENING = Opening(
+OPENING = GenerationPrompt(
     "<|im_start|>assistant\n", "<think>\n", "<|im_end|>\n<|im_start|>assistant\n<think>\n", "0" * 16
 )
 SPAN = Span(b"the turn", 0, False, OPENING, array("I", [1, 151_667, 65_536, 198]))
@@ -38,7 +46,7 @@ spans = st.builds(
     turn=st.binary(min_size=8, max_size=8),
     index=st.integers(0, 1000),
     is_last=st.booleans(),
-    opening=st.builds(Opening, *[st.text(max_size=64)] * 4),
+    opening=st.builds(GenerationPrompt, *[st.text(max_size=64)] * 4),
     token_ids=st.lists(st.integers(0, 2**24 - 1)).map(lambda ids: array("I", ids)),
 )
 
@@ -133,19 +141,19 @@ def test_it_tells_nothing() -> None:
 @given(st.integers(0, 3000))
 def test_it_grows_with_its_span_alone(tokens: int) -> None:
     ids = array("I", [(i * 7919) % 50_000 for i in range(tokens)])
-    sealed = capsules().seal(Span(b"the turn", 900, False, Opening(), ids))
+    sealed = capsules().seal(Span(b"the turn", 900, False, GenerationPrompt(), ids))
     assert len(sealed) < 130 + 4 * tokens
 
 
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even under our own key no more is unpacked than the count says."""
-    many = Span(b"the turn", 0, True, Opening(), array("I", bytes(4 * 2**20)))
+    many = Span(b"the turn", 0, True, GenerationPrompt(), array("I", bytes(4 * 2**20)))
     assert len(capsules().seal(many)) < 10_000
-    monkeypatch.setattr(capsule, "_MOST_TOKENS", 1000)
+    monkeypatch.setattr(capsule, "_MAX_TOKENS", 1000)
     assert capsules().seal(many) == ""
     monkeypatch.undo()
     sealed = capsules().seal(many)
-    monkeypatch.setattr(capsule, "_MOST_TOKENS", 1000)
+    monkeypatch.setattr(capsule, "_MAX_TOKENS", 1000)
     with pytest.raises(Tampered):
         capsules().open(sealed)
 
@@ -161,17 +169,17 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_key_is_read(text: str) -> None:
-    assert keys_of([text]) == (KEY,)
+    assert parse_keys([text]) == (KEY,)
 
 
 def test_both_alphabets_of_base64_are_read() -> None:
     key = bytes(range(224, 256))
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        assert keys_of([encode(key).decode()]) == (key,)
+        assert parse_keys([encode(key).decode()]) == (key,)
 
 
 def test_a_passphrase_makes_a_key() -> None:
-    first, second, again = keys_of(
+    first, second, again = parse_keys(
         ["correct horse battery", "correct horse batterz", "correct horse battery"]
     )
     assert len(first) == 32
@@ -180,11 +188,11 @@ def test_a_passphrase_makes_a_key() -> None:
 
 def test_a_short_passphrase_is_refused() -> None:
     with pytest.raises(BadConfiguration, match="has 6 characters; give 32 bytes in base64 or hex"):
-        keys_of(["secret"])
+        parse_keys(["secret"])
 
 
 def test_without_a_key_each_process_has_its_own() -> None:
-    one, two = (load_capsules((), b"model", strict=False, say=print) for _ in range(2))
+    one, two = (load_capsules((), b"model", strict=False, report=print) for _ in range(2))
     assert one is not None
     assert two is not None
     assert one.open(one.seal(SPAN)) == SPAN
@@ -195,22 +203,22 @@ def test_without_the_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> 
     capsule._cipher.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     said: list[str] = []
-    assert load_capsules((), b"model", strict=True, say=said.append) is None
+    assert load_capsules((), b"model", strict=True, report=said.append) is None
     assert len(said) == 1
     assert "pip install cryptography" in said[0]
 
 
 def test_the_fingerprint_tells_models_apart() -> None:
-    here = fingerprint_of("m", TOKENIZER, TEMPLATE.source)
-    assert here == fingerprint_of("m", TOKENIZER, TEMPLATE.source)
-    assert here != fingerprint_of("n", TOKENIZER, TEMPLATE.source)
-    assert here != fingerprint_of("m", TOKENIZER, TEMPLATE.source + " ")
+    here = model_fingerprint("m", TOKENIZER, TEMPLATE.source)
+    assert here == model_fingerprint("m", TOKENIZER, TEMPLATE.source)
+    assert here != model_fingerprint("n", TOKENIZER, TEMPLATE.source)
+    assert here != model_fingerprint("m", TOKENIZER, TEMPLATE.source + " ")
 
 
 async def test_servers_that_are_given_one_key_open_what_the_other_sealed() -> None:
     async def loaded(*keys: str, strict: bool = False) -> Capsules:
         config = Config(engine="scripted", capsule_key=keys, strict_capsules=strict)
-        served = await catalog.load(config, lambda line: None)
+        served = await load_models(config, lambda line: None)
         await served.close()
         found = served.models[0].capsules
         assert found is not None

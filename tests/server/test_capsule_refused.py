@@ -8,8 +8,8 @@ from itertools import count, repeat
 
 import pytest
 
-from singletree.engines.scripts import Script
-from singletree.server.capsule import Capsules
+from singletree.engines.scripted.scripts import Script
+from singletree.server.models.capsule import Capsules
 
 from .carrying import (
     INTERLEAVED,

@@ -10,15 +10,16 @@ import pytest
 
 from singletree import families
 from singletree.conversation import Conversation, Reasoning, Text, Turn
-from singletree.engines.scripts import Script
+from singletree.engines.scripted.scripts import Script
 from singletree.events import Event, Markup, ReasoningDelta
 from singletree.parsing.parser import parse
-from singletree.prompts.opening import Opening
-from singletree.prompts.replay import Places, Remembered, TurnMemory
-from singletree.prompts.splicing import splice
-from singletree.server.capsule import PREFIX
-from singletree.server.identity import CallIds
-from singletree.server.remembering import Recorder
+from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.splicing import splice
+from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
+from singletree.prompts.tokenizer.encode_prompt import TextSpan
+from singletree.server.models.capsule import PREFIX
+from singletree.server.turn.ids import TurnCallIds
+from singletree.server.turn.recorder import TurnRecorder
 
 from .carrying import (
     INTERLEAVED,
@@ -41,10 +42,6 @@ from .carrying import (
 from .serving import TOKENIZER
 
 
-def up_to_last_thought(said: str) -> int:
-    return len(TOKENIZER.encode(said[: said.rfind("</think>") + len("</think>")]))
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("said", SAID)
@@ -55,16 +52,45 @@ async def test_a_turn_that_was_not_streamed_comes_back_whole(
     assert kept == tokens
 
 
+def without_text(items: Items) -> Items:
+    """``content: null``."""
+    return [item for item in items if item["type"] not in ("text", "message")]
+
+
+def echoing(items: Items) -> Items:
+    """Each thought once more as words, as Copilot CLI gives them back."""
+    echoes: Items = []
+    for item in items:
+        text = item.get("thinking") or "".join(part["text"] for part in item.get("content") or ())
+        echo = (
+            {"type": "text", "text": text}
+            if item["type"] == "thinking"
+            else {"type": "message", "role": "assistant", "content": text}
+        )
+        echoes += [item, echo] if item["type"] in ("thinking", "reasoning") and text else [item]
+    return echoes
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mutate", [without_text, echoing], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("said", SAID)
+async def test_a_sealed_turn_that_comes_back_in_part_is_whole(
+    path: str, mutate: Callable[[Items], Items], said: str
+) -> None:  # C3 C34
+    tokens, kept, _ = await moved(path, SAID[said], mutate, stream=False)
+    assert kept == tokens
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("chunk", [1, 7, 10_000])
-async def test_a_streamed_turn_comes_back_up_to_its_last_thought(
+async def test_a_streamed_turn_comes_back_whole(
     path: str, mutate: Callable[[Items], Items], said: str, chunk: int
 ) -> None:  # C3 C34
-    """However many tokens the engine gives at once, a capsule ends where its thought does."""
-    _, kept, prompt = await moved(path, Script(SAID[said], chunk=chunk), mutate, stream=True)
-    assert kept >= up_to_last_thought(SAID[said]), prompt
+    """However many tokens the engine gives at once, a capsule ends with its thought, and the last with the turn."""
+    tokens, kept, prompt = await moved(path, Script(SAID[said], chunk=chunk), mutate, stream=True)
+    assert kept == tokens, prompt
 
 
 async def test_the_rest_of_a_streamed_turn_is_whole_where_its_spelling_comes_back() -> None:
@@ -110,7 +136,7 @@ async def test_a_capsule_leaves_before_its_thought_is_over_for_the_client(path: 
     client = Client(path, "[[script:a]] How is it?", stream=True)
     async with server({"a": INTERLEAVED}) as served:
         items = await client.ask(served)
-    assert len(carried(items)) == 2
+    assert [bool(carried([item])) for item in items] == [True, False, False, True, False, True]
     assert all(c.startswith(PREFIX) for c in carried(items))
 
 
@@ -155,7 +181,7 @@ async def test_a_sealed_thought_of_an_earlier_loop_comes_back_from_the_memory_to
 def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) -> None:
     """A token may hold the closer and what follows it."""
     turn = Turn("assistant", (Reasoning("\nHm.\n"),))
-    known = Remembered(turn, Opening("<|im_start|>assistant\n"), array("I", [7]), last_words=ends)
+    known = GeneratedTurn(turn, GenerationPrompt("<|im_start|>assistant\n"), array("I", [7]), ending=ends)
     text = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\nHm.\n</think>\n\nYes.<|im_end|>\n"
     said = (Turn("user", (Text("x"),)), replace(turn, parts=(*turn.parts, Text("Yes."))))
     assert LAYOUT is not None
@@ -165,14 +191,22 @@ def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) 
 
     head, token_ids, rest = splice(text, said, {1: known}, LAYOUT, read).pieces
     assert token_ids == array("I", [7])
-    assert f"{rest}" == f"{kept}<|im_end|>\n"
-    assert f"{head}".endswith("assistant\n")
+    assert isinstance(head, TextSpan)
+    assert isinstance(rest, TextSpan)
+    assert rest.text_in(text) == f"{kept}<|im_end|>\n"
+    assert head.text_in(text).endswith("assistant\n")
 
 
 def test_spans_are_counted_as_clients_see_them() -> None:
     """A thought without a word is none, to the encoders as to the recorder."""
-    recorder = Recorder(
-        TurnMemory(2**20), Opening(), [], Places(()), CallIds(Conversation(())), (), capsules=capsules()
+    recorder = TurnRecorder(
+        TurnMemory(2**20),
+        GenerationPrompt(),
+        [],
+        HistoryDigests(()),
+        TurnCallIds(Conversation(())),
+        (),
+        capsules=capsules(),
     )
     said: list[Event] = [
         ReasoningDelta("", ""),

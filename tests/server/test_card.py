@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from singletree.errors import BadConfiguration
-from singletree.server.card import Card, read_card, read_profiles
+from singletree.server.models.model_card import Card, read_card, read_profiles
 
 from .serving import MODEL, serving
 
@@ -70,7 +70,8 @@ def test_policy_is_inherited_and_what_is_the_others_own_is_not(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"), [("gpt-y", "has no 'gpt-y'; it has gpt-x"), ("z=gpt-x", "no name of this model: m")]
+    ("wanted", "told"),
+    [("gpt-y", "has no 'gpt-y'; it has gpt-x"), ("z=gpt-x", "not a name of this model; its names are m")],
 )
 def test_a_profile_that_is_none_is_refused(tmp_path: Path, wanted: str, told: str) -> None:
     with pytest.raises(BadConfiguration, match=told):

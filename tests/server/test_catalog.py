@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from singletree.errors import BadConfiguration, ModelNotFound
-from singletree.prompts.template import CHATML, ChatTemplate
-from singletree.server import bytes_model, catalog
-from singletree.server.config import Config
+from singletree.prompts.template.chat_template import CHATML, ChatTemplate
+from singletree.server.models import byte_model, catalog
+from singletree.server.models.config import Config
+from singletree.server.models.served_models import load_models
 
-QWEN3 = ChatTemplate(bytes_model.CHAT_TEMPLATE)
+QWEN3 = ChatTemplate(byte_model.CHAT_TEMPLATE)
 BARE = ChatTemplate(CHATML)
 
 
 def test_the_template_tells_the_family() -> None:
     family, why = catalog.choose_family(Config(), QWEN3)
-    assert family.name == bytes_model.FAMILY
+    assert family.name == byte_model.FAMILY
     assert "<tool_call>" in why
 
 
@@ -47,19 +48,19 @@ def test_a_flag_that_names_no_family(wrong: dict[str, str]) -> None:
 
 
 def test_rules_are_switched_off_by_name() -> None:
-    assert catalog.rules_off(Config()) == frozenset()
-    assert catalog.rules_off(Config(strip_anthropic_preamble=False)) == {"billing_header"}
-    assert catalog.rules_off(Config(stability_off=("result_order",))) == {"result_order"}
-    with pytest.raises(BadConfiguration, match="no rule is called nope"):
-        catalog.rules_off(Config(stability_off=("nope",)))
+    assert catalog.disabled_rules(Config()) == frozenset()
+    assert catalog.disabled_rules(Config(strip_anthropic_preamble=False)) == {"billing_header"}
+    assert catalog.disabled_rules(Config(stability_off=("result_order",))) == {"result_order"}
+    with pytest.raises(BadConfiguration, match="unknown rule nope"):
+        catalog.disabled_rules(Config(stability_off=("nope",)))
 
 
 async def test_the_scripted_engine_needs_no_model() -> None:
     said: list[str] = []
-    loaded = await catalog.load(Config(engine="scripted", context_window=4096), said.append)
+    loaded = await load_models(Config(engine="scripted", context_window=4096), said.append)
     try:
         model = loaded.get("scripted")
-        assert (model.context_window, model.family.name) == (4096, bytes_model.FAMILY)
+        assert (model.context_window, model.family.name) == (4096, byte_model.FAMILY)
         assert loaded.get("") is model
         assert loaded.get("SCRIPTED[1m]") is model
         with pytest.raises(ModelNotFound, match="served: scripted"):
@@ -70,7 +71,7 @@ async def test_the_scripted_engine_needs_no_model() -> None:
 
 
 async def test_names_are_the_operators() -> None:
-    loaded = await catalog.load(Config(engine="scripted", model_name=("a", "b/c")), print)
+    loaded = await load_models(Config(engine="scripted", model_name=("a", "b/c")), print)
     assert (loaded.models[0].name, loaded.get("b/c").name) == ("a", "a")
     await loaded.close()
 
@@ -79,12 +80,12 @@ async def test_a_template_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     path.write_text(CHATML)
     said: list[str] = []
-    loaded = await catalog.load(Config(engine="scripted", chat_template=path), said.append)
+    loaded = await load_models(Config(engine="scripted", chat_template=path), said.append)
     await loaded.close()
     assert str(path) in said[1]
     for broken, says in ((tmp_path / "none", "No such file"), (tmp_path, "directory")):
         with pytest.raises(BadConfiguration, match=says):
-            await catalog.load(Config(engine="scripted", chat_template=broken), print)
+            await load_models(Config(engine="scripted", chat_template=broken), print)
     path.write_text("{% if %}")
     with pytest.raises(BadConfiguration):
-        await catalog.load(Config(engine="scripted", chat_template=path), print)
+        await load_models(Config(engine="scripted", chat_template=path), print)

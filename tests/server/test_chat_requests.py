@@ -8,9 +8,9 @@ import pytest
 
 from conformance.sdk import openai_sdk
 from protocols.grammar_chat import Grammar
-from singletree.engines.scripts import Script
-from singletree.prompts.template import ChatTemplate
-from singletree.server.config import Config
+from singletree.engines.scripted.scripts import Script
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.server.models.config import Config
 
 from .memory import events
 from .serving import MODEL, TOKENIZER, Served, body, serving
@@ -207,7 +207,7 @@ async def test_where_reasoning_is(flag: Any, sent: dict[str, Any], fields: set[s
     async with serving({"s": THOUGHT}, config=Config(reasoning_field=flag)) as served:
         whole = (await served.client.post(PATH, asked)).json["choices"][0]["message"]
         streamed = await served.client.post(PATH, asked | {"stream": True})
-    assert set(whole) - {"role", "content"} == fields
+    assert set(whole) - {"role", "content", "refusal", "annotations"} == fields
     assert all(whole[field].strip() == "Hm." for field in fields)
     deltas = [data["choices"][0]["delta"] for _, data in events(streamed.body)[:-1]]
     assert {name for delta in deltas for name in delta} - {"role", "content"} == fields
@@ -242,17 +242,6 @@ async def test_usage_counts_what_was_cached_and_thought() -> None:  # C8
         == len(TOKENIZER.encode("<think>\nHm.\n</think>")) - 1
     )
     assert again["total_tokens"] == again["prompt_tokens"] + again["completion_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [({"functions": [{"name": "f"}]}, "functions"), ({"function_call": "auto"}, "function_call")],
-)
-async def test_the_legacy_form_is_refused(fields: dict[str, Any], param: str) -> None:  # C44
-    async with serving() as served:
-        reply = await served.client.post(PATH, body(PATH, "x", **fields))
-    assert (reply.status, reply.json["error"]["param"]) == (400, param)
-    assert "the legacy form" in reply.json["error"]["message"]
 
 
 async def test_the_sdk_asks_for_all_of_it() -> None:

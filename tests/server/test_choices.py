@@ -10,9 +10,8 @@ import pytest
 
 from conformance.sdk import openai_sdk
 from protocols import grammar_chat
-from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk
-from singletree.engines.scripts import Script
+from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.scripted.scripts import Script
 from singletree.errors import EngineFailed
 
 from .by_hand import EngineByHand
@@ -33,12 +32,11 @@ class Drawing(EngineByHand):
         self.seeds: list[int | None] = []
         self.ids: list[str] = []
 
-    async def generate(
-        self, prompt_token_ids: Any, sampling: Sampling, request_id: str, **_: Any
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """See ``Engine``."""
+        sampling = job.sampling
         self.seeds.append(sampling.seed)
-        self.ids.append(request_id)
+        self.ids.append(job.request_id)
         yield Chunk((), cached_tokens=4)
         for token in TOKENIZER.encode(f"choice {sampling.seed}"):
             await asyncio.sleep(0)
@@ -125,24 +123,24 @@ class Failing(Drawing):
     def __init__(self, after: int) -> None:
         super().__init__()
         self.after = after
-        self.left = 0
+        self.running = 0
+        self.finished: set[int | None] = set()
 
-    async def generate(
-        self, prompt_token_ids: Any, sampling: Sampling, request_id: str, **_: Any
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """See ``Engine``."""
         told = 0
+        self.running += 1
         try:
-            async for chunk in super().generate(prompt_token_ids, sampling, request_id):
-                if sampling.seed == 6 and told > self.after:
+            async for chunk in super().generate(job):
+                if job.sampling.seed == 6 and told > self.after:
                     raise EngineFailed("the engine died")
                 told += 1
                 yield chunk
-                if sampling.seed == 7:
+                if job.sampling.seed == 7:
                     await asyncio.sleep(0.001)
-        except GeneratorExit:
-            self.left += 1
-            raise
+            self.finished.add(job.sampling.seed)
+        finally:
+            self.running -= 1
 
 
 async def test_one_that_fails_loses_nothing_of_the_others() -> None:  # C39
@@ -153,7 +151,7 @@ async def test_one_that_fails_loses_nothing_of_the_others() -> None:  # C39
     assert [choice.finish_reason for choice in choices] == ["stop", None, "stop"]
     assert [choice.error is None for choice in choices] == [True, False, True]
     assert choices[1].error is not None
-    said = "choice 1 of 3 failed, the others are whole: the engine died"
+    said = "choice 1 of 3 failed, the others are complete: the engine died"
     assert choices[1].error["message"].endswith(said)
 
 
@@ -164,7 +162,8 @@ async def test_one_that_fails_is_no_whole_body() -> None:  # C39
         assert served.service.tracing.running == 0
     assert reply.status == 500
     assert "the engine died" in reply.json["error"]["message"]
-    assert engine.left == 1, "the slow one is freed, the third was done"
+    assert engine.running == 0, "all of them are freed"
+    assert 7 not in engine.finished, "the slow one before its end"
 
 
 @stream_or_not

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from conformance.sdk import openai_sdk
-from singletree.engines.scripts import Script
-from singletree.server.capsule import Capsules
-from singletree.server.config import Config
-from singletree.server.store import Store
+from singletree.engines.scripted.scripts import Script
+from singletree.server.models.capsule import Capsules
+from singletree.server.models.config import Config
+from singletree.server.storage.response_store import Store
 
 from .carrying import capsules, server
 from .memory import events
@@ -34,7 +34,9 @@ Items = list[dict[str, Any]]
 
 
 async def ask(served: Served, input: Sequence[Any], path: str = PATH, **more: Any) -> dict[str, Any]:
-    body = {"model": MODEL, "input": [*input], "tools": TOOLS, **more}
+    # Nothing is remembered here, so the client carries the reasoning itself, and capsules for a test of theirs.
+    include = ["reasoning.content", "reasoning.encrypted_content"]
+    body = {"model": MODEL, "input": [*input], "tools": TOOLS, "include": include, **more}
     reply = await served.client.post(path, body)
     assert reply.status == 200, reply.body
     return dict(events(reply.body)[-1][1]["response"] if more.get("stream") else reply.json)

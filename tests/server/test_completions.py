@@ -10,9 +10,8 @@ import pytest
 
 from conformance.sdk import openai_sdk
 from protocols.grammar_completions import Grammar
-from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk
-from singletree.engines.scripts import Script
+from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.scripted.scripts import Script
 from singletree.errors import EngineFailed
 
 from .by_hand import EngineByHand
@@ -133,16 +132,15 @@ async def test_an_engine_that_cannot_tell_of_the_prompt_is_no_500() -> None:
         for fields in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
             reply = await served.client.post(PATH, asked("x", **fields))
             assert (reply.status, reply.json["error"]["param"]) == (400, "prompt_logprobs")
-            assert "tells no log-probabilities of the prompt" in reply.json["error"]["message"]
+            assert "does not report log-probabilities of the prompt" in reply.json["error"]["message"]
 
 
 class Ranked(EngineByHand):
     """Says its seed, the higher the likelier."""
 
-    async def generate(
-        self, prompt_token_ids: Any, sampling: Sampling, request_id: str, **_: Any
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """See ``Engine``."""
+        sampling = job.sampling
         assert sampling.logprobs == 0, "asked of the engine, though not of us"
         assert sampling.seed is not None
         [token] = TOKENIZER.encode(str(sampling.seed))
@@ -168,16 +166,16 @@ async def test_the_best_of_several() -> None:
         ({"prompt": ["a", ""]}, "prompt.1", "prompt.1 is empty"),
         ({"prompt": ["a", 1]}, "prompt", "prompt is mixed"),
         ({"prompt": [[1], []]}, "prompt.1", "prompt.1 is empty"),
-        ({"prompt": [1, -1]}, "prompt", "prompt 0 has the token -1"),
+        ({"prompt": [1, -1]}, "prompt", "prompt 0 contains the token id -1"),
         ({"prompt": [10**9]}, "prompt", "this model's ids go from 0 to"),
         ({"prompt": 5}, "prompt", "Expected"),
         ({"suffix": "x"}, "suffix", "the model's own markers"),
         ({"logprobs": 21}, "logprobs", "from 0 to 20"),
         ({"n": 0}, "n", "from 1 to 128"),
-        ({"n": 3, "best_of": 2}, "best_of", "send n or more"),
+        ({"n": 3, "best_of": 2}, "best_of", "send best_of of at least n"),
         ({"best_of": 2, "stream": True}, "best_of", "send stream=false"),
-        ({"best_of": 200}, "prompt", "128 at most"),
-        ({"prompt": ["x"] * 65, "n": 2}, "prompt", "make 130 answers"),
+        ({"best_of": 200}, "prompt", "at most 128"),
+        ({"prompt": ["x"] * 65, "n": 2}, "prompt", "make 130 choices"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "send stream=false"),
         ({"model": ""}, "model", "model is empty"),
         ({"temperature": 9}, "temperature", "from 0 to 2"),

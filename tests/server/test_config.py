@@ -9,13 +9,14 @@ import pytest
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
+from singletree.cli import main
 from singletree.errors import BadConfiguration
-from singletree.server.config import Config, settings
+from singletree.server.models.config import Config, read_settings
 
 
 def read(*flags: str) -> Config:
     """The configuration that a command line gives."""
-    app = App(config=settings, result_action="return_value")
+    app = App(config=read_settings, result_action="return_value")
 
     @app.default
     def command(config: Config = Config()) -> Config:  # noqa: B008
@@ -80,7 +81,6 @@ def test_flags_of_other_servers(flags: list[str], meant: dict[str, Any]) -> None
 WRONG = [
     (["--port", "70000"], "--port is 70000"),
     (["--slots", "0"], "--slots is 0"),
-    (["--engine", "vllm"], "--engine-url"),
     (["--api-key", ""], "--api-key is empty"),
     (["--config", "nowhere.toml"], "nowhere.toml: No such file"),
     (["--port", "x"], '"x"'),
@@ -102,3 +102,25 @@ def test_a_file_that_is_wrong_is_named(content: str, tmp_path: Path) -> None:
     path.write_text(content)
     with pytest.raises((BadConfiguration, CycloptsError), match=r"wrong\.toml"):
         read("--config", str(path))
+
+
+def test_arguments_for_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = ("--tensor-parallel-size", "4", "-O3")
+    seen: list[Config] = []
+    monkeypatch.setattr("singletree.cli.serve._event_loop_runner", lambda: lambda running: running.close())
+
+    def run_server(config: Config, *more: object) -> Any:
+        seen.append(config)
+
+        async def nothing() -> None:
+            """Nothing is served."""
+
+        return nothing()
+
+    monkeypatch.setattr("singletree.server.http.run.run_server", run_server)
+    path = tmp_path / "settings.toml"
+    path.write_text('engine-arguments = ["--dtype", "half"]\n')
+    main(["serve", "--engine", "vllm", "--model", "m", "--", *given])
+    main(["serve", "--config", str(path), "--", *given])
+    assert [config.engine_arguments for config in seen] == [given, ("--dtype", "half", *given)]
+    assert (seen[0].engine, seen[1].engine) == ("vllm", "auto")

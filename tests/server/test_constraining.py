@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -187,3 +188,16 @@ async def test_who_is_told_not_to_think_does_not() -> None:
     _, silent = await asked(CHAT, tools=tools, tool_choice="required", reasoning={"enabled": False})
     assert "<think>" in thinks.value
     assert "<think>" not in silent.value
+
+
+@pytest.mark.parametrize("kind", ["local_shell", "shell", "apply_patch"])
+async def test_a_native_tool_is_held_to_the_shape_of_its_item(kind: str) -> None:  # C42
+    for kinds in (("lark",), ("structural_tag", "lark")):
+        reply, constraint = await asked(RESPONSES, kinds=kinds, tools=[{"type": kind}])
+        assert reply.status == 200, reply.body
+        assert constraint is not None
+        assert kind in json.dumps(constraint.value)
+    reply, constraint = await asked(RESPONSES, kinds=(), tools=[{"type": kind}])
+    assert (reply.status, constraint) == (200, None)
+    reply, constraint = await asked(RESPONSES, tools=[{"type": kind}], family=families.get("llama3_json"))
+    assert (reply.status, constraint) == (200, None)

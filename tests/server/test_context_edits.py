@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from singletree.prompts.clearing import PLACEHOLDER
-from singletree.prompts.replay import TurnMemory
+from singletree.prompts.history.context_editing import PLACEHOLDER
+from singletree.prompts.replay.turn_memory import TurnMemory
 
 from .memory import events
 from .serving import MODEL, TEMPLATE, TOKENIZER, body, serving

@@ -12,12 +12,13 @@ import pytest
 from conformance.sdk import anthropic_sdk
 from protocols import grammar_messages
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint, EngineInfo, StopKind
-from singletree.errors import EngineFailed, Overloaded
-from singletree.server import catalog
-from singletree.server.config import Config
-from singletree.server.continuing import MOST_DEATHS, ContinuingEngine
-from singletree.server.overload import HoldingEngine
+from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob, StopKind
+from singletree.engines.failover import MAX_FAILURES, FailoverEngine
+from singletree.engines.queueing import QueueingEngine
+from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, Overloaded
+from singletree.server.models import catalog
+from singletree.server.models.config import Config
+from singletree.server.models.served_models import load_models
 
 from .memory import Reply
 from .serving import MODEL, TEMPLATE, TOKENIZER, body, serving
@@ -54,23 +55,15 @@ class Mortal:
 
     def info(self) -> EngineInfo:
         """Roomy."""
-        return EngineInfo("mortal", 8192, constraints=("lark",), goes_on=True)
+        return EngineInfo("mortal", 8192, constraints=("lark",), resumable=True)
 
     async def abort(self, request_id: str) -> None:
         """Remembered."""
         self.aborted.append(request_id)
 
-    async def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: Sampling,
-        request_id: str,
-        *,
-        stop_token_ids: Sequence[int] = (),
-        constraint: Constraint | None = None,
-        priority: int = 0,
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """See Engine."""
+        prompt_token_ids, sampling = job.prompt_token_ids, job.sampling
         self.prompts.append(list(prompt_token_ids))
         self.samplings.append(sampling)
         life = self._lives.pop(0) if self._lives else None
@@ -94,7 +87,9 @@ class Mortal:
 
 async def run(engine: Any, *, max_tokens: int | None = None, **more: Any) -> list[Chunk]:
     """All that ``engine`` says."""
-    chunks = engine.generate([1, 2, 3], Sampling(max_tokens), "r", stop_token_ids=(END,), **more)
+    chunks = engine.generate(
+        GenerationJob([1, 2, 3], Sampling(max_tokens), "r", stop_token_ids=(END,), **more)
+    )
     async with aclosing(chunks):
         return [chunk async for chunk in chunks]
 
@@ -102,7 +97,7 @@ async def run(engine: Any, *, max_tokens: int | None = None, **more: Any) -> lis
 @pytest.mark.parametrize("death", range(1, len(TOKENS) + 1))
 async def test_the_turn_is_the_same_wherever_its_engine_dies(death: int) -> None:  # C39
     engine = Mortal(death)
-    chunks = await run(ContinuingEngine([engine]))
+    chunks = await run(FailoverEngine([engine]))
     assert [t for chunk in chunks for t in chunk.token_ids] == list(TOKENS)
     assert [chunk.finish for chunk in chunks if chunk.finish] == ["stop"]
     if death < len(TOKENS):
@@ -114,7 +109,7 @@ async def test_the_turn_is_the_same_wherever_its_engine_dies(death: int) -> None
 @pytest.mark.parametrize("death", [1, 3, 4])
 async def test_the_limit_is_that_of_the_whole_turn(death: int) -> None:
     engine = Mortal(death)
-    chunks = await run(ContinuingEngine([engine]), max_tokens=4)
+    chunks = await run(FailoverEngine([engine]), max_tokens=4)
     assert [t for chunk in chunks for t in chunk.token_ids] == list(TOKENS[:4])
     assert chunks[-1].finish == "length"
     assert [sampling.max_tokens for sampling in engine.samplings] == [4, 4 - death][: 1 + (death < 4)]
@@ -123,7 +118,7 @@ async def test_the_limit_is_that_of_the_whole_turn(death: int) -> None:
 async def test_another_engine_goes_on() -> None:  # C39
     first, second = Mortal(5), Mortal(None)
     second.prompts.append([1, 2, 3])
-    both = ContinuingEngine([first, second])
+    both = FailoverEngine([first, second])
     await both.start()
     chunks = await run(both)
     await both.abort("r")
@@ -137,7 +132,10 @@ NOT_GONE_ON_WITH: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("nothing was told", [0], {}, "it died"),
     ("it fails at once again", [2, EngineFailed("refused")], {}, "it died"),
     ("no room in time", [2, Overloaded("full")], {}, "it died"),
-    ("every engine dies", [2] * (MOST_DEATHS + 1), {}, "it died"),
+    ("it refuses the rest", [2, InvalidRequest("no"), None], {}, "it died"),
+    ("it cannot do it", [2, EngineUnfit("no ids"), None], {}, "it died"),
+    ("it cannot go on", [EngineUnfit("no ids"), None], {}, "no ids"),
+    ("every engine dies", [2] * (MAX_FAILURES + 1), {}, "it died"),
     ("a grammar", [2], {"constraint": Constraint("lark", "x")}, "it died"),
 ]
 
@@ -150,18 +148,38 @@ async def test_what_cannot_go_on_ends_with_the_first_failure(
 ) -> None:  # C39
     engine = Mortal(*lives)
     with pytest.raises(EngineFailed, match=says):
-        await run(ContinuingEngine([engine]), **more)
-    assert len(engine.prompts) == min(len(lives), MOST_DEATHS + 1)
+        await run(FailoverEngine([engine]), **more)
+    assert len(engine.prompts) == min(len([life for life in lives if life is not None]), MAX_FAILURES + 1)
+
+
+async def test_what_cannot_pass_is_never_tried_again() -> None:
+    """Not even where the engine had told tokens, which is when it can go on with a turn."""
+
+    class Unfit(Mortal):
+        async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
+            self.prompts.append(list(job.prompt_token_ids))
+            yield Chunk([7])
+            raise EngineUnfit("vLLM returns no token ids")
+
+    engine = Unfit()
+    with pytest.raises(EngineUnfit):
+        await run(FailoverEngine([engine]))
+    assert len(engine.prompts) == 1
+    unfit = Mortal(*[EngineUnfit("no ids")] * len(PATHS))
+    async with serving(engine=FailoverEngine([unfit])) as served:
+        for path in PATHS:
+            reply = await served.client.post(path, body(path, "x"))
+            assert (reply.status, reply.headers["x-should-retry"]) == (500, "false")
 
 
 async def test_a_refusal_stays_one() -> None:
     with pytest.raises(Overloaded):
-        await run(ContinuingEngine([Mortal(Overloaded("full"))]))
+        await run(FailoverEngine([Mortal(Overloaded("full"))]))
 
 
 async def test_who_leaves_frees_the_engine() -> None:  # C40
     engine = Mortal(2)
-    chunks = ContinuingEngine([engine]).generate([1, 2, 3], Sampling(), "r")
+    chunks = FailoverEngine([engine]).generate(GenerationJob([1, 2, 3], Sampling(), "r"))
     for _ in range(4):
         await anext(chunks)
     await chunks.aclose()
@@ -174,7 +192,7 @@ async def test_the_client_reads_one_turn(path: str, stream: bool) -> None:  # C3
     for death in (1, 9, 20, len(TOKENS) - 2):
         replies: list[Reply] = []
         for engine in (Mortal(None), Mortal(death)):
-            async with serving(engine=ContinuingEngine([HoldingEngine(engine, 1)])) as served:
+            async with serving(engine=FailoverEngine([QueueingEngine(engine, 1)])) as served:
                 asked = body(path, "x", stream=stream, tools=[TOOLS[path]])
                 replies.append(await served.client.post(path, asked))
         whole, mended = (outcome(path, final(path, reply)) for reply in replies)
@@ -187,7 +205,7 @@ async def test_the_sdk_accumulates_a_turn_of_two_engines() -> None:  # C39
     engine = Mortal(30)
     layout = TEMPLATE.layout(TOKENIZER)
     async with (
-        serving(engine=ContinuingEngine([engine]), layout=layout) as served,
+        serving(engine=FailoverEngine([engine]), layout=layout) as served,
         anthropic_sdk(served.client) as sdk,
     ):
         asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "tools": [TOOLS["/v1/messages"]]}
@@ -199,17 +217,17 @@ async def test_the_sdk_accumulates_a_turn_of_two_engines() -> None:  # C39
 
 
 async def test_a_model_is_loaded_so_that_its_turns_go_on() -> None:
-    loaded = await catalog.load(Config(engine="scripted"), lambda line: None)
+    loaded = await load_models(Config(engine="scripted"), lambda line: None)
     try:
         [model] = loaded.models
         # What the scripted engine plays does not follow from the end of its prompt: it would begin anew.
-        assert isinstance(model.engine, HoldingEngine)
+        assert isinstance(model.engine, QueueingEngine)
     finally:
         await loaded.close()
-    assert isinstance(catalog._lasting(Mortal()), ContinuingEngine)
+    assert isinstance(catalog._with_failover(Mortal()), FailoverEngine)
 
 
 async def test_a_stream_that_could_not_go_on_ends_with_an_error() -> None:  # C39
-    async with serving(engine=ContinuingEngine([Mortal(12, EngineFailed("gone for good"))])) as served:
+    async with serving(engine=FailoverEngine([Mortal(12, EngineFailed("gone for good"))])) as served:
         reply = await served.client.post("/v1/messages", body("/v1/messages", "x", stream=True))
     assert grammar_messages.check(reply.body).last["error"]["type"] == "api_error"

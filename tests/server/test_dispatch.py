@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from conformance.sdk import anthropic_sdk, openai_sdk
-from families.test_samples import rows
+from families.sample_rows import all_rows
 from protocols import grammar_chat, grammar_messages, grammar_responses, shapes
-from protocols.shapes import SHAPES, Shape, names, numbered
+from protocols.event_stream import ByteEncoder, context
+from protocols.shapes import SHAPES, Shape, names
 from protocols.test_messages_families import read
 from singletree.conversation import Conversation, Request, Tool, ToolCall
 from singletree.errors import EngineFailed
-from singletree.events import ToolCallBroken, ToolCallEnd, Usage, fold
+from singletree.events import ToolCallBroken, ToolCallEnd, fold
 from singletree.protocols import chat, messages, responses
-from singletree.server.config import Config
-from singletree.server.dispatch import Wanted, dispatching, wanted
+from singletree.server.answers.tool_dispatch import DispatchOptions, dispatch_options, with_dispatch
+from singletree.server.models.config import Config
 
 from .memory import Reply, events
 from .serving import MODEL, body, serving
@@ -40,14 +41,19 @@ SAID = {
 }
 
 
-def streamed(path: str, shape: Shape, asked: Wanted = Wanted(True, True), **request: Any) -> bytes:  # noqa: B008
+BOTH_EVENTS = DispatchOptions(True, True)
+
+
+def streamed(path: str, shape: Shape, asked: DispatchOptions = BOTH_EVENTS, **request: Any) -> bytes:
     """The stream of ``shape`` with the side events."""
     module = MODULES[path]
     of = module.decode(json.dumps(SAID | request).encode())
-    encoder = module.Encoder(of, id="x_1", created=1, usage=Usage(), new_id=numbered())
-    encoding = dispatching(encoder, of, asked)
-    sent = [encoding.start(), *map(encoding.feed, shape.events), encoding.close(shape.finished)]
-    return b"".join(sent)
+    return dispatching(module, of, asked).whole(shape.events, shape.finished)
+
+
+def dispatching(module: Any, of: Request, asked: DispatchOptions) -> ByteEncoder:
+    """The encoder of ``module`` with the side events."""
+    return ByteEncoder(with_dispatch(module.Encoder(context(of, id="x_1")), of, asked))
 
 
 def grammatical(path: str, stream: bytes) -> None:
@@ -89,7 +95,7 @@ def test_complete_calls_once_each_and_nothing_else(path: str, shape: Shape) -> N
 @pytest.mark.parametrize("shape", SHAPES, ids=names)
 def test_without_the_side_events_the_stream_is_what_it_was(path: str, shape: Shape) -> None:
     with_events = [e for e in events(streamed(path, shape)) if e[0] not in ASIDES]
-    without = events(streamed(path, shape, Wanted()))
+    without = events(streamed(path, shape, DispatchOptions()))
     if path == "/v1/responses":
         for _, data in (*with_events, *without):
             del data["sequence_number"]
@@ -100,8 +106,7 @@ def test_without_the_side_events_the_stream_is_what_it_was(path: str, shape: Sha
 def test_a_call_is_told_in_the_write_that_completes_it(path: str) -> None:
     module, shape = MODULES[path], shapes.by_name["two_calls_reasoning_between"]
     of = module.decode(json.dumps(SAID).encode())
-    encoder = module.Encoder(of, id="x_1", created=1, usage=Usage(), new_id=numbered())
-    encoding = dispatching(encoder, of, Wanted(calls=True))
+    encoding = dispatching(module, of, DispatchOptions(calls=True))
     encoding.start()
     for event in shape.events:
         written = encoding.feed(event)
@@ -150,8 +155,7 @@ def test_reasoning_that_the_client_does_not_want_is_not_told_aside() -> None:
 
 def test_a_custom_call_is_told_with_its_raw_input() -> None:  # C25
     of = Request("m", Conversation((), (Tool("apply_patch", kind="custom"),)))
-    encoder = chat.Encoder(of, id="x", created=1, usage=Usage(), new_id=numbered())
-    encoding = dispatching(encoder, of, Wanted(calls=True))
+    encoding = dispatching(chat, of, DispatchOptions(calls=True))
     called = shapes.call(0, "apply_patch", '{"input": "a\\n', 'b"}')
     [told] = asides(b"".join(map(encoding.feed, called)), "tool_call_dispatch")
     assert told["tool_call"]["custom"] == {"name": "apply_patch", "input": "a\nb"}
@@ -163,8 +167,7 @@ def test_a_call_is_told_under_the_names_that_the_client_knows() -> None:  # C26
     namespace = {"type": "namespace", "name": "files", "description": "", "tools": [listed]}
     of = responses.decode(json.dumps(SAID | {"tools": [namespace]}).encode())
     [tool] = of.conversation.tools
-    encoder = responses.Encoder(of, id="resp_1", created=1, usage=Usage(), new_id=numbered())
-    encoding = dispatching(encoder, of, Wanted(calls=True))
+    encoding = dispatching(responses, of, DispatchOptions(calls=True))
     called = shapes.call(0, tool.name, "{}")
     stream = encoding.start() + b"".join(map(encoding.feed, called))
     [told] = asides(stream, "tool_call_dispatch")
@@ -177,8 +180,7 @@ def test_a_call_is_told_under_the_names_that_the_client_knows() -> None:  # C26
 def test_a_failure_ends_the_stream_and_tells_no_call(path: str) -> None:  # C39
     module = MODULES[path]
     of = module.decode(json.dumps(SAID).encode())
-    encoder = module.Encoder(of, id="x_1", created=1, usage=Usage(), new_id=numbered())
-    encoding = dispatching(encoder, of, Wanted(True, True))
+    encoding = dispatching(module, of, DispatchOptions(True, True))
     sent = encoding.start() + b"".join(map(encoding.feed, shapes.call(0, "ls", '{"a": 1', ends=False)))
     sent += encoding.fail(EngineFailed("gone"))
     grammatical(path, sent)
@@ -199,7 +201,7 @@ def test_white_space_alone_is_no_arguments() -> None:
 
 def test_of_every_family_only_complete_calls_with_valid_arguments_are_told() -> None:  # C15 C17
     told = 0
-    for name, row, tools in (param.values for param in rows()):
+    for name, row, tools in all_rows():
         events = tuple(read(name, row, tools, 3))
         stream = streamed("/v1/messages", Shape("", events, shapes.finished()))
         grammar_messages.check(stream)
@@ -218,16 +220,16 @@ WORDS = {True: ("1", "true", "on", " Yes "), False: ("0", "false", "off", "NO")}
 @pytest.mark.parametrize(("says", "word"), [(says, word) for says, words in WORDS.items() for word in words])
 def test_the_words_of_a_header(says: bool, word: str) -> None:
     config = Config(enable_streaming_tool_dispatch=not says)
-    assert wanted(config, {"x-singletree-tool-dispatch": word}) == Wanted(calls=says)
+    assert dispatch_options(config, {"x-singletree-tool-dispatch": word}) == DispatchOptions(calls=says)
 
 
 def test_headers_come_before_flags() -> None:
     on = Config(enable_streaming_tool_dispatch=True, enable_streaming_reasoning_dispatch=True)
-    assert wanted(Config(), {}) == Wanted()
-    assert wanted(on, {}) == Wanted(True, True)
-    assert wanted(Config(), BOTH) == Wanted(True, True)
-    assert wanted(on, {"x-singletree-tool-dispatch": "0"}) == Wanted(False, True)
-    assert wanted(on, {"x-singletree-tool-dispatch": "maybe"}) == Wanted(True, True)
+    assert dispatch_options(Config(), {}) == DispatchOptions()
+    assert dispatch_options(on, {}) == DispatchOptions(True, True)
+    assert dispatch_options(Config(), BOTH) == DispatchOptions(True, True)
+    assert dispatch_options(on, {"x-singletree-tool-dispatch": "0"}) == DispatchOptions(False, True)
+    assert dispatch_options(on, {"x-singletree-tool-dispatch": "maybe"}) == DispatchOptions(True, True)
 
 
 async def ask(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from singletree import families
 from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
-from singletree.engines.scripts import Script
-from singletree.prompts.opening import Opening
-from singletree.prompts.replay import Places, Remembered, TurnMemory, recall, says_the_same
+from singletree.engines.scripted.scripts import Script
+from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.recall import RecallTurns
+from singletree.prompts.replay.turn_comparison import is_equivalent_turn
+from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
@@ -142,26 +145,31 @@ def turn(text: str = "", arguments: str = "{}", thought: str = "") -> Turn:
     ],
 )
 def test_what_counts_as_an_edit(returned: Turn, remembered: Turn, same: bool) -> None:
-    assert says_the_same(returned, remembered) is same
+    assert is_equivalent_turn(returned, remembered) is same
 
 
-def test_the_last_turn_said_in_a_place_is_the_one_found_there() -> None:
-    """An answer that was asked for once more: what was found of the first one is not found again."""
-    user, call = Turn("user", (Text("a"),)), ToolCall("f", "{}", "functions.f:0")
-    given = Conversation((user, Turn("assistant", (call,)), Turn("tool", (ToolResult(call.id, ()),))))
-    memory, recalled = TurnMemory(2**20), None
-    for thought in ("one", "two", "two"):
+def test_turns_of_one_place_bring_reasoning_only_if_they_agree() -> None:
+    """An answer that was asked for once more, or another conversation's: what was found before is not found again."""
+    user, call = Turn("user", (Text("a"),)), ToolCall("f", '{"a":  1}', "functions.f:0")
+    came = replace(call, arguments='{"a":1}')
+    given = Conversation((user, Turn("assistant", (came,)), Turn("tool", (ToolResult(call.id, ()),))))
+    memory, made = TurnMemory(2**20), None
+    for thought, brought in (("one", "one"), ("one", "one"), ("two", ""), ("two", ""), ("one", "")):
         said = Turn("assistant", (Reasoning(thought), call))
-        memory.remember(Remembered(said, Opening(), array("I", [1]), Places(given.turns)[1]))
-        recalled = recall(memory, given, before=recalled)
-        assert recalled.conversation.turns[1].reasoning == thought
+        memory.remember(
+            GeneratedTurn(said, GenerationPrompt(), array("I", [1]), HistoryDigests(given.turns)[1])
+        )
+        recalled, made = RecallTurns(memory).run(given, made)
+        assert recalled.conversation.turns[1].reasoning == brought
+        assert recalled.conversation.turns[1].tool_calls == (call,), "in the model's spelling"
+        assert RecallTurns(memory).run(given, None)[0].conversation == recalled.conversation
 
 
 def test_a_schema_that_comes_later_explains_what_it_filled_in() -> None:
     schema = {"type": "object", "properties": {"all": {"type": "boolean", "default": False}}}
     said, back = (Turn("assistant", (ToolCall("f", it, "call_1"),)) for it in ("{}", '{"all": false}'))
     memory = TurnMemory(2**20)
-    memory.remember(Remembered(said, Opening(), array("I", [1])))
+    memory.remember(GeneratedTurn(said, GenerationPrompt(), array("I", [1])))
     assert memory.find(back) is None
     assert memory.find(back, tools=(Tool("f", "", schema),)) is not None
     assert memory.find(back, tools=(Tool("f", "", {"type": "object"}),)) is None
@@ -172,28 +180,28 @@ def test_calls_under_other_ids_are_told_by_their_order() -> None:
         return Turn("assistant", tuple(ToolCall(name, "{}", id) for name, id in calls))
 
     said = calling(("f", "a"), ("g", "b"))
-    assert says_the_same(calling(("g", "b"), ("f", "a")), said)
-    assert says_the_same(calling(("f", "x"), ("g", "y")), said)
-    assert not says_the_same(calling(("g", "x"), ("f", "y")), said)
-    assert not says_the_same(calling(("f", "a"), ("g", "y")), said)
+    assert is_equivalent_turn(calling(("g", "b"), ("f", "a")), said)
+    assert is_equivalent_turn(calling(("f", "x"), ("g", "y")), said)
+    assert not is_equivalent_turn(calling(("g", "x"), ("f", "y")), said)
+    assert not is_equivalent_turn(calling(("f", "a"), ("g", "y")), said)
 
 
 def test_trimmed_and_joined_text_is_the_same() -> None:
     said = Turn("assistant", (Text("One.\n\n"), Text("Two.\n"), Text("\n"), Text("Three.")))
     for joined in ("One.Two.Three.", "One.\n\nTwo.\n\nThree.", " One.\nTwo.\n\n\nThree.\n"):
-        assert says_the_same(Turn("assistant", (Text(joined),)), said), joined
-    assert not says_the_same(Turn("assistant", (Text("One.Two."),)), said)
-    assert not says_the_same(Turn("assistant", (Text("One.Two.Three.Four."),)), said)
+        assert is_equivalent_turn(Turn("assistant", (Text(joined),)), said), joined
+    assert not is_equivalent_turn(Turn("assistant", (Text("One.Two."),)), said)
+    assert not is_equivalent_turn(Turn("assistant", (Text("One.Two.Three.Four."),)), said)
 
 
 def test_a_place_is_what_was_said_before() -> None:
     user, said = Turn("user", (Text("a"),)), turn("b", thought="c")
-    place = Places([user, said])[2]
-    assert place == Places([user, turn(" b\n")])[2]
-    assert place != Places([said, user])[2]
-    assert place != Places([user, turn("bc")])[2]
-    first = Places([user, said])
-    assert Places([user, said, user], Places([user, said], first))[2] == place == first[2]
-    assert Places([user, said, user], first)[3] == Places([user, said, user])[3]
-    assert Places([said, said, user], first)[3] == Places([said, said, user])[3]
-    assert Places([])[0] == Places([user])[0]
+    place = HistoryDigests([user, said])[2]
+    assert place == HistoryDigests([user, turn(" b\n")])[2]
+    assert place != HistoryDigests([said, user])[2]
+    assert place != HistoryDigests([user, turn("bc")])[2]
+    first = HistoryDigests([user, said])
+    assert first.of_grown([user, said], 2).of_grown([user, said, user], 2)[2] == place == first[2]
+    assert first.of_grown([user, said, user], 2)[3] == HistoryDigests([user, said, user])[3]
+    assert first.of_grown([said, said, user], 0)[3] == HistoryDigests([said, said, user])[3]
+    assert HistoryDigests([])[0] == HistoryDigests([user])[0]

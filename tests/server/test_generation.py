@@ -12,13 +12,13 @@ import pytest
 
 from singletree.conversation import Conversation, ToolCall, Turn
 from singletree.engines.engine import Chunk
-from singletree.engines.scripts import Script
+from singletree.engines.scripted.scripts import Script
 from singletree.errors import EngineFailed
 from singletree.events import ToolCallStart
-from singletree.server import stream as streams
-from singletree.server.config import Config
-from singletree.server.identity import CallIds
-from singletree.server.outbox import Outbox
+from singletree.server.answers import stream as streams
+from singletree.server.answers.send_buffer import SendBuffer
+from singletree.server.models.config import Config
+from singletree.server.turn.ids import TurnCallIds
 
 from .by_hand import EngineByHand
 from .memory import Reply, events
@@ -214,10 +214,10 @@ async def test_ids_of_calls_are_new_in_the_conversation() -> None:  # C13 C23
 def test_an_id_is_new_by_what_every_harness_leaves_of_it() -> None:  # C23
     """A harness made ``functions.f:0`` to ``functionsf0``; the model counts from 0 again."""
     before = Turn("assistant", (ToolCall("f", "{}", "functionsf0"),))
-    ids = CallIds(Conversation((before,)), lambda prefix: f"{prefix}new")
+    ids = TurnCallIds(Conversation((before,)), lambda prefix: f"{prefix}new")
     again, other = (ToolCallStart(n, f"functions.f:{n}", "f", "") for n in (0, 1))
-    ids.settle(again)
-    ids.settle(other)
+    ids.ensure_unique(again)
+    ids.ensure_unique(other)
     assert (again.id, other.id) == ("call_new", "functions.f:1")
 
 
@@ -266,8 +266,8 @@ async def test_failure_in_the_stream_is_its_end(path: str, fault: Exception | No
     assert "secret" not in reply.body.decode()
     words = {
         EngineFailed: "the engine died",
-        ZeroDivisionError: "failed inside",
-        type(None): "without saying why",
+        ZeroDivisionError: "internal server error",
+        type(None): "without a finish reason",
     }
     assert words[type(fault)] in json.dumps(said)
     assert said[-1][0] == {"/v1/messages": "error", "/v1/responses": "response.failed"}.get(path, "")
@@ -316,7 +316,7 @@ async def test_cached_tokens_that_come_early_are_in_the_start() -> None:  # C28
 async def test_a_client_that_does_not_read_slows_the_engine_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "Outbox", partial(Outbox, full_bytes=2000))
+    monkeypatch.setattr(streams, "SendBuffer", partial(SendBuffer, full_bytes=2000))
     engine, count = EngineByHand(), 100
     async with serving(engine=engine) as served:
         asked = body("/v1/chat/completions", "x", stream=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from random import Random
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 
 from prompts.template_sources import HERMES
-from singletree.prompts.beginnings import Beginnings
-from singletree.prompts.replay import TurnMemory
-from singletree.prompts.template import load_chat_template
+from singletree.conversation import Turn
+from singletree.lru import LruCache
+from singletree.prompts.prompt_cache import Continuation, PromptCache
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.template.chat_template import load_chat_template
 from singletree.protocols import wire
-from singletree.recent import Recent
-from singletree.server import pipeline
-from singletree.server.protocol import speaking
+from singletree.server.turn.prompt import write_prompt
+from singletree.server.turn.protocol import protocol_for
 
 from .carrying import FUNCTION, INTERLEAVED, LAYOUT, ONE, TOOL, capsules
 from .serving import MODEL, TOKENIZER, Served, serving
@@ -138,10 +140,46 @@ def written_anew(
 ) -> list[int]:
     """The prompt for a server that remembers turns, and nothing else."""
     with monkeypatch.context() as patched:
-        patched.setattr(wire, "_KNOWN", Recent(0))
-        request = speaking(path, {}).decode(json.dumps(body).encode(), {})
-    speech = replace(served.model, beginnings=Beginnings(0))
-    return pipeline.write_prompt(speech, request).token_ids.tolist()
+        patched.setattr(wire, "_KNOWN", LruCache(0))
+        request = protocol_for(path, {}).decode(json.dumps(body).encode(), {})
+    speech = replace(served.model, prompt_cache=PromptCache(0))
+    return write_prompt(speech, request).token_ids.tolist()
+
+
+class AnyCheckpoint(PromptCache):
+    """Gives each stage a checkpoint of any earlier prompt, another one than the other stages."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(2**30)
+        self._random = random
+        self._kept: list[Mapping[type, Any]] = []
+
+    def resume(self, turns: Sequence[Turn]) -> Continuation:
+        """As a conversation that was never seen, or that was seen at another time by each stage."""
+        stages = self._kept[-1] if self._kept else ()
+        return Continuation(
+            self, turns, {kind: self._random.choice(self._kept)[kind] for kind in stages}, None
+        )
+
+    def keep(
+        self, turns: Sequence[Turn], checkpoints: Mapping[type, Any], *, instead_of: int | None = None
+    ) -> None:
+        """Keep them all."""
+        self._kept.append(checkpoints)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("seed", [3])
+async def test_any_checkpoint_gives_the_same_prompt(  # C7 C41
+    path: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = AnyCheckpoint(Random(seed))
+    settings: dict[str, Any] = {
+        "template": KEEPING,
+        "layout": KEEPING.layout(TOKENIZER),
+        "prompt_cache": cache,
+    }
+    await converse(path, seed, {"memory": TurnMemory(2**20), **settings}, monkeypatch)
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
@@ -150,10 +188,15 @@ def written_anew(
 async def test_prompts_are_those_of_a_server_that_begins(  # C3 C7 C41
     path: str, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = Harness(path, Random(seed))
     settings: dict[str, Any] = {"memory": TurnMemory(2**20), "layout": LAYOUT} if kind != "forgetful" else {}
     if kind == "keeps thoughts":
         settings |= {"template": KEEPING, "layout": KEEPING.layout(TOKENIZER)}
+    await converse(path, seed, settings, monkeypatch)
+
+
+async def converse(path: str, seed: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation in which the engine gets each prompt as a server would write it that begins with it."""
+    harness = Harness(path, Random(seed))
     async with serving(SCRIPTS, context_window=1 << 22, capsules=capsules(), **settings) as served:
         for number in range(14):
             body = harness.body()

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.sdk import openai_sdk
 from singletree.engines.engine import Chunk
-from singletree.engines.scripts import Script
+from singletree.engines.scripted.scripts import Script
 
 from .by_hand import EngineByHand
 from .memory import events

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.scripts import Script
-from singletree.prompts.replay import TurnMemory
-from singletree.server.config import Config
+from singletree.engines.scripted.scripts import Script
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.server.models.config import Config
 
 from .memory import Exchange, Reply, events, scope
 from .serving import MODEL, TEMPLATE, TOKENIZER, body, serving
@@ -38,8 +38,8 @@ PLAIN: dict[str, dict[str, Any]] = {
         "tool_choice": {"type": "auto"},
     },
     "a tool of the vendor's": {
-        "tools": [{"type": "bash_20250124", "name": "bash"}],
-        "tool_choice": {"type": "tool", "name": "bash"},
+        "tools": [{"type": "code_execution_20250825", "name": "code_execution"}],
+        "tool_choice": {"type": "tool", "name": "code_execution"},
     },
     "max_tokens beyond the window": {"max_tokens": 10**9},
     "no limit": {"max_tokens": -1},
@@ -81,6 +81,19 @@ async def test_accepted_and_the_prompt_is_the_plain_one(name: str) -> None:  # C
 async def test_a_tool_that_is_ignored_is_a_warning(name: str) -> None:  # C26
     reply, _ = await ask(**PLAIN[name])
     assert PLAIN[name]["tools"][0]["type"] in reply.headers["x-singletree-warning"]
+
+
+async def test_a_tool_that_the_client_runs_is_called_like_any_other() -> None:  # C26
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    async with serving({"s": call}) as served:
+        asked = {"tools": [{"type": "bash_20250124", "name": "bash"}]}
+        reply = await served.client.post(PATH, body(PATH, "[[script:s]]") | asked)
+        prompt = TOKENIZER.decode(served.engine.log[-1].prompt_token_ids)
+    assert '"name": "bash"' in prompt
+    assert '"restart"' in prompt
+    [used] = reply.json["content"]
+    assert (used["type"], used["name"], used["input"]) == ("tool_use", "bash", {"command": "ls"})
+    assert reply.json["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from protocols import grammar_messages
 from protocols.grammar_messages import Grammar
 from singletree.engines.engine import Chunk
-from singletree.engines.scripts import Script
-from singletree.server.config import Config
+from singletree.engines.scripted.scripts import Script
+from singletree.server.models.config import Config
 
 from .by_hand import EngineByHand
 from .memory import Exchange, events
@@ -22,6 +22,7 @@ from .test_generation import CALL, PATHS, TOOLS, TURN
 
 PATH = "/v1/messages"
 TOKENS = TOKENIZER.encode(TURN)
+LIVE = {"x-singletree-live-arguments": "1"}
 DISPATCH = {"x-singletree-tool-dispatch": "1"}
 each_protocol = pytest.mark.parametrize("path", PATHS)
 
@@ -63,7 +64,7 @@ async def test_a_call_is_over_with_the_token_that_completes_its_arguments(path: 
     asked = body(path, "x", stream=True, tools=[TOOLS[path]])
     async with (
         serving(engine=engine) as served,
-        served.client.open("POST", path, asked, DISPATCH) as (exchange, _),
+        served.client.open("POST", path, asked, DISPATCH | LIVE) as (exchange, _),
     ):
         left = []
         for token in turn:
@@ -114,7 +115,7 @@ async def test_a_failure_at_any_token_ends_the_open_block_with_what_was_said() -
 async def test_a_stop_string_in_arguments_is_no_call() -> None:  # C15 C16
     async with serving({"s": TURN}) as served:
         asked = body(PATH, "[[script:s]]", stream=True, tools=[TOOLS[PATH]], stop_sequences=['"a"'])
-        reply = await served.client.post(PATH, asked, DISPATCH)
+        reply = await served.client.post(PATH, asked, DISPATCH | LIVE)
     stream = grammar_messages.check(reply.body)
     delta = stream.last["delta"]
     assert (delta["stop_reason"], delta["stop_sequence"]) == ("stop_sequence", '"a"')

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from singletree.parsing.parser import parse
-from singletree.prompts import template
-from singletree.prompts.replay import TurnMemory
-from singletree.server import remembering
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.template import chat_template
+from singletree.server.turn import rendered_turn
 
 from .serving import TOKENIZER, Served, serving
 from .test_replay import LAYOUT, SAID, ask, results
@@ -35,8 +35,10 @@ class Counted:
         encoder, added = TOKENIZER._later, TOKENIZER._added
         monkeypatch.setattr(encoder, "encode", _watched(encoder.encode, self._encoded))
         monkeypatch.setattr(added, "guard", _watched(added.guard, self._guarded))
-        monkeypatch.setattr(remembering, "parse", _watched(parse, self._read))
-        monkeypatch.setattr(template, "printed_list", _watched(template.printed_list, self._printed))
+        monkeypatch.setattr(rendered_turn, "parse", _watched(parse, self._read))
+        monkeypatch.setattr(
+            chat_template, "printed_list", _watched(chat_template.printed_list, self._printed)
+        )
 
     def _encoded(self, text: str) -> None:
         self.encoded += len(text)

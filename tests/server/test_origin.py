@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from singletree.engines import llamacpp, vllm, weights
+from singletree.engines import detection
 from singletree.engines.engine import EngineInfo
-from singletree.engines.progress import quiet
-from singletree.engines.weights import Checkpoint
+from singletree.engines.llamacpp import engine as llamacpp
+from singletree.engines.remote import engine as remote
+from singletree.engines.sglang.server import SglangServer
+from singletree.engines.weights import resolve as weights
+from singletree.engines.weights.progress import no_progress
+from singletree.engines.weights.resolve import Checkpoint
 from singletree.errors import BadConfiguration, WeightsUnavailable
-from singletree.server import bytes_model, origin
-from singletree.server.config import Config
+from singletree.server.models import byte_model, loaders
+from singletree.server.models.config import Config
 
 
 class Engine:
@@ -29,13 +33,20 @@ class Engine:
         """Run."""
         self.runs = True
 
+    def complete(self, **settings: Any) -> None:
+        """Remember what the server does not report."""
+        self.completed = settings
+
     async def close(self) -> None:
         """Stop."""
         self.runs = False
 
+    def use_sampling_defaults(self, defaults: dict[str, float]) -> None:
+        """As vLLM's."""
+
     def info(self) -> EngineInfo:
         """As a vLLM server tells it."""
-        return EngineInfo("served-name", 4096, 8, {"root": "org/model"})
+        return EngineInfo("served-name", 4096, 8, checkpoint="org/model")
 
 
 @pytest.fixture(autouse=True)
@@ -51,53 +62,85 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
     monkeypatch.setattr(weights, "resolve", resolve)
     monkeypatch.setattr(llamacpp, "LlamaCppEngine", Engine)
-    monkeypatch.setattr(vllm, "VllmEngine", Engine)
+    monkeypatch.setattr(remote, "RemoteEngine", Engine)
     return wanted
 
 
 async def test_llamacpp(asked: list[tuple[str, bool]]) -> None:
-    found = await origin.find(Config(slots=2, threads=3, context_window=1024), quiet)
+    found = await loaders.find_model_source(Config(slots=2, threads=3, context_window=1024), no_progress)
     assert asked == [(weights.DEFAULT_MODEL, True)]
     assert found.names == (weights.DEFAULT_MODEL, "short")
-    await found.start_engine(bytes_model.bytes_tokenizer())
+    await found.start_engine(byte_model.byte_tokenizer())
     assert Engine.last.runs
     assert Engine.last.settings["slots"] == 2
     assert (Engine.last.settings["threads"], Engine.last.settings["context_window"]) == (3, 1024)
 
 
 async def test_what_is_not_set_is_the_engines_to_choose() -> None:
-    found = await origin.find(Config(model="org/m"), quiet)
-    await found.start_engine(bytes_model.bytes_tokenizer())
+    found = await loaders.find_model_source(Config(model="org/m", engine="llamacpp"), no_progress)
+    await found.start_engine(byte_model.byte_tokenizer())
     assert "slots" not in Engine.last.settings
 
 
 async def test_vllm_tells_what_it_serves(asked: list[tuple[str, bool]]) -> None:
-    found = await origin.find(Config(engine="vllm", engine_url="http://127.0.0.1:1"), quiet)
+    found = await loaders.find_model_source(
+        Config(engine="vllm", engine_url="http://127.0.0.1:1"), no_progress
+    )
     assert asked == [("org/model", False)]
     assert found.names == ("served-name", "org/model", "short")
-    engine: Any = await found.start_engine(bytes_model.bytes_tokenizer())
+    engine: Any = await found.start_engine(byte_model.byte_tokenizer())
     assert engine is Engine.last
-    assert Engine.last.given == ("http://127.0.0.1:1",)
+    server, url = Engine.last.given
+    assert (server.title, url) == ("vLLM", "http://127.0.0.1:1")
+    assert Engine.last.completed == {"window": 4096, "model_defaults": {}}
+
+
+async def test_a_url_alone_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    async def detect(url: str, key: str | None) -> SglangServer:
+        asked.append((url, key))
+        return SglangServer()
+
+    monkeypatch.setattr(detection, "detect_server", detect)
+    config = Config(engine_url="http://127.0.0.1:1", engine_api_key="k", context_window=1000)
+    await loaders.find_model_source(config, no_progress)
+    assert asked == [("http://127.0.0.1:1", "k")]
+    assert Engine.last.given[0].title == "SGLang"
+    assert Engine.last.completed["window"] == 1000
+
+
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "llama-server"])
+def test_a_server_needs_its_url(engine: Any) -> None:
+    with pytest.raises(BadConfiguration, match="needs --engine-url"):
+        Config(engine=engine)
+
+
+def test_scripts_have_no_url() -> None:
+    with pytest.raises(BadConfiguration, match="--engine-url"):
+        Config(engine="scripted", engine_url="http://127.0.0.1:1")
 
 
 async def test_vllm_is_left_when_its_tokenizer_is_not_to_be_had() -> None:
     with pytest.raises(WeightsUnavailable):
-        await origin.find(Config(engine="vllm", engine_url="http://127.0.0.1:1", model="missing"), quiet)
+        await loaders.find_model_source(
+            Config(engine="vllm", engine_url="http://127.0.0.1:1", model="missing"), no_progress
+        )
     assert not Engine.last.runs
 
 
 async def test_scripted_plays_for_any_model(asked: list[tuple[str, bool]]) -> None:
-    found = await origin.find(Config(engine="scripted", model="org/m"), quiet)
+    found = await loaders.find_model_source(Config(engine="scripted", model="org/m"), no_progress)
     assert asked == [("org/m", False)]
-    engine: Any = await found.start_engine(bytes_model.bytes_tokenizer())
-    assert engine.info().context_window == bytes_model.CONTEXT_WINDOW
+    engine: Any = await found.start_engine(byte_model.byte_tokenizer())
+    assert engine.info().context_window == byte_model.CONTEXT_WINDOW
 
 
 def test_the_tokenizer_alone(asked: list[tuple[str, bool]]) -> None:
-    name, tokenizer = origin.tokenizer_of(Config(engine="scripted"), quiet)
+    name, tokenizer = loaders.find_tokenizer(Config(engine="scripted"), no_progress)
     assert (name, tokenizer.decode(tokenizer.encode("h\u00e9"))) == ("scripted", "h\u00e9")
     with pytest.raises(BadConfiguration, match="--model"):
-        origin.tokenizer_of(Config(engine="vllm", engine_url="http://127.0.0.1:1"), quiet)
+        loaders.find_tokenizer(Config(engine="vllm", engine_url="http://127.0.0.1:1"), no_progress)
     with pytest.raises(WeightsUnavailable):
-        origin.tokenizer_of(Config(model="missing"), quiet)
+        loaders.find_tokenizer(Config(model="missing"), no_progress)
     assert asked == [("missing", False)]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, Constraint, EngineInfo
+from singletree.engines import queueing
+from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
+from singletree.engines.queueing import QueueingEngine
 from singletree.errors import Overloaded
-from singletree.server import catalog, overload
-from singletree.server.config import Config
-from singletree.server.overload import HoldingEngine
+from singletree.server.models.config import Config
+from singletree.server.models.served_models import load_models
 
 from .memory import Reply, events
 from .serving import TOKENIZER, body, serving
@@ -26,7 +27,7 @@ each_protocol = pytest.mark.parametrize("path", PATHS)
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overload, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(queueing, "PAUSE_SECONDS", 0.01)
 
 
 class Full:
@@ -57,22 +58,13 @@ class Full:
         """Never called."""
         raise AssertionError
 
-    async def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: Sampling,
-        request_id: str,
-        *,
-        stop_token_ids: Sequence[int] = (),
-        constraint: Constraint | None = None,
-        priority: int = 0,
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """See Engine."""
         if not self.free:
-            self.refused.append(request_id)
+            self.refused.append(job.request_id)
             raise Overloaded("every place is taken", retry_after=7)
         self.free -= 1
-        self.served.append(request_id)
+        self.served.append(job.request_id)
         try:
             yield Chunk([65])
             await self.going_on.wait()
@@ -81,21 +73,21 @@ class Full:
             self.free += 1
 
 
-async def run(engine: HoldingEngine, name: str) -> int:
+async def run(engine: QueueingEngine, name: str) -> int:
     """Generates to the end; the number of tokens."""
-    async with aclosing(engine.generate([1], Sampling(), name)) as chunks:
+    async with aclosing(engine.generate(GenerationJob([1], Sampling(), name))) as chunks:
         return sum([len(chunk.token_ids) async for chunk in chunks])
 
 
 async def test_first_come_first_served() -> None:
     full = Full()
     full.going_on.set()
-    engine = HoldingEngine(full, 5)
+    engine = QueueingEngine(full, 5)
     asking = []
     for name in "abcd":
         asking.append(asyncio.create_task(run(engine, name)))
         await until(lambda: engine.waiting == len(asking))
-    await asyncio.sleep(10 * overload.PAUSE_SECONDS)
+    await asyncio.sleep(10 * queueing.PAUSE_SECONDS)
     assert set(full.refused) == {"a"}, "only the first in line tries"
     full.free = 1
     late = asyncio.create_task(run(engine, "e"))
@@ -107,7 +99,7 @@ async def test_first_come_first_served() -> None:
 async def test_who_leaves_the_line_lets_the_next_one_go() -> None:
     full = Full()
     full.going_on.set()
-    engine = HoldingEngine(full, 5)
+    engine = QueueingEngine(full, 5)
     first, second = (asyncio.create_task(run(engine, name)) for name in "ab")
     await until(lambda: engine.waiting == 2)
     first.cancel()
@@ -118,9 +110,9 @@ async def test_who_leaves_the_line_lets_the_next_one_go() -> None:
 
 
 async def test_a_generation_that_ends_wakes_the_first_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overload, "PAUSE_SECONDS", 60)
+    monkeypatch.setattr(queueing, "PAUSE_SECONDS", 60)
     full = Full(1)
-    engine = HoldingEngine(full, 60)
+    engine = QueueingEngine(full, 60)
     running, waiting = (asyncio.create_task(run(engine, name)) for name in "ab")
     await until(lambda: engine.waiting == 1)
     full.going_on.set()
@@ -129,7 +121,7 @@ async def test_a_generation_that_ends_wakes_the_first_in_line(monkeypatch: pytes
 
 async def test_a_limit_in_time_and_in_number() -> None:
     full = Full()
-    engine = HoldingEngine(full, 0.05, longest_line=1)
+    engine = QueueingEngine(full, 0.05, max_queue_length=1)
     waiting = asyncio.create_task(run(engine, "a"))
     await until(lambda: engine.waiting == 1)
     with pytest.raises(Overloaded, match="1 requests are waiting already"):
@@ -137,7 +129,7 @@ async def test_a_limit_in_time_and_in_number() -> None:
     with pytest.raises(Overloaded, match=r"0\.05 seconds"):
         await waiting
     with pytest.raises(Overloaded):
-        await run(HoldingEngine(full, 0), "c")
+        await run(QueueingEngine(full, 0), "c")
 
 
 @each_protocol
@@ -147,7 +139,7 @@ async def test_a_stream_is_held_open(path: str) -> None:  # C11
     alive = {"/v1/messages": b"event: ping", "/v1/responses": b"event: response.in_progress"}
     seen = b""
     async with (
-        serving(engine=HoldingEngine(full, 5), config=Config(keep_alive_seconds=0.02)) as served,
+        serving(engine=QueueingEngine(full, 5), config=Config(keep_alive_seconds=0.02)) as served,
         served.client.open("POST", path, body(path, "x", stream=True)) as (exchange, _),
     ):
         while seen.count(alive.get(path, b": keep-alive")) < 3:
@@ -165,7 +157,7 @@ REFUSED = {"/v1/messages": (529, "overloaded_error"), "/v1/responses": (503, "ov
 @each_protocol
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_at_once_is_a_status(path: str, stream: bool) -> None:  # C39
-    async with serving(engine=HoldingEngine(Full(), 0)) as served:
+    async with serving(engine=QueueingEngine(Full(), 0)) as served:
         reply = await served.client.post(path, body(path, "x", stream=stream))
     status, kind = REFUSED.get(path, (503, "overloaded"))
     assert (reply.status, reply.headers["retry-after"]) == (status, "2")
@@ -175,8 +167,8 @@ async def test_a_refusal_at_once_is_a_status(path: str, stream: bool) -> None:  
 @each_protocol
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_at_last(path: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # C39
-    monkeypatch.setattr("singletree.server.answer.OPENING_SECONDS", 0.01)
-    async with serving(engine=HoldingEngine(Full(), 0.1)) as served:
+    monkeypatch.setattr("singletree.server.answers.response.OPENING_SECONDS", 0.01)
+    async with serving(engine=QueueingEngine(Full(), 0.1)) as served:
         reply = await served.client.post(path, body(path, "x", stream=stream))
     if not stream:
         assert (reply.status, reply.headers["retry-after"]) == (REFUSED.get(path, (503, ""))[0], "2")
@@ -202,7 +194,7 @@ async def test_what_is_not_of_the_line_goes_through() -> None:
         async def abort(self, request_id: str) -> None:
             asked.append(("abort", request_id))
 
-    engine = HoldingEngine(Listening(), 1)
+    engine = QueueingEngine(Listening(), 1)
     await engine.start()
     await engine.abort("r")
     await engine.close()
@@ -211,10 +203,10 @@ async def test_what_is_not_of_the_line_goes_through() -> None:
 
 
 async def test_a_model_is_loaded_with_a_line_in_front_of_it() -> None:
-    loaded = await catalog.load(Config(engine="scripted", hold_seconds=3), lambda line: None)
+    loaded = await load_models(Config(engine="scripted", hold_seconds=3), lambda line: None)
     try:
         [model] = loaded.models
-        assert isinstance(model.engine, HoldingEngine)
+        assert isinstance(model.engine, QueueingEngine)
         assert model.engine.info().name == "scripted"
     finally:
         await loaded.close()

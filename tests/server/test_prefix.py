@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-from array import array
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from singletree.prompts.replay import TurnMemory
-from singletree.prompts.template import load_chat_template
-from singletree.server import bytes_model
-from singletree.server.causes import CAUSES
-from singletree.server.prefix import common_tokens
+from singletree.prefixes import common_prefix
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.template.chat_template import load_chat_template
+from singletree.server.models import byte_model
+from singletree.server.sessions.break_causes import CAUSES
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
@@ -28,35 +25,6 @@ OTHER_TOOL = TOOL | {"name": "cat"}
 SYSTEM = "You are a good agent, and today it is 2026-11-20, 09:15."
 
 Body = dict[str, Any]
-
-
-def naive(one: list[int], other: list[int]) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.integers(0, 3), max_size=1500),
-    st.integers(0, 1500),
-    st.lists(st.integers(0, 2**32 - 1), max_size=40),
-    st.lists(st.integers(0, 2**32 - 1), max_size=40),
-)
-def test_matched_is_the_longest_common_prefix(
-    shared: list[int], repeats: int, one: list[int], other: list[int]
-) -> None:
-    left, right = shared * (1 + repeats % 4) + one, shared * (1 + repeats % 4) + other
-    packed = (array("I", left).tobytes(), array("I", right).tobytes())
-    assert common_tokens(*packed) == common_tokens(*packed[::-1]) == naive(left, right)
-
-
-@pytest.mark.parametrize("at", [0, 1, 255, 256, 257, 511, 767, 768, 769, 4999])
-def test_one_byte_is_enough_to_part(at: int) -> None:
-    tokens = array("I", [7] * 5000)
-    other = tokens[:]
-    other[at] += 1 << 24
-    assert common_tokens(tokens.tobytes(), other.tobytes()) == at
 
 
 async def send(served: Served, body: Body, **headers: str) -> tuple[list[Any], dict[str, str]]:
@@ -158,8 +126,8 @@ async def test_each_cause_is_named(cause: str) -> None:
         whole = before + list(served.engine.log[-2].token_ids)
     assert headers["x-singletree-course"] == "broken"
     assert headers["x-singletree-break"] == f"{cause}; {place}"
-    assert int(headers["x-singletree-matched-tokens"]) == naive(whole, after)
-    assert int(headers["x-singletree-new-tokens"]) == len(after) - naive(whole, after)
+    assert int(headers["x-singletree-matched-tokens"]) == common_prefix(whole, after)
+    assert int(headers["x-singletree-new-tokens"]) == len(after) - common_prefix(whole, after)
     assert int(headers["x-singletree-lost-tokens"]) in range(1, len(whole))
 
 
@@ -242,7 +210,7 @@ async def test_a_block_that_always_stands_last() -> None:
     assert headers["x-singletree-break"] == "message_moved; message 1 (user)"
 
 
-FORGETFUL = bytes_model.CHAT_TEMPLATE.replace(
+FORGETFUL = byte_model.CHAT_TEMPLATE.replace(
     "{% if message.reasoning_content %}",
     "{% if message.reasoning_content and not (messages[-1].role == 'user' and not loop.last) %}",
 )
@@ -277,7 +245,7 @@ async def test_a_turn_that_nobody_remembers() -> None:
 
 SETTING = (
     "<|im_start|>system\nThinking is {{ 'on' if enable_thinking else 'off' }}.<|im_end|>\n"
-    + bytes_model.CHAT_TEMPLATE
+    + byte_model.CHAT_TEMPLATE
 )
 
 
@@ -291,7 +259,7 @@ async def test_a_setting_that_the_template_prints() -> None:
     assert headers["x-singletree-break"] == "settings; head"
 
 
-SWITCHED = bytes_model.CHAT_TEMPLATE.replace(
+SWITCHED = byte_model.CHAT_TEMPLATE.replace(
     "{% if message.reasoning_content %}",
     "{% if message.reasoning_content and enable_thinking is not false %}",
 )
@@ -300,7 +268,7 @@ SWITCHED = bytes_model.CHAT_TEMPLATE.replace(
 async def test_a_setting_that_takes_reasoning_out_of_the_history() -> None:  # C4
     """The messages are the same: it is the client's switch that drops it, not the template's policy."""
     template = load_chat_template(TOKENIZER, SWITCHED)
-    assert "enable_thinking" in template.reads.switches
+    assert "enable_thinking" in template.capabilities.switches
     given: Body = {"template": template, "layout": template.layout(TOKENIZER)}
     on, off = {"type": "enabled", "budget_tokens": 100}, {"type": "disabled"}
     for thinking in (on, off):
@@ -319,7 +287,7 @@ async def test_a_setting_that_takes_reasoning_out_of_the_history() -> None:  # C
 
 def test_causes_have_names_words_and_cures() -> None:
     assert len({cause.name for cause in CAUSES}) == len(CAUSES)
-    assert all(cause.says and cause.cure for cause in CAUSES)
+    assert all(cause.reason and cause.cure for cause in CAUSES)
 
 
 async def test_excerpts_stand_on_both_sides_of_the_place() -> None:

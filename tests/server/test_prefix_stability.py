@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from singletree.prompts.replay import TurnMemory
-from singletree.prompts.stability import PLACEHOLDER_TOOL, RULES
-from singletree.prompts.template import ChatTemplate, load_chat_template
-from singletree.server import bytes_model
+from singletree.prompts.history.canonicalization import PLACEHOLDER_TOOL, RULES
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.template.chat_template import ChatTemplate, load_chat_template
+from singletree.server.models import byte_model
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 from .test_sessions import compacted
@@ -39,7 +39,7 @@ STRICT = (
     "{%- if message.role == 'system' and not loop.first %}{{ raise_exception('system must be first') }}{% endif %}"
     "{%- if not loop.first and message.role == loop.previtem.role and message.role == 'user' %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{%- endfor %}" + bytes_model.CHAT_TEMPLATE
+    "{%- endfor %}" + byte_model.CHAT_TEMPLATE
 )
 
 
@@ -298,6 +298,14 @@ ACTING: dict[str, Body] = {
     "billing_header": claude(system=HEADER.format("1", "2") + "\nYou are good."),
     "deferred_tools": claude(tools=[TOOL, PLACEHOLDER]),
     "system_after_results": split_system(),
+    "assistant_messages": claude(
+        messages=[
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "One."},
+            {"role": "assistant", "content": "Two."},
+            {"role": "user", "content": "And?"},
+        ]
+    ),
     "result_order": parallel("c", "a", "b"),
     "text_blocks": claude(system=[{"type": "text", "text": "You"}, {"type": "text", "text": "are good."}]),
 }

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from singletree.conversation import ToolCall, Turn
-from singletree.prompts.opening import Opening
-from singletree.prompts.replay import Remembered, TurnMemory
+from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
@@ -160,7 +160,7 @@ def test_memory_is_bounded() -> None:
     memory = TurnMemory(20_000)
     for i in range(100):
         turn = Turn("assistant", (ToolCall("f", "{}", f"call{i}"),))
-        memory.remember(Remembered(turn, Opening(), array("I", range(200))))
+        memory.remember(GeneratedTurn(turn, GenerationPrompt(), array("I", range(200))))
         assert memory.bytes <= 20_000
     assert memory.find(Turn("assistant", (ToolCall("f", "{}", "call_99"),))) is not None
     assert memory.find(Turn("assistant", (ToolCall("f", "{}", "call0"),))) is None

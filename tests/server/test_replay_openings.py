@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.scripts import Script
-from singletree.prompts.template import ChatTemplate
-from singletree.server.turn_journal import JournalledMemory
+from singletree.engines.scripted.scripts import Script
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.server.models.turn_journal import JournalledMemory
 
 from .carrying import ONE, THOUGHT, Client, capsules, last_prompt, server, without_words
 from .serving import TOKENIZER

@@ -6,10 +6,10 @@ import pytest
 
 from singletree.conversation import Thinking
 from singletree.errors import BadConfiguration
-from singletree.prompts.replay import TurnMemory
-from singletree.prompts.template import ChatTemplate
-from singletree.server.catalog import default_thinking
-from singletree.server.config import Config
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.server.models.catalog import default_thinking
+from singletree.server.models.config import Config
 
 from .serving import MODEL, TOKENIZER, serving
 from .test_replay import INTERLEAVED, LAYOUT, PATHS, SAID, TOOL, Session, ask, prompts, results

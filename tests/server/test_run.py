@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from singletree.errors import BadConfiguration, EngineFailed
-from singletree.server import run
-from singletree.server.config import Config
-from singletree.server.run import choose_address, listens
+from singletree.server.http import run
+from singletree.server.http.run import choose_address, wait_until_listening
+from singletree.server.models.config import Config
 
 from .memory import Client, events
 from .serving import body
@@ -92,7 +92,7 @@ class Door:
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "Server", Listener)
     monkeypatch.setattr(run, "choose_address", partial(choose_address, make_socket=Probe))  # type: ignore[arg-type]
-    monkeypatch.setattr(run, "listens", partial(listens, connect=Door()))
+    monkeypatch.setattr(run, "wait_until_listening", partial(wait_until_listening, connect=Door()))
     monkeypatch.setattr(Listener, "fault", None)
 
 
@@ -106,7 +106,7 @@ async def started(config: Config) -> tuple[asyncio.Task[None], Client]:
         if line.startswith("ready"):
             ready.set()
 
-    serving = asyncio.create_task(run.serve(config, say))
+    serving = asyncio.create_task(run.run_server(config, say))
     await asyncio.wait({serving, asyncio.create_task(ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()
@@ -115,7 +115,7 @@ async def started(config: Config) -> tuple[asyncio.Task[None], Client]:
 
 async def test_ready_means_that_connections_are_taken() -> None:
     serving, door = asyncio.create_task(asyncio.sleep(5)), Door(refusals=2)
-    looking = asyncio.create_task(listens("127.0.0.1", 4321, serving, connect=door))
+    looking = asyncio.create_task(wait_until_listening("127.0.0.1", 4321, serving, connect=door))
     await asyncio.sleep(0)
     assert not looking.done()
     await asyncio.wait_for(looking, 5)
@@ -165,7 +165,7 @@ async def test_a_generation_may_finish() -> None:
 async def test_an_http_server_that_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listener, "fault", RuntimeError("socket"))
     serving, _ = await started(Config(engine="scripted"))
-    with pytest.raises(EngineFailed, match="ended by itself"):
+    with pytest.raises(EngineFailed, match="stopped unexpectedly"):
         await asyncio.wait_for(serving, 5)
 
 
@@ -201,7 +201,7 @@ def test_addresses() -> None:
 async def test_an_open_door_is_said(host: str, keys: tuple[str, ...], warned: bool) -> None:
     said: list[str] = []
     config = Config(engine="scripted", host=host, port=0, api_key=keys)
-    serving = asyncio.create_task(run.serve(config, said.append))
+    serving = asyncio.create_task(run.run_server(config, said.append))
     while not said or not said[-1].startswith("ready"):
         await asyncio.wait({serving}, timeout=0.01)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from singletree.prompts.stability import SESSION_CLOCK
-from singletree.prompts.template import ChatTemplate
-from singletree.server import bytes_model, pipeline
+from singletree.prompts.history.canonicalization import SESSION_CLOCK
+from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.server.models import byte_model
+from singletree.server.turn import prompt
 
 from .carrying import ONE, Client, last_prompt, server, without_words
 from .serving import TOKENIZER
 
-TEMPLATE = ChatTemplate("Now: {{ strftime_now('%Y-%m-%d %H:%M:%S') }}\n" + bytes_model.CHAT_TEMPLATE)
+TEMPLATE = ChatTemplate("Now: {{ strftime_now('%Y-%m-%d %H:%M:%S') }}\n" + byte_model.CHAT_TEMPLATE)
 DAY = 86_400.0
 COUNTED = f'singletree_stability_rules_total{{rule="{SESSION_CLOCK.name}"}}'
 
@@ -32,7 +33,7 @@ class Hours:
 def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
     """The clock of the server."""
     made = Hours()
-    monkeypatch.setattr(pipeline, "time", made)
+    monkeypatch.setattr(prompt, "time", made)
     return made
 
 

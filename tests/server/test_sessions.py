@@ -11,10 +11,11 @@ import pytest
 
 from singletree.conversation import Conversation, Request, Text, Turn
 from singletree.engines.engine import Chunk
-from singletree.prompts.replay import TurnMemory
+from singletree.lru import ENTRY_BYTES
+from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.protocols import chat, messages, responses
-from singletree.server.config import Config
-from singletree.server.sessions import session_key
+from singletree.server.models.config import Config
+from singletree.server.sessions.sessions import session_key
 
 from .by_hand import EngineByHand
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, body, serving
@@ -41,6 +42,11 @@ Body = dict[str, Any]
         ({"x-session-affinity": "ses_1", "x-session-id": "ses_1"}, "ses_1"),
         ({"x-session-affinity": "ses_1"}, "ses_1"),
         ({"x-dynamo-session-id": "d"}, "d"),
+        ({"x-grok-session-id": "g", "x-grok-conv-id": "c"}, "g/c"),
+        ({"x-grok-session-id": "g", "x-grok-conv-id": "g"}, "g"),
+        ({"x-grok-conv-id": "c"}, "c"),
+        ({"agent-session-id": "a"}, "a"),
+        ({"x-affinity": "b"}, "b"),
         ({"x-singletree-session": "mine", "x-claude-code-session-id": "u1"}, "mine"),
         ({"x-singletree-session": "  "}, None),
         ({"x-session-id": "x" * 1000}, "x" * 256),
@@ -313,21 +319,21 @@ async def test_room_is_bounded() -> None:
         for n in range(40):
             await Harness(served, "x" * 500, {"x-session-id": f"s{n}"}).go_on()
         sessions = served.service.sessions
-        assert sessions.bytes <= 20_000
+        assert sessions.memory_bytes <= 20_000
         kept = list(sessions)
         assert kept[0].key == "s39"
         assert 2 < len(kept) < 40
-        assert sessions.bytes == sum(each.bytes for each in kept)
+        assert sessions.memory_bytes == sum(each.bytes + ENTRY_BYTES for each in kept)
         await Harness(served, "x" * 6000, {"x-session-id": "large"}).go_on()
-        assert sessions.bytes <= 20_000
+        assert sessions.memory_bytes <= 20_000
 
 
 async def test_lines_of_one_session_are_bounded() -> None:
     async with remembering() as served:
-        for n in range(30):
+        for n in range(50):
             await Harness(served, f"{n}").go_on(system=f"{n}")
         (session,) = served.service.sessions
-    assert (len(session.lines), session.requests, session.lines_made) == (8, 30, 30)
+    assert (len(session.records), session.requests, session.records_made) == (32, 50, 50)
 
 
 async def test_nothing_is_kept_without_room() -> None:

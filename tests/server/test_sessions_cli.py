@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 from singletree.cli import main
-from singletree.server.config import Config
+from singletree.server.models.config import Config
 
 from .memory import Client, Reply
 from .test_sessions import Harness, remembering
@@ -72,10 +72,10 @@ def test_sessions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_session_is_told_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("s") == 0
     said = capsys.readouterr().out
-    assert "session s of org/test-model: 3 requests" in said
-    assert "a new line" in said
-    assert "goes on from all of the last prompt and turn" in said
-    assert "BROKEN in message 0 (user)" in said
+    assert "session s, model org/test-model: 3 requests" in said
+    assert "a new conversation" in said
+    assert "continues the last prompt and turn completely" in said
+    assert "BREAK in message 0 (user)" in said
     assert "message_changed" in said
     assert "was     i<|im_end|>" in said
     assert "is      \\x1b[31mo<|im_end|>" in said
@@ -94,9 +94,9 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["gone"], "no session 'gone' is known"),
+        (["gone"], "session 'gone' does not exist"),
         (["s", "--api-key", "wrong"], "give --api-key"),
-        (["s", "--url", "nowhere"], "--base-url 'nowhere' is no URL"),
+        (["s", "--url", "nowhere"], "--base-url 'nowhere' is not a URL"),
     ],
 )
 def test_what_is_wrong_is_said(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

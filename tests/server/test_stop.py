@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from singletree.server.stop import StopStrings
+from singletree.server.turn.stop_strings import StopStrings
 
 
 def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, str | None]:

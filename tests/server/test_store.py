@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from singletree.server.store import KEPT_SECONDS, Item, Store, StoredConversation, StoredResponse
+from singletree.server.storage.response_store import (
+    KEPT_SECONDS,
+    Store,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
 
 NOW = int(time.time())
 
 
-def item(id: str, size: int = 0) -> Item:
-    return Item(id, b'{"id":"%b","text":"%b"}' % (id.encode(), b"x" * size))
+def item(id: str, size: int = 0) -> StoredItem:
+    return StoredItem(id, b'{"id":"%b","text":"%b"}' % (id.encode(), b"x" * size))
 
 
 def turn(number: int, *, previous: str | None = None, size: int = 0, created: int = NOW) -> StoredResponse:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.scripts import Script
-from singletree.server.store import Store
+from singletree.engines.scripted.scripts import Script
+from singletree.server.storage.response_store import Store
 
 from .memory import Reply, events
 from .serving import MODEL, Served, serving
@@ -22,6 +22,8 @@ TOOLS = [
         "parameters": {"type": "object", "properties": {"n": {"type": "number"}}},
     }
 ]
+CARRIED = ["reasoning.content"]
+"""What a client asks for that sends its whole input, since these servers remember no turns."""
 CALL = '<think>\nI look.\n</think>\n\n<tool_call>\n{"name": "ls", "arguments": {"n":   1.0}}\n</tool_call>'
 
 
@@ -59,7 +61,7 @@ def refused(reply: Reply, status: int, code: str | None, param: str | None) -> s
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_next_prompt_is_that_of_the_whole_input(stream: bool) -> None:  # C30
     async with storing(CALL, "Done.", "Done.") as served:
-        first = await ask(served, "List. [[script:s0]]", stream=stream)
+        first = await ask(served, "List. [[script:s0]]", stream=stream, include=CARRIED)
         call = first["output"][-1]
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": "notes.txt"}
         await ask(served, [result], previous_response_id=first["id"], stream=stream)
@@ -97,7 +99,7 @@ async def test_without_a_store_a_request_is_told_so() -> None:
         made = await served.client.post(PATH, said("Hi [[script:s0]]"))
         assert made.json["store"] is False
         reply = await served.client.post(PATH, said("Hi", previous_response_id="resp_1"))
-        assert "stores no responses" in refused(reply, 400, None, "previous_response_id")
+        assert "does not store responses" in refused(reply, 400, None, "previous_response_id")
         assert (await served.client.get(f"{PATH}/resp_1")).status == 400
 
 
@@ -125,7 +127,7 @@ async def test_input_items_page_by_page() -> None:
 
 async def test_a_reference_stands_for_the_item() -> None:
     async with storing(CALL, "Done.") as served:
-        first = await ask(served, "List. [[script:s0]]")
+        first = await ask(served, "List. [[script:s0]]", include=CARRIED)
         call = first["output"][-1]
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": "notes.txt"}
         asked = {"role": "user", "content": "List. [[script:s0]]"}

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from singletree import families
 from singletree.conversation import Thinking
-from singletree.prompts.template import ChatTemplate
+from singletree.prompts.template.chat_template import ChatTemplate
 
 from .serving import MODEL, TOKENIZER, body, serving
 
@@ -27,7 +28,10 @@ def _words(name: str, *words: str) -> ChatTemplate:
 
 
 KINDS = {
-    "switch": ChatTemplate(f"{_TURNS}[{{{{ enable_thinking }}}} {{{{ truncate_history_thinking }}}}]"),
+    "switch": ChatTemplate(
+        f"{_TURNS}[{{{{ enable_thinking }}}} {{{{ truncate_history_thinking }}}}]",
+        variables=families.get("nemotron_v3").thinking_variables,
+    ),
     "flag": ChatTemplate(f"{_TURNS}[{{{{ thinking }}}}]"),
     "mode": _words("thinking_mode", "enabled", "disabled"),
     "effort": _words("reasoning_effort", "low", "medium", "high"),

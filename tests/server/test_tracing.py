@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from singletree.events import Finished
-from singletree.server.sessions import Step
-from singletree.server.tracing import Trace, Tracing
+from singletree.server.answers.tracing import Trace, Tracing
+from singletree.server.sessions.sessions import Step
 
 from .test_sessions import Harness, remembering
 
@@ -23,7 +23,7 @@ def test_a_sessions_name_keeps_the_line_one_line(
 ) -> None:
     caplog.set_level("INFO", "singletree.requests")
     trace = Trace(Tracing(), "POST", "/v1/messages", "req_1")
-    trace.goes_on(step(session))
+    trace.record_step(step(session))
     trace.generating("m", ())
     trace.generated(Finished("stop"))
     trace.close()

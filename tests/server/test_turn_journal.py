@@ -13,11 +13,11 @@ import pytest
 
 from singletree.conversation import Reasoning, Text, ToolCall, Turn
 from singletree.errors import BadConfiguration
-from singletree.prompts.opening import Opening
-from singletree.prompts.replay import Remembered
-from singletree.server import catalog
-from singletree.server.config import Config
-from singletree.server.turn_journal import JournalledMemory
+from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.turn_memory import GeneratedTurn
+from singletree.server.models.config import Config
+from singletree.server.models.served_models import load_models
+from singletree.server.models.turn_journal import JournalledMemory
 
 from .carrying import INTERLEAVED, capsules, last_prompt, server
 from .serving import TOKENIZER
@@ -35,14 +35,14 @@ def memory(path: Path, room: int = ROOM, **sealing: Any) -> Iterator[JournalledM
         kept.close()
 
 
-def known(number: int, tokens: int = 200, place: str = "") -> Remembered:
+def known(number: int, tokens: int = 200, history_digest: str = "") -> GeneratedTurn:
     call = ToolCall("get", f'{{"n":{number}}}', f"call_{number}", complete=number != 1)
     turn = Turn("assistant", (Reasoning("Secret thought."), Text("One."), call, Text("two")))
-    return Remembered(
+    return GeneratedTurn(
         turn,
-        Opening("<A>", "<think>\n", "<E><A><think>\n", "0"),
+        GenerationPrompt("<A>", "<think>\n", "<E><A><think>\n", "0"),
         array("I", [(number * 7919 + i * 104_729) % 50_000 for i in range(tokens)]),
-        place,
+        history_digest,
     )
 
 
@@ -54,12 +54,12 @@ def rows(path: Path) -> int:
 
 def test_a_turn_is_the_same_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "turns.sqlite"
-    turns = [known(0), known(1, place="a place"), known(2, tokens=1)]
+    turns = [known(0), known(1, history_digest="a place"), known(2, tokens=1)]
     with memory(path) as before:
         for each in turns:
             before.remember(each)
     with memory(path) as after:
-        assert [after.find(each.turn, each.place) for each in turns] == turns
+        assert [after.find(each.turn, each.history_digest) for each in turns] == turns
         size = after.bytes
     with memory(path) as again:
         assert again.bytes == size
@@ -132,7 +132,7 @@ def test_the_file_is_bounded(tmp_path: Path) -> None:
 def test_half_a_character_is_not_written_and_breaks_nothing(tmp_path: Path) -> None:
     odd = Turn("assistant", (ToolCall("\ud800", "{}", "call_9"),))
     with memory(tmp_path / "t") as kept:
-        kept.remember(Remembered(odd, Opening(), array("I", [1])))
+        kept.remember(GeneratedTurn(odd, GenerationPrompt(), array("I", [1])))
         kept.remember(known(0))
     with memory(tmp_path / "t") as kept:
         assert kept.find(known(0).turn) == known(0)
@@ -144,7 +144,7 @@ def test_a_disk_that_fails_is_told_once(tmp_path: Path, caplog: pytest.LogCaptur
             file.execute("DROP TABLE turns")
         kept.remember(known(0))
         assert kept.find(known(0).turn) is not None
-    assert "a restart forgets them" in caplog.text
+    assert "they are lost at a restart" in caplog.text
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -163,9 +163,60 @@ async def test_a_server_keeps_its_turns_where_it_is_told(tmp_path: Path) -> None
         Config(turn_memory_path=tmp_path / "t")
     config = Config(engine="scripted", turn_memory_path=tmp_path / "t", capsule_key=("a passphrase of ours",))
     for found in (None, known(0)):
-        loaded = await catalog.load(config, lambda line: None)
+        loaded = await load_models(config, lambda line: None)
         kept = loaded.models[0].memory
         assert kept is not None
         assert kept.find(known(0).turn) == found
         kept.remember(known(0))
         await loaded.close()
+
+
+def _said(conversation: str, number: int) -> GeneratedTurn:
+    call = ToolCall("get", "{}", f"call_{conversation}{number}")
+    return GeneratedTurn(Turn("assistant", (call,)), GenerationPrompt(), array("I", range(300)))
+
+
+def test_a_restart_keeps_the_order_in_which_turns_go(tmp_path: Path) -> None:
+    """The file holds what the memory holds, and a smaller memory lets go of the same turns as the old one would."""
+    path = tmp_path / "t"
+    said = {name: [_said(name, number) for number in range(6)] for name in "ab"}
+    with memory(path) as kept:
+        for number in range(6):  # the two take turns, and b has the last one
+            for turns in said.values():
+                kept.remember(turns[number], behind=turns[:number])
+        kept.remember(extra := _said("a", 6), behind=said["a"])  # but then a goes on
+        said["a"].append(extra)
+        size = kept.bytes
+    for room, left in ((size - 1, 5), (size // 2 + size // 4, 2), (size // 3, 0)):
+        with memory(path, room=room) as kept:
+            found = [each for each in said["b"] if kept.find(each.turn) is not None]
+            assert found == said["b"][: len(found)], "the head of the older conversation stays"
+            assert len(found) == left
+            heads = [kept.find(each.turn) is not None for each in said["a"]]
+            assert heads == sorted(heads, reverse=True)
+            assert kept.bytes <= room
+        assert rows(path) == len(found) + sum(heads)
+
+
+def test_what_leaves_the_memory_leaves_the_file(tmp_path: Path) -> None:
+    said = [_said("a", number) for number in range(50)]
+    with memory(tmp_path / "t", room=20_000) as kept:
+        for number, each in enumerate(said):
+            kept.remember(each, behind=said[:number])
+        held = [kept.find(each.turn) is not None for each in said]
+    assert 0 < sum(held) < 50
+    assert held == sorted(held, reverse=True)
+    assert rows(tmp_path / "t") == sum(held)
+
+
+def test_turns_of_another_key_make_room(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with memory(path, key=b"o" * 32) as kept:
+        for number in range(20):
+            kept.remember(known(number))
+    with memory(path, room=8_000) as kept:
+        for number in range(100, 103):
+            kept.remember(known(number))
+    assert rows(path) < 20 + 3
+    with memory(path, room=8_000) as kept:
+        assert all(kept.find(known(number).turn) for number in range(100, 103))

@@ -14,12 +14,12 @@ from starlette.types import Message
 from protocols.grammar_responses import Grammar
 from singletree.engines.engine import Chunk
 from singletree.protocols import sse
-from singletree.server.config import Config
+from singletree.server.models.config import Config
 
 from .by_hand import EngineByHand
 from .memory import scope
 from .serving import TOKENIZER, Served, serving
-from .test_stored import CALL, said, storing
+from .test_stored import CALL, CARRIED, said, storing
 
 
 class Connection:
@@ -59,9 +59,9 @@ class Connection:
         while True:
             event = await self.event()
             assert event["type"] != "error", event
-            frames.append(sse.frame(json.dumps(event).encode(), event["type"]))
+            frames.append((event["type"], json.dumps(event).encode()))
             if "response" in event and event["response"]["status"] != "in_progress":
-                assert Grammar(b"".join(frames)).response == event["response"]
+                assert Grammar(sse.encode(frames)).response == event["response"]
                 return dict(event["response"])
 
     def leave(self) -> None:
@@ -84,7 +84,7 @@ async def connected(served: Served, **headers: str) -> AsyncIterator[Connection]
 
 async def test_new_items_make_the_prompt_of_the_whole_input_though_nothing_is_stored() -> None:  # C30
     async with serving({"s0": CALL, "s1": "Done."}) as served, connected(served) as connection:
-        connection.create("List. [[script:s0,s1]]")
+        connection.create("List. [[script:s0,s1]]", include=CARRIED)
         first = await connection.response()
         result = {
             "type": "function_call_output",
@@ -170,6 +170,14 @@ async def test_hanging_up_frees_the_engine() -> None:  # C40
             await engine.waiting.wait()
         assert engine.freed == 1
         assert served.service.tracing.running == 0
+
+
+async def test_a_response_in_the_background_comes_as_messages_too() -> None:
+    async with storing("Hello.") as served, connected(served) as connection:
+        connection.say({"type": "response.create", **said("Hi [[script:s0]]", background=True)})
+        made = await connection.response()
+        assert made["output"][0]["content"][0]["text"] == "Hello."
+        assert (await served.client.get(f"/v1/responses/{made['id']}")).json == made
 
 
 async def test_a_key_is_asked_for() -> None:

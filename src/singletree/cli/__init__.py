@@ -1,4 +1,4 @@
-"""The command line. What a command needs is imported when it runs."""
+"""The command line. Each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 _COMMANDS = {
-    "serve": ("singletree.cli.serving:app", "Serve a model to harnesses."),
+    "serve": ("singletree.cli.serve:app", "Serve a model to agent harnesses."),
     "launch": ("singletree.cli.launch:app", "Start a harness against a running server."),
     "catalog": (
         "singletree.cli.catalog:catalog",
-        "Write what Codex is told of the models, checked by Codex.",
+        "Write the model catalog for Codex, checked by the installed Codex.",
     ),
-    "parse": ("singletree.cli.looking:parse", "Read raw model text as parts and events."),
-    "render": ("singletree.cli.looking:render", "Print the prompt of a request, as text and token ids."),
+    "parse": ("singletree.cli.inspect:parse", "Parse raw model output into parts and events."),
+    "render": ("singletree.cli.inspect:render", "Print the prompt of a request as text and token ids."),
     "families": ("singletree.cli.family_commands:app", "List the model families, or draft a new one."),
-    "explain": ("singletree.cli.explain:explain", "Say where the prompts of a session broke, and why."),
-    "doctor": ("singletree.cli.doctor:doctor", "Say what is known of a model, and what will not work."),
+    "explain": ("singletree.cli.explain:explain", "Show where a session broke the prefix cache, and why."),
+    "doctor": ("singletree.cli.doctor:doctor", "Check a model: what was detected, and what will not work."),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command; ``arguments`` without the program's name, None for those of the process.
+    """Run a command and exit: status 0 on success, 1 on an error, 2 on a wrong command line.
 
-    Exits with 0, with 2 for a command that is not one, and with 1 for what went wrong on the way.
+    Args:
+        arguments: without the program's name; None for those of the process.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What a model writes may hold what the terminal's encoding has not.
+        # Model output may contain characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from cyclopts.exceptions import CycloptsError
     except ImportError:
-        _complain("the command line is not installed: pip install 'singletree[serve]'", 1)
+        _fail("the command line is not installed: pip install 'singletree[serve]'", 1)
     try:
         app()(
             sys.argv[1:] if arguments is None else list(arguments),
@@ -49,26 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
             result_action="return_value",
         )
     except CycloptsError as error:
-        _complain(f"{str(error).strip()} See --help.", 2)
+        _fail(f"{str(error).strip()} See --help.", 2)
     except SingletreeError as error:
-        _complain(error.message, 1)
+        _fail(error.message, 1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read the output has enough (`singletree families | head`).
+        # The reader closed the pipe, as `singletree families | head` does.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the interpreter's last flush)
 
 
 def app() -> App:
-    """The whole command line; each command is imported when it is called."""
+    """Build the command line; each command is imported when it is called."""
     from cyclopts import App
 
-    made = App(name="singletree", help="Serves open models to agent harnesses.", version=__version__)
+    cli = App(name="singletree", help="Serve open models to agent harnesses.", version=__version__)
     for name, (target, help) in _COMMANDS.items():
-        made.command(target, name=name, help=help)
-    return made
+        cli.command(target, name=name, help=help)
+    return cli
 
 
-def _complain(message: str, status: int) -> None:
+def _fail(message: str, status: int) -> None:
     print(f"singletree: {message}", file=sys.stderr)
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""``singletree catalog``: what Codex is told of the served models, as a file that the installed Codex has taken."""
+"""``singletree catalog``: write the served models as a model catalog file that the installed Codex accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from singletree.cli.launch import Target, ask
+from singletree.cli.launch import Target, fetch_served
 from singletree.errors import BadConfiguration
 
 _SECONDS = 60
@@ -27,7 +27,7 @@ def catalog(
     codex: str = "codex",
     target: Target = Target(),  # noqa: B008 (frozen)
 ) -> None:
-    """Write a running server's catalog for Codex (its `model_catalog_json`), once Codex has taken it.
+    """Write a running server's model catalog for Codex (`model_catalog_json`), after Codex has accepted it.
 
     Parameters
     ----------
@@ -36,13 +36,11 @@ def catalog(
     bundled
         Write the catalog that comes with Codex, for `serve --codex-catalog`.
     codex
-        The Codex to check it with.
+        Codex executable that checks the catalog.
     """
     program = shutil.which(codex)
     if program is None:
-        raise BadConfiguration(
-            f"there is no {codex} on the PATH; install it with: npm install -g @openai/codex"
-        )
+        raise BadConfiguration(f"{codex} is not on the PATH; install it with: npm install -g @openai/codex")
     if bundled:
         text = _codex(program, "--bundled")
     else:
@@ -56,8 +54,8 @@ def catalog(
 
 
 def _served(target: Target) -> str:
-    """What the server tells Codex. Raises BadConfiguration when it does not answer."""
-    served = ask(target)
+    """Return the catalog that the server sends to Codex. Raises BadConfiguration when it does not answer."""
+    served = fetch_served(target)
     request = urllib.request.Request(
         f"{served.base_url}/v1/models?client_version=0", headers={"Authorization": f"Bearer {served.key}"}
     )
@@ -67,14 +65,14 @@ def _served(target: Target) -> str:
 
 
 def _check(program: str, text: str) -> None:
-    """Raises BadConfiguration, with Codex's own words, when it does not take the catalog."""
+    """Raise BadConfiguration with Codex's own message when Codex does not accept the catalog."""
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        taken = _codex(program, "-c", f"model_catalog_json={msgspec.json.encode(file.name).decode()}")
-    missing = set(_slugs(text)) - set(_slugs(taken))
+        accepted = _codex(program, "-c", f"model_catalog_json={msgspec.json.encode(file.name).decode()}")
+    missing = set(_slugs(text)) - set(_slugs(accepted))
     if missing:
-        raise BadConfiguration(f"Codex took the catalog without {', '.join(sorted(missing))}")
+        raise BadConfiguration(f"Codex accepted the catalog without {', '.join(sorted(missing))}")
 
 
 def _codex(program: str, *arguments: str) -> str:
@@ -88,10 +86,10 @@ def _codex(program: str, *arguments: str) -> str:
             check=False,
         )
     if done.returncode:
-        told = next(
+        reason = next(
             (line for line in done.stderr.splitlines() if line.startswith("Error")), done.stderr.strip()
         )
-        raise BadConfiguration(f"Codex does not take the catalog: {told}")
+        raise BadConfiguration(f"Codex does not accept the catalog: {reason}")
     return done.stdout
 
 

@@ -1,4 +1,4 @@
-"""``singletree doctor``: what is known of a model, and what will not work, before it is served."""
+"""``singletree doctor``: check a model before it is served."""
 
 from __future__ import annotations
 
@@ -9,70 +9,58 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from singletree.cli.looking import print_value, read_text
-from singletree.server import bytes_model
+from singletree.cli.inspect import print_value, read_text
+from singletree.cli.machine_report import print_machine
+from singletree.cli.model_flags import ModelFlags
+from singletree.errors import BadConfiguration
+from singletree.server.models import byte_model
 
 if TYPE_CHECKING:
-    from singletree.server.catalog import Speech
-    from singletree.server.config import Config
-    from singletree.server.examination import Finding
+    from singletree.server.models.catalog import ChatFormat
+    from singletree.server.models.config import Config
+    from singletree.server.models.diagnosis import Finding
 
 _TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
 
 
 def doctor(
-    model: str,
+    model: str | None = None,
     *,
-    chat_template: Annotated[
-        Path | None, Parameter(name=["--chat-template", "--custom-jinja-template"])
-    ] = None,
-    tool_call_parser: Annotated[
-        str | None, Parameter(name=["--tool-call-parser", "--dyn-tool-call-parser"])
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None, Parameter(name=["--reasoning-parser", "--dyn-reasoning-parser"])
-    ] = None,
+    flags: ModelFlags = ModelFlags(),  # noqa: B008 (frozen)
+    machine: Annotated[bool, Parameter(negative="")] = False,
     stability_off: Annotated[
         tuple[str, ...], Parameter(name="--stability-off", consume_multiple=True, negative="")
     ] = (),
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Say what is known of a model, and what will not work. Loads no weights.
+    """Check a model: what was detected, and what will not work. Loads no weights. Or show what this machine can run.
 
-    Exits with 1 when something that a harness relies on cannot work.
+    Exits with 1 when something that harnesses need does not work.
 
     Parameters
     ----------
     model
-        A name, GGUF file, folder or Hugging Face id, as for `serve`; or a chat template (.jinja).
-    chat_template
-        Jinja file to use instead of the model's own chat template.
-    tool_call_parser
-        Family of the model's tool calls.
-    reasoning_parser
-        Family of the model's reasoning.
+        Name, GGUF file, folder or Hugging Face id, as for `serve`; or a chat template (.jinja).
+    machine
+        Show memory, devices and installed engines, and which models fit.
     stability_off
         Names of prompt stability rules to switch off.
     json
         Print JSON.
     """
-    from singletree.server.config import Config
-    from singletree.server.examination import examine
+    from singletree.server.models.diagnosis import diagnose
 
+    if machine:
+        print_machine(json=json)
+        return
+    if model is None:
+        raise BadConfiguration("doctor: name a model or a chat template, or give --machine")
     only_template = model.endswith(_TEMPLATE_SUFFIXES)
     if only_template:
-        chat_template = Path(model)
-    scripted = model == bytes_model.NAME or only_template
-    config = Config(
-        model=None if scripted else model,
-        engine="scripted" if scripted else "llamacpp",
-        chat_template=chat_template,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
-        stability_off=stability_off,
-    )
-    name, speech = (model, _speech_of_template(config)) if only_template else _speech(config)
-    findings = examine(speech, tokenizer=not only_template)
+        flags = dataclasses.replace(flags, chat_template=Path(model))
+    config = flags.config(byte_model.NAME if only_template else model, stability_off=stability_off)
+    name, chat_format = (model, _format_of_template(config)) if only_template else _format_of_model(config)
+    findings = diagnose(chat_format, tokenizer=not only_template)
     wrong = any(finding.level == "wrong" for finding in findings)
     if json:
         listed = [dataclasses.asdict(finding) for finding in findings]
@@ -83,30 +71,29 @@ def doctor(
         sys.exit(1)
 
 
-def _speech(config: Config) -> tuple[str, Speech]:
-    from singletree.engines.progress import TerminalProgress
-    from singletree.server import origin
-    from singletree.server.catalog import speech_of
+def _format_of_model(config: Config) -> tuple[str, ChatFormat]:
+    from singletree.engines.weights.progress import TerminalProgress
+    from singletree.server.models import loaders
+    from singletree.server.models.catalog import load_chat_format
 
     with TerminalProgress() as progress:
-        name, tokenizer = origin.tokenizer_of(config, progress)
-    return name, speech_of(config, tokenizer)
+        name, tokenizer = loaders.find_tokenizer(config, progress)
+    return name, load_chat_format(config, tokenizer)
 
 
-def _speech_of_template(config: Config) -> Speech:
-    """How a model with that template is spoken to, whatever its vocabulary."""
-    from singletree.prompts.template import ChatTemplate
-    from singletree.server import catalog
+def _format_of_template(config: Config) -> ChatFormat:
+    """Return the chat format of a template alone, with a tokenizer of bytes in place of the model's."""
+    from singletree.server.models import catalog
+    from singletree.server.models.checkpoint_family import template_alone
 
-    source = read_text(str(config.chat_template))
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    template = template_alone(read_text(str(config.chat_template)))
     family, why = catalog.choose_family(config, template)
-    return catalog.Speech(
-        tokenizer=bytes_model.bytes_tokenizer(),
+    return catalog.ChatFormat(
+        tokenizer=byte_model.byte_tokenizer(),
         template=template,
         family=family,
         why=why,
-        stability_off=catalog.rules_off(config),
+        stability_off=catalog.disabled_rules(config),
     )
 
 
@@ -114,7 +101,7 @@ _MARKS = {"good": "", "note": "[yellow]note[/]", "wrong": "[red bold]wrong[/]"}
 
 
 def _print(name: str, findings: list[Finding]) -> None:
-    """A table of what was found, and below it what will not work and what to do about it."""
+    """Print a table of the findings, then each problem with its cure."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -128,9 +115,9 @@ def _print(name: str, findings: list[Finding]) -> None:
     for finding in findings:
         table.add_row(finding.topic, escape(finding.found), _MARKS[finding.level])
     console.print(table)
-    troubles = sorted((f for f in findings if f.matter), key=lambda finding: finding.level != "wrong")
-    if not troubles:
-        console.print("\nNothing stands in the way.")
-    for finding in troubles:
+    problems = sorted((f for f in findings if f.matter), key=lambda finding: finding.level != "wrong")
+    if not problems:
+        console.print("\nNo problems found.")
+    for finding in problems:
         console.print(f"\n{_MARKS[finding.level]}  {finding.topic}: {escape(finding.matter)}")
         console.print(f"      → {escape(finding.cure)}")

@@ -1,4 +1,4 @@
-"""``singletree explain``: how the prompts of a session went on, asked of a running server."""
+"""``singletree explain``: print a running server's report on the prompts of a session."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cyclopts import Parameter
 
 from singletree.cli.running_server import DEFAULT_URL, fetch
 from singletree.errors import BadConfiguration
-from singletree.server.explaining import PATH
+from singletree.server.http.session_report import PATH
 
-_SAID = {
-    "first": "a new line: nothing to go on from",
-    "appended": "goes on from all of the last prompt and turn",
-    "back": "goes on from an earlier turn: a fork, a retry or a side request",
+_COURSE_TEXTS = {
+    "first": "a new conversation: there is no earlier prompt to continue",
+    "appended": "continues the last prompt and turn completely",
+    "back": "continues from an earlier turn: a fork, a retry or a side request",
 }
 _EXCERPT = 60
 
@@ -31,16 +31,16 @@ def explain(
     api_key: Annotated[str | None, Parameter(env_var="SINGLETREE_API_KEY")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Say where the prompts of a session broke, and why; without a session, list the sessions.
+    """Show where the prompts of a session broke the prefix cache, and why. Without a session, list the sessions.
 
     Parameters
     ----------
     session
-        The session's key, as the list and the log have it.
+        The session's id, as the list and the server's log show it.
     base_url
-        Where the server is.
+        URL of the server.
     api_key
-        A key that it takes.
+        API key for the server.
     json
         Print JSON.
     """
@@ -53,7 +53,8 @@ def explain(
         lines = list(_sessions(value["data"]) if session is None else _session(value))
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
         raise BadConfiguration(
-            f"{base_url} is another version of singletree; --json shows its answer"
+            f"cannot read the answer of {base_url}, which may run another version of singletree; "
+            "--json prints the answer as it is"
         ) from None
     print("\n".join(lines))
 
@@ -64,21 +65,21 @@ def _print_json(value: dict[str, Any]) -> None:
 
 def _sessions(sessions: list[dict[str, Any]]) -> Iterator[str]:
     if not sessions:
-        yield "no session is known yet"
+        yield "the server has no sessions yet"
         return
     yield f"{'last':8}  {'requests':>8}  {'tokens':>8}  {'breaks':>6}  {'lost':>8}  session"
     for each in sessions:
         yield (
             f"{_clock(each['last_at'])}  {each['requests']:8}  {each['prompt_tokens']:8}  {each['breaks']:6}  "
-            f"{each['lost_tokens']:8}  {_shown(each['id'])}"
+            f"{each['lost_tokens']:8}  {_printable(each['id'])}"
         )
 
 
 def _session(session: dict[str, Any]) -> Iterator[str]:
-    yield f"session {_shown(session['id'])} of {_shown(session['model'])}: {session['requests']} requests"
+    yield f"session {_printable(session['id'])}, model {_printable(session['model'])}: {session['requests']} requests"
     steps = session["steps"]
     if len(steps) < session["requests"]:
-        yield f"the last {len(steps)} of them:"
+        yield f"the last {len(steps)} requests:"
     for number, step in enumerate(steps, session["requests"] - len(steps) + 1):
         yield from _step(number, step)
 
@@ -87,23 +88,23 @@ def _step(number: int, step: dict[str, Any]) -> Iterator[str]:
     cached = "" if step["cached_tokens"] is None else f", {step['cached_tokens']} cached by the engine"
     yield ""
     yield (
-        f"{number}  {_clock(step['at'])}  line {step['line']}  prompt {step['prompt_tokens']}: "
+        f"{number}  {_clock(step['at'])}  conversation {step['line']}  prompt {step['prompt_tokens']}: "
         f"{step['matched_tokens']} matched, {step['new_tokens']} new{cached}; {step['generated_tokens']} generated"
     )
     broken = step["break"]
     if broken is None:
-        yield f"   {_SAID.get(step['course'], step['course'])}"
+        yield f"   {_COURSE_TEXTS.get(step['course'], step['course'])}"
         return
-    yield f"   BROKEN in {broken['place']}, {step['lost_tokens']} tokens lost: {broken['cause']}"
+    yield f"   BREAK in {broken['place']}, {step['lost_tokens']} tokens lost: {broken['cause']}"
     yield f"   why     {broken['says']}"
     yield f"   cure    {broken['cure']}"
-    yield f"   after   {_shown(broken['before'][-_EXCERPT:])}"
-    yield f"   was     {_shown(broken['was'][:_EXCERPT])}"
-    yield f"   is      {_shown(broken['now'][:_EXCERPT])}"
+    yield f"   after   {_printable(broken['before'][-_EXCERPT:])}"
+    yield f"   was     {_printable(broken['was'][:_EXCERPT])}"
+    yield f"   is      {_printable(broken['now'][:_EXCERPT])}"
 
 
-def _shown(text: str) -> str:
-    """``text`` on one line, without anything that a terminal obeys."""
+def _printable(text: str) -> str:
+    """Return ``text`` with control characters escaped: one line, and no terminal control sequences."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

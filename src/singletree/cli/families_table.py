@@ -1,4 +1,4 @@
-"""The table of model families, for a terminal and for docs/families.md."""
+"""Print the table of model families, for a terminal or for docs/families.md."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, ToolCall
-from singletree.parsing.draw import draw
 from singletree.parsing.family import Family
+from singletree.parsing.render_turn import render_turn
 
 _HEADS = ("name", "reads", "also called", "models", "begins", "sample", "source")
 _HEAD = """# Model families
 
-Made by `singletree families --markdown`. *begins*: where a turn begins when the prompt says nothing of it. *sample*: a
-thought and a call (or an answer) as the model writes them, line breaks as ⏎. How each family is read, case by case:
-[cases.md](cases.md).
+Made by `singletree families --markdown`. *begins*: where a turn begins when the prompt does not decide it. *sample*: a
+thought and a call (or an answer) as the model writes them, line breaks as ⏎. How each family is parsed, case by case:
+[family-cases.md](family-cases.md).
 """
 _TAG = re.compile(r"<[^<>\s]+>")
 
 
 def markdown() -> str:
-    """The table in Markdown; markup stands in code spans, which GitHub would hide otherwise."""
+    """Return the table in Markdown, with tags in code spans: GitHub hides them otherwise."""
     rows = [
-        (*_words(family), _code(_sample(family)), _tags_as_code(family.source)) for family in families.table()
+        (*_cells(family), _code(_sample(family)), _tags_as_code(family.source)) for family in families.table()
     ]
     lines = (_HEADS, ("---",) * len(_HEADS), *rows)
     return "\n".join(
@@ -41,11 +41,11 @@ def show() -> None:
     for head in _HEADS[:-1]:
         table.add_column(head, overflow="fold")
     for family in families.table():
-        table.add_row(*map(Plain, (*_words(family, code=False), _sample(family))))
+        table.add_row(*map(Plain, (*_cells(family, code=False), _sample(family))))
     Console().print(table)
 
 
-def _words(family: Family, *, code: bool = True) -> Sequence[str]:
+def _cells(family: Family, *, code: bool = True) -> Sequence[str]:
     models = ", ".join(family.models)
     begins = "in reasoning" if family.starts_open else ""
     return family.name, family.kind, _aliases(family), _tags_as_code(models) if code else models, begins
@@ -59,13 +59,13 @@ def _aliases(family: Family) -> str:
 
 
 def _sample(family: Family) -> str:
-    said: Part = ToolCall("get_weather", '{"city": "Paris"}', "abcdefghi") if family.forms else Text("Hi")
-    parts: list[Part] = [Reasoning("plan"), said] if family.reasoning else [said]
-    return draw(family, parts).replace("\n", "⏎")
+    last: Part = ToolCall("get_weather", '{"city": "Paris"}', "abcdefghi") if family.forms else Text("Hi")
+    parts: list[Part] = [Reasoning("plan"), last] if family.reasoning else [last]
+    return render_turn(family, parts).replace("\n", "⏎")
 
 
 def _code(text: str) -> str:
-    """A code span; a longer fence than the backticks that are in it."""
+    """Return a code span, fenced by more backticks than the text contains."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence, pad = "`" * (longest + 1), " " if longest or text[:1] == " " else ""
     return f"{fence}{pad}{text}{pad}{fence}"

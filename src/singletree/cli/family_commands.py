@@ -1,4 +1,4 @@
-"""``singletree families``: the table of model families, and drafts of those that are not in it."""
+"""``singletree families``: list the model families, or draft the declaration of a new one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from singletree.cli.looking import list_families, read_text
+from singletree.cli.inspect import list_families, read_text
 from singletree.errors import BadConfiguration
 
 if TYPE_CHECKING:
-    from singletree.server.template_turns import Trial
+    from singletree.server.models.template_turns import Trial
 
 app = App(name="families", help="List the model families, or draft a new one.")
 app.default(list_families)
@@ -24,60 +24,61 @@ def draft(
 ) -> None:
     """Propose a declaration for the family that a chat template belongs to.
 
-    The template writes turns with known parts; the declaration is what stands between the parts, and is tried on the
-    same turns. Exits with 1 when it does not read all of them back: what differs is printed with it.
+    The template renders turns with known parts. The declaration is taken from the text between the parts, and is
+    tested on the same turns. Exits with 1, and prints the differences, when it does not parse all of them correctly.
 
     Parameters
     ----------
     template
         Jinja file.
     name
-        What to call the family; the file's name by default.
+        Name of the family; the file's name by default.
     samples
         Print sample turns as TOML as well, for tests/families/samples.
     """
     import sys
 
     from singletree.errors import BadFamily
-    from singletree.parsing.declaration import sample_of, source_of
-    from singletree.prompts.template import ChatTemplate
-    from singletree.server.template_turns import drafted, tried
+    from singletree.parsing.drafting.source_code import sample_of, source_of
+    from singletree.server.models.checkpoint_family import template_alone
+    from singletree.server.models.template_turns import draft_from_template, try_family
 
-    read = ChatTemplate(read_text(str(template)), bos_token="<s>", eos_token="</s>")
-    called = name or re.sub(r"\W+", "_", template.name.partition(".jinja")[0]).strip("_").lower()
+    chat_template = template_alone(read_text(str(template)))
+    family_name = name or re.sub(r"\W+", "_", template.name.partition(".jinja")[0]).strip("_").lower()
     try:
-        family = drafted(read, called)
+        family = draft_from_template(chat_template, family_name)
     except BadFamily as error:
         raise BadConfiguration(f"{template}: no family can be drafted: {error.message}") from None
-    trials = tried(family, read)
+    trials = try_family(family, chat_template)
     print(source_of(family))
-    for line in _told(trials, reads_calls=read.reads.calls, has_calls=bool(family.forms)):
+    prints_calls = chat_template.capabilities.calls
+    for line in _report(trials, prints_calls=prints_calls, has_calls=bool(family.forms)):
         print(f"# {line}")
     if samples:
         for trial in trials:
             print()
-            written = trial.written
+            written = trial.rendered
             print(sample_of(written.case, written.text, written.tail, written.parts))
-    if not all(trial.agrees for trial in trials) or (read.reads.calls and not family.forms):
+    if not all(trial.agrees for trial in trials) or (prints_calls and not family.forms):
         sys.exit(1)
 
 
-def _told(trials: list[Trial], *, reads_calls: bool, has_calls: bool) -> list[str]:
-    """How far the draft can be believed."""
-    good = [trial.written.case for trial in trials if trial.agrees]
+def _report(trials: list[Trial], *, prints_calls: bool, has_calls: bool) -> list[str]:
+    """Return lines that report which of the template's turns the draft parses correctly."""
+    good = [trial.rendered.case for trial in trials if trial.agrees]
     lines = [
-        f"Reads back {len(good)} of {len(trials)} turns that the template wrote: {', '.join(good) or 'none'}."
+        f"Parses {len(good)} of {len(trials)} turns that the template rendered: {', '.join(good) or 'none'}."
     ]
-    if not reads_calls:
-        lines.append("The template prints no calls, so none could be drafted.")
+    if not prints_calls:
+        lines.append("The template prints no tool calls, so none could be drafted.")
     elif not has_calls:
-        lines.append("The template prints calls, but not in a way that a picture can draw.")
+        lines.append("The template prints tool calls, but in a way that no declaration can express.")
     for trial in trials:
         if not trial.agrees:
             lines += [
-                f"{trial.written.case}: the template wrote {trial.written.text!r},",
-                f"  which was to say {_short(trial.written.parts)}",
-                f"  and is read as       {_short(trial.read)}.",
+                f"{trial.rendered.case}: the template rendered {trial.rendered.text!r},",
+                f"  expected  {_short(trial.rendered.parts)}",
+                f"  parsed as {_short(trial.read)}.",
             ]
     return lines
 

@@ -1,4 +1,4 @@
-"""What each harness is told to work with a server of ours: its environment and its own configuration file."""
+"""The settings by which each harness uses a singletree server: environment variables and configuration files."""
 
 from __future__ import annotations
 
@@ -8,20 +8,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from singletree.server.turn import complete_calls
+
 Api = Literal["messages", "chat", "responses"]
 QwenApi = Literal["messages", "chat"]
 
 PROVIDER = "singletree"
-"""What we are called in their configurations."""
+"""Our name as a provider in the harnesses' configurations."""
+
+RUNS_ONLY_COMPLETE_CALLS: frozenset[tuple[str, Api]] = frozenset(
+    {
+        ("claude", "messages"),
+        ("codex", "responses"),
+        ("opencode", "messages"),
+        ("opencode", "chat"),
+        ("opencode", "responses"),
+    }
+)
+"""Harnesses that get live arguments, with the API: with them they ran no call that was cut or broken
+(``tests/clients``). Most report the arguments that they could not read to the model, and the model makes the call
+again. Of the other harnesses, pi and qwen-code run the part of the call that they have, and OpenClaw ends the turn.
+"""
 
 _OUTPUT_TOKENS = 32_000
-"""Most tokens of one answer where a harness wants a number; the server clamps it to what fits."""
+"""Limit of one answer in tokens, for harnesses that need a number; the server lowers it to what fits."""
 _UNKNOWN_WINDOW = 131_072
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a harness must know of a server and one of its models. ``window`` is in tokens."""
+    """A server and one of its models, as the harnesses' settings need them.
+
+    Attributes:
+        base_url: URL of the server, without the version.
+        key: API key.
+        model: name of the model.
+        window: its context window in tokens; None when the server does not report it.
+    """
 
     base_url: str
     key: str
@@ -29,23 +52,28 @@ class Served:
     window: int | None
 
     def url(self, api: Api) -> str:
-        """Where ``api`` is, as the harnesses want it: those of OpenAI's APIs with the version."""
+        """Return the base URL of ``api`` as the harnesses expect it: with the version for OpenAI's APIs."""
         return self.base_url if api == "messages" else f"{self.base_url}/v1"
 
     @property
     def context_window(self) -> int:
-        """In tokens; a guess where the server does not say."""
+        """Return the context window in tokens; a guess where the server does not report it."""
         return self.window or _UNKNOWN_WINDOW
 
     @property
     def output_tokens(self) -> int:
-        """How many tokens of the window a harness leaves for the answer."""
+        """Return how many tokens of the window a harness reserves for the answer."""
         return min(_OUTPUT_TOKENS, self.context_window // 4)
 
 
+def live_arguments(harness: str, api: Api) -> dict[str, str]:
+    """Return the headers that request live arguments; none for a harness that is not known to be safe with them."""
+    return {complete_calls.HEADER: "1"} if (harness, api) in RUNS_ONLY_COMPLETE_CALLS else {}
+
+
 def claude_environment(served: Served) -> dict[str, str]:
-    """The environment of Claude Code: every model that it may ask for is the served one, and it calls
-    nobody else.
+    """Return the environment of Claude Code: every model that it may request is the served one, and it connects
+    to no other server.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CLAUDE}
     models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")))
@@ -57,20 +85,31 @@ def claude_environment(served: Served) -> dict[str, str]:
         **dict.fromkeys(models, served.model),
         **dict.fromkeys(quiet, "1"),
     }
+    own = environment.get(_CLAUDE_HEADERS, "").splitlines()
+    named = {line.partition(":")[0].strip().lower() for line in own}
+    live = live_arguments("claude", "messages").items()
+    environment[_CLAUDE_HEADERS] = "\n".join(
+        [*own, *(f"{name}: {value}" for name, value in live if name not in named)]
+    )
     if served.window is not None:
-        # It gives a model that it does not know a window of a million tokens, and would never compact.
+        # Claude Code assumes a window of a million tokens for a model that it does not know, and would never compact.
         environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(served.window)
     return environment
 
 
+_CLAUDE_HEADERS = "ANTHROPIC_CUSTOM_HEADERS"
 _NOT_FOR_CLAUDE = {"ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"}
-"""They would send it elsewhere, or make it ask which of two keys to use."""
+"""Variables that would send Claude Code to another server, or make it ask which of two keys to use."""
 
 
 def codex_configuration(served: Served) -> str:
-    """Codex's ``config.toml``. The catalog tells it the window, the tools and how to truncate."""
+    """Return Codex's ``config.toml``. The model catalog holds the window, the tools and the truncation policy."""
     model, url = json.dumps(served.model), json.dumps(f"{served.base_url}/v1")
     catalog = json.dumps(f"{served.base_url}/v1/models")
+    headers = "".join(
+        f"{json.dumps(name)} = {json.dumps(value)}\n"
+        for name, value in live_arguments("codex", "responses").items()
+    )
     return f"""\
 model = {model}
 model_provider = "singletree"
@@ -86,6 +125,8 @@ model_catalog_url = {catalog}
 env_key = "SINGLETREE_API_KEY"
 wire_api = "responses"
 
+[model_providers.singletree.http_headers]
+{headers}
 [analytics]
 enabled = false
 
@@ -105,7 +146,9 @@ _OPENCODE_PACKAGES: Mapping[Api, str] = {
 
 
 def opencode_configuration(served: Served, api: Api) -> dict[str, Any]:
-    """OpenCode's ``opencode.json``; https://opencode.ai/config.json. All three SDKs want the version in the URL."""
+    """Return OpenCode's ``opencode.json`` (https://opencode.ai/config.json). All three SDKs need the version in the
+    URL.
+    """
     model = {
         "name": served.model,
         "reasoning": True,
@@ -115,7 +158,11 @@ def opencode_configuration(served: Served, api: Api) -> dict[str, Any]:
     provider = {
         "npm": _OPENCODE_PACKAGES[api],
         "name": PROVIDER,
-        "options": {"baseURL": f"{served.base_url}/v1", "apiKey": served.key},
+        "options": {
+            "baseURL": f"{served.base_url}/v1",
+            "apiKey": served.key,
+            "headers": live_arguments("opencode", api),
+        },
         "models": {served.model: model},
     }
     name = f"{PROVIDER}/{served.model}"
@@ -133,16 +180,16 @@ _PI_APIS: Mapping[Api, str] = {
     "chat": "openai-completions",
     "responses": "openai-responses",
 }
-"""OpenClaw, which is built on pi, has the same names."""
+"""pi's names of the APIs. OpenClaw, which is built on pi, has the same names."""
 
 
 def pi_models(served: Served, api: Api) -> dict[str, Any]:
-    """pi's ``models.json``."""
+    """Return pi's ``models.json``."""
     return {"providers": {PROVIDER: _pi_provider(served, api)}}
 
 
 def openclaw_configuration(served: Served, api: Api) -> dict[str, Any]:
-    """OpenClaw's ``openclaw.json``: no other provider, and no price."""
+    """Return OpenClaw's ``openclaw.json``, with no other provider and with prices of zero."""
     provider = _pi_provider(served, api)
     provider["models"][0]["cost"] = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
     return {
@@ -167,16 +214,16 @@ _QWEN_NAMES: Mapping[QwenApi, tuple[str, str]] = {
     "messages": ("anthropic", "ANTHROPIC"),
     "chat": ("openai", "OPENAI"),
 }
-"""Its name of an API, and what the API's variables begin with."""
+"""qwen-code's name of each API, and the prefix of the API's environment variables."""
 
 
 def qwen_environment(served: Served, api: QwenApi) -> dict[str, str]:
-    """qwen-code's environment."""
+    """Return qwen-code's environment."""
     _, prefix = _QWEN_NAMES[api]
-    told = {"BASE_URL": served.url(api), "API_KEY": served.key, "MODEL": served.model}
-    return {**os.environ, **{f"{prefix}_{name}": value for name, value in told.items()}}
+    settings = {"BASE_URL": served.url(api), "API_KEY": served.key, "MODEL": served.model}
+    return {**os.environ, **{f"{prefix}_{name}": value for name, value in settings.items()}}
 
 
 def qwen_arguments(served: Served, api: QwenApi) -> tuple[str, ...]:
-    """What qwen-code takes from its command line alone."""
+    """Return the settings that qwen-code accepts only on its command line."""
     return ("--auth-type", _QWEN_NAMES[api][0], "-m", served.model)

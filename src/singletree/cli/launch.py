@@ -1,10 +1,11 @@
-"""``singletree launch``: a harness, told where the server is."""
+"""``singletree launch``: start a harness that is configured for a running server."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,141 +17,156 @@ from cyclopts import App, Parameter
 from singletree.cli import harness_settings
 from singletree.cli.harness_settings import Api, QwenApi, Served
 from singletree.cli.running_server import DEFAULT_URL, fetch
-from singletree.engines.weights import cache_folder
+from singletree.engines.weights.resolve import cache_folder
 from singletree.errors import BadConfiguration
 
 app = App(name="launch", help="Start a harness against a running server.")
 
 _NO_KEY = "singletree"
-"""What a harness sends where the server asks for no key: none of them goes without one."""
+"""The key that harnesses send to a server without keys: none of them starts without one."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A running server."""
+    """The running server that a command uses."""
 
     base_url: Annotated[str, Parameter(env_var="SINGLETREE_BASE_URL")] = DEFAULT_URL
-    """Where it is."""
+    """URL of the server."""
 
     model: str | None = None
-    """Which of its models; the first by default."""
+    """Name of the model; the server's first model by default."""
 
     api_key: Annotated[str | None, Parameter(env_var="SINGLETREE_API_KEY")] = None
-    """A key that it takes."""
+    """API key for the server."""
 
 
-_SPOKEN = Parameter(help="Which of the server's protocols it speaks.")
 Arguments = Annotated[str, Parameter(allow_leading_hyphen=True)]
+Environment = dict[str, str]
 
 
-@app.command
-def claude(*arguments: Arguments, target: Target = Target()) -> None:
-    """Start Claude Code.
+@dataclass(frozen=True, slots=True)
+class Harness:
+    """A harness that a command of its own starts.
 
-    Parameters
-    ----------
-    arguments
-        After --, for Claude Code itself.
+    Attributes:
+        program: name of its executable, and of the command.
+        title: its name.
+        package: the npm package that installs it.
+        settings: returns its environment variables and the arguments before the user's own, for a server and an API;
+            writes its configuration file, if it needs one.
+        api: the API that it uses by default.
+        apis: the type of ``--api``; None for a harness that knows only one API.
+        preamble_tokens: about how many tokens its instructions and tools take in the first prompt of a session, at four
+            characters a token; with a tokenizer of your model it is some more or less.
+        summary: the end of the sentence "Start <title> …" in the command's help.
     """
-    environment = harness_settings.claude_environment(ask(target))
-    start("claude", "npm install -g @anthropic-ai/claude-code", arguments, environment)
+
+    program: str
+    title: str
+    package: str
+    settings: Callable[[Served, Any], tuple[Environment, tuple[str, ...]]]
+    api: Api
+    preamble_tokens: int
+    apis: Any = None
+    summary: str = ""
+
+    def run(self, arguments: tuple[str, ...], api: Api, target: Target) -> None:
+        """Start the harness for the server ``target``, with the user's ``arguments``."""
+        served = fetch_served(target)
+        if served.window is not None and served.window < self.preamble_tokens:
+            # No error: arguments and settings of the harness can make its preamble shorter.
+            print(f"WARNING    {self._window_problem(served.model, served.window)}", file=sys.stderr)
+        environment, own = self.settings(served, api)
+        exec_harness(self.program, f"npm install -g {self.package}", (*own, *arguments), environment)
+
+    def _window_problem(self, model: str, window: int) -> str:
+        """Return why the preamble does not fit the window, and the cure."""
+        need = 2 * self.preamble_tokens  # as much again for the work itself
+        fitting = [each.title for each in HARNESSES if 2 * each.preamble_tokens <= window]
+        other = f", or use {' or '.join(fitting)}" if fitting else ""
+        return (
+            f"{self.title} begins with about {self.preamble_tokens:,} tokens of instructions and tools, and {model} is "
+            f"served with a window of {window:,}: serve a model with a window of {need:,} or more, such as "
+            f"Qwen/Qwen3-8B, or raise --context-window if it was set{other}"
+        )
 
 
-@app.command
-def codex(*arguments: Arguments, target: Target = Target()) -> None:
-    """Start Codex, with a configuration of its own.
-
-    Parameters
-    ----------
-    arguments
-        After --, for Codex itself.
-    """
-    served = ask(target)
-    file = _written("codex/config.toml", harness_settings.codex_configuration(served))
-    environment = {**os.environ, "CODEX_HOME": str(file.parent), "SINGLETREE_API_KEY": served.key}
-    start("codex", "npm install -g @openai/codex", arguments, environment)
+def _claude(served: Served, _: Api) -> tuple[Environment, tuple[str, ...]]:
+    return harness_settings.claude_environment(served), ()
 
 
-@app.command
-def openclaw(
-    *arguments: Arguments,
-    api: Annotated[Api, _SPOKEN] = "responses",
-    target: Target = Target(),
-) -> None:
-    """Start OpenClaw, with a configuration of its own.
-
-    Parameters
-    ----------
-    arguments
-        After --, for OpenClaw itself.
-    """
-    # On the other two it moves a message to the end of every prompt, and the last turn is read anew.
-    served = ask(target)
-    file = _written("openclaw/openclaw.json", harness_settings.openclaw_configuration(served, api))
-    told = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(file.parent / "state")}
-    start("openclaw", "npm install -g openclaw", arguments, {**os.environ, **told})
+def _codex(served: Served, _: Api) -> tuple[Environment, tuple[str, ...]]:
+    file = _write_configuration("codex/config.toml", harness_settings.codex_configuration(served))
+    return {**os.environ, "CODEX_HOME": str(file.parent), "SINGLETREE_API_KEY": served.key}, ()
 
 
-@app.command
-def opencode(
-    *arguments: Arguments,
-    api: Annotated[Api, _SPOKEN] = "messages",
-    target: Target = Target(),
-) -> None:
-    """Start OpenCode: its own settings, and a configuration on top of them.
-
-    Parameters
-    ----------
-    arguments
-        After --, for OpenCode itself.
-    """
-    served = ask(target)
-    file = _written("opencode/opencode.json", harness_settings.opencode_configuration(served, api))
-    start("opencode", "npm install -g opencode-ai", arguments, {**os.environ, "OPENCODE_CONFIG": str(file)})
+def _openclaw(served: Served, api: Api) -> tuple[Environment, tuple[str, ...]]:
+    file = _write_configuration(
+        "openclaw/openclaw.json", harness_settings.openclaw_configuration(served, api)
+    )
+    paths = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(file.parent / "state")}
+    return {**os.environ, **paths}, ()
 
 
-@app.command
-def pi(
-    *arguments: Arguments,
-    api: Annotated[Api, _SPOKEN] = "messages",
-    target: Target = Target(),
-) -> None:
-    """Start pi, with a configuration of its own.
+def _opencode(served: Served, api: Api) -> tuple[Environment, tuple[str, ...]]:
+    file = _write_configuration(
+        "opencode/opencode.json", harness_settings.opencode_configuration(served, api)
+    )
+    return {**os.environ, "OPENCODE_CONFIG": str(file)}, ()
 
-    Parameters
-    ----------
-    arguments
-        After --, for pi itself.
-    """
-    served = ask(target)
-    file = _written("pi/models.json", harness_settings.pi_models(served, api))
+
+def _pi(served: Served, api: Api) -> tuple[Environment, tuple[str, ...]]:
+    file = _write_configuration("pi/models.json", harness_settings.pi_models(served, api))
     chosen = ("--provider", harness_settings.PROVIDER, "--model", served.model)
-    environment = {**os.environ, "PI_CODING_AGENT_DIR": str(file.parent)}
-    start("pi", "npm install -g @mariozechner/pi-coding-agent", (*chosen, *arguments), environment)
+    return {**os.environ, "PI_CODING_AGENT_DIR": str(file.parent)}, chosen
 
 
-@app.command
-def qwen(
-    *arguments: Arguments,
-    api: Annotated[QwenApi, _SPOKEN] = "chat",
-    target: Target = Target(),
-) -> None:
-    """Start qwen-code.
+def _qwen(served: Served, api: QwenApi) -> tuple[Environment, tuple[str, ...]]:
+    return harness_settings.qwen_environment(served, api), harness_settings.qwen_arguments(served, api)
+
+
+_SEPARATE = "with a separate configuration"
+_ON_TOP = "with the user's settings and a configuration on top of them"
+
+HARNESSES: tuple[Harness, ...] = (
+    Harness("claude", "Claude Code", "@anthropic-ai/claude-code", _claude, "messages", 12_000),
+    Harness("codex", "Codex", "@openai/codex", _codex, "responses", 5_000, summary=_SEPARATE),
+    # On the other two APIs it moves a message to the end of every prompt, so the engine reads the last turn again.
+    Harness("openclaw", "OpenClaw", "openclaw", _openclaw, "responses", 6_600, Api, _SEPARATE),
+    Harness("opencode", "OpenCode", "opencode-ai", _opencode, "messages", 7_400, Api, _ON_TOP),
+    Harness("pi", "pi", "@mariozechner/pi-coding-agent", _pi, "messages", 1_400, Api, _SEPARATE),
+    Harness("qwen", "qwen-code", "@qwen-code/qwen-code", _qwen, "chat", 19_000, QwenApi),
+)
+
+
+def _command(harness: Harness) -> Callable[..., None]:
+    """Return the function from whose signature and docstring the command of ``harness`` is made."""
+
+    def command(*arguments: Arguments, api: Any = harness.api, target: Target = Target()) -> None:
+        harness.run(arguments, api, target)
+
+    command.__annotations__["api"] = (
+        Annotated[harness.apis, Parameter(help="API of the server that the harness uses.")]
+        if harness.apis is not None
+        else Annotated[Any, Parameter(parse=False)]
+    )
+    command.__doc__ = f"""{" ".join(("Start", harness.title, harness.summary)).rstrip()}.
 
     Parameters
     ----------
     arguments
-        After --, for qwen-code itself.
+        Arguments for {harness.title} itself, after --.
     """
-    served = ask(target)
-    chosen = harness_settings.qwen_arguments(served, api)
-    environment = harness_settings.qwen_environment(served, api)
-    start("qwen", "npm install -g @qwen-code/qwen-code", (*chosen, *arguments), environment)
+    return command
 
 
-def _written(name: str, content: str | dict[str, Any]) -> Path:
-    """A configuration file in the cache, for its owner's eyes: it may hold a key."""
+for _harness in HARNESSES:
+    app.command(_command(_harness), name=_harness.program)
+
+
+def _write_configuration(name: str, content: str | dict[str, Any]) -> Path:
+    """Write a configuration file into the cache, readable by its owner only: it may contain a key."""
     path = cache_folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     text = content if isinstance(content, str) else json.dumps(content, indent=2)
@@ -159,8 +175,12 @@ def _written(name: str, content: str | dict[str, Any]) -> Path:
     return path
 
 
-def ask(target: Target) -> Served:
-    """What the server says of the model. Raises BadConfiguration when it does not answer or has none such."""
+def fetch_served(target: Target) -> Served:
+    """Ask the server for the model of ``target``.
+
+    Raises:
+        BadConfiguration: the server does not answer, or does not serve that model.
+    """
     base_url = target.base_url.rstrip("/").removesuffix("/v1")
     key = target.api_key or _NO_KEY
     listed = fetch(base_url, key, "/v1/models")
@@ -175,20 +195,22 @@ def ask(target: Target) -> Served:
     if known is None and target.model is not None:
         known = _under_another_name(base_url, key, model)
         if known is None:
-            raise BadConfiguration(f"{base_url} serves no {model!r}; it serves {', '.join(models)}")
+            raise BadConfiguration(
+                f"{base_url} does not serve the model {model!r}; give --model one of {', '.join(models)}"
+            )
     window = known.get("context_window") if known else None
     return Served(base_url, key, model, window if isinstance(window, int) else None)
 
 
 def _under_another_name(base_url: str, key: str, model: str) -> dict[str, Any] | None:
-    """What the server says of a model that it lists under another name, if it has one."""
+    """Return the entry of a model that the server lists under another name; None when it has no such model."""
     try:
         return fetch(base_url, key, f"/v1/models/{quote(model)}")
     except BadConfiguration:
         return None
 
 
-def start(
+def exec_harness(
     program: str,
     install: str,
     arguments: tuple[str, ...],
@@ -196,8 +218,19 @@ def start(
     *,
     become: Callable[[str, list[str], Mapping[str, str]], NoReturn] = os.execve,
 ) -> None:
-    """Become the harness. Raises BadConfiguration when it is not installed."""
+    """Replace this process by the harness.
+
+    Args:
+        program: name of the executable.
+        install: command that installs it, for the error message.
+        arguments: the program's arguments.
+        environment: the program's environment variables.
+        become: replaces the process.
+
+    Raises:
+        BadConfiguration: the program is not installed.
+    """
     path = shutil.which(program, path=environment.get("PATH"))
     if path is None:
-        raise BadConfiguration(f"there is no {program} on the PATH; install it with: {install}")
+        raise BadConfiguration(f"{program} is not on the PATH; install it with: {install}")
     become(str(Path(path)), [program, *arguments], environment)

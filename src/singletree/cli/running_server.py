@@ -1,4 +1,4 @@
-"""Questions to a running server of ours."""
+"""Requests of the commands to a running singletree server."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SECONDS = 5
 
 
 def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
-    """The JSON object at ``path``.
+    """Get the JSON object at ``path`` with the API key ``key``.
 
     Raises:
-        BadConfiguration: nobody answers at ``base_url``, or not with one.
+        BadConfiguration: no server answers at ``base_url``, or its answer is an error or not a JSON object.
     """
     if not _is_url(base_url):
-        raise BadConfiguration(f"--base-url {base_url!r} is no URL; give one such as {DEFAULT_URL}")
+        raise BadConfiguration(f"--base-url {base_url!r} is not a URL; give one such as {DEFAULT_URL}")
     request = urllib.request.Request(f"{base_url}{path}", headers={"Authorization": f"Bearer {key}"})
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
             value = json.load(answer)
     except urllib.error.HTTPError as error:
-        raise BadConfiguration(f"{base_url} answers with {error.code}; {_cure(error)}") from None
+        raise BadConfiguration(f"{base_url} answers with status {error.code}; {_cure(error)}") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         reason = getattr(reason, "strerror", None) or reason
@@ -44,7 +44,7 @@ def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
 
 
 def _cure(error: urllib.error.HTTPError) -> str:
-    """What the server says of it, where it says it as we do."""
+    """Return the server's own error message where it has our format, else a hint."""
     if error.code == 401:
         return "give --api-key"
     try:

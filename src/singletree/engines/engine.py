@@ -1,33 +1,41 @@
-"""What an engine is: token ids in, token ids out."""
+"""The interface that every inference engine implements: token ids in, token ids out."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from singletree.conversation import Sampling
-from singletree.errors import ContextOverflow, InvalidRequest
+from singletree.errors import ContextOverflow, EngineUnfit, InvalidRequest
+from singletree.pictures import PromptPicture
+
+__all__ = ["Chunk", "Constraint", "Engine", "EngineInfo", "PictureSupport"]
 
 StopKind = Literal["stop", "length", "cancelled"]
 ConstraintKind = Literal["gbnf", "lark", "regex", "json_schema", "structural_tag"]
 
 LogprobRow = Sequence[tuple[int, float]]
-"""(token id, natural-log probability) of a token and of its alternatives, the token itself first; empty: not known."""
+"""(token id, natural-log probability) of a token and of its alternatives, the token itself first. Empty: unknown."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """One step of a generation. Treat it as immutable: an engine may give the same one twice.
+    """One step of a generation. Treat it as immutable: an engine may yield the same object twice.
 
     Attributes:
-        token_ids: the new tokens; may be empty (a first chunk that only tells what was cached, the last one).
-            The token that ended the turn is among them when the engine tells it.
+        token_ids: the new tokens. May be empty: in a first chunk that only reports ``cached_tokens``, and in the last
+            one. The token that ended the turn is included when the engine reports it.
         finish: set on the last chunk only: ``stop`` (an end token), ``length`` or ``cancelled``.
-        cached_tokens: how many prompt tokens the engine had already, when it has told it by now.
-        logprobs: a row for each new token, with no id twice; None when not asked for.
-        prompt_logprobs: the same for each token of the prompt, whole and on one chunk, before or with the first
-            tokens; its first token has none.
+        cached_tokens: how many prompt tokens were in the prefix cache; None until the engine reports it.
+        logprobs: one row for each new token, no id twice in a row; None when not requested.
+        prompt_logprobs: the same for all tokens of the prompt, in one chunk, before or with the first new tokens.
+            The row of the first prompt token is empty.
+        prompt_tokens: how many tokens the engine read as the prompt, with its pictures expanded; None until it reports
+            them, and for a prompt without pictures.
+        picture_tokens: how many of them are each picture's, in the order of ``GenerationJob.pictures``; None where the
+            engine does not report them.
     """
 
     token_ids: Sequence[int]
@@ -35,15 +43,43 @@ class Chunk:
     cached_tokens: int | None = None
     logprobs: Sequence[LogprobRow] | None = None
     prompt_logprobs: Sequence[LogprobRow] | None = None
+    prompt_tokens: int | None = None
+    picture_tokens: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSupport:
+    """How an engine takes pictures.
+
+    Attributes:
+        place: what stands in the prompt for a picture. ``template``: the token that the model's chat template prints
+            for one. ``mark``: a mark in the text of a message, which the engine replaces by the picture and by all that
+            the model expects around it.
+        media_types: the formats that it decodes; pictures of others are converted.
+    """
+
+    place: Literal["template", "mark"]
+    media_types: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine tells about itself: tokens for lengths, generations for slots.
+    """Name, limits and abilities of an engine.
 
-    ``constraints`` are the kinds of ``Constraint`` that it takes, the ones it is best at first;
-    ``tells_prompt_logprobs`` says whether ``Sampling.prompt_logprobs`` means anything to it; ``goes_on`` whether what
-    it writes follows from its prompt alone, so that it goes on with a turn that another one began.
+    Attributes:
+        name: the model's name.
+        context_window: longest prompt and answer together, in tokens.
+        slots: how many generations run at once.
+        details: more facts about the engine, for people to read.
+        constraints: the kinds of ``Constraint`` that it supports, the best supported first.
+        returns_prompt_logprobs: whether it supports ``Sampling.prompt_logprobs``.
+        resumable: whether its output depends on the prompt alone, so that it can continue a turn that another
+            engine began.
+        optional_sampling: the fields of ``Sampling`` that it supports although not every engine does: of
+            ``min_tokens``, ``bad_words`` and ``allowed_token_ids``.
+        pictures: how it takes pictures; None if it takes none.
+        blindness: why it takes none, and the cure; empty where there is nothing more to know.
+        checkpoint: the name of the checkpoint on the engine's own server, a path or a hub id; None if it has none.
     """
 
     name: str
@@ -51,31 +87,80 @@ class EngineInfo:
     slots: int = 1
     details: Mapping[str, Any] | None = None
     constraints: tuple[ConstraintKind, ...] = ()
-    tells_prompt_logprobs: bool = False
-    goes_on: bool = False
+    returns_prompt_logprobs: bool = False
+    resumable: bool = False
+    optional_sampling: frozenset[str] = frozenset()
+    checkpoint: str | None = None
+    pictures: PictureSupport | None = None
+    blindness: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the tokens must spell.
+    """A grammar that the generated tokens must match.
 
     Attributes:
-        kind: ``gbnf`` (llama.cpp grammar), ``lark`` or ``regex`` or ``json_schema`` or ``structural_tag``.
-        value: the grammar's text, or the schema or structural tag as a JSON value. In ``lark`` special tokens
-            stand by name (``<|im_end|>``) or id (``<[2]>``), as llguidance writes them.
+        kind: ``gbnf`` (llama.cpp grammar), ``lark``, ``regex``, ``json_schema`` or ``structural_tag``.
+        value: the text of the grammar, or the schema or structural tag as a JSON value. In ``lark`` special tokens
+            are written by name (``<|im_end|>``) or id (``<[2]>``), the notation of llguidance.
     """
 
     kind: ConstraintKind
     value: Any
 
 
-def token_limit(prompt_tokens: int, max_tokens: int | None, window: int) -> int:
-    """How many tokens may follow the prompt: ``max_tokens``, or less where the window ends.
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """One generation that an engine is asked for.
 
-    Raises ContextOverflow when there is room for none, InvalidRequest for an empty prompt.
+    Attributes:
+        prompt_token_ids: the whole prompt.
+        sampling: how to choose tokens. The engine does not read ``sampling.stop`` (strings): the pipeline searches
+            the text for them.
+        request_id: names the generation for ``Engine.abort`` and in logs.
+        stop_token_ids: tokens that end the generation.
+        constraint: the grammar that the generated tokens must match, or None.
+        priority: where requests wait for the engine, the lowest goes first.
+        pictures: the pictures of the prompt, in their order, each with one placeholder.
+        session: the client's own key of its session, for engines that keep a session in one place; empty if unknown.
+    """
+
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+    request_id: str
+    stop_token_ids: Sequence[int] = ()
+    constraint: Constraint | None = None
+    priority: int = 0
+    pictures: tuple[PromptPicture, ...] = ()
+    session: str = ""
+
+
+FIRST_PICTURE_NUMBER = 1 << 31
+"""The least of the numbers that ``comparable_tokens`` writes for pictures."""
+
+
+def comparable_tokens(token_ids: Sequence[int], pictures: Sequence[PromptPicture]) -> array[int]:
+    """Return the prompt for a comparison with other prompts: each placeholder becomes a number made from its picture.
+
+    Two prompts that differ in a picture alone then differ there, as they do in the engine's prefix cache. No token id
+    is as large as such a number.
+    """
+    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    if not pictures:
+        return tokens
+    tokens = tokens[:]
+    for picture in pictures:
+        tokens[picture.position] = int(picture.key[:8], 16) | FIRST_PICTURE_NUMBER
+    return tokens
+
+
+def token_limit(prompt_tokens: int, max_tokens: int | None, window: int) -> int:
+    """Return how many tokens may follow the prompt: ``max_tokens``, or fewer where the window ends.
+
+    Raises ContextOverflow when not one token fits, InvalidRequest for an empty prompt.
     """
     if prompt_tokens == 0:
-        raise InvalidRequest("the prompt has no tokens; give at least one")
+        raise InvalidRequest("the prompt is empty: it must have at least one token")
     room = window - prompt_tokens
     if room < 1:
         raise ContextOverflow(prompt_tokens, window)
@@ -86,32 +171,41 @@ class Engine(Protocol):
     """An inference engine. One instance serves many generations at once."""
 
     async def start(self) -> None:
-        """Make it ready. Raises WeightsUnavailable, BadConfiguration or EngineFailed."""
+        """Load the model or connect to the server. Raises WeightsUnavailable, BadConfiguration or EngineFailed."""
 
     async def close(self) -> None:
         """Free everything. Safe to call twice; generations in flight end with EngineFailed."""
 
     def info(self) -> EngineInfo:
-        """Name and limits; valid after ``start``."""
+        """Return name, limits and abilities; valid after ``start``."""
 
-    def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: Sampling,
-        request_id: str,
-        *,
-        stop_token_ids: Sequence[int] = (),
-        constraint: Constraint | None = None,
-        priority: int = 0,
-    ) -> AsyncGenerator[Chunk, None]:
-        """Generate. Closing the generator (``aclose``) frees the engine at once, as ``abort`` does.
+    def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
+        """Generate the tokens of one job, in chunks; exactly one chunk, the last, has ``finish``.
 
-        ``sampling.stop`` (strings) is not the engine's: the pipeline watches the text. ``priority``: lower
-        goes first where requests wait. Exactly one chunk, the last, has ``finish``. Raises EngineFailed, at
-        any time, and before the first chunk Overloaded, ContextOverflow when the engine finds the prompt too
-        long, and InvalidRequest for a constraint that it cannot take.
+        Closing the generator (``aclose``) frees the engine at once, as ``abort`` does. Raises EngineFailed at any
+        time, and before the first chunk Overloaded, ContextOverflow when the prompt is too long for the engine, and
+        InvalidRequest for a constraint that the engine does not support.
         """
         ...
 
     async def abort(self, request_id: str) -> None:
-        """End that generation with a last chunk ``cancelled``; unknown ids are ignored."""
+        """End the generation of that id with a last chunk ``cancelled``; ignore unknown ids."""
+
+
+@runtime_checkable
+class PictureCounter(Protocol):
+    """An engine that takes pictures: one whose ``EngineInfo.pictures`` is set."""
+
+    async def count_picture_tokens(self, picture: PromptPicture) -> int:
+        """Return how many tokens of a prompt the picture takes, by the engine's own processor.
+
+        Raises what ``Engine.generate`` raises.
+        """
+        ...
+
+
+async def count_picture_tokens(engine: Engine, picture: PromptPicture) -> int:
+    """Return what ``engine`` counts for the picture; raises EngineUnfit if it takes no pictures."""
+    if not isinstance(engine, PictureCounter):
+        raise EngineUnfit("the engine takes no pictures")
+    return await engine.count_picture_tokens(picture)

@@ -1,6 +1,7 @@
-"""Every model family, one file a vendor. A family is an entry in one of them and nothing else.
+"""All model families, one file for each vendor. A family is an entry in one of these files and nothing else; ``shared``
+has pieces of formats that several vendors write.
 
-Names follow three worlds: our own, and as aliases those in Dynamo's, vLLM's and SGLang's parser registries.
+Each family has a canonical name. Its aliases are its names in the parser registries of Dynamo, vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from singletree.errors import BadConfiguration
-from singletree.parsing.family import Family, Found, respelled
-from singletree.parsing.family import pair as _pair
+from singletree.parsing.family import DetectedFamily, Family, with_variant
+from singletree.parsing.family import combine_halves as _pair
 
-__all__ = ["find", "get", "names", "pair", "table"]
+__all__ = ["DetectedFamily", "find", "get", "names", "pair", "table"]
 
-_ANYTHING_THAT_THINKS = "basic"
-"""The reasoning half for a template that thinks between the usual tags and whose tool half says nothing of it."""
+_BASIC_REASONING = "basic"
+"""The family with the reasoning half for a template that uses the usual tags, when its tool half has no reasoning."""
 
 
 @lru_cache(maxsize=1)
 def table() -> tuple[Family, ...]:
-    """All families, by name."""
+    """Return all families, sorted by name."""
     found: dict[str, Family] = {}
     for module in iter_modules(__path__, __name__ + "."):
         for value in vars(import_module(module.name)).values():
@@ -32,7 +33,7 @@ def table() -> tuple[Family, ...]:
 
 @lru_cache(maxsize=3)
 def _by_name(half: str = "") -> dict[str, Family]:
-    """Families by every name; ``half`` is ``tool`` or ``reasoning`` for the worlds in which names mean one half."""
+    """Return families by every name. ``half`` (``tool`` or ``reasoning``) adds the names that mean only this half."""
     named = {_plain(alias): family for family in table() for alias in family.aliases}
     named |= {_plain(family.name): family for family in table()}
     if half:
@@ -47,39 +48,41 @@ def _plain(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """Every name and alias."""
+    """Return every name and alias, sorted."""
     families = table()
     halves = {n for f in families for n in (*f.tool_aliases, *f.reasoning_aliases)}
     return tuple(sorted(halves | {n for f in families for n in (f.name, *f.aliases)}))
 
 
 def get(name: str) -> Family:
-    """The family of that name or alias; ``-``, ``_``, ``.`` and case do not matter.
+    """Return the family with this name or alias; ``-``, ``_``, ``.`` and case do not matter.
 
     Raises:
-        BadConfiguration: no family has that name.
+        BadConfiguration: no family has this name.
     """
     plain = _plain(name)
     family = _by_name().get(plain) or _by_name("tool").get(plain) or _by_name("reasoning").get(plain)
     if family is None:
-        raise BadConfiguration(_FROM_CHECKPOINT.get(plain, f"no model family is called {name!r}") + _LISTED)
+        raise BadConfiguration(
+            _FROM_CHECKPOINT.get(plain, f"no model family has the name {name!r}") + _LISTED
+        )
     return family
 
 
 _LISTED = "; `singletree families` lists them"
 _FROM_CHECKPOINT = {
-    name: f"{name!r} means whatever the checkpoint's response_template says; leave the parser out to have it found"
+    name: f"{name!r} means the checkpoint's own response_template; leave the parser out to have it detected"
     for name in ("hf", "response_template")
 }
 
 
 def pair(reasoning: str | None = None, tools: str | None = None) -> Family:
-    """The reasoning half of one family and the tool half of another, as one family read in one pass.
+    """Return one family from the reasoning half of ``reasoning`` and the tool half of ``tools``, parsed in one pass.
 
     One name may mean different families as a reasoning parser and as a tool parser (``nemotron_nano``).
 
     Raises:
-        BadConfiguration: no family has that name, or it lacks the half that is asked for.
+        BadConfiguration: no family has this name, or it lacks the half that is needed.
     """
     thinks = _half("reasoning", reasoning) if reasoning else None
     calls = _half("tool", tools) if tools else None
@@ -91,31 +94,33 @@ def _half(half: str, name: str) -> Family:
     if family is not None:
         return family
     other = "tool" if half == "reasoning" else "reasoning"
-    written = "tool-call" if half == "tool" else half
+    kind = "tool-call" if half == "tool" else half
     raise BadConfiguration(
-        f"family {get(name).name!r} has no {written} format; name it as the {other} parser only"
+        f"family {get(name).name!r} has no {kind} format; use it as the {other} parser only"
     )
 
 
-def find(chat_template: str | None) -> Found:
-    """The family that a checkpoint's chat template belongs to, and why."""
+def find(chat_template: str | None) -> DetectedFamily:
+    """Return the family that a checkpoint's chat template belongs to, and why."""
     plain = get("plain")
     if not chat_template:
-        return Found(plain, "no chat template: everything the model writes is taken as text", False)
+        return DetectedFamily(
+            plain, "no chat template: everything that the model writes is taken as text", False
+        )
     fitting = [(print_, f) for f in table() for print_ in _fingerprints(f) if _fits(print_, f, chat_template)]
     if fitting:
         seen, best = max(fitting, key=lambda found: len("".join(found[0])))
-        return Found(
-            _with_reasoning(respelled(best, chat_template), chat_template),
-            f"the chat template holds {', '.join(seen)}",
+        return DetectedFamily(
+            _with_reasoning(with_variant(best, chat_template), chat_template),
+            f"the chat template contains {', '.join(seen)}",
             True,
         )
-    basic = get(_ANYTHING_THAT_THINKS)
+    basic = get(_BASIC_REASONING)
     if basic.reasoning and basic.reasoning[1].strip() in chat_template:
-        return Found(
-            basic, f"the chat template holds {basic.reasoning[1].strip()} and no tool format known here", True
+        return DetectedFamily(
+            basic, f"the chat template contains {basic.reasoning[1].strip()} and no known tool format", True
         )
-    return Found(plain, "the chat template holds no tool or reasoning format known here", False)
+    return DetectedFamily(plain, "the chat template contains no known tool or reasoning format", False)
 
 
 def _fingerprints(family: Family) -> list[tuple[str, ...]]:
@@ -127,7 +132,7 @@ def _fits(fingerprint: tuple[str, ...], family: Family, template: str) -> bool:
 
 
 def _with_reasoning(family: Family, template: str) -> Family:
-    basic = get(_ANYTHING_THAT_THINKS)
+    basic = get(_BASIC_REASONING)
     if family.reasoning is None and basic.reasoning and basic.reasoning[1].strip() in template:
         return _pair(basic, family)
     return family

@@ -11,7 +11,7 @@ SEED_OSS = replace(
     aliases=("seed-oss",),
     reasoning=("<seed:think>", "</seed:think>"),
     forms=(replace(QWEN3_CODER.forms[0], calls=("<seed:tool_call>\n", "\n</seed:tool_call>")),),
-    ends=("<seed:eos>",),
+    stop_markers=("<seed:eos>",),
     fingerprint=("<seed:tool_call>", "<function="),
     not_in_template=(),
     models=("Seed-OSS 36B",),

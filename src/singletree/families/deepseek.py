@@ -1,17 +1,19 @@
 """DeepSeek."""
 
+from singletree.conversation import ThinkingVariables
+from singletree.families.shared import THINK, THINK_IN_LINES
 from singletree.parsing.family import Family, Form
 
-_THINK = ("<think>", "</think>")
 _END = ("<｜end▁of▁sentence｜>",)
+_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 # https://huggingface.co/deepseek-ai/DeepSeek-R1
 DEEPSEEK_R1 = Family(
     name="deepseek_r1",
     aliases=("deepseek-r1",),
-    reasoning=("<think>\n", "\n</think>\n\n"),
+    reasoning=THINK_IN_LINES,
     starts_open=True,
-    ends=_END,
+    stop_markers=_END,
     models=("DeepSeek R1", "R1 distillations"),
     source="https://huggingface.co/deepseek-ai/DeepSeek-R1",
 )
@@ -20,15 +22,15 @@ DEEPSEEK_R1 = Family(
 DEEPSEEK_V3_1 = Family(
     name="deepseek_v3_1",
     aliases=("deepseek_v31", "deepseekv31"),
-    reasoning=_THINK,
+    reasoning=THINK,
     forms=(
         Form(
             call="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{args}<｜tool▁call▁end｜>",
-            calls=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            calls=_CALLS,
             optional=True,
         ),
     ),
-    ends=_END,
+    stop_markers=_END,
     fingerprint=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
     not_in_template=("```json", "｜DSML｜"),
     models=("DeepSeek V3.1",),
@@ -39,23 +41,17 @@ DEEPSEEK_V3_1 = Family(
 DEEPSEEK_V3 = Family(
     name="deepseek_v3",
     aliases=("deepseek-v3", "deepseekv3"),
-    reasoning=("<think>\n", "\n</think>\n\n"),
-    forms=(
+    reasoning=THINK_IN_LINES,
+    forms=tuple(
         Form(
-            call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{args}\n```<｜tool▁call▁end｜>",
-            calls=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            call=f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{name}}\n{arguments}<｜tool▁call▁end｜>",
+            calls=_CALLS,
             joiner="\n",
             optional=True,
-        ),
-        # The fence is left out now and then (FORMATS.md, deepseek_v3).
-        Form(
-            call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n{args}<｜tool▁call▁end｜>",
-            calls=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-            joiner="\n",
-            optional=True,
-        ),
+        )
+        for arguments in ("```json\n{args}\n```", "{args}")  # The model sometimes leaves out the fence.
     ),
-    ends=_END,
+    stop_markers=_END,
     fingerprint=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json"),
     models=("DeepSeek V3", "DeepSeek R1-0528"),
     source="https://huggingface.co/deepseek-ai/DeepSeek-R1-0528",
@@ -71,25 +67,43 @@ def dsml(
     source: str,
     language: str = "DSML",
 ) -> Family:
-    """DSML: tags whose parameters say on the wire whether they are strings."""
+    """Return a DSML family: tags whose parameters have an attribute for whether they are strings.
+
+    Args:
+        name, aliases, models, source: as in ``Family``.
+        block: name of the tag around calls.
+        space: text after the prefix of each tag name.
+        language: prefix of each tag name.
+    """
     tag = f"｜{language}｜{space}"
     pair = (f"<{tag}{block}>\n", f"\n</{tag}{block}>")
-    parameter = f'<{tag}parameter name="{{key}}" string="{{string}}">{{value}}</{tag}parameter>\n'
+    close = f"</{tag}parameter>\n"
+    parameter = f'<{tag}parameter name="{{key}}" string="{{string}}">{{value}}{close}'
+    untyped = (f'<{tag}parameter name="{{key}}">{{value}}{close}',)
     opener, closer = f'<{tag}invoke name="{{name}}"', f"</{tag}invoke>"
     return Family(
         name=name,
         aliases=aliases,
         reasoning=("<think>", "</think>\n\n"),
         forms=(
-            Form(f"{opener}>\n{{params}}{closer}", pair, joiner="\n", parameter=parameter, optional=True),
-            # Without parameters the tag may close itself; now and then the body is one JSON object.
+            Form(
+                f"{opener}>\n{{params}}{closer}",
+                pair,
+                joiner="\n",
+                parameter=parameter,
+                also_parameter=untyped,
+                optional=True,
+            ),
+            # Without parameters the tag may close itself; sometimes the body is one JSON object.
             Form(f"{opener}{{params}}/>", pair, joiner="\n", parameter=parameter, optional=True),
             Form(f"{opener}>\n{{args}}\n{closer}", pair, joiner="\n", optional=True),
         ),
         before_calls="\n\n",
-        ends=_END,
+        stop_markers=_END,
+        thinking_variables=ThinkingVariables(history=(("drop_thinking", False),)),
         fingerprint=(f"{tag}{block}",) if space else (f"｜{language}｜", block),
-        not_in_template=("function_calls",) if block == "tool_calls" else (),
+        # The templates of V4.1 hold V4's words as well: there tag names begin with a space.
+        not_in_template=("function_calls", f"｜{language}｜ calls") if block == "tool_calls" else (),
         models=models,
         source=source,
     )

@@ -1,7 +1,9 @@
-"""Zhipu AI: GLM, and what writes calls as GLM does."""
+"""Zhipu AI: GLM."""
 
 from dataclasses import replace
 
+from singletree.conversation import ThinkingVariables
+from singletree.families.shared import THINK
 from singletree.parsing.family import Family, Form
 
 # https://huggingface.co/zai-org/GLM-4.5/blob/main/chat_template.jinja
@@ -14,12 +16,12 @@ GLM45 = Family(
             call="{name}\n{params}",
             parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
             calls=("<tool_call>", "</tool_call>"),
-            each=True,
+            wrap_each=True,
             joiner="\n",
         ),
     ),
     before_calls="\n",
-    ends=("<|observation|>", "<|user|>", "<|endoftext|>"),
+    stop_markers=("<|observation|>", "<|user|>", "<|endoftext|>"),
     fingerprint=("<arg_key>", "<arg_value>", "</arg_key>\n<arg_value>"),
     models=("GLM 4.5", "GLM 4.6"),
     source="https://huggingface.co/zai-org/GLM-4.5",
@@ -30,7 +32,7 @@ GLM47 = replace(
     GLM45,
     name="glm47",
     aliases=("glm-4.7", "glm5"),
-    reasoning=("<think>", "</think>"),
+    reasoning=THINK,
     forms=(
         replace(
             GLM45.forms[0],
@@ -40,6 +42,7 @@ GLM47 = replace(
         ),
     ),
     before_calls="",
+    thinking_variables=ThinkingVariables(history=(("clear_thinking", False),)),
     fingerprint=("<arg_key>", "<arg_value>"),
     models=("GLM 4.7", "GLM 5"),
     source="https://huggingface.co/zai-org/GLM-4.7",

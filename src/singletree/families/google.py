@@ -1,5 +1,7 @@
 """Google: Gemma."""
 
+from dataclasses import replace
+
 from singletree.parsing.family import Family, Form, Literals
 
 _GEMMA = Literals(
@@ -13,10 +15,10 @@ _GEMMA = Literals(
 )
 
 
-def _calls(opener: str, closer: str, spelling: Literals) -> tuple[Form, ...]:
-    """The call as it is meant, and what the model makes of it now and then."""
+def _calls(opener: str, closer: str, notation: Literals) -> tuple[Form, ...]:
+    """Return the form of calls, and the malformed ones that the model writes now and then."""
     pictures = ("call:{name}{{literals}}", ":{name}{{literals}}", "call:{name}({literals})")
-    return tuple(Form(call=f"{opener}{picture}{closer}", literals=spelling) for picture in pictures)
+    return tuple(Form(call=f"{opener}{picture}{closer}", literals=notation) for picture in pictures)
 
 
 # https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
@@ -26,7 +28,8 @@ GEMMA4 = Family(
     reasoning=("<|channel>thought\n", "<channel|>"),
     also_reasoning=(("<|channel>", "<channel|>"),),  # the label is left out now and then
     forms=_calls("<|tool_call>", "<tool_call|>", _GEMMA),
-    ends=("<turn|>", "<|tool_response>", "<|channel>thought<channel|>"),
+    stop_markers=("<turn|>", "<|tool_response>"),  # the result of its call has to follow the second
+    stray_markers=("<|channel>thought<channel|>",),
     fingerprint=("<|tool_call>call:",),
     models=("Gemma 4",),
     source="https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4",
@@ -38,17 +41,9 @@ FUNCTIONGEMMA = Family(
     forms=_calls(
         "<start_function_call>",
         "<end_function_call>",
-        Literals(
-            assign=":",
-            separator=",",
-            quote="<escape>",
-            verbatim=True,
-            bare_keys=True,
-            bare_words=True,
-            words=("true", "false", "null"),
-        ),
+        replace(_GEMMA, quote="<escape>"),
     ),
-    ends=("<end_of_turn>", "<start_function_response>"),
+    stop_markers=("<end_of_turn>", "<start_function_response>"),
     fingerprint=("<start_function_call>",),
     models=("FunctionGemma",),
     source="https://ai.google.dev/gemma/docs/functiongemma",

@@ -1,18 +1,17 @@
-"""Vendors with one format each, all of them JSON objects between markers."""
+"""Vendors with one format each: JSON objects between markers."""
 
 from dataclasses import replace
 
 from singletree.families.deepseek import dsml
 from singletree.families.nous import HERMES
 from singletree.families.qwen import QWEN3
+from singletree.families.shared import JSON_CALL, THINK_IN_LINES, json_each, json_list
 from singletree.parsing.family import Family, Form
-
-_CALL = '{"name": "{name}", "arguments": {args}}'
 
 # https://huggingface.co/ai21labs/AI21-Jamba-Large-1.5
 JAMBA = Family(
     name="jamba",
-    forms=(Form(call=_CALL, calls=("<tool_calls>[\n", "\n]</tool_calls>"), joiner=",\n"),),
+    forms=(json_list("<tool_calls>[\n", "\n]</tool_calls>", joiner=",\n"),),
     fingerprint=("<tool_calls>", "</tool_calls>"),
     not_in_template=("<answer>", "<tool_sep>"),
     models=("Jamba 1.5", "Jamba 1.6"),
@@ -24,10 +23,10 @@ PHI4 = Family(
     name="phi4",
     aliases=("phi4_mini_json",),
     forms=(
-        Form(call=_CALL, calls=("functools[", "]"), joiner=", "),
-        Form(call=_CALL, calls=("<|tool_call|>[", "]<|/tool_call|>"), joiner=", "),
+        json_list("functools[", "]"),
+        json_list("<|tool_call|>[", "]<|/tool_call|>"),
     ),
-    ends=("<|end|>",),
+    stop_markers=("<|end|>",),
     fingerprint=("functools",),
     models=("Phi-4-mini",),
     source="https://huggingface.co/microsoft/Phi-4-mini-instruct",
@@ -36,9 +35,7 @@ PHI4 = Family(
 # https://huggingface.co/meituan-longcat/LongCat-Flash-Chat
 LONGCAT = Family(
     name="longcat",
-    forms=(
-        Form(call=_CALL, calls=("<longcat_tool_call>\n", "\n</longcat_tool_call>"), each=True, joiner="\n"),
-    ),
+    forms=(json_each("<longcat_tool_call>\n", "\n</longcat_tool_call>", joiner="\n"),),
     before_calls="\n",
     fingerprint=("<longcat_tool_call>",),
     models=("LongCat Flash",),
@@ -50,9 +47,10 @@ ERNIE45 = replace(
     HERMES,
     name="ernie45",
     aliases=(),
-    reasoning=("<think>\n", "\n</think>\n\n"),
+    reasoning=THINK_IN_LINES,
     starts_open=True,
-    ends=("<response>\n", "\n</response>\n"),
+    stop_markers=(),
+    stray_markers=("<response>\n", "\n</response>\n"),
     fingerprint=("<tool_call>", "<response>"),
     models=("ERNIE 4.5 Thinking",),
     source="https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking",
@@ -64,7 +62,7 @@ APERTUS = Family(
     aliases=("apertus2509",),
     reasoning=("<|inner_prefix|>", "<|inner_suffix|>"),
     forms=(Form(call='{"{name}": {args}}', calls=("<|tools_prefix|>[", "]<|tools_suffix|>"), joiner=", "),),
-    ends=("<|assistant_end|>",),
+    stop_markers=("<|assistant_end|>",),
     fingerprint=("<|tools_prefix|>",),
     models=("Apertus",),
     source="https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509",
@@ -74,22 +72,22 @@ APERTUS = Family(
 INTERNLM = Family(
     name="internlm",
     aliases=("interns1",),
-    reasoning=("<think>\n", "\n</think>\n\n"),
+    reasoning=THINK_IN_LINES,
     forms=(
         Form(
             call='{"name": "{name}", "parameters": {args}}',
             calls=("<|action_start|><|plugin|>\n", "<|action_end|>"),
-            each=True,
+            wrap_each=True,
             joiner="\n",
         ),
         Form(
             call='{"name": "{name}", "parameters": {args}}',
             calls=("<|action_start|> <|plugin|>\n", "<|action_end|>"),
-            each=True,
+            wrap_each=True,
         ),
     ),
     before_calls="\n",
-    ends=("<|im_end|>",),
+    stop_markers=("<|im_end|>",),
     fingerprint=("<|action_start|>", "<|plugin|>"),
     models=("InternLM 2.5", "InternLM 3", "Intern-S1"),
     source="https://huggingface.co/internlm/internlm3-8b-instruct",
@@ -99,11 +97,12 @@ INTERNLM = Family(
 GIGACHAT3 = Family(
     name="gigachat3",
     forms=(
-        Form(call=_CALL, calls=("<|function_call|>", ""), each=True),
-        Form(call=_CALL, calls=("<|message_sep|>\n\nfunction call<|role_sep|>\n", ""), each=True),
-        Form(call=_CALL, calls=("function call<|role_sep|>\n", ""), each=True),
+        json_each("<|function_call|>", ""),
+        json_each("<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
+        json_each("function call<|role_sep|>\n", ""),
     ),
-    ends=("<|message_sep|>", "</s>"),
+    stop_markers=("</s>",),
+    stray_markers=("<|message_sep|>",),  # it also comes before a call
     fingerprint=("<|role_sep|>",),
     not_in_template=("｜GCML｜",),
     models=("GigaChat 3", "GigaChat 3.1"),
@@ -120,21 +119,23 @@ GIGACHAT35 = replace(
         "https://huggingface.co/ai-sage",
         language="GCML",
     ),
-    ends=("<|message_sep|>", "</s>"),
+    stop_markers=("</s>",),
+    stray_markers=("<|message_sep|>",),  # it also comes before a call
 )
 
 # https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r
 XLAM = Family(
     name="xlam",
-    reasoning=("<think>\n", "\n</think>\n\n"),
+    reasoning=THINK_IN_LINES,
     forms=(
-        Form(call=_CALL, calls=("[", "]"), joiner=", ", bare=True),
-        Form(call=_CALL, calls=("```json\n[", "]\n```"), joiner=", ", bare=True),
-        Form(call=_CALL, calls=("[TOOL_CALLS][", "]"), joiner=", "),
-        Form(call=_CALL, calls=("<tool_call>[", "]</tool_call>"), joiner=", "),
+        # Reasoning is read by another family's half, or not at all; its closer is text then.
+        Form(call=JSON_CALL, calls=("[", "]"), joiner=", ", unmarked=True, behind="</think> *"),
+        Form(call=JSON_CALL, calls=("```json\n[", "]\n```"), joiner=", ", unmarked=True),
+        json_list("[TOOL_CALLS][", "]"),
+        json_list("<tool_call>[", "]</tool_call>"),
     ),
     before_calls="\n",
-    ends=("<|im_end|>", "<|eot_id|>"),
+    stop_markers=("<|im_end|>", "<|eot_id|>"),
     fingerprint=('[{"name": "tool_call_name"',),
     models=("xLAM 2",),
     source="https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r",
@@ -144,7 +145,7 @@ XLAM = Family(
 FUNCTIONARY_V3_1 = Family(
     name="functionary_v3_1",
     forms=(Form(call="<function={name}>{args}</function>"),),
-    ends=("<|eom_id|>", "<|eot_id|>"),
+    stop_markers=("<|eom_id|>", "<|eot_id|>"),
     fingerprint=("<{start_tag}={function_name}>",),
     models=("Functionary 3.1",),
     source="https://huggingface.co/meetkai/functionary-medium-v3.1",
@@ -155,8 +156,8 @@ FIREFUNCTION = replace(
     PHI4,
     name="firefunction",
     aliases=("firefunction_v2",),
-    forms=(Form(call=_CALL, calls=("functools[", "]"), joiner=", "),),
-    ends=("<|eot_id|>",),
+    forms=(json_list("functools[", "]"),),
+    stop_markers=("<|eot_id|>",),
     fingerprint=("functools", "<|start_header_id|>"),
     models=("Firefunction v2",),
     source="https://huggingface.co/fireworks-ai/llama-3-firefunction-v2",
@@ -169,14 +170,14 @@ PLAMO3 = Family(
     forms=tuple(
         Form(
             call="<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{name}<|plamo:end_tool_name:plamo|>"
-            f"<|plamo:begin_tool_arguments:plamo|>{said}<|plamo:msg|>{{args}}<|plamo:end_tool_arguments:plamo|>"
+            f"<|plamo:begin_tool_arguments:plamo|>{marker}<|plamo:msg|>{{args}}<|plamo:end_tool_arguments:plamo|>"
             "<|plamo:end_tool_request:plamo|>",
             calls=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
             optional=True,
         )
-        for said in ("<|plamo:constrain|>json", "")
+        for marker in ("<|plamo:constrain|>json", "")
     ),
-    ends=("<|plamo:tag|>",),
+    stray_markers=("<|plamo:tag|>",),
     fingerprint=("<|plamo:begin_tool_request",),
     models=("PLaMo 3",),
     source="https://huggingface.co/pfnet",
@@ -186,8 +187,9 @@ PLAMO3 = Family(
 APRIEL = Family(
     name="apriel",
     reasoning=("Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n"),
-    forms=(Form(call=_CALL, calls=("<tool_calls>[", "]</tool_calls>"), joiner=", "),),
-    ends=("[END FINAL RESPONSE]", "<|end|>"),
+    forms=(json_list("<tool_calls>[", "]</tool_calls>"),),
+    stop_markers=("<|end|>",),
+    stray_markers=("[END FINAL RESPONSE]",),
     fingerprint=("[BEGIN FINAL RESPONSE]", "<tool_calls>"),
     models=("Apriel 1.5", "Apriel 1.6"),
     source="https://huggingface.co/ServiceNow-AI/Apriel-1.6-15b-Thinker",
@@ -199,7 +201,7 @@ EXAONE4 = replace(
     name="exaone4",
     aliases=("exaone",),
     forms=(replace(HERMES.forms[0], calls=("<tool_call>", "</tool_call>")),),
-    ends=("[|endofturn|]",),
+    stop_markers=("[|endofturn|]",),
     fingerprint=("<tool_call>", "</tool_call>", "arguments", "[|assistant|]"),
     models=("EXAONE 4",),
     source="https://huggingface.co/LGAI-EXAONE/EXAONE-4.0-32B",
@@ -210,7 +212,7 @@ REKA = replace(
     QWEN3,
     name="reka",
     aliases=("reka_edge",),
-    ends=("<sep>",),
+    stop_markers=("<sep>",),
     fingerprint=("<tool_call>", "</tool_call>", "arguments", "</think>", "<sep>"),
     models=("Reka Flash 3.1", "Reka Edge"),
     source="https://huggingface.co/RekaAI/reka-flash-3.1",

@@ -1,4 +1,4 @@
-"""Vendors whose turn is several messages, each with a header that says what it is."""
+"""Vendors whose turn is several messages, each with a header that names its kind."""
 
 from singletree.parsing.family import Family, Form
 
@@ -11,7 +11,7 @@ _ATEM_CALL = (
 MUSE_GLIMMER = Family(
     name="muse_glimmer",
     aliases=("muse",),
-    turn="<|start|>assistant",
+    message_header="<|start|>assistant",
     reasoning=(" to=self<|message|>", "<|eom|>"),
     text=(" to=user<|message|>", "<|eom|>"),
     also_text=(" to=commentary<|message|>", " to=developer<|message|>"),
@@ -20,10 +20,11 @@ MUSE_GLIMMER = Family(
             call=_ATEM_CALL,
             parameter='<atem:parameter name="{key}">{value}</atem:parameter>\n',
             calls=("", "<|eom|>"),
-            each=True,
+            wrap_each=True,
         ),
     ),
-    ends=("<|start|>assistant", "<|eom|>", "<|eot|>"),
+    stop_markers=("<|eot|>",),
+    stray_markers=("<|start|>assistant", "<|eom|>"),
     fingerprint=("atem:function_calls",),
     models=("Muse Glimmer",),
     source="https://huggingface.co/meta-models/muse-glimmer",
@@ -32,7 +33,7 @@ MUSE_GLIMMER = Family(
 # https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/parser/beam.py
 BEAM = Family(
     name="beam",
-    turn="<|start|>assistant",
+    message_header="<|start|>assistant",
     reasoning=("<|channel|>analysis<|message|>", "<|end|>"),
     text=("<|channel|>final<|message|>", "<|end|>"),
     forms=(
@@ -41,10 +42,11 @@ BEAM = Family(
             parameter='<rfl:parameter name="{key}">\n{value}\n</rfl:parameter>',
             calls=("", "<|end|>"),
             also_close=("<|call|>",),
-            each=True,
+            wrap_each=True,
         ),
     ),
-    ends=("<|start|>assistant", "<|end|>", "<|call|>", "<|return|>"),
+    stop_markers=("<|call|>", "<|return|>"),
+    stray_markers=("<|start|>assistant", "<|end|>"),
     fingerprint=("<|channel|>", "<rfl:parameter"),
     models=("Beam",),
     source="https://github.com/sgl-project/sglang (parser `beam`)",
@@ -53,22 +55,20 @@ BEAM = Family(
 # https://huggingface.co/thinkingmachines/inkling
 INKLING = Family(
     name="inkling",
-    turn="<|message_model|>",
+    message_header="<|message_model|>",
     reasoning=("<|content_thinking|>", "<|end_message|>"),
     text=("<|content_text|>", "<|end_message|>"),
-    forms=(
+    also_text=("<|content_tool_error|>",),
+    forms=tuple(
         Form(
             call='{"name":"{name}","args":{args}}',
-            calls=("{name}<|content_invoke_tool_json|>", "<|end_message|>"),
-            each=True,
-        ),
-        Form(
-            call='{"name":"{name}","args":{args}}',
-            calls=("<|content_invoke_tool_json|>", "<|end_message|>"),
-            each=True,
-        ),
+            calls=(f"{name}<|content_invoke_tool_json|>", "<|end_message|>"),
+            wrap_each=True,
+        )
+        for name in ("{name}", "")
     ),
-    ends=("<|message_model|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+    stop_markers=("<|content_model_end_sampling|>",),
+    stray_markers=("<|message_model|>", "<|end_message|>"),
     fingerprint=("<|content_invoke_tool_json|>",),
     models=("Inkling",),
     source="https://huggingface.co/thinkingmachines",
@@ -78,10 +78,10 @@ INKLING = Family(
 FUNCTIONARY_V3_2 = Family(
     name="functionary_v3_2",
     aliases=("functionary",),
-    turn=">>>",
+    message_header=">>>",
     text=("all\n", ""),
     forms=(Form(call="{name}\n{args}"),),
-    ends=("<|eot_id|>",),
+    stop_markers=("<|eot_id|>",),
     fingerprint=(">>>all",),
     models=("Functionary 3.2",),
     source="https://huggingface.co/meetkai/functionary-medium-v3.2",
@@ -91,7 +91,7 @@ FUNCTIONARY_V3_2 = Family(
 SOLAR_OPEN = Family(
     name="solar_open",
     aliases=("solar",),
-    turn="<|begin|>assistant",
+    message_header="<|begin|>assistant",
     reasoning=("<|think|>", "<|end|>"),
     text=("<|content|>", "<|end|>"),
     forms=(
@@ -101,7 +101,8 @@ SOLAR_OPEN = Family(
             optional=True,
         ),
     ),
-    ends=("<|begin|>assistant", "<|end|>", "<|calls|>"),
+    stop_markers=("<|calls|>", "<|flush|>"),
+    stray_markers=("<|begin|>assistant", "<|end|>"),
     fingerprint=("<|tool_call:begin|>",),
     models=("Solar Open 100B",),
     source="https://huggingface.co/upstage/Solar-Open-100B",

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from singletree.families.shared import THINK_IN_LINES, json_list
 from singletree.parsing.family import Family, Form
 
 # https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/tool_calling_guide.md
 MINIMAX_M2 = Family(
     name="minimax_m2",
     aliases=("minimax-m2", "minimax"),
-    reasoning=("<think>\n", "\n</think>\n\n"),
+    reasoning=THINK_IN_LINES,
     forms=(
         Form(
             call='<invoke name="{name}">\n{params}</invoke>',
@@ -19,13 +20,13 @@ MINIMAX_M2 = Family(
         ),
     ),
     before_calls="\n",
-    ends=("[e~[",),
+    stop_markers=("[e~[",),
     fingerprint=("<minimax:tool_call>", "<invoke name="),
     models=("MiniMax M2",),
     source="https://huggingface.co/MiniMaxAI/MiniMax-M2",
 )
 
-# The parsers of that name elsewhere leave thought in the text behind a <think>; here it is reasoning (H12).
+# The parsers with this name in other servers leave reasoning in the text after a <think>; here it is reasoning (H12).
 MINIMAX_APPEND_THINK = replace(
     MINIMAX_M2,
     name="minimax_append_think",
@@ -51,7 +52,7 @@ MINIMAX_M3 = Family(
         ),
     ),
     before_calls="\n",
-    ends=("[e~[",),
+    stop_markers=("[e~[",),
     fingerprint=("]<]minimax[>[", "<tool_call>", "</tool_call>", "<mm:think>"),
     models=("MiniMax M3",),
     source="https://huggingface.co/MiniMaxAI/MiniMax-M3",
@@ -60,15 +61,9 @@ MINIMAX_M3 = Family(
 # https://huggingface.co/MiniMaxAI/MiniMax-M1-80k/blob/main/docs/function_call_guide.md
 MINIMAX_M1 = Family(
     name="minimax_m1",
-    reasoning=("<think>\n", "\n</think>\n\n"),
-    forms=(
-        Form(
-            call='{"name": "{name}", "arguments": {args}}',
-            calls=("<tool_calls>\n", "\n</tool_calls>"),
-            joiner="\n",
-        ),
-    ),
-    ends=("<end_of_sentence>",),
+    reasoning=THINK_IN_LINES,
+    forms=(json_list("<tool_calls>\n", "\n</tool_calls>", joiner="\n"),),
+    stop_markers=("<end_of_sentence>",),
     fingerprint=("<tool_calls>", "</tool_calls>", "<beginning_of_sentence>ai"),
     models=("MiniMax M1",),
     source="https://huggingface.co/MiniMaxAI/MiniMax-M1-80k",

@@ -1,5 +1,6 @@
 """Mistral AI."""
 
+from singletree.families.shared import json_list
 from singletree.parsing.family import Family, Form
 
 # https://docs.mistral.ai/cookbooks/concept-deep-dive-tokenization-tool_calling
@@ -10,14 +11,10 @@ MISTRAL = Family(
         Form(call="[TOOL_CALLS]{name}[ARGS]{args}"),
         Form(call="[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]{args}"),
         Form(call="[TOOL_CALLS]{name}{args}"),
-        Form(
-            call='{"name": "{name}", "arguments": {args}}',
-            calls=("[TOOL_CALLS][", "]"),
-            joiner=", ",
-        ),
+        json_list("[TOOL_CALLS][", "]"),
     ),
-    ends=(
-        "</s>",
+    stop_markers=("</s>",),
+    stray_markers=(
         "[/TOOL_CALLS]",
     ),  # the array form's closer exists in v3 vocabularies, models seldom write it
     fingerprint=("[TOOL_CALLS]",),

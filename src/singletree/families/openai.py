@@ -5,8 +5,8 @@ from singletree.parsing.family import Family, Form
 _TURN = "<|start|>assistant"
 
 
-def _reads() -> tuple[Form, ...]:
-    """Where the recipient may stand, and how the content type may be said or left out."""
+def _other_forms() -> tuple[Form, ...]:
+    """Return the other forms of a call: the recipient in other places, the content type written or left out."""
     heads = (
         "<|channel|>{any}to=R\n<|constrain|>{any}<|message|>",
         "<|channel|>{any}to=R<|message|>",
@@ -22,23 +22,22 @@ def _reads() -> tuple[Form, ...]:
 GPT_OSS = Family(
     name="gpt_oss",
     aliases=("harmony", "openai", "openai_gptoss"),
-    turn=_TURN,
+    message_header=_TURN,
     reasoning=("<|channel|>analysis<|message|>", "<|end|>"),
     text=("<|channel|>final<|message|>", "<|end|>"),
     also_text=("<|channel|>commentary<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
     forms=(
         Form(call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{args}<|call|>"),
-        *_reads(),
+        *_other_forms(),
     ),
-    ends=(
+    stop_markers=("<|call|>", "<|return|>"),
+    stray_markers=(
         "<|channel|>commentary to=assistant",  # a prefix that the model puts before the real channel
         f"{_TURN}<|channel|>commentary to=assistant",
         _TURN,
         "<|start|>",
         "<|message|>",
         "<|end|>",
-        "<|call|>",
-        "<|return|>",
     ),
     fingerprint=("<|channel|>analysis<|message|>",),
     not_in_template=("<rfl:parameter",),

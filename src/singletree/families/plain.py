@@ -1,5 +1,6 @@
 """Formats that belong to no vendor."""
 
+from singletree.families.shared import THINK_IN_LINES
 from singletree.parsing.family import Family
 
 PLAIN = Family(name="plain", source="no markers at all: every word is text")
@@ -7,7 +8,7 @@ PLAIN = Family(name="plain", source="no markers at all: every word is text")
 BASIC = Family(
     name="basic",
     reasoning_aliases=("holo2",),
-    reasoning=("<think>\n", "\n</think>\n\n"),
+    reasoning=THINK_IN_LINES,
     models=("any model that thinks between <think> and </think>",),
     source="https://docs.nvidia.com/dynamo (reasoning parser `basic`)",
 )

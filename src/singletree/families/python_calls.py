@@ -1,21 +1,19 @@
-"""Vendors with one format each, all of them calls as Python writes them, between markers."""
+"""Vendors with one format each: calls in Python syntax between markers."""
 
-from singletree.families.meta import PYTHON
-from singletree.parsing.family import Family, Form
+from dataclasses import replace
+
+from singletree.families.meta import PYTHON, python_list
+from singletree.families.shared import THINK, json_each, json_list
+from singletree.parsing.family import Family
+
+_NESTED_QUOTES = replace(PYTHON, nested_quotes=True)  # as in command="grep "x" file"
 
 # https://huggingface.co/allenai/Olmo-3-7B-Instruct
 OLMO3 = Family(
     name="olmo3",
-    reasoning=("<think>", "</think>"),
-    forms=(
-        Form(
-            call="{name}({literals})",
-            calls=("<function_calls>\n", "\n</function_calls>"),
-            joiner="\n",
-            literals=PYTHON,
-        ),
-    ),
-    ends=("<|im_end|>",),
+    reasoning=THINK,
+    forms=(python_list("<function_calls>\n", "\n</function_calls>", joiner="\n"),),
+    stop_markers=("<|im_end|>",),
     fingerprint=("<function_calls>",),
     not_in_template=("｜DSML｜", "atem:"),
     models=("Olmo 3",),
@@ -26,26 +24,13 @@ OLMO3 = Family(
 LFM2 = Family(
     name="lfm2",
     aliases=("lfm2_5",),
-    reasoning=("<think>", "</think>"),
+    reasoning=THINK,
     forms=(
-        Form(
-            call="{name}({literals})",
-            calls=("<|tool_call_start|>[", "]<|tool_call_end|>"),
-            joiner=", ",
-            literals=PYTHON,
-        ),
-        Form(
-            call='{"name": "{name}", "arguments": {args}}',
-            calls=("<|tool_call_start|>[", "]<|tool_call_end|>"),
-            joiner=", ",
-        ),
-        Form(
-            call='{"name": "{name}", "arguments": {args}}',
-            calls=("<|tool_call_start|>", "<|tool_call_end|>"),
-            each=True,
-        ),
+        python_list("<|tool_call_start|>[", "]<|tool_call_end|>", literals=_NESTED_QUOTES),
+        json_list("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        json_each("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
-    ends=("<|im_end|>",),
+    stop_markers=("<|im_end|>",),
     fingerprint=("<|tool_call_start|>",),
     also_fingerprint=("<|tool_list_start|>",),
     models=("LFM2", "LFM2.5"),

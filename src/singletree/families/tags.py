@@ -1,9 +1,11 @@
-"""Vendors with one format each, all of them parameters between tags."""
+"""Vendors with one format each: parameters between tags."""
 
 from dataclasses import replace
 
+from singletree.conversation import ThinkingVariables
 from singletree.families.glm import GLM45, GLM47
 from singletree.families.qwen import QWEN3_CODER
+from singletree.families.shared import THINK, THINK_IN_LINES, json_each, json_list
 from singletree.parsing.family import Family, Form
 
 # https://huggingface.co/poolside/Laguna-XS-2.1
@@ -11,62 +13,94 @@ POOLSIDE_V1 = replace(
     GLM45,
     name="poolside_v1",
     aliases=("poolside",),
-    ends=(),
+    stop_markers=(),
     fingerprint=("<arg_key>", "<arg_value>", "<assistant>"),
     models=("Laguna",),
     source="https://huggingface.co/poolside/Laguna-XS-2.1",
 )
 
+_MINICPM5_PARAMETERS = (
+    '<param name="{key}"><![CDATA[{value}]]></param>',
+    '<paramname="{key}"><![CDATA[{value}]]></param>',
+    '<paramname="{key}">{value}</param>',
+)
+
 # https://huggingface.co/openbmb/MiniCPM5-1B
 MINICPM5 = Family(
     name="minicpm5",
-    aliases=("minicpmv",),
-    reasoning=("<think>\n", "\n</think>\n\n"),
-    forms=(
+    reasoning=THINK_IN_LINES,
+    forms=tuple(
         Form(
-            call='<function name="{name}">{params}</function>',
+            call=f'<function{space}name="{{name}}">{{params}}</function>',
             parameter='<param name="{key}">{value}</param>',
-            also_parameter='<param name="{key}"><![CDATA[{value}]]></param>',
+            also_parameter=_MINICPM5_PARAMETERS,
             joiner="\n",
-        ),
+        )
+        # The model sometimes loses the space in the opener (OpenBMB's own parser repairs the same two tags).
+        for space in (" ", "")
     ),
     before_calls="\n",
-    ends=("<|im_end|>",),
+    stop_markers=("<|im_end|>",),
     fingerprint=("<function name=", "<param name="),
     models=("MiniCPM5",),
     source="https://huggingface.co/openbmb/MiniCPM5-1B",
 )
 
+# https://huggingface.co/openbmb/MiniCPM-V-4_5; tool calls are those of Qwen3-Coder, and some checkpoints write
+# reserved markers of their vocabulary that have no meaning.
+MINICPMV = replace(
+    QWEN3_CODER,
+    name="minicpmv",
+    aliases=("minicpm_v",),
+    stray_markers=tuple(f"<{bar}reserved_{number}{bar}>" for number in range(12, 16) for bar in ("", "|")),
+    fingerprint=(),
+    models=("MiniCPM-V 4.5", "MiniCPM-V 4.6"),
+    source="https://github.com/vllm-project/vllm (parser `minicpmv`)",
+)
+
+_DOTS_CALLS = ("<dots_function_call>", "</dots_function_call>")
+
 # https://huggingface.co/rednote-hilab/dots.llm1.inst
 DOTS = Family(
     name="dots",
-    reasoning=("<think>\n", "\n</think>\n\n"),
+    reasoning=THINK_IN_LINES,
     forms=(
         Form(
             call='<invoke name="{name}">{params}</invoke>',
             parameter='<parameter name="{key}">{value}</parameter>',
-            calls=("<dots_function_call>", "</dots_function_call>"),
+            calls=_DOTS_CALLS,
         ),
-        Form(
-            call='{"name": "{name}", "arguments": {args}}',
-            calls=("<dots_function_call>", "</dots_function_call>"),
-        ),
+        json_list(*_DOTS_CALLS, joiner=""),
     ),
     fingerprint=("<dots_function_call>",),
     models=("dots.llm1",),
     source="https://huggingface.co/rednote-hilab/dots.llm1.inst",
 )
 
-# https://huggingface.co/LLM360/K2-Horizon
+_IFM_PAIRS = ("<ifm|tool_calls>\n<ifm|tool_call>", "<ifm|tool_call>")
+
+# https://huggingface.co/LLM360/K2-Horizon; the marker of reasoning says with how much effort it is made, and the
+# template's switch tool_call_format asks for calls in tags, in tags with types, or in JSON.
 K2_HORIZON = Family(
     name="k2_horizon",
     reasoning=("<ifm|think>", "</ifm|think>"),
+    also_reasoning=(
+        ("<ifm|think_fast>", "</ifm|think_fast>"),
+        ("<ifm|think_faster>", "</ifm|think_faster>"),
+    ),
     forms=(
         Form(
             call="<ifm|tool_call>{name}{params}</ifm|tool_call>",
             parameter="<ifm|arg_key>{key}</ifm|arg_key><ifm|arg_value>{value}</ifm|arg_value>",
+            also_parameter=(
+                "<ifm|arg_key>{key}</ifm|arg_key><ifm|arg_type>{type}</ifm|arg_type>"
+                "<ifm|arg_value>{value}</ifm|arg_value>",
+            ),
             calls=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+            optional=True,
         ),
+        *(json_each(pair, "</ifm|tool_call>") for pair in _IFM_PAIRS),
+        *(json_list(f"{pair}[", "]</ifm|tool_call>") for pair in _IFM_PAIRS),
     ),
     fingerprint=("<ifm|tool_calls>",),
     models=("K2 Horizon",),
@@ -78,8 +112,11 @@ LING3 = replace(
     GLM45,
     name="ling3",
     aliases=("ling_3",),
-    reasoning=("<think>", "</think>"),
-    ends=("<|role_end|>",),
+    reasoning=THINK,
+    stop_markers=("<|role_end|>",),
+    thinking_variables=ThinkingVariables(
+        switches=(("thinking_option", "on", "off"),), history=(("preserved_thinking", True),)
+    ),
     forms=(
         replace(
             GLM45.forms[0],
@@ -97,7 +134,8 @@ SPARK25 = replace(
     GLM47,
     name="spark25",
     aliases=(),
-    ends=("<ret>", "<end>"),
+    stop_markers=("<end>",),
+    stray_markers=("<ret>",),
     fingerprint=("<arg_key>", "<arg_value>", "<|Bot|>"),
     models=("Spark 2.5",),
     source="https://huggingface.co/iflytek",
@@ -110,8 +148,8 @@ IQUEST_Q1 = replace(
     aliases=(),
     starts_open=True,
     forms=(replace(GLM47.forms[0], calls=("<iquest_tool_call>", "</iquest_tool_call>")),),
-    ends=("<|iquest_end|>",),
-    fingerprint=("<iquest_tool_call>",),
+    stop_markers=("<|iquest_end|>",),
+    fingerprint=("<iquest_tool_call>", "<arg_key>", "<arg_value>"),
     models=("IQuest Q1",),
     source="https://huggingface.co/IQuestLab/IQuest-Q1",
 )
@@ -121,7 +159,7 @@ MIMO = replace(
     QWEN3_CODER,
     name="mimo",
     aliases=(),
-    reasoning=("<think>", "</think>"),
+    reasoning=THINK,
     forms=(
         replace(
             QWEN3_CODER.forms[0],

@@ -2,20 +2,16 @@
 
 from dataclasses import replace
 
+from singletree.conversation import ThinkingVariables
+from singletree.families.shared import THINK, json_list
 from singletree.parsing.family import Family, Form
 
 # https://huggingface.co/tencent/Hunyuan-A13B-Instruct
 HUNYUAN_A13B = Family(
     name="hunyuan_a13b",
     reasoning=("<think>\n", "\n</think>\n"),
-    forms=(
-        Form(
-            call='{"name": "{name}", "arguments": {args}}',
-            calls=("<tool_calls>[", "]</tool_calls>"),
-            joiner=", ",
-        ),
-    ),
-    ends=("<answer>\n", "\n</answer>"),
+    forms=(json_list("<tool_calls>[", "]</tool_calls>"),),
+    stray_markers=("<answer>\n", "\n</answer>"),
     fingerprint=("<tool_calls>", "</tool_calls>", "<|extra_0|>"),
     models=("Hunyuan A13B",),
     source="https://huggingface.co/tencent/Hunyuan-A13B-Instruct",
@@ -23,7 +19,7 @@ HUNYUAN_A13B = Family(
 
 
 _OPEN = ":opensource"
-"""What the markers of the open checkpoints end in; those of others end in something else, or in nothing."""
+"""Suffix of the markers of the open checkpoints; other checkpoints have another suffix, or none."""
 
 
 def _hy(suffix: str, separator: str, line: str) -> Form:
@@ -44,11 +40,12 @@ def _hy(suffix: str, separator: str, line: str) -> Form:
 HY_V3 = Family(
     name="hy_v3",
     aliases=("hunyuan", "hy3"),
-    reasoning=("<think>", "</think>"),
+    reasoning=THINK,
     also_reasoning=((f"<think{_OPEN}>", f"</think{_OPEN}>"),),
     forms=(_hy("", "<tool_sep>", "\n"), _hy(_OPEN, f"<tool_sep{_OPEN}>", "\n")),
     before_calls="\n",
-    ends=("<｜hy_eos｜>", f"<｜hy_eos{_OPEN}｜>"),
+    stop_markers=("<｜hy_eos｜>", f"<｜hy_eos{_OPEN}｜>"),
+    thinking_variables=ThinkingVariables(history=(("preserved_thinking", True),)),
     fingerprint=("<tool_calls", "<tool_sep", "<arg_key"),
     variant=(_OPEN, r"HYTK = '(:[^'\s<>]+)'"),
     models=("Hunyuan 3",),

@@ -1,1 +1,1 @@
-"""The text of a turn to events. Sans-IO, standard library only."""
+"""Parses the text of a turn into events. Sans-IO, standard library only."""

@@ -1,20 +1,20 @@
-"""How a model family writes a turn: the declaration.
+"""The declaration of a model family: how its models write a turn.
 
 A family is data. Its pictures show a turn as the model writes it, with slots:
 
 ``{name}``    the tool's name
-``{id}``      the id that the format itself carries
+``{id}``      the call's id, in formats that have one
 ``{args}``    the arguments as one JSON object
-``{params}``  the arguments as a run of parameters, each drawn by ``parameter`` with ``{key}`` and ``{value}``
-              (and ``{string}`` where the wire says ``true`` or ``false`` for "this is a string", ``{type}`` where
-              it names the JSON type)
+``{params}``  the arguments as a run of parameters, each in the form of ``parameter`` with ``{key}`` and ``{value}``
+              (and ``{string}`` where the format writes ``true`` or ``false`` for "this is a string", ``{type}`` where
+              it writes the JSON type)
 ``{literals}``  the arguments as a run of ``key=value`` in a programming language's literals (``Literals``)
-``{index}``   the number of the call in its turn, counted from one; nobody reads it
-``{sources}``  what a citation names: numbers and their punctuation
-``{any}``     a word of the format that may be anything, or missing; only read, never drawn
+``{index}``   the number of the call in its turn, counted from one; it is ignored when read
+``{sources}``  the sources of a citation: numbers and their punctuation
+``{any}``     a word of the format that may be anything, or missing; only parsed, never rendered
 
-A line break in a picture stands for any white space or none; a picture that starts with ``{`` is a JSON object, whose
-white space and key order are free. One declaration serves parsing, drawing, constraining and testing.
+A line break in a picture stands for any white space or none. A picture that starts with ``{`` is a JSON object, whose
+white space and key order are free. One declaration serves parsing, rendering, constraining and testing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from singletree.conversation import ThinkingVariables
 from singletree.errors import BadFamily
 
 SLOT = re.compile(r"\{(name|id|args|params|literals|key|value|string|type|index|any|sources)\}")
@@ -32,16 +33,19 @@ _BODIES = ("args", "params", "literals")
 
 @dataclass(frozen=True)
 class Literals:
-    """How a family spells arguments as literals of a programming language.
+    """A family's notation for arguments as literals of a programming language.
 
     Attributes:
-        assign: what stands between a key and its value; also inside nested objects when ``bare_keys``.
-        separator: what stands between arguments, and between items.
-        quote: what opens and closes a string as it is drawn.
+        assign: text between a key and its value; also inside nested objects when ``bare_keys``.
+        separator: text between arguments, and between items.
+        quote: text that opens and closes a string when rendered.
         verbatim: whether nothing is escaped inside ``quote``.
-        bare_keys: whether keys of nested objects stand without quotes.
-        bare_words: whether a word that is no literal is a string.
-        words: how true, false and null are drawn.
+        bare_keys: whether keys of nested objects are written without quotes.
+        bare_words: whether a word that is not a literal is a string.
+        words: how true, false and null are rendered.
+        nested_quotes: whether a string may contain its own quote without an escape. A quote does not end the string
+            when the text after it cannot follow a string. After such a quote, the string ends only where the whole call
+            and its pair end, or where another parameter of the tool begins.
     """
 
     assign: str = "="
@@ -51,6 +55,7 @@ class Literals:
     bare_keys: bool = False
     bare_words: bool = False
     words: tuple[str, str, str] = ("True", "False", "None")
+    nested_quotes: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,32 +63,40 @@ class Form:
     """One way of writing tool calls.
 
     Attributes:
-        call: picture of one call; ends in ``{args}``, ``{params}`` or ``{literals}`` and what closes it.
-        calls: what stands around calls; each call has its own pair when ``each`` is set, else all share one.
-        each: see ``calls``.
-        also_close: what closes the pair as well.
-        joiner: what stands between calls (between pairs when ``each``).
-        parameter: picture of one parameter, for ``{params}``; ``also_parameter`` is read as well, and tried first.
-        optional: openers that the model may leave out; the call then starts at the call's own first literal
+        call: picture of one call; ends in ``{args}``, ``{params}`` or ``{literals}`` and the text that closes it.
+        calls: the pair of texts around calls. All calls of a turn share one pair, unless ``wrap_each`` is set.
+        wrap_each: whether each call has its own pair ``calls``.
+        also_close: other texts that close the pair.
+        joiner: text between calls (between pairs when ``wrap_each``).
+        parameter: picture of one parameter, for ``{params}``.
+        also_parameter: other pictures of a parameter that are parsed too, and tried before it, in order.
+        next_closes: whether a value whose closing tag is missing ends where the next parameter opens: at the start of a
+            line, and only if the tool's schema has a property of that name which was not given yet. Anything else is
+            data.
+        optional: whether the model may leave out the opener of the pair; the call then starts at its own first literal
             (qwen3_coder without ``<tool_call>``, DeepSeek without ``calls▁begin``).
-        bare: nothing marks a call: it is one only at the start of the text or of a line, and only when the name is
-            that of a tool of the request (FORMATS.md, H8).
-        literals: how ``{literals}`` are spelled.
-        escapes: (character, spelling) pairs of names and keys that stand in an attribute.
-        nested: values that are objects or arrays are elements inside the parameter's own (``elements``).
+        unmarked: whether calls have no marker. Such a call counts only at the start of the text or of a line, and only
+            when its name is that of a tool of the request (house rule H8).
+        behind: pattern of text that an ``unmarked`` call may also follow in mid-line, unless it is code in Markdown.
+        literals: notation of ``{literals}``.
+        escapes: (character, escape) pairs for names and keys that are written in an attribute.
+        nested: whether objects and arrays are written as elements inside the parameter's own element
+            (``arguments/nested_tags.py``).
         id: pattern that takes the name out of ``{id}``, for formats whose header is one string (Kimi).
-        id_picture: how such an id is drawn, with ``{name}`` and ``{index}`` (counted over the conversation).
+        id_picture: picture of an id, with ``{name}`` and ``{index}`` (counted over the conversation).
     """
 
     call: str
     calls: tuple[str, str] = ("", "")
     also_close: tuple[str, ...] = ()
-    each: bool = False
+    wrap_each: bool = False
     joiner: str = ""
     parameter: str = ""
-    also_parameter: str = ""
+    also_parameter: tuple[str, ...] = ()
+    next_closes: bool = False
     optional: bool = False
-    bare: bool = False
+    unmarked: bool = False
+    behind: str = ""
     literals: Literals | None = None
     escapes: tuple[tuple[str, str], ...] = ()
     nested: bool = False
@@ -98,54 +111,60 @@ class Form:
         if (bodies == ["params"]) != bool(self.parameter):
             raise BadFamily(f"call {self.call!r}: {{params}} and a parameter picture go together")
         if (bodies == ["literals"]) != bool(self.literals):
-            raise BadFamily(f"call {self.call!r}: {{literals}} and the way they are spelled go together")
+            raise BadFamily(f"call {self.call!r}: {{literals}} and a Literals value go together")
         if "name" not in slots and "?P<name>" not in self.id:
-            raise BadFamily(f"call {self.call!r} has no {{name}}, and no id pattern gives one")
+            raise BadFamily(f"call {self.call!r} has no {{name}}, and no id pattern with a group 'name'")
 
     @property
     def is_json(self) -> bool:
-        """Whether a call is one JSON object."""
+        """Return whether a call is one JSON object."""
         return self.call.startswith("{") and SLOT.match(self.call) is None
 
-    def between(self, turn: str) -> str:
-        """What stands between calls in a family whose messages begin with ``turn``."""
-        shares_a_pair = bool(self.calls[0]) and not self.each
-        return self.joiner if self.joiner or shares_a_pair else turn
+    def between(self, header: str) -> str:
+        """Return the text between calls in a family whose messages begin with ``header``."""
+        shares_a_pair = bool(self.calls[0]) and not self.wrap_each
+        return self.joiner if self.joiner or shares_a_pair else header
 
     @property
     def opener(self) -> str:
-        """The literal that a call starts with, the pair's opener first; empty where a slot comes first."""
+        """Return the literal that a call starts with (the pair's opener, if any); empty where a slot comes first."""
         return SLOT.split(self.calls[0] or self.call)[0]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: its reasoning half, its tool half, and how it is found.
+    """A model family: how it writes reasoning, how it writes tool calls, and how its chat templates are recognised.
 
     Attributes:
-        name: canonical name; ``aliases`` are the names other servers use for the same format.
-        tool_aliases, reasoning_aliases: names that elsewhere mean this family's one half only.
-        turn: what each message of the turn begins with, for families whose turn is several messages; the prompt
-            holds the first, so the model's own text goes on behind it.
+        name: canonical name.
+        aliases: names that other servers use for the same format.
+        tool_aliases, reasoning_aliases: names that elsewhere mean only the tool half or the reasoning half.
+        message_header: text that each message of a turn begins with, for families whose turn is several messages. The
+            prompt holds the header of the first message, and the model's text continues after it.
         reasoning: opener and closer of reasoning. One line break at the inner side of each, and those after the
-            closer, are the format's and not the thought's.
-        also_reasoning: other spellings of the same pair.
-        starts_open: state at the first token when no prompt tail is known: True for models whose template opens
-            the reasoning itself.
-        also_ends_reasoning: markers that end open reasoning without its closer, besides the call openers.
-        text: what stands around visible text, in families that mark it; ``also_text`` are other openers of it.
-        forms: how calls are written; the first is the one drawn, the others are read as well.
-        no_tools: names by which the format says that no tool is called; such a call is shown to nobody, unless the
-            request has a tool of that name.
-        asides: pictures of markup inside what is said that is shown to nobody (citations).
-        before_calls: what stands between visible text and the first call; the format's, not the text's.
-        ends: markers that end a turn, or that close what needs no closing; swallowed when the engine shows them.
-        fingerprint: strings that occur together in the chat templates of this family and give it away.
+            closer, belong to the format and not to the reasoning.
+        also_reasoning: other forms of the same pair.
+        starts_open: whether a turn begins inside reasoning when no prompt tail is known: True for models whose template
+            opens the reasoning itself.
+        also_ends_reasoning: markers that end open reasoning without its closer, in addition to the call openers.
+        text: opener and closer of visible text, in families that mark it.
+        also_text: other openers of visible text.
+        forms: how calls are written. The first form is rendered; all are parsed.
+        no_tools: tool names by which the format states that no tool is called. Such a call is never shown to a client,
+            unless the request has a tool of that name.
+        hidden_markup: pictures of markup inside text and reasoning that is never shown to a client (citations).
+        before_calls: text between visible text and the first call; it belongs to the format, not to the text.
+        stop_markers: markers that end a turn. They are dropped from the output. Those that are special tokens of the
+            checkpoint's vocabulary also stop the engine, whether or not the checkpoint names them as its ends.
+        stray_markers: other markers of the format that are dropped from the output, such as closers out of their place.
+        thinking_variables: variables that control reasoning in the family's chat templates alone. Those that any
+            template may read need no declaration (``prompts/template/capabilities.py``).
+        fingerprint: strings that all occur in a chat template of this family.
         also_fingerprint: another such set, for templates that never show a call.
-        not_in_template: strings that must not occur in them.
+        not_in_template: strings that occur in no chat template of this family.
         variant: a piece of the markers that differs by checkpoint, and a pattern whose group finds it in a chat
-            template (``respelled``).
-        models: checkpoints it was drawn from, for the table of families.
+            template.
+        models: checkpoints that the declaration was made from, for the table of families.
         source: where the format is documented.
     """
 
@@ -153,7 +172,7 @@ class Family:
     aliases: tuple[str, ...] = ()
     tool_aliases: tuple[str, ...] = ()
     reasoning_aliases: tuple[str, ...] = ()
-    turn: str = ""
+    message_header: str = ""
     reasoning: tuple[str, str] | None = None
     also_reasoning: tuple[tuple[str, str], ...] = ()
     starts_open: bool = False
@@ -162,9 +181,11 @@ class Family:
     also_text: tuple[str, ...] = ()
     forms: tuple[Form, ...] = ()
     no_tools: tuple[str, ...] = ()
-    asides: tuple[str, ...] = ()
+    hidden_markup: tuple[str, ...] = ()
     before_calls: str = ""
-    ends: tuple[str, ...] = ()
+    stop_markers: tuple[str, ...] = ()
+    stray_markers: tuple[str, ...] = ()
+    thinking_variables: ThinkingVariables = ThinkingVariables()  # noqa: RUF009 (frozen)
     fingerprint: tuple[str, ...] = ()
     also_fingerprint: tuple[str, ...] = ()
     not_in_template: tuple[str, ...] = ()
@@ -180,25 +201,38 @@ class Family:
         if self.also_ends_reasoning and self.reasoning is None:
             raise BadFamily(f"family {self.name!r}: also_ends_reasoning without reasoning")
         for form in self.forms:
-            if not (self.turn + form.opener).strip():
+            if not (self.message_header + form.opener).strip():
                 raise BadFamily(
-                    f"call {form.call!r} starts with a slot and nothing stands around it: no marker opens it"
+                    f"call {form.call!r} starts with a slot, and no marker comes before it; set calls or message_header"
                 )
 
     def without_calls(self) -> Family:
-        """The same family for a request that must not make calls: their markup is text."""
+        """Return the family without its calls: their markup is then text. For a request that must not make calls."""
         return replace(self, forms=())
 
     @property
+    def dropped_markers(self) -> tuple[str, ...]:
+        """Return the markers that belong to no part of a turn, and are dropped from the output."""
+        return (*self.stop_markers, *self.stray_markers)
+
+    @property
+    def call_id_picture(self) -> str:
+        """Return the picture of the ids by which the model knows its calls; empty if any id is good.
+
+        It is that of the form which takes the name out of the id: there the id is a part of the call itself.
+        """
+        return next((form.id_picture for form in self.forms if form.id and form.id_picture), "")
+
+    @property
     def kind(self) -> Literal["reasoning", "tools", "both", "text"]:
-        """Which halves it has."""
+        """Return which halves the family has."""
         if self.reasoning and self.forms:
             return "both"
         return "reasoning" if self.reasoning else "tools" if self.forms else "text"
 
 
-def pair(reasoning: Family | None, tools: Family | None) -> Family:
-    """The reasoning half of one family and the tool half of another as one family, read in one pass."""
+def combine_halves(reasoning: Family | None, tools: Family | None) -> Family:
+    """Return one family from the reasoning half of ``reasoning`` and the tool half of ``tools``, parsed in one pass."""
     thinks, calls = reasoning or Family(), tools or Family()
     if thinks == calls:
         return thinks
@@ -208,21 +242,27 @@ def pair(reasoning: Family | None, tools: Family | None) -> Family:
         also_reasoning=thinks.also_reasoning,
         starts_open=thinks.starts_open,
         also_ends_reasoning=thinks.also_ends_reasoning,
-        turn=calls.turn or thinks.turn,
+        message_header=calls.message_header or thinks.message_header,
         text=calls.text or thinks.text,
         also_text=calls.also_text or thinks.also_text,
         forms=calls.forms,
         no_tools=calls.no_tools,
-        asides=tuple(dict.fromkeys((*thinks.asides, *calls.asides))),
+        hidden_markup=tuple(dict.fromkeys((*thinks.hidden_markup, *calls.hidden_markup))),
         before_calls=calls.before_calls,
-        ends=tuple(dict.fromkeys((*thinks.ends, *calls.ends))),
+        stop_markers=tuple(dict.fromkeys((*thinks.stop_markers, *calls.stop_markers))),
+        stray_markers=tuple(dict.fromkeys((*thinks.stray_markers, *calls.stray_markers))),
+        thinking_variables=thinks.thinking_variables,
         models=tuple(dict.fromkeys((*thinks.models, *calls.models))),
         source=" ".join(dict.fromkeys(f.source for f in (thinks, calls) if f.source)),
     )
 
 
-def respelled(family: Family, template: str) -> Family:
-    """The family as the checkpoint of a chat template spells it: what holds the piece that the template names first."""
+def with_variant(family: Family, template: str) -> Family:
+    """Return ``family`` with the markers of the checkpoint that ``template`` (a chat template) belongs to.
+
+    Forms and pairs with the checkpoint's own variant of the markers come first. Without a ``variant`` in the family, or
+    when the template does not contain it, the family is returned unchanged.
+    """
     found = re.search(family.variant[1], template) if family.variant else None
     if family.variant is None or found is None:
         return family
@@ -234,18 +274,24 @@ def respelled(family: Family, template: str) -> Family:
     ]
     forms.sort(key=lambda form: new not in form.call)
     pairs.sort(key=lambda pair: new not in pair[0])
-    ends = tuple(end.replace(old, new) for end in family.ends)
-    return replace(family, forms=tuple(forms), reasoning=pairs[0], also_reasoning=tuple(pairs[1:]), ends=ends)
+    return replace(
+        family,
+        forms=tuple(forms),
+        reasoning=pairs[0],
+        also_reasoning=tuple(pairs[1:]),
+        stop_markers=tuple(marker.replace(old, new) for marker in family.stop_markers),
+        stray_markers=tuple(marker.replace(old, new) for marker in family.stray_markers),
+    )
 
 
 def _with_piece(form: Form, old: str, new: str) -> Form:
-    spelled = {name: getattr(form, name).replace(old, new) for name in ("call", "parameter")}
-    return replace(form, **spelled, calls=(form.calls[0].replace(old, new), form.calls[1].replace(old, new)))
+    pictures = {name: getattr(form, name).replace(old, new) for name in ("call", "parameter")}
+    return replace(form, **pictures, calls=(form.calls[0].replace(old, new), form.calls[1].replace(old, new)))
 
 
 @dataclass(frozen=True)
-class Found:
-    """Which family a chat template belongs to, and why; ``known`` is False when it is a guess at plain text."""
+class DetectedFamily:
+    """The family that a chat template belongs to, and the reason; ``known`` is False when plain text was assumed."""
 
     family: Family
     why: str
@@ -253,16 +299,21 @@ class Found:
 
 
 def markers(family: Family) -> Sequence[str]:
-    """Every literal of the family's pictures, for telling which of them are single special tokens."""
-    pictures: list[str] = [family.turn, *(family.reasoning or ()), *(family.text or ()), *family.ends]
+    """Return every literal of the family's pictures, to find those that are single special tokens."""
+    pictures: list[str] = [
+        family.message_header,
+        *(family.reasoning or ()),
+        *(family.text or ()),
+        *family.dropped_markers,
+    ]
     pictures += [
         *family.also_ends_reasoning,
         *family.also_text,
-        *family.asides,
+        *family.hidden_markup,
         *(m for pair in family.also_reasoning for m in pair),
     ]
     for form in family.forms:
-        pictures += [*form.calls, *form.also_close, form.call, form.parameter, form.also_parameter]
+        pictures += [*form.calls, *form.also_close, form.call, form.parameter, *form.also_parameter]
         pictures += [form.literals.quote] if form.literals else []
     return [
         p for picture in pictures for p in SLOT.split(picture) if p and SLOT.fullmatch("{" + p + "}") is None

@@ -1,50 +1,66 @@
-"""Text of a turn in, events out.
+"""Parses the text of a turn into events.
 
-1. Batch is one feed and a close; there is no other entrance.
-2. Nothing that a model writes raises. What fits no rule is text; what is cut is closed as cut.
+Rules of the parser:
+
+1. A whole text is parsed by one feed and a close; there is no other entry point.
+2. No text of a model raises an error. What fits no rule is text; what is cut off is closed as incomplete.
 3. Text is held back only while it is a proper prefix of something that could end the region.
 4. A marker that is a special token in this vocabulary matches only that token; any other marker matches by text.
-   A quoted marker falls back to text because nothing sensible follows it. Without a vocabulary, text matches.
+   A quoted marker counts as text, because no markup follows it. Without a vocabulary, every marker matches by text.
 5. No family is named here.
-6. The events' raw spans, concatenated, give the input back byte for byte.
-7. Time is linear in the length and memory is bounded by what is held back.
-8. The tail of the prompt is an input (a template may already have opened the reasoning), never a guess.
-9. Reasoning and tool calls are one grammar with one owner: no second pass over the content.
+6. The events' raw spans, concatenated, are the input, byte for byte.
+7. Time is linear in the length, and memory is bounded by the text that is held back.
+8. The tail of the prompt is an input, never a guess: a template may already have opened the reasoning.
+9. One pass reads reasoning and tool calls together; no text is parsed twice.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from singletree.conversation import Tool, Turn
 from singletree.events import Event, fold
-from singletree.parsing.arguments import Codec, JsonCall, unescaped
-from singletree.parsing.codecs import codec_for
+from singletree.parsing.arguments.readers import ArgumentReader, JsonCall, Sink, unescaped
+from singletree.parsing.compiled import (
+    Action,
+    CallPatterns,
+    Entries,
+    Marker,
+    Region,
+    compile_family,
+    reader_for,
+)
+from singletree.parsing.emitter import EventEmitter, numbered_id
 from singletree.parsing.family import Family
-from singletree.parsing.grammar import Action, CallPatterns, Entries, Marker, Region, compile_family
-from singletree.parsing.opening import begun, opens_in_reasoning
-from singletree.parsing.picture import Verdict
-from singletree.parsing.quoting import Quoting
-from singletree.parsing.telling import Telling, numbered
+from singletree.parsing.initial_state import continues_message, opens_in_reasoning
+from singletree.parsing.markdown_quotes import Quoting
+from singletree.parsing.patterns import Match
 
 _LONGEST_BLANK = 4096
-"""White space beside a marker is the format's up to this many characters; a longer run is what the model says."""
+"""White space beside a marker belongs to the format up to this many characters; a longer run is text."""
 _LONGEST_HEADER = 1024
-"""Nothing that has not become a call after this many characters will."""
+"""Maximum length of a call's header. Text that is not a call after this many characters never becomes one."""
+
+_RECENT = 16
+"""Minimum number of characters of the latest output that are kept, to decide whether an unmarked call may begin."""
 
 _LABEL = re.compile(r"\w{0,32}")
 
 
 class Parser:
-    """Reads one assistant turn. One parser a generation; it is not shared between threads.
+    """Parses one assistant turn. Use one parser for each generation; it is not safe to share between threads.
 
     Args:
-        family: how the model writes.
-        tools: the tools of the request, for the types of tag parameters.
+        family: the format in which the model writes.
+        tools: the tools of the request; their schemas give the types of tag parameters.
         prompt_tail: the end of the rendered prompt, from the last turn boundary on; empty when not known.
         special_tokens: texts of the vocabulary's special tokens; empty when not known.
-        mint_id: (index, name) -> id for calls whose format carries none.
+        mint_id: (index, name) -> id, for calls whose format has no id.
+
+    Attributes:
+        in_reasoning: whether the text fed so far ends inside reasoning.
     """
 
     def __init__(
@@ -54,86 +70,91 @@ class Parser:
         prompt_tail: str = "",
         *,
         special_tokens: Collection[str] = (),
-        mint_id: Callable[[int, str], str] = numbered,
+        mint_id: Callable[[int, str], str] = numbered_id,
     ) -> None:
-        self._grammar = compile_family(family, special_tokens)
+        self._compiled = compile_family(family, special_tokens)
         self._schemas = {t.name: t.parameters for t in tools}
-        self._held = self._grammar.turn if begun(family, prompt_tail) else ""
-        self._told = Telling(self._grammar, mint_id, len(family.turn) if self._held else 0)
-        self._told.silent = frozenset(family.no_tools) - self._schemas.keys()
-        self._told.coded = bool(self._held and self._grammar.codes)
-        self._codec: Codec | None = None
+        self._held = self._compiled.message_header if continues_message(family, prompt_tail) else ""
+        self._emitter = EventEmitter(self._compiled, mint_id, len(family.message_header) if self._held else 0)
+        self._emitter.hidden_names = frozenset(family.no_tools) - self._schemas.keys()
+        self._emitter.coded = bool(self._held and self._compiled.codes)
+        self._sink = Sink(
+            start=self._start_call,
+            delta=self._emitter.delta,
+            end=self._end_call,
+            broken=self._break_call,
+            hold=self._hold,
+        )
+        self._reader: ArgumentReader | None = None
         self._form: CallPatterns | None = None
         self._outer_close = False
         self._refused = False
         self._quoting = Quoting()
+        self._recent: deque[str] = deque(maxlen=_RECENT)
         self.in_reasoning = opens_in_reasoning(family, prompt_tail, special_tokens)
         self._step = self._prose
         self._enter(self.in_reasoning, breaks=1 if self.in_reasoning else 0)
 
     def feed(self, text: str, special: bool = False) -> list[Event]:
-        """More text, or one special token's text. Returns the events that are certain now."""
+        """Parse more text, and return the events that are certain now.
+
+        Args:
+            text: the text that follows.
+            special: whether ``text`` is exactly one special token of the vocabulary.
+        """
         if special:
-            code = self._grammar.codes.get(text)
+            code = self._compiled.codes.get(text)
             if code is not None:
-                text, self._told.coded = code, True
+                text, self._emitter.coded = code, True
         if self._held:
             text, self._held = self._held + text, ""
         position, length = 0, len(text)
         while position < length:
             position = self._step(text, position)
-        return self._told.take()
+        return self._emitter.take()
 
     def close(self) -> list[Event]:
-        """The text ended, for whatever reason. A call that is not complete stays so."""
+        """Return the last events: the text ended, for whatever reason. An incomplete call stays incomplete."""
         held, self._held = self._held, ""
-        if self._codec is not None:
-            held = self._codec.close() + held
-            if isinstance(self._codec, JsonCall):
-                self._tell_prose(held)
+        if self._reader is not None:
+            held = self._reader.close() + held
+            if isinstance(self._reader, JsonCall):
+                self._emit_prose(held)
             elif held:
-                self._told.delta("", held)
+                self._emitter.delta("", held)
         elif self._step == self._prose:
             self._close_prose(held)
         elif held and held.strip() and not (self._form and self._form.may_close(held)):
-            self._tell_prose(held)
+            self._emit_prose(held)
         else:
-            self._told.markup(held)
-        self._told.flush()
-        return self._told.take()
+            self._emitter.markup(held)
+        self._emitter.flush()
+        return self._emitter.take()
 
-    # Sink: what the codecs tell
+    # Functions of the sink, called by the argument readers
 
-    def start(self, name: str, wire_id: str, raw: str) -> None:
-        """See ``arguments.Sink``."""
+    def _start_call(self, name: str, wire_id: str, raw: str) -> None:
         self._refused = False
-        self._told.start(name, wire_id, raw)
+        self._emitter.start(name, wire_id, raw)
 
-    def delta(self, json_text: str, raw: str) -> None:
-        """See ``arguments.Sink``."""
-        self._told.delta(json_text, raw)
-
-    def end(self) -> None:
-        """See ``arguments.Sink``."""
-        self._told.end()
-        self._codec = None
+    def _end_call(self) -> None:
+        self._emitter.end()
+        self._reader = None
         self.in_reasoning = False
         self._outer_close = True
         self._step = self._after_call
 
-    def broken(self, raw: str) -> None:
-        """See ``arguments.Sink``."""
-        codec, self._codec = self._codec, None
+    def _break_call(self, raw: str) -> None:
+        reader, self._reader = self._reader, None
         self._refused = True
-        if isinstance(codec, JsonCall):
-            self._tell_prose(raw)
+        if isinstance(reader, JsonCall):
+            self._emit_prose(raw)
         else:
-            self._told.broken(raw)
+            self._emitter.broken(raw)
             self.in_reasoning = False
         self._enter(self.in_reasoning, blank=False)
 
-    def hold(self, text: str, position: int) -> int:
-        """See ``arguments.Sink``."""
+    def _hold(self, text: str, position: int) -> int:
         self._held = text[position:]
         return len(text)
 
@@ -141,7 +162,7 @@ class Parser:
 
     def _enter(self, reasoning: bool, *, breaks: int = 0, blank: bool = True) -> None:
         self.in_reasoning = reasoning
-        self._region: Region = self._grammar.reasoning if reasoning else self._grammar.text
+        self._region: Region = self._compiled.reasoning if reasoning else self._compiled.text
         self._blank = blank
         self._blanks = ""
         self._breaks = breaks
@@ -155,110 +176,131 @@ class Parser:
         region = self._region
         trigger = region.trigger.search(text, position)
         if trigger is None:
-            self._speak(text[position:] if position else text)
+            self._add_prose(text[position:] if position else text)
             return len(text)
         found = region.pattern.search(text, trigger.start())
-        while region.has_bare and found is not None and not self._stands(found, text, position):
+        while region.has_unmarked and found is not None and not self._counts(found, text, position):
             found = region.pattern.search(text, found.end())
         if found is None:
             end = region.held(text, trigger.start())
-            self._speak(text[position:end])
-            return self.hold(text, end) if end < len(text) else end
-        self._speak(text[position : found.start()])
+            self._add_prose(text[position:end])
+            return self._hold(text, end) if end < len(text) else end
+        self._add_prose(text[position : found.start()])
         assert found.lastindex is not None
         if len(text) - found.start() <= region.longest and text[found.start() :] in region.prefixes:
-            return self.hold(text, found.start())
+            return self._hold(text, found.start())
         return self._act(region.markers[found.lastindex - 1], text, found.start(), found.end())
 
-    def _stands(self, found: re.Match[str], text: str, position: int) -> bool:
-        """Whether the marker found counts where it stands: a bare one only at the start of the text or of a line."""
+    def _counts(self, found: re.Match[str], text: str, position: int) -> bool:
+        """Return whether the marker that was found counts at its place.
+
+        An unmarked one counts only at the start of the text or of a line, or after text that may precede it.
+        """
         marker = self._region.markers[(found.lastindex or 1) - 1]
         at = found.end() - len(marker.text)
-        if not marker.bare or at != position:
-            return not marker.bare or text[at - 1] == "\n"
-        return self._blank or self._quoting.last == "\n"
+        if not marker.unmarked or (self._blank and at == position):
+            return True
+        before = text[max(position, at - _RECENT) : at]
+        before = before if len(before) == _RECENT else "".join(self._recent) + before
+        return before.endswith("\n") or (
+            marker.behind is not None and marker.behind.search(before) is not None
+        )
+
+    def _is_code(self) -> bool:
+        """Return whether the next character is in mid-line, inside code of the Markdown text."""
+        return (
+            (self._quoting.fenced or self._quoting.inline) and not self._blank and self._quoting.last != "\n"
+        )
 
     def _skip_blank(self, text: str, position: int) -> int:
         rest = text[position:].lstrip()
         end = len(text) - len(rest)
         self._blanks += text[position:end]
         if len(self._blanks) > _LONGEST_BLANK:
-            self._speak("")
+            self._add_prose("")
         return end
 
-    def _speak(self, piece: str) -> None:
-        """Tell prose; white space held before it is its own but for the line breaks that are the format's."""
+    def _add_prose(self, piece: str) -> None:
+        """Emit prose. White space held before it belongs to it, except the line breaks that belong to the format."""
         if self._blank and (piece or len(self._blanks) > _LONGEST_BLANK):
             blanks, self._blanks, self._blank = self._blanks, "", False
             own = blanks
             for _ in range(self._breaks):
                 own = own.removeprefix("\n")
-            self._told.markup(blanks[: len(blanks) - len(own)])
+            self._emitter.markup(blanks[: len(blanks) - len(own)])
             piece = own + piece
-        self._tell_prose(piece)
+        self._emit_prose(piece)
 
-    def _tell_prose(self, piece: str) -> None:
+    def _emit_prose(self, piece: str) -> None:
         if piece:
-            self._quoting.feed(self._told.prose(piece, self.in_reasoning))
+            text = self._emitter.prose(piece, self.in_reasoning)
+            self._quoting.feed(text)
+            if self._region.has_unmarked:
+                self._recent.append(text[-_RECENT:])
 
     def _drop_blank(self) -> None:
         if self._blank:
-            self._told.markup(self._blanks)
+            self._emitter.markup(self._blanks)
             self._blanks = ""
 
     def _act(self, marker: Marker, text: str, start: int, end: int) -> int:
         action = marker.action
+        if action is Action.OPEN_CALL and marker.behind and self._is_code():
+            self._add_prose(text[start:end])
+            return end
         if action is Action.OPEN_CALL:
-            return self._opening(text, end - len(marker.text), text[start : end - len(marker.text)])
-        verdict, whole = marker.whole.match(text, start) if marker.whole else (Verdict.YES, None)
+            return self._read_opener(text, end - len(marker.text), text[start : end - len(marker.text)])
+        result, whole = marker.whole.match(text, start) if marker.whole else (Match.FULL, None)
         end = whole.end() if whole else end
         quoted = action is not Action.LEAVE_REASONING and self._is_quoted(text, end, marker)
-        if quoted is None or verdict is Verdict.MAYBE:
-            return self.hold(text, start)
-        if quoted or verdict is Verdict.NO:
-            self._speak(text[start:end])
+        if quoted is None or result is Match.PARTIAL:
+            return self._hold(text, start)
+        if quoted or result is Match.NONE:
+            self._add_prose(text[start:end])
             return end
         if action is Action.LEAVE_REASONING:
-            self._leave(text[start : end - len(marker.text)])
+            self._leave_reasoning(text[start : end - len(marker.text)])
             self._enter(False)
             return end - len(marker.text)
-        return self._obey(marker, text, start, end)
+        return self._apply(marker, text, start, end)
 
-    def _obey(self, marker: Marker, text: str, start: int, end: int) -> int:
+    def _apply(self, marker: Marker, text: str, start: int, end: int) -> int:
         action = marker.action
-        if action in (Action.SWALLOW, Action.CLOSE_CALL):
+        if action in (Action.OPEN_TEXT, Action.SWALLOW, Action.CLOSE_CALL):
             self._swallow(text[start:end], marker)
         elif action is Action.CLOSE_REASONING:
-            self._leave(text[start:end])
+            self._leave_reasoning(text[start:end])
             self._enter(False, breaks=marker.breaks_after)
         else:
             self._drop_blank()
-            self._told.flush()
-            self._told.markup(text[start:end])
+            self._emitter.flush()
+            self._emitter.markup(text[start:end])
             self._enter(True, breaks=marker.breaks_after)
         return end
 
-    def _leave(self, closer: str) -> None:
+    def _leave_reasoning(self, closer: str) -> None:
         self._drop_blank()
-        self._told.markup(closer)
-        self._told.flush()
+        self._emitter.markup(closer)
+        self._emitter.flush()
 
     def _swallow(self, piece: str, marker: Marker) -> None:
         if self._refused and marker.action is Action.CLOSE_CALL:
-            self._speak(piece)
+            self._add_prose(piece)
             return
         if self._blank:
             self._drop_blank()
-            self._breaks = max(self._breaks, marker.breaks_after)
-        self._told.markup(piece)
+            self._breaks = 0 if marker.action is Action.OPEN_TEXT else max(self._breaks, marker.breaks_after)
+        elif self._region.has_unmarked:
+            self._recent.append(self._compiled.decode(piece))
+        self._emitter.markup(piece)
 
     def _is_quoted(self, text: str, end: int, marker: Marker) -> bool | None:
-        """Whether the marker stands in code or quotes; None while the next character would tell."""
-        if marker.text in self._grammar.codes.values():
+        """Return whether the marker is in code or quotes; None while the next character decides that."""
+        if marker.text in self._compiled.codes.values():
             return False
         if self._quoting.fenced and not self.in_reasoning:
             return True
-        mate = self._quoting.mates("" if self._blank else self._quoting.last)
+        mate = self._quoting.closing_mark("" if self._blank else self._quoting.last)
         if not mate:
             return False
         if marker.action is Action.OPEN_REASONING:  # its label may follow
@@ -266,7 +308,7 @@ class Parser:
         return None if end == len(text) else text[end] == mate
 
     def _close_prose(self, held: str) -> None:
-        if self._blank and not self._told.said and not self.in_reasoning:
+        if self._blank and not self._emitter.has_output and not self.in_reasoning:
             held = self._blanks + held
             self._blank = False
         if held:
@@ -278,113 +320,133 @@ class Parser:
         found = region.pattern.match(held)
         if found is not None and found.lastindex is not None:
             marker = region.markers[found.lastindex - 1]
-            if held in self._grammar.swallowed:
+            if held in self._compiled.swallowed:
                 self._swallow(held, marker)
                 return
             if marker.whole or (found.end() == len(held) and marker.action is not Action.OPEN_CALL):
-                self._obey(marker, held, 0, len(held))
+                self._apply(marker, held, 0, len(held))
                 return
-        self._speak(held)
+        self._add_prose(held)
 
     # Calls
 
-    def _opening(self, text: str, position: int, breaks: str = "") -> int:
-        """At an opener: does a call follow?"""
-        for form in self._grammar.forms:
-            verdict = self._open_form(form, form.entries, text, position, breaks)
-            if verdict is Verdict.YES:
+    def _read_opener(self, text: str, position: int, breaks: str = "") -> int:
+        """Read an opener: open a call if one follows, else emit the opener as text or markup."""
+        for form in self._compiled.forms:
+            result = self._open_form(form, form.entries, text, position, breaks)
+            if result is Match.FULL:
                 return self._at
-            if verdict is Verdict.MAYBE:
-                return self.hold(text, position - len(breaks))
+            if result is Match.PARTIAL:
+                return self._hold(text, position - len(breaks))
         opener = next(m for m in self._region.markers if text.startswith(m.text, position))
         end = position + len(opener.text)
-        quoted = self._is_quoted(text, end, opener) if opener.text in self._grammar.swallowed else True
-        if quoted is None:
-            return self.hold(text, position - len(breaks))
+        quoted = self._is_quoted(text, end, opener) if opener.text in self._compiled.swallowed else True
+        empty = self._end_of_empty(text, position, end) if quoted else end
+        if quoted is None or empty is None:
+            return self._hold(text, position - len(breaks))
         if quoted:
-            self._refused = True
-            self._speak(breaks + opener.text)
+            self._refused, end = True, empty
+            self._add_prose(breaks + text[position:end])
         else:
             self._swallow(breaks + opener.text, opener)
         return end
 
+    def _end_of_empty(self, text: str, position: int, end: int) -> int | None:
+        """Return the end of a block without a call in it, which is text as a whole.
+
+        The end is ``end`` when the closer does not directly follow the opener. None while more text decides that.
+        """
+        maybe = False
+        for closer in self._compiled.block_closers:
+            result, found = closer.match(text, end)
+            if found is not None:
+                return end + len(found.group().rstrip())
+            maybe = maybe or result is Match.PARTIAL
+        return None if maybe and len(text) - position < _LONGEST_HEADER else end
+
     def _open_form(
         self, form: CallPatterns, entries: Entries, text: str, position: int, breaks: str = ""
-    ) -> Verdict:
+    ) -> Match:
         for pattern, whole in entries:
-            verdict, found = pattern.match(text, position)
+            result, found = pattern.match(text, position)
             if found is not None:
                 slots = {} if whole else found.groupdict()
-                if not whole and not self._names(form, slots):
+                if not whole and not self._fill_in_name(form, slots):
                     continue
                 self._drop_blank()
-                self._begin(form, slots, breaks + found.group(), whole)
+                self._begin_call(form, slots, breaks + found.group(), whole)
                 self._at = found.end()
-                return Verdict.YES
-            if verdict is Verdict.MAYBE and len(text) - position < _LONGEST_HEADER:
-                return Verdict.MAYBE
-        return Verdict.NO
+                return Match.FULL
+            if result is Match.PARTIAL and len(text) - position < _LONGEST_HEADER:
+                return Match.PARTIAL
+        return Match.NONE
 
-    def _names(self, form: CallPatterns, slots: dict[str, str]) -> bool:
-        """Fill in ``slots['name']``; False when the header holds none."""
+    def _fill_in_name(self, form: CallPatterns, slots: dict[str, str]) -> bool:
+        """Fill in ``slots['name']``; return False when the header has no name."""
         if form.id is not None and "id" in slots:
             named = form.id.fullmatch(slots["id"].strip())
             if named is None:
                 return False
             slots["name"] = named["name"]
         name = slots["name"] = unescaped(slots.get("name", "").strip(), form.form.escapes)
-        return name in self._schemas if form.form.bare else bool(name)
+        return name in self._schemas if form.form.unmarked else bool(name)
 
-    def _begin(self, form: CallPatterns, slots: dict[str, str], raw: str, whole: bool) -> None:
+    def _begin_call(self, form: CallPatterns, slots: dict[str, str], raw: str, whole: bool) -> None:
         self._form = form
         if whole:
-            self._codec = JsonCall(raw)
+            self._reader = JsonCall(raw)
         else:
             name = slots["name"]
-            self.start(name, slots.get("id", "").strip(), raw)
-            self._codec = codec_for(form, self._schemas.get(name))
+            self._start_call(name, slots.get("id", "").strip(), raw)
+            self._reader = reader_for(form, self._schemas.get(name))
         self._step = self._arguments
 
     def _arguments(self, text: str, position: int) -> int:
-        codec = self._codec
-        assert codec is not None
-        return codec.feed(text, position, self)
+        reader = self._reader
+        assert reader is not None
+        return reader.feed(text, position, self._sink)
 
     def _after_call(self, text: str, position: int) -> int:
-        """Behind a complete call: its closer, the next call of the same pair, the pair's closer, or prose again."""
+        """Read what follows a complete call: its closer, the next call of the pair, the pair's closer, or prose."""
         form = self._form
         assert form is not None
         maybe = False
         if self._outer_close and form.closer is not None:
-            verdict, found = form.closer.match(text, position)
+            result, found = form.closer.match(text, position)
             if found is not None:
                 self._outer_close = False
-                return self._take(found.end(), text, position)
-            maybe = verdict is Verdict.MAYBE
+                return self._take_markup(found.end(), text, position)
+            maybe = result is Match.PARTIAL
         if not maybe and form.following:
-            verdict = self._open_form(form, form.following, text, position)
-            if verdict is Verdict.YES:
+            result = self._open_form(form, form.following, text, position)
+            if result is Match.FULL:
                 return self._at
-            maybe = verdict is Verdict.MAYBE
+            maybe = result is Match.PARTIAL
         for closer in form.pair_closers:
-            verdict, found = closer.match(text, position)
+            result, found = closer.match(text, position)
             if found is not None:
                 trimmed = found.group().rstrip()
                 self._enter(False, breaks=form.form.joiner.count("\n"))
-                return self._take(position + len(trimmed), text, position)
-            maybe = maybe or verdict is Verdict.MAYBE
+                return self._take_markup(position + len(trimmed), text, position)
+            maybe = maybe or result is Match.PARTIAL
         if maybe and len(text) - position < _LONGEST_HEADER:
-            return self.hold(text, position)
+            return self._hold(text, position)
         self._enter(False, breaks=form.form.joiner.count("\n"))
         return position
 
-    def _take(self, end: int, text: str, position: int) -> int:
-        self._told.markup(text[position:end])
+    def _take_markup(self, end: int, text: str, position: int) -> int:
+        self._emitter.markup(text[position:end])
         return end
 
 
 def parse(family: Family, text: str, tools: Sequence[Tool] = (), prompt_tail: str = "") -> Turn:
-    """The turn that ``text`` says: feed, close and fold.
+    """Parse a whole text into an assistant turn: feed, close and fold.
+
+    Args:
+        family: the format in which the model writes.
+        text: the text of the turn.
+        tools: the tools of the request; their schemas give the types of tag parameters.
+        prompt_tail: the end of the rendered prompt, from the last turn boundary on; empty when not known.
 
     Example:
         >>> from singletree import families, parse

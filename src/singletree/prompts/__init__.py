@@ -1,1 +1,1 @@
-"""A conversation becomes token ids here, and token ids become text."""
+"""Write prompts: conversations to token ids, and token ids to text."""

@@ -1,1 +1,1 @@
-"""The wire protocols: bytes to requests, events to bytes. Sans-IO: ids and the clock are arguments."""
+"""The wire protocols: decode bytes into requests, encode events as bytes. Sans-IO: ids and the clock are arguments."""

@@ -1,4 +1,4 @@
-"""Pictures and documents given as URLs, ``data:`` URLs included (RFC 2397)."""
+"""Images and documents given as URLs, including ``data:`` URLs (RFC 2397)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from singletree.conversation import Document, Extra, Image
 
 
 def image(url: str, extra: Extra | None = None) -> Image:
-    """The picture at ``url``; base64 ``data:`` URLs become data."""
+    """Return the image at ``url``; a base64 ``data:`` URL becomes data."""
     media_type, data = _data(url)
     return Image(media_type, data, extra=extra) if data else Image(url=url, extra=extra)
 
 
 def document(url: str, title: str = "", extra: Extra | None = None) -> Document:
-    """The document at ``url``; base64 ``data:`` URLs become data."""
+    """Return the document at ``url``; a base64 ``data:`` URL becomes data."""
     media_type, data = _data(url)
     if data:
         return Document(media_type, data, title=title, extra=extra)
@@ -20,7 +20,7 @@ def document(url: str, title: str = "", extra: Extra | None = None) -> Document:
 
 
 def _data(url: str) -> tuple[str, str]:
-    """Media type and base64 text; both empty for a URL that holds no base64 data."""
+    """Return the media type and the base64 text; both are empty for a URL without base64 data."""
     if url[:5].lower() != "data:":
         return "", ""
     head, comma, data = url[5:].partition(",")

@@ -1,4 +1,4 @@
-"""Model metadata, in the shape that each client reads.
+"""Model metadata, in the form that each client expects.
 
 OpenAI (https://platform.openai.com/docs/api-reference/models), with the window under the names that vLLM,
 OpenRouter and Dynamo gave it; Anthropic (https://platform.claude.com/docs/en/api/models-list); and Codex's
@@ -30,18 +30,18 @@ _CODEX_INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a client may learn about a served model.
+    """The public metadata of a served model.
 
     Attributes:
-        id: the name that requests use; may hold slashes.
+        id: the name that requests use; may contain slashes.
         created: unix seconds.
-        context_window: prompt and answer together, in tokens.
-        max_output_tokens: longest answer in tokens; None where only the window limits it.
-        reasoning_efforts: the efforts a request may name, weakest first; empty for a model that has none.
+        context_window: prompt and response together, in tokens.
+        max_output_tokens: the longest response in tokens; None if only the window limits it.
+        reasoning_efforts: the efforts that a request may name, weakest first; empty for a model without any.
         default_effort: the effort of a request that names none.
-        instructions: Codex's base instructions for this model; empty for a few general lines.
+        instructions: Codex's base instructions for this model; empty for a short general text.
         tool_output_tokens: how much of a tool's output Codex keeps.
-        codex: fields of Codex's ``ModelInfo`` that stand in place of those made here.
+        codex: fields of Codex's ``ModelInfo`` that replace those built here.
     """
 
     id: str
@@ -59,15 +59,27 @@ class ModelInfo:
     codex: Mapping[str, Any] = field(default_factory=dict)
 
 
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+def requested_model(body: bytes) -> str:
+    """Return the name of the model in a request body; empty if it has none, or is not valid."""
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
 def style(headers: Mapping[str, str], query: Mapping[str, str]) -> Style:
-    """The shape that a client expects, from what only it sends; header names in lower case."""
+    """Return the form that a client expects, by what only that client sends; header names in lower case."""
     if "client_version" in query:
         return "codex"
     return "anthropic" if "anthropic-version" in headers else "openai"
 
 
 def encode_models(models: Sequence[ModelInfo], style: Style, query: Mapping[str, str] = {}) -> bytes:
-    """The list. ``query`` may page through Anthropic's: ``limit``, ``after_id``, ``before_id``."""
+    """Encode the list of models. ``query`` may page through Anthropic's: ``limit``, ``after_id``, ``before_id``."""
     if style == "anthropic":
         return msgspec.json.encode(_anthropic_page(models, query))
     body: dict[str, Any] = {"object": "list", "data": [_openai(model) for model in models]}
@@ -77,7 +89,7 @@ def encode_models(models: Sequence[ModelInfo], style: Style, query: Mapping[str,
 
 
 def encode_model(model: ModelInfo, style: Style) -> bytes:
-    """One model. Codex reads lists only, so its style is OpenAI's here."""
+    """Encode one model. Codex reads only lists, so its form is OpenAI's here."""
     return msgspec.json.encode(_anthropic(model) if style == "anthropic" else _openai(model))
 
 
@@ -108,14 +120,14 @@ def _anthropic(model: ModelInfo) -> dict[str, Any]:
 
 
 def _anthropic_page(models: Sequence[ModelInfo], query: Mapping[str, str]) -> dict[str, Any]:
-    """Everything unless ``limit`` says less. An unknown id cuts nothing off: its model may be gone by now."""
+    """Return all models, or at most ``limit``. An unknown id is ignored: its model may be gone by now."""
     ids = [model.id for model in models]
     after, before = query.get("after_id", ""), query.get("before_id", "")
     first = ids.index(after) + 1 if after in ids else 0
     last = ids.index(before) if before in ids else len(ids)
     window = models[first:last]
-    asked = query.get("limit", "")
-    limit = max(int(asked), 1) if asked.isascii() and asked.isdigit() and len(asked) < 10 else len(window)
+    sent = query.get("limit", "")
+    limit = max(int(sent), 1) if sent.isascii() and sent.isdigit() and len(sent) < 10 else len(window)
     page = window[-limit:] if before in ids else window[:limit]
     return {
         "data": [_anthropic(model) for model in page],
@@ -126,7 +138,7 @@ def _anthropic_page(models: Sequence[ModelInfo], query: Mapping[str, str]) -> di
 
 
 def _codex(model: ModelInfo, priority: int) -> dict[str, Any]:
-    """All that Codex requires (one missing field costs the whole list), and what changes it most."""
+    """Return all fields that Codex requires (it drops the whole list if one is missing), and those that matter most."""
     return {
         "slug": model.id,
         "display_name": model.display_name or model.id,

@@ -13,7 +13,8 @@ import msgspec
 
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest
-from singletree.protocols import chat, wire
+from singletree.protocols import wire
+from singletree.protocols.chat import request as chat
 
 ROUTES: list[tuple[str, str, str]] = [
     ("POST", "/v1/tokenize", "tokenize"),
@@ -25,14 +26,14 @@ ROUTES: list[tuple[str, str, str]] = [
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """What to tokenize: a text, or a conversation as the model's chat template prints it.
+    """A request to tokenize a text, or a conversation as rendered by the model's chat template.
 
     Attributes:
-        model: empty for the model that is served.
+        model: the model's name; empty for the model that is served.
         prompt: the text, or None.
         chat: the conversation (as Chat Completions decodes it), or None. One of the two is given.
-        add_special_tokens: whether the tokenizer adds its own (such as a beginning of text).
-        return_token_strs: whether each token's text is asked for too.
+        add_special_tokens: whether the tokenizer adds its own special tokens (such as a beginning of text).
+        return_token_strs: whether to return the text of each token too.
     """
 
     model: str
@@ -44,13 +45,13 @@ class TokenizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeRequest:
-    """Token ids to turn into text; ``model`` is empty for the model that is served."""
+    """A request to decode token ids to text; ``model`` is empty for the model that is served."""
 
     model: str
     tokens: tuple[int, ...]
 
 
-class _Tokenize(chat.Body, kw_only=True):
+class _Tokenize(chat.ChatBody, kw_only=True):
     model: str | None = None  # type: ignore[assignment]  # optional here, unlike in a chat
     messages: list[msgspec.Raw] | None = None  # type: ignore[assignment]
     prompt: str | None = None
@@ -64,45 +65,47 @@ class _Detokenize(msgspec.Struct):
 
 
 def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> TokenizeRequest:
-    """``body`` as a request; a body with ``messages`` is read as Chat Completions reads it.
+    """Decode the JSON ``body``; ``messages`` are decoded as in Chat Completions.
 
     Raises:
-        InvalidRequest: with ``param`` naming the field.
+        InvalidRequest: a field is invalid; ``param`` names it.
     """
-    wanted = wire.read(body, _Tokenize)
+    wanted = wire.decode_body(body, _Tokenize)
     if (wanted.prompt is None) == (wanted.messages is None):
-        given = "neither prompt nor messages is" if wanted.prompt is None else "both prompt and messages are"
-        raise InvalidRequest(f"{given} given; send one of the two", param="prompt")
-    request = None if wanted.messages is None else chat.request(wanted)
+        present = (
+            "neither prompt nor messages is" if wanted.prompt is None else "both prompt and messages are"
+        )
+        raise InvalidRequest(f"{present} given; send one of the two", param="prompt")
+    request = None if wanted.messages is None else chat.build_request(wanted)
     special = wanted.add_special_tokens
     return TokenizeRequest(
         model=wanted.model or "",
         prompt=wanted.prompt,
         chat=request,
-        # A chat template prints the special tokens itself.
+        # The chat template writes the special tokens itself.
         add_special_tokens=request is None if special is None else special,
         return_token_strs=bool(wanted.return_token_strs),
     )
 
 
 def decode_detokenize(body: bytes, headers: Mapping[str, str] = {}) -> DetokenizeRequest:
-    """``body`` as a request.
+    """Decode the JSON ``body``.
 
     Raises:
-        InvalidRequest: with ``param`` naming the field.
+        InvalidRequest: a field is invalid; ``param`` names it.
     """
-    wanted = wire.read(body, _Detokenize)
+    wanted = wire.decode_body(body, _Detokenize)
     return DetokenizeRequest(wanted.model or "", tuple(wanted.tokens))
 
 
 def encode_tokenize(
     tokens: Sequence[int], *, max_model_len: int, token_strs: Sequence[str] | None = None
 ) -> bytes:
-    """The tokens of a text. ``max_model_len`` is the model's window in tokens."""
+    """Encode the tokens of a text; ``max_model_len`` is the model's context window in tokens."""
     body = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": token_strs}
     return msgspec.json.encode(body)
 
 
 def encode_detokenize(text: str) -> bytes:
-    """The text of some tokens."""
+    """Encode the text of decoded tokens."""
     return msgspec.json.encode({"prompt": text})

@@ -1,1 +1,1 @@
-"""The server: the only part that knows all the others."""
+"""The server: the only area besides ``cli`` that imports all the others."""

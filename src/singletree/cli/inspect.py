@@ -1,0 +1,207 @@
+"""``singletree parse``, ``render`` and ``families``: show what the server would do, without a server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from singletree import families
+from singletree.cli import families_table
+from singletree.cli.model_flags import ModelFlags
+from singletree.conversation import Part, Tool
+from singletree.errors import BadConfiguration, InvalidRequest
+from singletree.events import Event, fold
+from singletree.parsing.family import Family
+from singletree.parsing.parser import Parser
+from singletree.protocols import wire
+
+Protocol = Literal["messages", "chat", "responses"]
+
+
+def parse(
+    file: str = "-",
+    *,
+    family: str | None = None,
+    reasoning: Annotated[str | None, Parameter(name=["--reasoning", "--reasoning-parser"])] = None,
+    tools: Annotated[str | None, Parameter(name=["--tools", "--tool-call-parser"])] = None,
+    chunk: int = 0,
+    prompt_tail: str = "",
+    schemas: Path | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Parse raw model output into parts and events.
+
+    Parameters
+    ----------
+    file
+        File with the text; - for standard input.
+    family
+        Model family of the text, such as qwen3; `singletree families` lists them.
+    reasoning
+        Family of the reasoning half, instead of --family.
+    tools
+        Family of the tool-call half, instead of --family.
+    chunk
+        Feed the parser this many characters at a time; 0 for the whole text at once.
+    prompt_tail
+        End of the prompt, needed where the prompt has already opened the reasoning.
+    schemas
+        JSON file with the request's tools: the types of arguments that models write as tags.
+    json
+        Print JSON.
+    """
+    if chunk < 0:
+        raise BadConfiguration(f"--chunk is {chunk}; give 0 for all at once, or more")
+    text = read_text(file)
+    parser = Parser(_family(family, reasoning, tools), _tools(schemas), prompt_tail)
+    pieces = [text] if not chunk else [text[at : at + chunk] for at in range(0, len(text), chunk)]
+    events = [event for piece in pieces for event in parser.feed(piece)] + parser.close()
+    turn = fold(events)
+    (_print_json if json else _print_plain)(turn.parts, events)
+
+
+def render(
+    file: str = "-",
+    *,
+    protocol: Protocol = "chat",
+    model: Annotated[str | None, Parameter(name=["--model", "--model-path"])] = None,
+    flags: ModelFlags = ModelFlags(),  # noqa: B008 (frozen)
+    ids: bool = True,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Print the prompt of a request as text and token ids.
+
+    Parameters
+    ----------
+    file
+        File with the request's JSON body, in which the model may be missing; - for standard input.
+    protocol
+        API of the request.
+    model
+        Name, GGUF file, folder or Hugging Face id; "scripted" for a test model that needs no files.
+    ids
+        Print the token ids.
+    json
+        Print JSON.
+    """
+    from singletree.engines.weights.progress import TerminalProgress
+    from singletree.engines.weights.resolve import DEFAULT_MODEL
+    from singletree.prompts.tokenizer.added_tokens import strip_guards
+    from singletree.protocols.messages.request import decode_count
+    from singletree.server.models import loaders
+    from singletree.server.models.catalog import load_chat_format
+    from singletree.server.turn.prompt import write_prompt
+    from singletree.server.turn.protocol import CHAT, RESPONSES
+
+    decode = {"messages": decode_count, "chat": CHAT.decode, "responses": RESPONSES.decode}[protocol]
+    try:
+        request = decode(_with_model(read_text(file).encode(), model or DEFAULT_MODEL))
+    except InvalidRequest as error:
+        at = "standard input" if file == "-" else file
+        raise InvalidRequest(f"{at}: {error.message} (read as {protocol})", param=error.param) from None
+    config = flags.config(model)
+    with TerminalProgress() as progress:
+        _, tokenizer = loaders.find_tokenizer(config, progress)
+    prompt = write_prompt(load_chat_format(config, tokenizer), request)
+    text = strip_guards(prompt.text)
+    if json:
+        print_value({"prompt": text, "token_ids": prompt.token_ids.tolist(), "rules": prompt.rules})
+        return
+    print(text)
+    if ids:
+        print(f"\n{len(prompt.token_ids)} tokens: {' '.join(map(str, prompt.token_ids))}")
+
+
+def _with_model(body: bytes, name: str) -> bytes:
+    """Add a model name to a request that has none, which rendering does not need. All other bytes stay the same.
+
+    Raises InvalidRequest when ``body`` is not a JSON object.
+    """
+    fields = wire.decode_body(body, dict[str, msgspec.Raw])
+    if "model" in fields:
+        return body
+    before, _, rest = body.partition(b"{")
+    return before + b'{"model":' + msgspec.json.encode(name) + (b"," if fields else b"") + rest
+
+
+def list_families(*, markdown: Annotated[bool, Parameter(negative="")] = False) -> None:
+    """List the model families.
+
+    Parameters
+    ----------
+    markdown
+        Print a Markdown table.
+    """
+    if markdown:
+        print(families_table.markdown())
+    else:
+        families_table.show()
+
+
+def read_text(file: str) -> str:
+    """Return the text of ``file`` (- for standard input) with its line endings unchanged.
+
+    Raises:
+        BadConfiguration: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode()
+    except OSError as error:
+        raise BadConfiguration(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadConfiguration(f"{file}: not valid UTF-8 at byte {error.start}") from None
+
+
+def _family(family: str | None, reasoning: str | None, tools: str | None) -> Family:
+    if family is not None and (reasoning is not None or tools is not None):
+        raise BadConfiguration(
+            "--family cannot be combined with --reasoning or --tools; leave out --family or those"
+        )
+    if family is not None:
+        return families.get(family)
+    if reasoning is None and tools is None:
+        raise BadConfiguration("no model family given; give --family, or --reasoning and --tools")
+    return families.pair(reasoning=reasoning, tools=tools)
+
+
+def _tools(schemas: Path | None) -> list[Tool]:
+    """Read the tools of a request from a JSON file, in OpenAI's or Anthropic's format."""
+    if schemas is None:
+        return []
+    try:
+        given = json.loads(read_text(str(schemas)))
+        functions = [tool.get("function", tool) for tool in given]
+        return [Tool(f["name"], None, f.get("parameters", f.get("input_schema"))) for f in functions]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise BadConfiguration(f"{schemas} is not a JSON list of tools; write them as in a request") from None
+
+
+def _print_json(parts: tuple[Part, ...], events: list[Event]) -> None:
+    print_value({"parts": [_named(part) for part in parts], "events": [_named(event) for event in events]})
+
+
+def _print_plain(parts: tuple[Part, ...], events: list[Event]) -> None:
+    for title, things in (("parts", parts), ("events", events)):
+        print(f"{title}:")
+        for thing in things:
+            named = _named(thing)
+            values = " ".join(f"{key}={value!r}" for key, value in named.items() if key != "type")
+            print(f"  {named['type']:<16} {values}")
+
+
+def _named(thing: Part | Event) -> dict[str, Any]:
+    fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
+    return {"type": type(thing).__name__, **{n: v for n, v in fields.items() if v is not None}}
+
+
+def print_value(value: Any) -> None:
+    """Print ``value`` as JSON."""
+    # A lone surrogate from the model is printed as its escape (``cli.main``), which is valid JSON too.
+    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() != "utf-8", indent=2))

@@ -1,0 +1,208 @@
+"""What each engine can do, as data: the engines read it, and ``docs/engines.md`` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from singletree.engines.engine import ConstraintKind, EngineInfo, PictureSupport
+
+ALL_SAMPLING = frozenset({"min_tokens", "bad_words", "allowed_token_ids"})
+"""Every field of ``EngineInfo.optional_sampling``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAbilities:
+    """What one engine can do through one interface.
+
+    Attributes:
+        title: the engine and its interface, for people to read.
+        constraints: the kinds of ``Constraint`` that it supports, the preferred first, and the field of its request
+            that takes each.
+        streams_every_id: whether each generated token id is streamed; otherwise some are recovered from the text.
+        logprobs: whether it reports log-probabilities of generated tokens.
+        prompt_logprobs: the same for the tokens of the prompt.
+        cached_tokens: whether it can report how much of a prompt was cached.
+        priorities: whether ``GenerationJob.priority`` has an effect.
+        pictures: how a request can hold token ids and pictures; None if it cannot.
+        abort: how a generation is ended early.
+        kv_events: whether the server can publish what its prefix cache holds.
+        model_defaults: whether sampling fields that are None take the values of the checkpoint's
+            ``generation_config.json`` by themselves; otherwise singletree reads that file and sends them.
+        resumable: see ``EngineInfo``.
+        optional_sampling: see ``EngineInfo``.
+        options: flags of the server that some abilities need, and what each is for.
+        tested: how these facts are held: on which version, or from which source.
+    """
+
+    title: str
+    constraints: Mapping[ConstraintKind, str] = field(default_factory=dict)
+    streams_every_id: bool = True
+    logprobs: bool = True
+    prompt_logprobs: bool = False
+    cached_tokens: bool = True
+    priorities: bool = True
+    pictures: PictureSupport | None = None
+    abort: str = "the connection is closed"
+    kv_events: bool = False
+    model_defaults: bool = True
+    resumable: bool = True
+    optional_sampling: frozenset[str] = frozenset()
+    options: Mapping[str, str] = field(default_factory=dict)
+    tested: str = ""
+
+    def info(
+        self,
+        name: str,
+        context_window: int,
+        slots: int,
+        details: Mapping[str, Any] | None,
+        *,
+        constraints: tuple[ConstraintKind, ...] | None = None,
+        blindness: str | None = None,
+    ) -> EngineInfo:
+        """Return the ``EngineInfo`` of a model behind this interface.
+
+        Args:
+            name, context_window, slots, details: as in ``EngineInfo``.
+            constraints: replaces the kinds.
+            blindness: why this model takes no pictures, and the cure; None if it takes them as the interface does.
+        """
+        return EngineInfo(
+            name,
+            context_window,
+            slots,
+            details,
+            tuple(self.constraints) if constraints is None else constraints,
+            self.prompt_logprobs,
+            self.resumable,
+            self.optional_sampling,
+            pictures=self.pictures if blindness is None else None,
+            blindness=blindness or "",
+        )
+
+
+_ALL_FORMATS = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+_IN_PROCESS = "the stream is closed"
+
+_VLLM_CONSTRAINTS: Mapping[ConstraintKind, str] = {
+    "structural_tag": "structural_tag",
+    "lark": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "gbnf": "grammar",
+}
+"""Structural tags come first: XGrammar, vLLM's default backend, supports them, but not the Lark of llguidance."""
+
+_VLLM_OPTIONS = {
+    "--enable-prompt-tokens-details": "cached tokens",
+    "--scheduling-policy priority": "priorities",
+    '--structured-outputs-config \'{"backend": "xgrammar"}\'': "structural tags",
+    "--kv-events-config": "KV events",
+}
+_SGLANG_CONSTRAINTS: Mapping[ConstraintKind, str] = {
+    "structural_tag": "structural_tag",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "gbnf": "ebnf",
+}
+_LLAMACPP_CONSTRAINTS: Mapping[ConstraintKind, str] = {
+    "lark": "grammar",
+    "json_schema": "grammar",
+    "regex": "grammar",
+    "gbnf": "grammar",
+}
+
+ABILITIES: Mapping[str, EngineAbilities] = {
+    "scripted": EngineAbilities(
+        "scripts",
+        {"lark": "none: scripts are not bound by it", "structural_tag": "none: scripts are not bound by it"},
+        resumable=False,
+        optional_sampling=ALL_SAMPLING,
+        prompt_logprobs=True,
+        priorities=False,
+        abort=_IN_PROCESS,
+        tested="in `make test`",
+    ),
+    "llamacpp": EngineAbilities(
+        "llama.cpp, embedded",
+        _LLAMACPP_CONSTRAINTS,
+        streams_every_id=False,
+        # It decodes pictures with stb_image, which knows no WebP.
+        pictures=PictureSupport("mark", frozenset({"image/png", "image/jpeg", "image/gif"})),
+        abort=_IN_PROCESS,
+        tested="xllamacpp, in `make test`",
+    ),
+    "llama-server": EngineAbilities(
+        "llama.cpp's `llama-server`: `/completion`",
+        _LLAMACPP_CONSTRAINTS,
+        streams_every_id=False,
+        priorities=False,
+        tested="the server inside xllamacpp",
+    ),
+    "vllm": EngineAbilities(
+        "vLLM, in the server's process",
+        _VLLM_CONSTRAINTS,
+        prompt_logprobs=True,
+        abort=_IN_PROCESS,
+        optional_sampling=ALL_SAMPLING,
+        tested="vLLM 0.32, on the CPU",
+    ),
+    "vllm-generate": EngineAbilities(
+        "vLLM: `/inference/v1/generate`",
+        _VLLM_CONSTRAINTS,
+        pictures=PictureSupport("template", _ALL_FORMATS),
+        kv_events=True,
+        model_defaults=False,
+        optional_sampling=ALL_SAMPLING,
+        options={"--enable-scale-out": "the interface itself", **_VLLM_OPTIONS},
+        tested="vLLM 0.32",
+    ),
+    "vllm-completions": EngineAbilities(
+        "vLLM: `/v1/completions`",
+        _VLLM_CONSTRAINTS,
+        prompt_logprobs=True,
+        kv_events=True,
+        optional_sampling=ALL_SAMPLING,
+        options=_VLLM_OPTIONS,
+        tested="vLLM 0.32",
+    ),
+    "sglang": EngineAbilities(
+        "SGLang, in the server's process",
+        _SGLANG_CONSTRAINTS,
+        prompt_logprobs=True,
+        abort=_IN_PROCESS,
+        optional_sampling=frozenset({"min_tokens"}),
+        tested="SGLang 0.5.23, on the CPU",
+    ),
+    "sglang-generate": EngineAbilities(
+        "SGLang: `/generate`",
+        _SGLANG_CONSTRAINTS,
+        prompt_logprobs=True,
+        abort="the connection is closed; it frees the request after 2 s",
+        kv_events=True,
+        model_defaults=False,
+        optional_sampling=frozenset({"min_tokens"}),
+        options={
+            "--enable-priority-scheduling": "priorities",
+            "--incremental-streaming-output": "streams whose size does not grow with the square of their length",
+            "--grammar-backend llguidance": "constraints",
+            "--kv-events-config": "KV events",
+        },
+        tested="SGLang 0.5.23",
+    ),
+    "tensorrt-llm": EngineAbilities(
+        "TensorRT-LLM: `/v1/completions`",
+        {"structural_tag": "response_format", "json_schema": "response_format", "regex": "response_format"},
+        kv_events=True,
+        model_defaults=False,
+        optional_sampling=frozenset({"min_tokens"}),
+        options={
+            "guided_decoding_backend: xgrammar": "constraints",
+            "waiting_queue_policy: priority": "priorities",
+        },
+        tested="by source, not run",
+    ),
+}
+"""Every interface of an engine, by the name that the code uses for it."""

@@ -1,0 +1,1 @@
+"""Runs llama.cpp in a child process."""

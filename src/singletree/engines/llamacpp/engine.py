@@ -1,0 +1,474 @@
+"""llama.cpp as an engine: the ``xllamacpp`` wheel in a child process, with token ids in and out.
+
+Tokens travel over llama.cpp's own HTTP interface on a private UNIX socket. The wheel's in-process calls would need a
+thread for each stream, return token ids only as a by-product of log-probabilities, and report cached tokens only at
+the end.
+
+llama.cpp does not stream all token ids. Where several tokens form one character, the stream contains only the id of
+the last one (``process_token`` in tools/server/server-context.cpp), with the text of all of them and the count of
+tokens so far. The missing ids are recovered by tokenizing that text. A model normally writes the same tokens; if it
+does not, the text is still right, but the ids differ from those in the engine's cache, so that the cache does not
+match from there on in the next turn, and nothing else happens. A character that is cut before its last token is not
+streamed at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from singletree.engines.abilities import ABILITIES
+from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, comparable_tokens, token_limit
+from singletree.engines.in_flight import InFlightRequest
+from singletree.engines.llamacpp import wire
+from singletree.engines.llamacpp.admission import Admission, Ticket
+from singletree.engines.llamacpp.machine import KV_SHARE, usable_cores, usable_memory
+from singletree.engines.llamacpp.picture_prompt import NO_PROJECTOR, PictureSession, PromptDecoder
+from singletree.engines.llamacpp.prefix_cache import PrefixCache, PrefixLimits
+from singletree.engines.llamacpp.prefix_files import PrefixFiles, model_key, open_folder
+from singletree.engines.llamacpp.process import LlamaProcess
+from singletree.engines.reading_time import PrefillEstimator, PrefillSpeed
+from singletree.engines.restart_backoff import RestartBackoff
+from singletree.engines.weights.gguf_header import GgufHeader, read_header
+from singletree.errors import BadConfiguration, EngineFailed, EngineUnfit, SingletreeError
+from singletree.lru import LruCache
+from singletree.pictures import PromptPicture
+
+_LOG = logging.getLogger(__name__)
+
+_KV_STEP = 256  # llama.cpp rounds the size of the cache up to a multiple of this
+_DEFAULT_WINDOW = 4096
+_TOKENIZATIONS_KEPT = 4096
+_URL = "http://llama.cpp"
+# llama.cpp checks once a second whether a client is still connected, and frees the slot after the current batch.
+_FREE_SLOT_SECONDS = 1.2
+_MAX_FREE_SLOT_SECONDS = 60.0
+_EXIT_SECONDS = 1.0
+_SAVE_SECONDS = 5.0
+
+
+class LlamaCppEngine:
+    """Run a GGUF model. Generations share one KV cache; each reuses the longest prefix that a slot holds.
+
+    The token that ends the turn is the last of ``token_ids``, whether it is the model's own or one of
+    ``stop_token_ids``. The first chunk reports how much of the prompt was cached; it has no tokens and comes before
+    the prompt is read.
+
+    Sampling: penalties apply to the whole context, including the prompt; log-probabilities are the model's own,
+    before temperature and filters. Fields that are None are left to the model's file, else to llama.cpp
+    (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05).
+
+    Args:
+        path: the GGUF file; for a split model, its first part.
+        name: the model's name in ``info``; None for the file's name.
+        slots: how many generations run at once; more are queued.
+        context_window: longest prompt and answer together, in tokens; None for the window the model was
+            trained for, or less if memory is short.
+        kv_tokens: room in the KV cache for all slots together, in tokens; None for a full window for each slot, or
+            for what fits in an eighth of the memory. Where full windows do not fit, generations wait for room.
+        threads: how many threads compute; None for one for each physical core.
+        batch_tokens: how many prompt tokens are read between two steps of the other generations. A larger number
+            makes the others wait longer and is hardly faster on a CPU (512: 2 % less time for a token).
+        cache_ram_mib: memory for prefixes that were evicted from the slots, in MiB; 0 for none.
+        prefix_cache_path: folder in which long prompts are saved as llama.cpp has read them, so that a restarted
+            engine need not read them again; None for none. It contains prompts in plain form.
+        prefix_cache_limit: largest size of the saved prompts, in bytes; the least recently used are removed.
+        queue_limit: how many requests may wait; more are refused with Overloaded.
+        mmproj: the GGUF file of the vision projector; None if the model gets no pictures.
+        decoder: the model's tokenizer, which prompts with pictures need; None if the model gets no pictures.
+        verbose: whether llama.cpp logs to standard error.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        name: str | None = None,
+        slots: int = 4,
+        context_window: int | None = None,
+        kv_tokens: int | None = None,
+        threads: int | None = None,
+        batch_tokens: int = 256,
+        cache_ram_mib: int = 2048,
+        prefix_cache_path: Path | None = None,
+        prefix_cache_limit: int = 8 * 2**30,
+        queue_limit: int = 256,
+        mmproj: Path | None = None,
+        decoder: PromptDecoder | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self._path = Path(path)
+        self._name = name or self._path.stem
+        self._slots = slots
+        self._wanted_window = context_window
+        self._wanted_kv = kv_tokens
+        self._threads = threads or usable_cores()
+        self._batch_tokens = batch_tokens
+        self._cache_ram_mib = cache_ram_mib
+        # A saved state is found by token ids alone, and two pictures have the same placeholder.
+        self._prefix_folder = prefix_cache_path if mmproj is None or decoder is None else None
+        self._prefix_limit = prefix_cache_limit
+        self._prefix_files: PrefixFiles | None = None
+        self._prefixes: PrefixCache | None = None
+        self._token_bytes: int | None = None
+        self._sent: set[Ticket] = set()
+        self._queue_limit = queue_limit
+        self._mmproj = mmproj if decoder is not None else None
+        self._pictures = (
+            PictureSession(decoder, self._post_pictures) if decoder is not None and mmproj else None
+        )
+        if prefix_cache_path is not None and self._prefix_folder is None:
+            _LOG.warning("prompts are not saved in %s: this model sees pictures", prefix_cache_path)
+        self._verbose = verbose
+        self._window = 0
+        self._kv_tokens = 0
+        self._settings: dict[str, Any] = {}
+        self._process: LlamaProcess | None = None
+        self._backoff = RestartBackoff()
+        self._restarting = asyncio.Lock()
+        self._closed = False
+        self._session: aiohttp.ClientSession | None = None
+        self._admission = Admission(slots, 0, queue_limit)
+        self._in_flight: set[InFlightRequest[aiohttp.ClientResponse]] = set()
+        self._ending: dict[asyncio.Task[None], Sequence[int]] = {}
+        self._tokenizations: LruCache[str, list[int]] = LruCache(entries=_TOKENIZATIONS_KEPT)
+        self._speed = PrefillSpeed()
+
+    async def start(self) -> None:
+        """Load the model in the child process.
+
+        Raises WeightsUnavailable for a file that is missing or damaged, BadConfiguration when xllamacpp is
+        not installed or the window exceeds the model's, EngineFailed when llama.cpp cannot load the model.
+        """
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise BadConfiguration("llama.cpp is not installed: pip install 'singletree[llamacpp]'")
+        header = await asyncio.to_thread(read_header, self._path)
+        self._window, self._kv_tokens = self._plan(header)
+        self._token_bytes = header.kv_bytes_per_token
+        if self._prefix_folder is not None:
+            await asyncio.to_thread(open_folder, self._prefix_folder)
+        self._admission = Admission(self._slots, self._kv_tokens, self._queue_limit)
+        self._settings = {
+            "path": str(self._path),
+            "slots": self._slots,
+            "kv_tokens": self._kv_tokens,
+            "threads": self._threads,
+            "batch_tokens": self._batch_tokens,
+            "cache_ram_mib": self._cache_ram_mib,
+            "verbosity": 3 if self._verbose else 1,
+            "mmproj": str(self._mmproj) if self._mmproj else None,
+            "media_marker": self._pictures.marker if self._pictures else "",
+            "save_folder": str(self._prefix_folder.resolve()) if self._prefix_folder is not None else "",
+        }
+        self._closed = False
+        await self._spawn()
+        if self._pictures is not None:
+            try:
+                await self._pictures.calibrate()
+            except BaseException:
+                await self.close()
+                raise
+
+    async def _spawn(self) -> None:
+        self._backoff.record_start()
+        process = await LlamaProcess.spawn(self._settings, verbose=self._verbose)
+        if self._closed:
+            await process.stop()
+            raise EngineFailed("the engine was closed")
+        self._process = process
+        # llama.cpp closes connections that were idle for 5 s; a request sent at that moment would fail.
+        connector = aiohttp.UnixConnector(process.socket, limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        if self._prefix_folder is not None:
+            self._prefixes = await self._open_prefixes(self._prefix_folder, process.version)
+
+    async def _open_prefixes(self, folder: Path, version: str) -> PrefixCache | None:
+        """Return the cache on disk for the process that has started; None if the folder cannot be read."""
+        if self._prefix_files is None:
+            try:
+                key = await asyncio.to_thread(model_key, self._path, "xllamacpp", version)
+                self._prefix_files = await asyncio.to_thread(PrefixFiles, folder, self._prefix_limit, key)
+            except OSError as error:
+                _LOG.warning("saved prefixes cannot be used: %s", error)
+                return None
+        memory = self._kv_tokens
+        if self._token_bytes:
+            memory += self._cache_ram_mib * 2**20 // self._token_bytes
+        limits = PrefixLimits(self._token_bytes, memory)
+        return PrefixCache(self._prefix_files, limits, _URL, lambda: len(self._sent) + len(self._ending))
+
+    async def _running(self) -> aiohttp.ClientSession:
+        """Return the session that reaches llama.cpp. If the process died, start it again first.
+
+        Raises EngineFailed when it does not start or was closed, Overloaded while a process that keeps dying has to
+        pause before its next start.
+        """
+        if self._process is not None and self._process.ended:
+            async with self._restarting:
+                await self._restart()
+        if self._session is None:
+            raise EngineFailed("the engine is not running: start it first")
+        return self._session
+
+    async def _restart(self) -> None:
+        """Start llama.cpp again, once for each death. Slots and cached prefixes are lost; generations have failed."""
+        dead, session = self._process, self._session
+        if dead is None or not dead.ended:
+            return  # another request has restarted it, or the engine was closed
+        if session is not None:
+            self._session = None
+            self._backoff.record_death()
+            await session.close()
+            await dead.stop()
+        self._backoff.check()
+        _LOG.warning("llama.cpp ended unexpectedly; starting it again")
+        try:
+            await self._spawn()
+        except EngineFailed:
+            self._backoff.record_death()
+            raise
+
+    def _plan(self, header: GgufHeader) -> tuple[int, int]:
+        """Return the context window and the size of the KV cache, in tokens. Raises BadConfiguration."""
+        trained, wanted = header.context_window or _DEFAULT_WINDOW, self._wanted_window
+        if wanted is not None and wanted > trained:
+            raise BadConfiguration(
+                f"a context window of {wanted} tokens is more than {self._name} was trained for: give {trained} or less"
+            )
+        window, room = wanted or trained, self._wanted_kv
+        if room is None:
+            cost = header.kv_bytes_per_token
+            affordable = usable_memory() // KV_SHARE // cost if cost else window
+            room = max(min(window * self._slots, affordable), wanted or 1)
+        room = -(-room // _KV_STEP) * _KV_STEP
+        return min(window, room), room
+
+    async def close(self) -> None:
+        """End the process; running generations end with EngineFailed."""
+        self._closed = True
+        for request in tuple(self._in_flight):
+            request.end(EngineFailed("the engine was closed"))
+        for task in tuple(self._ending):
+            task.cancel()
+        if self._prefixes is not None:
+            await self._prefixes.close(_SAVE_SECONDS)
+        session, self._session = self._session, None
+        process, self._process = self._process, None
+        if session is not None:
+            await session.close()
+        if process is not None:
+            await process.stop()
+
+    def info(self) -> EngineInfo:
+        """Return name and limits.
+
+        ``details`` has the ``version`` of xllamacpp, ``threads``, ``kv_tokens``, and ``prompt_tokens_per_second``
+        (None until a prompt has been read).
+        """
+        details: dict[str, Any] = {
+            "version": self._process.version if self._process else None,
+            "threads": self._threads,
+            "kv_tokens": self._kv_tokens,
+            "prompt_tokens_per_second": self._speed.tokens_per_second,
+        }
+        if self._pictures is not None:
+            details["retokenized_tokens"] = self._pictures.prompts.changed_tokens
+            details["neutralized_sections"] = self._pictures.prompts.neutralized_sections
+        return ABILITIES["llamacpp"].info(
+            self._name,
+            self._window,
+            self._slots,
+            details,
+            blindness=NO_PROJECTOR if self._pictures is None else None,
+        )
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
+        """Generate, with the contract of ``Engine.generate``."""
+        await self._running()
+        prompt, sampling = comparable_tokens(job.prompt_token_ids, job.pictures), job.sampling
+        text, counts = await self._with_pictures(job)
+        length = len(prompt) - len(counts) + sum(counts)
+        limit = token_limit(length, sampling.max_tokens, self._window)
+        body = wire.encode_llamacpp_request(job, limit=limit, prompt=text)
+        reader = wire.StreamReader(limit, job.stop_token_ids, logprobs=sampling.logprobs is not None)
+        need = min(length + limit + 1, self._window)
+        await self._wait_for_prefix(prompt)
+        ticket = self._admission.ticket(need, job.priority)
+        request = InFlightRequest[aiohttp.ClientResponse](job.request_id)
+        self._in_flight.add(request)
+        reading = PrefillEstimator(self._speed)
+        last = Chunk((), "cancelled")
+        generated: list[int] = []
+        try:
+            response = await request.open(self._send(ticket, job, body, limit))
+            if response is not None:
+                if response.status != 200:
+                    raise wire.decode_llamacpp_error(response.status, await response.read())
+                async for data in response.content.iter_any():
+                    events = await self._events(reader, data)
+                    _log_reading_time(job.request_id, reading, events)
+                    if (chunk := reader.take(events)) is None:
+                        continue
+                    if counts and chunk.cached_tokens is not None:
+                        chunk.prompt_tokens, chunk.picture_tokens = reader.prompt_tokens, counts
+                    generated += chunk.token_ids
+                    if chunk.finish is not None:
+                        last = chunk
+                        break
+                    yield chunk
+                else:
+                    raise aiohttp.ClientPayloadError("the stream ended without its last event")
+        except (aiohttp.ClientError, OSError) as error:
+            if request.outcome is None:
+                raise await self._connection_error(error) from error
+        finally:
+            self._in_flight.discard(request)
+            request.hang_up()
+            self._sent.discard(ticket)
+            self._release(ticket, prompt, freed=reader.ended)
+            if self._prefixes is not None and self._session is not None and reader.ended:
+                self._prefixes.turn_ended(self._session, reader.slot, prompt, generated)
+        if isinstance(request.outcome, SingletreeError):
+            raise request.outcome
+        yield last
+
+    async def count_picture_tokens(self, picture: PromptPicture) -> int:
+        """Return how many tokens llama.cpp's own processor makes of the picture; it is not encoded for that."""
+        if self._pictures is None:
+            raise EngineUnfit(NO_PROJECTOR)
+        await self._running()
+        return await self._pictures.count(picture)
+
+    async def _with_pictures(self, job: GenerationJob) -> tuple[dict[str, Any] | None, list[int]]:
+        """Return the prompt as text and pictures, and the length of each picture; None where it has none."""
+        if not job.pictures:
+            return None, []
+        counts = [await self.count_picture_tokens(picture) for picture in job.pictures]
+        assert self._pictures is not None
+        return await self._pictures.write(job), counts
+
+    async def _post_pictures(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._session is None:
+            raise EngineFailed("the engine was closed")
+        try:
+            async with self._session.post(f"{_URL}{path}", data=body) as answer:
+                return answer.status, await answer.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise await self._connection_error(error) from error
+
+    async def _send(
+        self, ticket: Ticket, job: GenerationJob, body: bytes, limit: int
+    ) -> aiohttp.ClientResponse:
+        """Wait for the ticket and send the request. The process that ran before may have died meanwhile.
+
+        If a saved state of the prompt is restored, other requests wait until llama.cpp has begun with this one: one of
+        them could take the slot.
+        """
+        await ticket.granted()
+        session = await self._running()
+        if self._prefixes is not None:
+            async with self._prefixes.lock:
+                # Until the prompt is compared with it, a restored state has all its tokens.
+                room = self._admission.free_tokens + ticket.tokens
+                slot = await self._prefixes.restore(session, job.prompt_token_ids, room)
+                self._sent.add(ticket)
+                if slot is not None:
+                    body = wire.encode_llamacpp_request(job, limit=limit, slot=slot)
+                    return await self._post(session, body)
+        return await self._post(session, body)
+
+    async def _post(self, session: aiohttp.ClientSession, body: bytes) -> aiohttp.ClientResponse:
+        headers = {"Content-Type": "application/json"}
+        return await session.post(f"{_URL}/completion", data=body, headers=headers)
+
+    async def abort(self, request_id: str) -> None:
+        """Close the connection of that generation: llama.cpp frees its slot, and it ends with ``cancelled``."""
+        for request in tuple(self._in_flight):
+            if request.request_id == request_id:
+                request.end("cancelled")
+
+    async def _events(self, reader: wire.StreamReader, data: bytes) -> list[wire.StreamEvent]:
+        events = reader.feed(data)
+        for event in events:
+            if event.tokens_missing:
+                event.tokens = await self._tokenize(event.content)
+        return events
+
+    async def _tokenize(self, text: str) -> list[int]:
+        token_ids = self._tokenizations.get(text)
+        if token_ids is None:
+            if self._session is None:
+                raise EngineFailed("the engine was closed")
+            async with self._session.post(
+                f"{_URL}/tokenize", data=wire.encode_tokenize_request(text)
+            ) as answer:
+                token_ids = wire.decode_tokenize_response(await answer.read(), text)
+            self._tokenizations.put(text, token_ids)
+        return token_ids
+
+    async def _connection_error(self, error: Exception) -> EngineFailed:
+        reason = f"the connection broke ({type(error).__name__})"
+        if self._process is not None and (ending := await self._process.exit_reason(_EXIT_SECONDS)):
+            reason = f"its process ended with {ending}"
+        return EngineFailed(
+            f"llama.cpp failed during the generation: {reason}; the next request starts it again"
+        )
+
+    async def _wait_for_prefix(self, prompt_token_ids: Sequence[int]) -> None:
+        """If a generation that was ended early had a prefix of this prompt, wait until its slot is free.
+
+        llama.cpp notices a closed connection only with the next token. Until then it would use another slot, whose
+        cache does not have the conversation.
+        """
+        prefixes = [
+            task
+            for task, prompt in self._ending.items()
+            if len(prompt) <= len(prompt_token_ids) and list(prompt_token_ids[: len(prompt)]) == list(prompt)
+        ]
+        if prefixes:
+            await asyncio.wait(prefixes)
+
+    def _release(self, ticket: Ticket, prompt_token_ids: Sequence[int], *, freed: bool) -> None:
+        """Return slot and room: at once where that is safe, else when llama.cpp has freed them."""
+        fits_always = self._kv_tokens >= self._slots * self._window
+        wait_until_free = not freed and ticket.is_granted and self._session is not None
+        if fits_always or not wait_until_free:
+            ticket.release()
+        if wait_until_free:
+            task = asyncio.create_task(self._release_when_free(ticket))
+            self._ending[task] = prompt_token_ids
+            task.add_done_callback(lambda done: self._ending.pop(done, None))
+
+    async def _release_when_free(self, ticket: Ticket) -> None:
+        """Release the ticket when llama.cpp has freed the slot: if its KV cache overflows, every generation fails."""
+        try:
+            async with asyncio.timeout(_MAX_FREE_SLOT_SECONDS):
+                pause = _FREE_SLOT_SECONDS
+                while pause:
+                    await asyncio.sleep(pause)
+                    pause = _FREE_SLOT_SECONDS / 10 if await self._busy_slots() > len(self._in_flight) else 0
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            pass  # Waiting longer would help nobody.
+        finally:
+            ticket.release()
+
+    async def _busy_slots(self) -> int:
+        if self._session is None:
+            return 0
+        async with self._session.get(f"{_URL}/slots") as answer:
+            return sum(bool(slot.get("is_processing")) for slot in await answer.json())
+
+
+def _log_reading_time(request_id: str, reading: PrefillEstimator, events: Sequence[wire.StreamEvent]) -> None:
+    for event in events:
+        if (progress := event.prompt_progress) is not None:
+            seconds = progress.time_ms / 1000
+            line = reading.estimate(progress.total, progress.cache, progress.processed, seconds)
+            if line is not None:
+                _LOG.info("id=%s %s", request_id, line)

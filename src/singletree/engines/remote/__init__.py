@@ -1,0 +1,1 @@
+"""What engines on running servers share: connection, requests in flight, event streams, errors."""

@@ -1,0 +1,375 @@
+"""An engine on a running inference server, with token ids in and out over HTTP."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from singletree.conversation import Sampling
+from singletree.engines.engine import (
+    Chunk,
+    ConstraintKind,
+    EngineInfo,
+    GenerationJob,
+    token_limit,
+)
+from singletree.engines.in_flight import InFlightRequest
+from singletree.engines.remote.pictures import pictures_of
+from singletree.engines.remote.transport import (
+    AiohttpTransport,
+    ConnectionLost,
+    StreamedResponse,
+    Transport,
+)
+from singletree.engines.remote.wire import Server, ServerOffer, Wire, WireReader
+from singletree.errors import (
+    BadConfiguration,
+    EngineFailed,
+    EngineUnfit,
+    InvalidRequest,
+    Overloaded,
+    Rejected,
+)
+from singletree.pictures import PromptPicture
+
+_LOG = logging.getLogger(__name__)
+PROBE_ID = "singletree-probe"
+"""The request id of the single token that is generated at start-up."""
+COUNT_ID = "singletree-count"
+"""The request id of the token that is generated to count what a picture takes."""
+_PROBE_PROMPT = (0,)  # every vocabulary has this id
+_MAX_ERROR_BYTES = 65536  # of the body of an error response
+_SLOTS = 256
+_UNKNOWN_WINDOW = 2**31
+
+
+class RemoteEngine:
+    """Generate on a running inference server.
+
+    The server's kind decides how it is looked up and which endpoints are tried, the best first. At start-up one token
+    is generated, so that a server that cannot return token ids is refused before the first request.
+
+    Args:
+        server: the kind of server.
+        url: address of the server, such as ``http://127.0.0.1:8000``; ``/v1`` at the end is accepted.
+        model: which of the served names to use; None for the first that the server lists.
+        api_key: the server's API key.
+        slots: how many generations the server runs at once; None for what it reports, else 256.
+        constraints: the kinds that the server supports, the preferred ones first; None for those of its kind.
+        read_timeout: seconds without a byte after which a generation counts as lost; None for no limit. The wait in
+            the server's own queue counts, too.
+        transport: replaces HTTP in tests.
+
+    Raises BadConfiguration for a malformed URL and for a key that cannot be sent in an HTTP header.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        *,
+        slots: int | None = None,
+        constraints: Sequence[ConstraintKind] | None = None,
+        read_timeout: float | None = 600.0,
+        transport: Transport | None = None,
+    ) -> None:
+        self._server = server
+        self._url = root_url(url, server.title)
+        check_key(api_key, server.title)
+        self._requested_model = model
+        self._slots = slots
+        self._constraints = None if constraints is None else tuple(constraints)
+        self._transport = transport or AiohttpTransport(self._url, api_key=api_key, read_timeout=read_timeout)
+        self._served = ServerOffer("", ())
+        self._window = 0
+        self._model_defaults: Mapping[str, Any] = {}
+        self._reports_cached: bool | None = None
+        self._blindness: str | None = ""
+        self._in_flight: set[InFlightRequest[StreamedResponse]] = set()
+
+    async def start(self) -> None:
+        """Look up the model, and generate one token to check that the server returns token ids.
+
+        Raises EngineFailed when the server cannot be reached or is not ready, BadConfiguration when it refuses the
+        key, does not serve the model, or is a server of another kind.
+        """
+        await self._transport.open()
+        try:
+            self._served = await self._server.look_up(self._url, self._get, self._requested_model)
+            self._window = self._served.window or _UNKNOWN_WINDOW
+            await self._choose_wires()
+            self._blindness = await self._find_blindness()
+        except BaseException:
+            self._window = 0
+            await self._transport.close()
+            raise
+
+    async def close(self) -> None:
+        """Close all connections; running generations end with EngineFailed. The server itself keeps running."""
+        for request in tuple(self._in_flight):
+            request.end(EngineFailed("the engine was closed"))
+        await self._transport.close()
+
+    def complete(self, *, window: int | None, model_defaults: Mapping[str, Any]) -> None:
+        """Add what the server does not report.
+
+        Args:
+            window: the context window in tokens, for a server that does not report its own.
+            model_defaults: sampling fields that the checkpoint's authors set, by name; for a server that does not
+                apply them itself.
+
+        Raises BadConfiguration when neither knows the window.
+        """
+        self._model_defaults = model_defaults
+        if self._served.window is None:
+            if window is None:
+                raise BadConfiguration(
+                    f"neither {self._server.title} at {self._url} nor the checkpoint reports a context window: "
+                    "give --context-window"
+                )
+            self._window = window
+
+    def info(self) -> EngineInfo:
+        """Return the served name, the window and the abilities.
+
+        ``details`` has what the server reports (``version``), ``reports_cached_tokens`` (None until a generation has
+        ended), ``server`` and ``endpoint``.
+        """
+        served = self._served
+        details = {
+            **served.details,
+            "server": self._server.title,
+            "endpoint": served.wires[0].path if served.wires else None,
+            "reports_cached_tokens": self._reports_cached,
+        }
+        if not served.wires:
+            return EngineInfo(served.name, self._window, self._slots or 1, details)
+        slots = self._slots or served.slots or _SLOTS
+        best = served.wires[0].abilities
+        info = best.info(
+            served.name,
+            self._window,
+            slots,
+            details,
+            constraints=self._constraints,
+            blindness=self._blindness,
+        )
+        scores = any(wire.abilities.prompt_logprobs for wire in served.wires)
+        return replace(info, returns_prompt_logprobs=scores, checkpoint=served.checkpoint)
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
+        """Generate, with the contract of ``Engine.generate``. The last chunk has the token that ended the turn.
+
+        The server refuses an invalid request before the first chunk, with InvalidRequest.
+        """
+        if not self._window:
+            raise EngineFailed("the engine is not started")
+        max_tokens = token_limit(len(job.prompt_token_ids), job.sampling.max_tokens, self._window)
+        if max_tokens == 0:  # vLLM refuses max_tokens of 0
+            yield Chunk((), "length")
+            return
+        wire = self._wire_of(job)
+        job = self._with_model_defaults(job, wire)
+        reader = wire.reader(job, max_tokens=max_tokens)
+        request = InFlightRequest[StreamedResponse](job.request_id)
+        self._in_flight.add(request)
+        answer: StreamedResponse | None = None
+        try:
+            try:
+                answer = await self._open(request, wire, job, max_tokens)
+                while not reader.done:
+                    data = await answer.read()
+                    chunk = reader.feed(data) if data else reader.close()
+                    if reader.lookup is not None:
+                        chunk = await self._resolve(reader)
+                    if chunk is not None:
+                        if chunk.finish is not None and job.request_id != PROBE_ID:
+                            self._note_cached(chunk.cached_tokens, wire)
+                        yield chunk
+            except ConnectionLost as lost:
+                if (last := reader.close(request.outcome or self._connection_failure(lost))) is not None:
+                    yield last
+            if reader.failure is not None:
+                raise reader.failure
+            if answer is not None and request.outcome is None and not reader.cut:
+                await answer.finish()
+        finally:
+            self._in_flight.discard(request)
+            request.hang_up()
+
+    async def count_picture_tokens(self, picture: PromptPicture) -> int:
+        """Generate one token behind the picture: the server keeps what its processor made of it for later prompts."""
+        if self._blindness is not None:
+            raise EngineUnfit(f"the engine takes no pictures: {self._blindness}")
+        alone = replace(picture, position=0)
+        job = GenerationJob([picture.placeholder_id], Sampling(max_tokens=1), COUNT_ID, pictures=(alone,))
+        async for chunk in self.generate(job):
+            if chunk.picture_tokens:
+                return chunk.picture_tokens[0]
+        raise EngineFailed(f"{self._server.title} reported no length of a picture; try again")
+
+    async def _open(
+        self, request: InFlightRequest[StreamedResponse], wire: Wire, job: GenerationJob, max_tokens: int
+    ) -> StreamedResponse:
+        """Send the job and return the accepted answer. Raises ConnectionLost, and the error for a refusal."""
+        while True:
+            body = wire.encode(job, max_tokens=max_tokens)
+            answer = await request.open(self._transport.post(wire.path, body))
+            if answer is None:
+                raise ConnectionLost("the generation was ended while its request was sent")
+            if answer.status == 200:
+                wire.accepted(job)
+                return answer
+            refusal = wire.refusal(answer.status, await _error_body(answer), job, answer.retry_after)
+            if not wire.resends(job, refusal):
+                raise refusal
+
+    async def _find_blindness(self) -> str | None:
+        """Return why the model takes no pictures with token ids, and the cure; None if it takes them."""
+        wire = self._served.wires[0]
+        probe = wire.encode_picture_probe()
+        if probe is None:
+            return wire.blindness(None)
+        try:
+            answer = await self._transport.post(wire.path, probe)
+            if answer.status == 200:
+                await answer.finish()
+                return wire.blindness(None)
+            job = GenerationJob(_PROBE_PROMPT, Sampling(), PROBE_ID)
+            refusal = wire.refusal(answer.status, await _error_body(answer), job, "")
+        except ConnectionLost as lost:
+            return f"{self._server.title} did not answer whether it takes pictures: {lost}"
+        return wire.blindness(refusal)
+
+    async def abort(self, request_id: str) -> None:
+        """Close the connection of that generation: the server drops it, and it ends with ``cancelled``."""
+        for request in tuple(self._in_flight):
+            if request.request_id == request_id:
+                request.end("cancelled")
+
+    def _connection_failure(self, lost: ConnectionLost) -> EngineFailed:
+        failure = EngineFailed(f"the connection to {self._server.title} was lost: {lost}")
+        failure.__cause__ = lost
+        return failure
+
+    def _wire_of(self, job: GenerationJob) -> Wire:
+        constraint, pictures = job.constraint, pictures_of(job)
+        for wire in self._served.wires:
+            if pictures and not wire.abilities.pictures:
+                continue
+            if wire.accepts(job) and (constraint is None or constraint.kind in wire.abilities.constraints):
+                return wire
+        if pictures and not any(wire.abilities.pictures for wire in self._served.wires):
+            raise InvalidRequest(
+                f"{self._server.title} takes no pictures at {self._served.wires[0].path}; remove them from the request"
+            )
+        if constraint is not None:
+            kinds = ", ".join(self._served.wires[0].abilities.constraints)
+            raise InvalidRequest(
+                f"{self._server.title} does not support constraints of kind {constraint.kind!r} here; "
+                f"it supports {kinds}"
+            )
+        raise InvalidRequest(
+            f"{self._server.title} cannot serve this request at {self._served.wires[0].path}"
+        )
+
+    def _with_model_defaults(self, job: GenerationJob, wire: Wire) -> GenerationJob:
+        if wire.abilities.model_defaults:
+            return job
+        unset = {
+            name: value for name, value in self._model_defaults.items() if getattr(job.sampling, name) is None
+        }
+        return replace(job, sampling=replace(job.sampling, **unset)) if unset else job
+
+    async def _resolve(self, reader: WireReader) -> Chunk | None:
+        chunk = None
+        while (lookup := reader.lookup) is not None:
+            answer = await self._transport.post(lookup.path, lookup.body)
+            chunk = reader.resolve(answer.status, await _error_body(answer))
+            await answer.finish()
+        return chunk
+
+    def _note_cached(self, cached_tokens: int | None, wire: Wire) -> None:
+        if self._reports_cached is None and cached_tokens is None:
+            flags = [flag for flag, use in wire.abilities.options.items() if use == "cached tokens"]
+            cure = f"; start it with {flags[0]}" if flags else ""
+            _LOG.warning("%s does not report cached tokens%s", self._server.title, cure)
+        self._reports_cached = cached_tokens is not None
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        try:
+            return await self._transport.get(path)
+        except ConnectionLost as lost:
+            raise EngineFailed(
+                f"no answer from the {self._server.title} server at {self._url}: {lost}; {self._server.hint}"
+            ) from lost
+
+    async def _choose_wires(self) -> None:
+        """Keep the first endpoint that generates a token, and those after it; log what the others would add.
+
+        Raises BadConfiguration when none returns a token id, EngineFailed for a failure that may pass.
+        """
+        wires = tuple(self._served.wires)
+        for at, wire in enumerate(wires):
+            self._served = replace(self._served, wires=(wire,))
+            try:
+                await self._check(wire)
+            except BadConfiguration:
+                if at + 1 == len(wires):
+                    raise
+                if wire.path in self._served.losses:
+                    _LOG.warning("%s", self._served.losses[wire.path])
+            else:
+                self._served = replace(self._served, wires=wires[at:])
+                return
+
+    async def _check(self, wire: Wire) -> None:
+        probe = f"{self._url}{wire.path} was asked for one token"
+        sampling = Sampling(max_tokens=1, temperature=0.0)
+        try:
+            found = [
+                id
+                async for chunk in self.generate(GenerationJob(_PROBE_PROMPT, sampling, PROBE_ID))
+                for id in chunk.token_ids
+            ]
+        except (EngineUnfit, Rejected) as error:
+            raise BadConfiguration(f"{probe}: {error.message}. {self._server.hint}") from error
+        except (EngineFailed, Overloaded) as error:
+            raise EngineFailed(
+                f"{probe}: {error.message}; wait until the server is ready, and read its log"
+            ) from error
+        if not found:
+            raise BadConfiguration(f"{probe} and returned no token id. {self._server.hint}")
+
+
+async def _error_body(answer: StreamedResponse) -> bytes:
+    body = b""
+    while len(body) < _MAX_ERROR_BYTES and (data := await answer.read()):
+        body += data
+    return body
+
+
+def check_key(api_key: str | None, title: str) -> None:
+    """Raise BadConfiguration for a key that cannot be sent in an HTTP header; ``title`` names the server."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise BadConfiguration(
+            f"the {title} API key has a line break or a character that cannot be sent in an HTTP header; "
+            "check the key"
+        )
+
+
+def root_url(url: str, title: str) -> str:
+    """Return the URL without ``/v1`` and slashes at its end. Raises BadConfiguration for a malformed one."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise BadConfiguration(f"{url!r} is not the URL of a {title} server: it must be http://HOST:PORT")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

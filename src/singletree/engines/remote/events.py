@@ -1,0 +1,195 @@
+"""Reads an event stream of token ids, as inference servers send it, and trusts nothing in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import msgspec
+
+from singletree.engines.engine import Chunk, LogprobRow, StopKind
+from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal
+from singletree.engines.remote.wire import Lookup
+from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+"""A token id that can be one."""
+
+_EVENT_FIELDS = (b":", b"data:", b"event:", b"id:", b"retry:")
+_MAX_LINE_BYTES = 2**26  # far more than the longest echoed prompt takes
+MALFORMED = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
+"""What decoding an event may raise. ValueError is for text that is not UTF-8 and for counts that do not match."""
+
+
+class EventReader:
+    """Decode one event stream, which may be cut anywhere, into chunks; see ``WireReader``.
+
+    A subclass decodes the events, in ``_take_event``. Tokens behind the finish reason are dropped, and tokens beyond
+    ``max_tokens`` end the generation with ``length``, whatever the server goes on to send.
+
+    Attributes:
+        failure: the error that the stream reported or contains; None if there is none.
+        done: whether the chunk with the finish reason was returned or ``failure`` is set; nothing follows.
+        cut: whether more tokens came than were asked for.
+        lookup: None; all that is needed is in the stream.
+        cached_tokens: how many prompt tokens were cached; None until the server reports it.
+
+    Args:
+        words: the server's name and the patterns of its errors.
+        prompt_tokens: the length of the prompt.
+        max_tokens: how many tokens were asked for.
+        stops: tokens that end the generation although the server does not stop at them.
+    """
+
+    __slots__ = (
+        "_finish",
+        "_is_stream",
+        "_partial",
+        "_partial_bytes",
+        "_prompt_logprobs",
+        "_prompt_tokens",
+        "_room",
+        "_started",
+        "_stops",
+        "_words",
+        "cached_tokens",
+        "cut",
+        "done",
+        "failure",
+    )
+
+    def __init__(
+        self, words: RefusalWords, prompt_tokens: int, max_tokens: int, stops: Iterable[int] = ()
+    ) -> None:
+        self._words = words
+        self._prompt_tokens = prompt_tokens
+        self._room = max_tokens
+        self._stops = frozenset(stops)
+        self._prompt_logprobs: Sequence[LogprobRow] | None = None
+        self._partial: list[bytes] = []  # pieces of an incomplete line; with an echoed prompt it is long
+        self._partial_bytes = 0
+        self._finish: StopKind | None = None
+        self._started = False
+        self._is_stream = True
+        self.cached_tokens: int | None = None
+        self.failure: SingletreeError | None = None
+        self.done = False
+        self.cut = False
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """None: all that is needed is in the stream."""
+        return None
+
+    def resolve(self, status: int, body: bytes) -> Chunk | None:
+        """Return None: nothing is looked up."""
+        return None
+
+    def feed(self, data: bytes) -> Chunk | None:
+        """Return the tokens that ``data`` completed as one chunk; None when there are none yet."""
+        self._partial.append(data)
+        if b"\n" not in data:
+            self._partial_bytes += len(data)
+            if self._partial_bytes > _MAX_LINE_BYTES:
+                self._fail(
+                    EngineFailed(f"{self._words.title} sent a line of more than {_MAX_LINE_BYTES} bytes")
+                )
+            return None
+        lines = b"".join(self._partial).split(b"\n")
+        rest = lines.pop()
+        self._partial, self._partial_bytes = [rest], len(rest)
+        token_ids: list[int] = []
+        logprobs: list[LogprobRow] = []
+        for line in lines:
+            if line[:5] == b"data:":
+                event = line[5:].strip()
+                try:
+                    if event == b"[DONE]":
+                        self._end()
+                    else:
+                        self._take_event(event, token_ids, logprobs)
+                except MALFORMED:
+                    self._malformed()
+                if self.done:
+                    break
+            elif line.strip() and not line.startswith(_EVENT_FIELDS):
+                self._is_stream = False
+        if len(token_ids) > self._room:
+            self._cut(token_ids, logprobs, self._room, "length")
+        if self._stops and not self._stops.isdisjoint(token_ids):
+            end = next(at for at, token_id in enumerate(token_ids, 1) if token_id in self._stops)
+            self._cut(token_ids, logprobs, end, "stop")
+        self._room -= len(token_ids)
+        return self._chunk(token_ids, logprobs)
+
+    def _cut(self, token_ids: list[int], logprobs: list[LogprobRow], end: int, finish: StopKind) -> None:
+        del token_ids[end:], logprobs[end:]
+        self.done = self.cut = True
+        self._finish, self.failure = finish, None
+
+    def close(self, unfinished: SingletreeError | StopKind | None = None) -> Chunk | None:
+        """Return the last chunk at the end of the stream, or None with ``failure`` set.
+
+        ``unfinished`` is the outcome if the server has sent no finish reason; None stands for the failure that the
+        stream ended too early.
+        """
+        self._end(unfinished)
+        return self._chunk([], [])
+
+    def _end(self, unfinished: SingletreeError | StopKind | None = None) -> None:
+        self.done = True
+        if self._finish is None and self.failure is None:
+            unfinished = unfinished or self._missing_end()
+            if isinstance(unfinished, SingletreeError):
+                self.failure = unfinished
+            else:
+                self._finish = unfinished
+
+    def _missing_end(self) -> EngineFailed:
+        title = self._words.title
+        rest = b"".join(self._partial).lstrip()
+        begins = any(rest[: len(field)] == field[: len(rest)] for field in _EVENT_FIELDS)
+        if not (self._is_stream and begins):
+            return EngineUnfit(f"{title} sent no event stream; check that --engine-url is a {title} server")
+        return EngineFailed(f"{title} ended its stream without a finish reason")
+
+    def _chunk(self, token_ids: list[int], logprobs: list[LogprobRow]) -> Chunk | None:
+        echoed, self._prompt_logprobs = self._prompt_logprobs, None
+        if self.done and self.failure is None:
+            return Chunk(token_ids, self._finish, self.cached_tokens, logprobs or None, echoed)
+        if not token_ids and echoed is None:
+            return None
+        self._started = True
+        return Chunk(token_ids, logprobs=logprobs or None, prompt_logprobs=echoed)
+
+    def _malformed(self) -> None:
+        title = self._words.title
+        self._fail(
+            EngineUnfit(
+                f"{title} sent an event that is not a completion chunk; check that --engine-url is a {title} server"
+            )
+        )
+
+    def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
+        """Decode one event and append what is new in it. Raises one of ``MALFORMED``."""
+        raise NotImplementedError
+
+    def _stream_error(self, refusal: ServerRefusal, has_tokens: bool) -> None:
+        """Fail with the error for its status before the first token; after it, always with an EngineFailed."""
+        if self._finish is not None:
+            return
+        status = refusal.code if isinstance(refusal.code, int) else 500
+        converted = convert_refusal(self._words, status, refusal, self._prompt_tokens)
+        if (self._started or has_tokens) and not isinstance(converted, EngineFailed):
+            converted = EngineFailed(f"{self._words.title} failed during the generation: {converted.message}")
+        self._fail(converted)
+
+    def _unknown_finish(self, reason: object) -> None:
+        self._fail(
+            EngineFailed(
+                f"{self._words.title} ended the generation with an unknown finish reason: {str(reason)[:40]!r}"
+            )
+        )
+
+    def _fail(self, failure: SingletreeError) -> None:
+        self.failure, self.done = failure, True

@@ -1,0 +1,1 @@
+"""Plays scripted turns instead of a model."""

@@ -1,0 +1,1 @@
+"""SGLang: token ids in and out."""

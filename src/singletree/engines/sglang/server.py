@@ -1,0 +1,69 @@
+"""A running SGLang server: what it serves, and how it schedules."""
+
+from __future__ import annotations
+
+import msgspec
+
+from singletree.engines.remote.model_list import choose_model, read_models, window_of
+from singletree.engines.remote.wire import GetPage, ServerOffer
+from singletree.engines.sglang.wire import SglangWire
+from singletree.errors import BadConfiguration
+
+
+class _ServerInfo(msgspec.Struct):
+    version: str | None = None
+    model_path: str | None = None
+    max_running_requests: int | None = None
+    enable_priority_scheduling: bool = False
+    schedule_low_priority_values_first: bool = False
+
+
+class SglangServer:
+    """An SGLang server, 0.5 or newer; tested with 0.5.23. See ``Server``.
+
+    Options for ``sglang.launch_server``:
+
+    - ``--incremental-streaming-output``: without it each event repeats all tokens so far, so that a stream's size
+      grows with the square of its length.
+    - ``--enable-priority-scheduling``: without it priorities are not sent, because SGLang may refuse them. They are
+      sent with the sign that the server's ``--schedule-low-priority-values-first`` needs.
+    - ``--grammar-backend llguidance`` or ``xgrammar`` for constraints.
+    - not ``--reasoning-parser``: with it SGLang applies constraints only after it considers the reasoning complete.
+    """
+
+    title = "SGLang"
+    hint = (
+        "start it with `python -m sglang.launch_server --model-path MODEL` (0.5 or newer), or correct the URL"
+    )
+
+    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
+        """Return what the server serves; see ``Server``."""
+        models = await read_models(url, get, self.title)
+        chosen = choose_model(url, self.title, models, model)
+        if chosen.parent is not None:
+            raise BadConfiguration(
+                f"{chosen.id!r} at {url} is an adapter: {SglangWire.path} is asked for the model itself; name "
+                f"{chosen.parent!r}, or serve the adapter merged into its model"
+            )
+        info = await _server_info(get)
+        sign = (1 if info.schedule_low_priority_values_first else -1) * info.enable_priority_scheduling
+        return ServerOffer(
+            chosen.id,
+            (SglangWire(sign),),
+            window=window_of(chosen, models),
+            slots=info.max_running_requests,
+            details={"version": info.version},
+            checkpoint=info.model_path or chosen.root,
+        )
+
+
+async def _server_info(get: GetPage) -> _ServerInfo:
+    """Return what the server tells of its configuration; nothing where a gateway hides it."""
+    for path in ("/server_info", "/get_server_info"):
+        status, body = await get(path)
+        try:
+            if status == 200:
+                return msgspec.json.decode(body, type=_ServerInfo)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            continue
+    return _ServerInfo()

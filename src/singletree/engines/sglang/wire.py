@@ -1,0 +1,217 @@
+"""Encodes requests to SGLang's ``/generate`` and decodes the event stream that comes back. No I/O.
+
+Written from SGLang 0.5.23 (``srt/managers/io_struct.py``, ``srt/sampling/sampling_params.py``,
+``srt/managers/tokenizer_manager.py``) and from recordings of it. https://docs.sglang.ai/basic_usage/native_api.html
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from singletree.engines.abilities import ABILITIES
+from singletree.engines.engine import GenerationJob, LogprobRow
+from singletree.engines.remote.events import EventReader, TokenId
+from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal, decode_refusal
+from singletree.engines.remote.wire import WireReader, WireWithoutPictures
+from singletree.engines.sglang.sampling import SGLANG_FINISHES, SGLANG_SAMPLING, sglang_request
+from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
+
+_OVERFLOWS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"longer than the model's context length \((?P<window>\d+) tokens\)",
+        r"maximum context length is (?P<window>\d+) tokens",
+        r"maximum allowed length \((?P<window>\d+) tokens",
+    )
+)
+_WORDS = RefusalWords(
+    "SGLang", "/generate", "--api-key", _OVERFLOWS, frozenset((*SGLANG_SAMPLING, "logprobs", "logit_bias"))
+)
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Candidate(msgspec.Struct, array_like=True):
+    logprob: float | None
+    token_id: TokenId
+
+
+class _FinishReason(msgspec.Struct):
+    type: str
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _MetaInfo(msgspec.Struct):
+    completion_tokens: _Count = 0
+    cached_tokens: _Count | None = None
+    finish_reason: _FinishReason | None = None
+    output_token_logprobs: list[_Candidate] = []
+    output_top_logprobs: list[list[_Candidate] | None] = []
+    input_token_logprobs: list[_Candidate] = []
+    input_top_logprobs: list[list[_Candidate] | None] = []
+
+
+class _Event(msgspec.Struct):
+    output_ids: list[TokenId] | None = None
+    meta_info: _MetaInfo | None = None
+    error: ServerRefusal | None = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class SglangReader(EventReader):
+    """Decode the event stream of ``/generate``.
+
+    Without ``--incremental-streaming-output`` each event repeats all tokens so far. Which of the two a stream is
+    follows from its counts, event by event; a stream whose counts are neither is refused.
+
+    Args:
+        prompt_tokens: the length of the prompt.
+        max_tokens: how many tokens were asked for.
+        scores_prompt: whether the log-probabilities of the prompt were asked for.
+        stops: tokens that end the generation although SGLang does not stop at them.
+    """
+
+    __slots__ = ("_scores_prompt", "_seen")
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        scores_prompt: bool = False,
+        stops: Sequence[int] = (),
+    ) -> None:
+        super().__init__(_WORDS, prompt_tokens, max_tokens, stops)
+        self._seen = 0
+        self._scores_prompt = scores_prompt
+
+    def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
+        event = _decode_event(data)
+        if event.error is not None:
+            self._stream_error(event.error, bool(token_ids))
+        elif self._finish is None:
+            if event.output_ids is None or event.meta_info is None:
+                self._fail(EngineUnfit("SGLang returns no token ids: version 0.5 or newer is needed"))
+            else:
+                self._take_output(event.output_ids, event.meta_info, token_ids, logprobs)
+
+    def _take_output(
+        self, ids: Sequence[int], meta: _MetaInfo, token_ids: list[int], logprobs: list[LogprobRow]
+    ) -> None:
+        reason = meta.finish_reason
+        if reason is not None and reason.type == "abort" and reason.status_code is not None:
+            self._stream_error(ServerRefusal(reason.message or "", code=reason.status_code), bool(token_ids))
+            return
+        begin = self._begin_of_new(len(ids), meta.completion_tokens)
+        if begin is not None:
+            new = ids[begin:]
+            self._seen += len(new)
+            token_ids += new
+            logprobs += _rows(new, meta.output_token_logprobs, meta.output_top_logprobs, begin)
+        elif reason is None or reason.type != "abort":  # an aborted stream repeats its last token
+            self._fail(
+                EngineFailed(
+                    f"SGLang sent {len(ids)} token ids where it counts {meta.completion_tokens} in all and "
+                    f"{self._seen} were sent before"
+                )
+            )
+            return
+        if self._scores_prompt and meta.input_token_logprobs:
+            self._scores_prompt = False
+            self._prompt_logprobs = _prompt_rows(meta, self._prompt_tokens)
+        if meta.cached_tokens is not None:
+            self.cached_tokens = meta.cached_tokens
+        if reason is not None:
+            self._take_finish(reason)
+
+    def _begin_of_new(self, count: int, completion_tokens: int) -> int | None:
+        """Return where the new tokens begin in an event of ``count`` ids; None for counts that fit neither form."""
+        if count == completion_tokens - self._seen:
+            return 0
+        # An event that repeats all tokens may have more of them than it counts: SGLang counts before it serialises.
+        return self._seen if count >= max(completion_tokens, self._seen) else None
+
+    def _take_finish(self, reason: _FinishReason) -> None:
+        self._finish = SGLANG_FINISHES.get(reason.type)
+        if self._finish is None:
+            self._unknown_finish(reason.type)
+
+
+def _rows(
+    ids: Sequence[int],
+    own: Sequence[_Candidate],
+    top: Sequence[Sequence[_Candidate] | None],
+    begin: int,
+) -> list[LogprobRow]:
+    """Return one row of (token id, logprob) for each of ``ids``, or none where there are none."""
+    if not own:
+        return []
+    own, top = own[begin : begin + len(ids)], top[begin : begin + len(ids)]
+    alternatives = top or [None] * len(ids)
+    rows: list[LogprobRow] = []
+    for token_id, first, others in zip(ids, own, alternatives, strict=True):
+        pairs = [(token_id, first.logprob)]
+        pairs += [(each.token_id, each.logprob) for each in others or () if each.token_id != token_id]
+        known = [(id, value) for id, value in pairs if value is not None]
+        rows.append(known if first.logprob is not None else ())
+    return rows
+
+
+def _prompt_rows(meta: _MetaInfo, prompt_tokens: int) -> list[LogprobRow]:
+    own = meta.input_token_logprobs
+    rows = _rows([each.token_id for each in own], own, meta.input_top_logprobs, 0)
+    if len(rows) != prompt_tokens:
+        raise ValueError("not one row for each token of the prompt")
+    return rows
+
+
+class SglangWire(WireWithoutPictures):
+    """SGLang's ``/generate``; see ``Wire``.
+
+    Args:
+        priority_sign: 1 where the server runs low priorities first, -1 where it runs high ones first, and 0 where it
+            does not schedule by priority and may refuse one.
+    """
+
+    path = _WORDS.path
+    abilities = ABILITIES["sglang-generate"]
+
+    def __init__(self, priority_sign: int = 0) -> None:
+        self._priority_sign = priority_sign
+        self._numbers = itertools.count()
+
+    def accepts(self, job: GenerationJob) -> bool:
+        """Return True."""
+        return True
+
+    def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
+        """Encode the request."""
+        prompt = job.prompt_token_ids
+        body: dict[str, Any] = {
+            # SGLang refuses an id that it still knows, as that of a generation that was closed a moment ago.
+            "rid": f"{job.request_id}-{next(self._numbers)}",
+            "input_ids": prompt if isinstance(prompt, list | tuple) else list(prompt),
+            **sglang_request(job, max_tokens=max_tokens),
+        }
+        if job.priority and self._priority_sign:
+            body["priority"] = self._priority_sign * job.priority
+        return msgspec.json.encode(body)
+
+    def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
+        """Return the reader of the answer."""
+        scores_prompt = job.sampling.prompt_logprobs is not None
+        # With `ignore_eos` SGLang ignores `stop_token_ids`, too.
+        stops = job.stop_token_ids if job.sampling.ignore_eos else ()
+        return SglangReader(len(job.prompt_token_ids), max_tokens, scores_prompt=scores_prompt, stops=stops)
+
+    def refusal(self, status: int, body: bytes, job: GenerationJob, retry_after: str) -> SingletreeError:
+        """Return the error for an answer whose status is not 200."""
+        return convert_refusal(_WORDS, status, decode_refusal(body), len(job.prompt_token_ids), retry_after)

@@ -1,0 +1,1 @@
+"""TensorRT-LLM: a running ``trtllm-serve``, with token ids in and out."""

@@ -1,0 +1,1 @@
+"""Drives a running vLLM server over HTTP."""

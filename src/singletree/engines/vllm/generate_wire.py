@@ -1,0 +1,230 @@
+"""Encodes requests to vLLM's ``/inference/v1/generate`` and decodes the event stream that comes back. No I/O.
+
+Offered with ``--enable-scale-out``. Written from vLLM 0.32
+(``vllm/entrypoints/scale_out/token_in_token_out/protocol.py``) and from recordings of it. Unlike ``/v1/completions``
+it takes pictures beside token ids, it does not apply the checkpoint's ``generation_config.json``, and its streams have
+no log-probabilities of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from singletree.engines.abilities import ABILITIES
+from singletree.engines.engine import Chunk, GenerationJob, LogprobRow
+from singletree.engines.remote.events import EventReader, TokenId
+from singletree.engines.remote.pictures import data_url, pictures_of
+from singletree.engines.remote.refusals import ServerRefusal
+from singletree.engines.remote.wire import WireReader
+from singletree.engines.vllm.sampling import FINISHES, sampling_fields
+from singletree.engines.vllm.wire import TokenUsage, decode_vllm_error, vllm_words
+from singletree.errors import EngineUnfit, InvalidRequest, SingletreeError
+from singletree.lru import LruCache
+
+_PATH = "/inference/v1/generate"
+_WORDS = vllm_words(_PATH)
+_UNKNOWN_PICTURE = "Cache miss for"
+_SENT_BYTES = 2**20  # of keys of pictures that vLLM may still have
+
+
+class WeightVersion(msgspec.Struct):
+    """Tokens ``start`` to ``end`` of an answer were generated with the weights of this version."""
+
+    version: str | int | None = None
+    start: int = 0
+    end: int = 0
+
+
+class _Candidate(msgspec.Struct):
+    token_id: TokenId
+    logprob: float
+
+
+class _Position(_Candidate):
+    top_logprobs: list[_Candidate] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Position] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[TokenId] | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[WeightVersion] | None = None
+    routed_experts: str | None = None
+
+
+class _Range(msgspec.Struct):
+    length: int
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: TokenUsage | None = None
+    error: ServerRefusal | None = None
+    prompt_token_ids: list[int] | None = None
+    mm_placeholders: dict[str, list[_Range]] | None = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class GenerateReader(EventReader):
+    """Decode the event stream of ``/inference/v1/generate``.
+
+    Attributes:
+        weight_versions: which tokens came from which weights; empty until the last token.
+        routed_experts: the experts that each token was routed to, as vLLM sends them (an ``.npy`` file in base64);
+            None unless the server runs with ``--enable-return-routed-experts``.
+    """
+
+    __slots__ = ("_picture_tokens", "_read_tokens", "routed_experts", "weight_versions")
+
+    def __init__(self, prompt_tokens: int, max_tokens: int) -> None:
+        super().__init__(_WORDS, prompt_tokens, max_tokens)
+        self.weight_versions: Sequence[WeightVersion] = ()
+        self.routed_experts: str | None = None
+        self._read_tokens: int | None = None
+        self._picture_tokens: list[int] | None = None
+
+    def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
+        event = _decode_event(data)
+        if event.prompt_token_ids is not None:
+            self._read_tokens = len(event.prompt_token_ids)
+            self._picture_tokens = [each.length for each in (event.mm_placeholders or {}).get("image", [])]
+        if event.choices and self._finish is None:
+            self._take_choice(event.choices[0], token_ids, logprobs)
+        if event.error is not None:
+            self._stream_error(event.error, bool(token_ids))
+        elif event.usage is not None and event.usage.prompt_tokens_details is not None:
+            self.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
+
+    def _chunk(self, token_ids: list[int], logprobs: list[LogprobRow]) -> Chunk | None:
+        chunk = super()._chunk(token_ids, logprobs)
+        if chunk is not None and self._read_tokens is not None:
+            chunk.prompt_tokens, chunk.picture_tokens = self._read_tokens, self._picture_tokens
+            self._read_tokens = None
+        return chunk
+
+    def _take_choice(self, choice: _Choice, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
+        if choice.token_ids is None:
+            if choice.finish_reason is None:
+                self._fail(EngineUnfit("vLLM returns no token ids"))
+                return
+            choice.token_ids = []
+        token_ids += choice.token_ids
+        if choice.logprobs is not None and choice.logprobs.content is not None:
+            pairs = zip(choice.token_ids, choice.logprobs.content, strict=True)
+            logprobs += [_row(token_id, position) for token_id, position in pairs]
+        if choice.weight_versions:
+            self.weight_versions = choice.weight_versions
+        if choice.routed_experts is not None:
+            self.routed_experts = choice.routed_experts
+        if choice.finish_reason is not None:
+            self._finish = FINISHES.get(choice.finish_reason)
+            if self._finish is None:
+                self._unknown_finish(choice.finish_reason)
+
+
+def _row(token_id: int, position: _Position) -> LogprobRow:
+    """Return (token id, logprob) of the token itself, then of its alternatives."""
+    others = ((each.token_id, each.logprob) for each in position.top_logprobs if each.token_id != token_id)
+    return [(token_id, position.logprob), *others]
+
+
+class GenerateWire:
+    """vLLM's ``/inference/v1/generate``; see ``Wire``.
+
+    The bytes of a picture are sent once. When vLLM no longer has it, the request is sent again with all bytes.
+    """
+
+    path = _PATH
+    abilities = ABILITIES["vllm-generate"]
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._sent: LruCache[str, bool] = LruCache(_SENT_BYTES)
+
+    def accepts(self, job: GenerationJob) -> bool:
+        """Return whether the job asks for no log-probabilities of the prompt, which this endpoint cannot stream."""
+        return job.sampling.prompt_logprobs is None
+
+    def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
+        """Encode the request."""
+        prompt = job.prompt_token_ids
+        # Without `detokenize: false` vLLM decodes every token to a text that is not sent.
+        params = {**sampling_fields(job, max_tokens=max_tokens), "detokenize": False}
+        body: dict[str, Any] = {
+            "model": self._model,
+            "token_ids": prompt if isinstance(prompt, list | tuple) else list(prompt),
+            "request_id": job.request_id,
+            "sampling_params": params,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if pictures := pictures_of(job):
+            body["content_parts"] = [
+                # The id takes the place of the bytes in the key of the prefix cache: so it has to be their hash.
+                {
+                    "type": "image_url",
+                    "url": None if self._sent.get(picture.key) else data_url(picture),
+                    "uuid": f"sha256:{picture.key}",
+                }
+                for picture in pictures
+            ]
+            body |= {
+                "return_token_ids": True,
+                "output_mode": "tokens",
+            }  # for what the pictures take of the prompt
+        if job.priority:
+            body["priority"] = job.priority
+        return msgspec.json.encode(body)
+
+    def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
+        """Return the reader of the answer."""
+        return GenerateReader(len(job.prompt_token_ids), max_tokens)
+
+    def refusal(self, status: int, body: bytes, job: GenerationJob, retry_after: str) -> SingletreeError:
+        """Return the error for an answer whose status is not 200."""
+        prompt_tokens = len(job.prompt_token_ids)
+        return decode_vllm_error(
+            status, body, prompt_tokens=prompt_tokens, retry_after=retry_after, path=self.path
+        )
+
+    def accepted(self, job: GenerationJob) -> None:
+        """Note that vLLM has the pictures of the job."""
+        for picture in job.pictures:
+            self._sent.put(picture.key, True, len(picture.key))
+
+    def resends(self, job: GenerationJob, refusal: SingletreeError) -> bool:
+        """Return whether vLLM no longer has a picture whose bytes were not sent; afterwards all bytes are sent."""
+        if not _is_unknown_picture(refusal):
+            return False
+        forgotten = [self._sent.pop(picture.key) for picture in job.pictures]
+        return any(forgotten)
+
+    def encode_picture_probe(self) -> bytes | None:
+        """Encode a request with a picture that vLLM does not have, and without its bytes.
+
+        A model with eyes refuses it, and so nothing is generated.
+        """
+        part = {"type": "image_url", "url": None, "uuid": "sha256:" + "0" * 64}
+        params = {"max_tokens": 1}
+        return msgspec.json.encode(
+            {"model": self._model, "token_ids": [0], "content_parts": [part], "sampling_params": params}
+        )
+
+    def blindness(self, refusal: SingletreeError | None) -> str | None:
+        """Return why the model takes no pictures; None if the probe's picture is all that vLLM lacks."""
+        if refusal is None:
+            return "this model takes no pictures"
+        return None if _is_unknown_picture(refusal) else f"this model takes no pictures: {refusal.message}"
+
+
+def _is_unknown_picture(refusal: SingletreeError) -> bool:
+    return isinstance(refusal, InvalidRequest) and _UNKNOWN_PICTURE in refusal.message

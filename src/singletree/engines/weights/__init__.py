@@ -1,0 +1,1 @@
+"""Finds and fetches model files."""

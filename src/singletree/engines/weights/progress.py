@@ -1,0 +1,112 @@
+"""Shows the progress of a download, as a bar or as plain lines."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+Progress = Callable[[str, int, int | None], None]
+"""Called repeatedly, from any thread, with a label, the bytes so far, and the total bytes or None."""
+
+_POLL_SECONDS = 0.2
+_LINES = 10  # for one download, where progress is shown as plain lines
+
+
+def no_progress(label: str, done: int, total: int | None) -> None:
+    """Show no progress."""
+
+
+class TerminalProgress:
+    """Show progress as a bar on a terminal, elsewhere as at most a dozen plain lines. A context manager.
+
+    Args:
+        stream: where to print; None for standard error.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._bar: Bar | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._steps: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        if self._stream.isatty():
+            with contextlib.suppress(ImportError):
+                self._bar = _bar(self._stream)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, label: str, done: int, total: int | None) -> None:
+        """Show the progress of one download; a ``Progress``."""
+        if self._bar is None:
+            self._line(label, done, total)
+            return
+        if not self._tasks:
+            self._bar.start()
+        if label not in self._tasks:
+            self._tasks[label] = self._bar.add_task(label, total=total)
+        self._bar.update(self._tasks[label], completed=done, total=total)
+
+    def _line(self, label: str, done: int, total: int | None) -> None:
+        step = done * _LINES // total if total else 0
+        if self._steps.get(label, -1) >= step:
+            return
+        self._steps[label] = step
+        amount = f": {done / 1e6:.0f} of {total / 1e6:.0f} MB" if total else ""
+        print(f"{label}{amount}", file=self._stream, flush=True)
+
+
+def _bar(stream: TextIO) -> Bar:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), *columns, console=Console(file=stream))
+
+
+@contextlib.contextmanager
+def report_folder_size(folder: Path, report: Callable[[int], None]) -> Iterator[None]:
+    """Call ``report`` with the size of ``folder`` in bytes, again and again, until the context ends."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL_SECONDS):
+            report(_size(folder))
+
+    thread = threading.Thread(target=watch, name="download progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        # Files may disappear meanwhile.
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

@@ -1,0 +1,1 @@
+"""Drafts a family's declaration from turns whose parts are known."""

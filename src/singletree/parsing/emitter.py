@@ -1,0 +1,131 @@
+"""Makes events with their raw spans: every character read is in the ``raw`` of exactly one event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from singletree.events import (
+    ArgumentsDelta,
+    Event,
+    Markup,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBroken,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from singletree.parsing.compiled import CompiledFamily
+
+
+def numbered_id(index: int, name: str) -> str:
+    """Return the default id of a call whose format has no id."""
+    return f"call_{index}"
+
+
+class EventEmitter:
+    """Collects the events of one turn. Markup joins the raw span of the event that follows.
+
+    Args:
+        compiled: the tables of the family.
+        mint_id: (index, name) -> id, for calls whose format has no id.
+        known: number of characters at the start that the prompt already held; they are left out of the events.
+
+    Attributes:
+        coded: whether a special token was replaced by its code, so that codes have to be decoded.
+        has_output: whether any text, reasoning or call was emitted.
+        hidden_names: names of which calls are emitted as markup.
+    """
+
+    __slots__ = (
+        "_compiled",
+        "_index",
+        "_known",
+        "_markup",
+        "_mint_id",
+        "_muted",
+        "_out",
+        "coded",
+        "has_output",
+        "hidden_names",
+    )
+
+    def __init__(self, compiled: CompiledFamily, mint_id: Callable[[int, str], str], known: int = 0) -> None:
+        self._compiled = compiled
+        self._mint_id = mint_id
+        self._out: list[Event] = []
+        self._markup: list[str] = []
+        self._known = known
+        self._index = -1
+        self._muted = False
+        self.coded = False
+        self.has_output = False
+        self.hidden_names: frozenset[str] = frozenset()
+
+    def take(self) -> list[Event]:
+        """Return the events since the last call."""
+        out, self._out = self._out, []
+        return self._without_known(out) if self._known and out else out
+
+    def _without_known(self, out: list[Event]) -> list[Event]:
+        for event in out:
+            cut = min(self._known, len(event.raw))
+            self._known -= cut
+            event.raw = event.raw[cut:]
+            if isinstance(event, TextDelta | ReasoningDelta):
+                event.text = event.text[max(0, len(event.text) - len(event.raw)) :]
+        return [e for e in out if e.raw or not isinstance(e, TextDelta | ReasoningDelta | Markup)]
+
+    def prose(self, piece: str, reasoning: bool) -> str:
+        """Add reasoning or visible text; return it with codes decoded."""
+        self.has_output = True
+        raw = text = self._decoded(piece)
+        if self._markup:
+            raw, self._markup = "".join([*self._markup, raw]), []
+        self._out.append(ReasoningDelta(text, raw) if reasoning else TextDelta(text, raw))
+        return text
+
+    def markup(self, text: str) -> None:
+        """Add text of the format."""
+        if text:
+            self._markup.append(self._decoded(text))
+
+    def flush(self) -> None:
+        """Emit the markup so far as an event of its own: the span before it has ended."""
+        if self._markup:
+            self._out.append(Markup("".join(self._markup)))
+            self._markup = []
+
+    def start(self, name: str, wire_id: str, raw: str) -> None:
+        """Add the start of a call; ``wire_id`` is the id in the format, if any."""
+        self.flush()
+        self.has_output = True
+        if name in self.hidden_names:
+            self._muted = True
+            self._out.append(Markup(self._decoded(raw)))
+            return
+        self._index += 1
+        id = wire_id or self._mint_id(self._index, name)
+        self._out.append(ToolCallStart(self._index, id, name, self._decoded(raw)))
+
+    def delta(self, json_text: str, raw: str) -> None:
+        """Add a piece of the arguments, as JSON text."""
+        if self.coded:
+            json_text, raw = self._compiled.decode(json_text, in_json=True), self._decoded(raw)
+        self._out.append(Markup(raw) if self._muted else ArgumentsDelta(self._index, json_text, raw))
+
+    def end(self) -> None:
+        """Add the end of a call: its arguments are complete."""
+        if not self._muted:
+            self._out.append(ToolCallEnd(self._index))
+        self._muted = False
+
+    def broken(self, raw: str) -> None:
+        """Withdraw the call: its text is not a call; ``raw`` is the part that no event covers yet."""
+        if self._muted:
+            self._muted = False
+            self.prose(raw, False)
+            return
+        self._out.append(ToolCallBroken(self._index, self._decoded(raw)))
+
+    def _decoded(self, text: str) -> str:
+        return self._compiled.decode(text) if self.coded else text

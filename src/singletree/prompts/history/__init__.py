@@ -1,0 +1,1 @@
+"""Edit conversations before they are rendered: canonicalization, context editing, truncation."""

@@ -1,0 +1,405 @@
+"""Canonicalization: make requests equal where they differ without meaning, before a prompt is rendered.
+
+A prompt that differs in its first lines costs the prefill of the whole session again. Each rule is one entry with its
+reason. A rule depends on the conversation alone, and can be switched off by name.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, compress, pairwise, takewhile
+from typing import Any, NamedTuple, cast
+
+from singletree.conversation import Conversation, Part, Text, Tool, ToolReference, ToolResult, Turn
+from singletree.prefixes import common_prefix
+from singletree.prompts.prompt_cache import is_same_turn
+from singletree.prompts.template.tool_definition import tool_definition
+
+PLACEHOLDER_TOOL = "DeferredToolPlaceholder"
+"""A tool that a client sends to keep tool deferral on; the model never sees it."""
+
+_BILLING_HEADER = re.compile(
+    r"x-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\s]*(?:;|(?=\s|$)))*[ \t]*\r?\n?", re.I
+)
+_CONTEXT = re.compile(
+    r"\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*", re.S
+)
+_SYSTEM_ROLES = ("system", "developer")
+
+
+ConversationChange = Callable[[Conversation], Conversation]
+ToolsOf = Callable[[Sequence[Turn]], tuple[Tool, ...]]
+"""Returns the tools of the session's conversation to which these turns only add a question; () if there is none."""
+
+
+def no_session(turns: Sequence[Turn]) -> tuple[Tool, ...]:
+    """Return no tools: a ``ToolsOf`` for requests without a session."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A canonicalization rule.
+
+    Attributes:
+        name: the name by which it is switched off.
+        reason: why it exists, for the documentation.
+        apply: returns the changed conversation, or an equal one if there is nothing to change. It gets one segment (the
+            turns from one of the assistant's to the next) or several at once, and its result for a segment does not
+            depend on the others.
+        whole: whether it gets all turns instead, after the other rules.
+    """
+
+    name: str
+    reason: str
+    apply: Callable[[Conversation, ToolsOf], Conversation]
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive turns of a conversation, beginning at one of the assistant's, after the rules.
+
+    Attributes:
+        end: the index of the first turn after them, in the original conversation.
+        turns: the turns after the rules.
+        applied: the names of the rules that changed something.
+    """
+
+    end: int
+    turns: tuple[Turn, ...]
+    applied: frozenset[str]
+
+
+class Canonical(NamedTuple):
+    """A conversation after all rules, and the names of the rules that changed it, in the order of ``RULES``."""
+
+    conversation: Conversation
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalCheckpoint:
+    """The segments of a conversation after the rules that act on segments.
+
+    Attributes:
+        given: the original conversation.
+        off: the rules that were switched off.
+        segments: the segments.
+    """
+
+    given: Conversation
+    off: frozenset[str]
+    segments: tuple[Segment, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Return about how much memory the segments take, in bytes, without their turns."""
+        return _SEGMENT_BYTES * len(self.segments)
+
+
+_SEGMENT_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Canonicalize:
+    """The stage that applies the rules. Rules are applied in the order of ``RULES``; the result is idempotent.
+
+    Attributes:
+        off: the names of the rules that are switched off.
+        tools_of: looks up the tools of the session, for ``compaction_tools``.
+    """
+
+    off: frozenset[str] = frozenset()
+    tools_of: ToolsOf = no_session
+
+    def run(
+        self, conversation: Conversation, checkpoint: CanonicalCheckpoint | None
+    ) -> tuple[Canonical, CanonicalCheckpoint]:
+        """Apply the rules to the segments that ``checkpoint`` does not have, and to the whole."""
+        turns = conversation.turns
+        segments = _common_segments(checkpoint, conversation, self.off) if checkpoint is not None else []
+        begin = segments[-1].end if segments else 0
+        answer = next((i for i in range(len(turns) - 1, begin, -1) if _begins_answer(turns, i)), begin)
+        tools = conversation.tools
+        for start, end in pairwise((begin, *sorted({answer, len(turns)} - {begin}))):
+            changed, applied = self._apply(Conversation(turns[start:end], conversation.tools), whole=False)
+            segments.append(Segment(end, changed.turns, applied))
+            tools = changed.tools
+        joined = Conversation(tuple(chain.from_iterable(segment.turns for segment in segments)), tools)
+        result, applied = self._apply(joined, whole=True)
+        applied = applied.union(*(segment.applied for segment in segments))
+        rules = tuple(rule.name for rule in RULES if rule.name in applied)
+        made = CanonicalCheckpoint(conversation, self.off, tuple(segments))
+        return Canonical(result, rules), made
+
+    def _apply(self, conversation: Conversation, *, whole: bool) -> tuple[Conversation, frozenset[str]]:
+        """Apply the rules of one kind; return the conversation and the names of the rules that changed it."""
+        applied = set()
+        for rule in RULES:
+            if rule.whole != whole or rule.name in self.off:
+                continue
+            before = conversation
+            conversation = rule.apply(before, self.tools_of)
+            if conversation is not before and conversation != before:
+                applied.add(rule.name)
+        return conversation, frozenset(applied)
+
+
+def _common_segments(before: CanonicalCheckpoint, given: Conversation, off: frozenset[str]) -> list[Segment]:
+    tools = (*before.given.tools, *given.tools)
+    if before.off != off or (before.given.tools is not given.tools and any(tool.deferred for tool in tools)):
+        return []
+    turns = given.turns
+    same = min(common_prefix(before.given.turns, turns, is_same_turn), len(turns) - 1)
+    ends = (s.end <= same and _begins_answer(turns, s.end) for s in before.segments)
+    return list(compress(before.segments, takewhile(bool, ends)))
+
+
+def _begins_answer(turns: Sequence[Turn], number: int) -> bool:
+    """Return whether a run of assistant turns begins at turn ``number``."""
+    return turns[number].role == "assistant" and (number == 0 or turns[number - 1].role != "assistant")
+
+
+def _each_turn(conversation: Conversation, change: Callable[[Turn], Turn | None]) -> Conversation:
+    changed = (change(turn) for turn in conversation.turns)
+    return _with_turns(conversation, [turn for turn in changed if turn is not None])
+
+
+def _each_part(
+    parts: tuple[Part, ...], change: Callable[[tuple[Part, ...]], tuple[Part, ...]]
+) -> tuple[Part, ...]:
+    """Apply ``change`` to the parts of each result in ``parts``, then to ``parts`` themselves.
+
+    If nothing changes, return the same tuple: no rule copies a long conversation.
+    """
+    inner = tuple(
+        _with_parts(part, change(part.parts)) if isinstance(part, ToolResult) else part for part in parts
+    )
+    return change(inner if any(map(operator.is_not, inner, parts)) else parts)
+
+
+def _with_parts(result: ToolResult, parts: tuple[Part, ...]) -> ToolResult:
+    return result if parts is result.parts else replace(result, parts=cast(Any, parts))
+
+
+def _with_turn_parts(turn: Turn, parts: tuple[Part, ...]) -> Turn:
+    return turn if parts is turn.parts else replace(turn, parts=parts)
+
+
+def _strip_billing_header(conversation: Conversation) -> Conversation:
+    def strip(turn: Turn) -> Turn | None:
+        if turn.role not in _SYSTEM_ROLES or "-billing-header:" not in turn.text.lower():
+            return turn
+        stripped = (
+            replace(part, text=_BILLING_HEADER.sub("", part.text)) if isinstance(part, Text) else part
+            for part in turn.parts
+        )
+        parts = tuple(part for part in stripped if not isinstance(part, Text) or part.text)
+        return replace(turn, parts=parts) if parts else None
+
+    return _each_turn(conversation, strip)
+
+
+def _show_deferred_tools(conversation: Conversation) -> Conversation:
+    deferred = {tool.name: tool for tool in conversation.tools if tool.deferred}
+    shown = tuple(t for t in conversation.tools if not t.deferred and t.name != PLACEHOLDER_TOOL)
+
+    def show(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if not any(isinstance(part, ToolReference) for part in parts):
+            return parts
+        return tuple(
+            Text(_reference_text(part, deferred)) if isinstance(part, ToolReference) else part
+            for part in parts
+        )
+
+    changed = _each_turn(conversation, lambda turn: _with_turn_parts(turn, _each_part(turn.parts, show)))
+    return changed if shown == conversation.tools else replace(changed, tools=shown)
+
+
+def _reference_text(reference: ToolReference, deferred: dict[str, Tool]) -> str:
+    tool = deferred.get(reference.name)
+    try:
+        return reference.name if tool is None else json.dumps(tool_definition(tool), ensure_ascii=False)
+    except RecursionError:  # the schema is nested too deeply for Python; only its name can be shown
+        return reference.name
+
+
+def _context_of_harness(conversation: Conversation) -> Conversation:
+    turns = list(conversation.turns)
+    for i in range(1, len(turns)):
+        if turns[i].role == "user" and turns[i - 1].role == "tool" and _CONTEXT.fullmatch(turns[i].text):
+            turns[i] = replace(turns[i], role="system")
+    return _with_turns(conversation, turns)
+
+
+def _join_blocks(conversation: Conversation) -> Conversation:
+    def join(turn: Turn) -> Turn:
+        return turn if turn.role == "assistant" else _with_turn_parts(turn, _each_part(turn.parts, _joined))
+
+    return _each_turn(conversation, join)
+
+
+def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return ``parts`` with consecutive texts joined, with a line break between two where there is none."""
+    if not any(isinstance(a, Text) and isinstance(b, Text) for a, b in pairwise(parts)):
+        return parts
+    joined: list[Part] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if not isinstance(part, Text) or not isinstance(last, Text):
+            joined.append(part)
+            continue
+        separator = "" if last.text.endswith("\n") or part.text.startswith("\n") else "\n"
+        joined[-1] = Text(last.text + separator + part.text)
+    return tuple(joined)
+
+
+def _join_assistants(conversation: Conversation) -> Conversation:
+    """Join consecutive assistant turns; texts that meet get a line break between them."""
+    roles = [turn.role for turn in conversation.turns]
+    if ("assistant", "assistant") not in pairwise(roles):
+        return conversation
+    turns: list[Turn] = []
+    for turn in conversation.turns:
+        if turns and turn.role == turns[-1].role == "assistant":
+            before = turns[-1].parts
+            middle = _joined((*before[-1:], *turn.parts[:1]))
+            extra = {**(turns[-1].extra or {}), **(turn.extra or {})} or None
+            turns[-1] = Turn("assistant", (*before[:-1], *middle, *turn.parts[1:]), extra)
+        else:
+            turns.append(turn)
+    return _with_turns(conversation, turns)
+
+
+def _system_after_results(conversation: Conversation) -> Conversation:
+    """Move system turns that stand between a turn's calls and their last result to after the results."""
+    turns: list[Turn] = []
+    waiting: list[Turn] = []
+    answering = False
+    for turn in conversation.turns:
+        if answering and turn.role in _SYSTEM_ROLES:
+            waiting.append(turn)
+            continue
+        if turn.role != "tool":
+            turns += waiting
+            waiting = []
+            answering = turn.role == "assistant" and bool(turn.tool_calls)
+        turns.append(turn)
+    return _with_turns(conversation, [*turns, *waiting])
+
+
+def _order_results(conversation: Conversation) -> Conversation:
+    """Join consecutive turns of results into one, in the order of the calls that they answer."""
+    turns: list[Turn] = []
+    order: dict[str, int] = {}
+    for turn in conversation.turns:
+        if turn.role == "assistant":
+            order = {call.id: index for index, call in enumerate(turn.tool_calls)}
+        if turn.role != "tool":
+            turns.append(turn)
+        elif turns and turns[-1].role == "tool":
+            turns[-1] = Turn("tool", _in_order(turns[-1].parts + turn.parts, order))
+        else:
+            turns.append(_with_turn_parts(turn, _in_order(turn.parts, order)))
+    return _with_turns(conversation, turns)
+
+
+def _with_turns(conversation: Conversation, turns: list[Turn]) -> Conversation:
+    changed = tuple(turns)
+    return conversation if changed == conversation.turns else replace(conversation, turns=changed)
+
+
+def _in_order(parts: tuple[Part, ...], order: dict[str, int]) -> tuple[Part, ...]:
+    """Return results of known calls first, in the order of the calls, then the others in their own order."""
+
+    def place(part: Part) -> int:
+        return order.get(part.call_id, len(order)) if isinstance(part, ToolResult) else len(order)
+
+    return parts if len(parts) < 2 else tuple(sorted(parts, key=place))
+
+
+def _keep_tools(conversation: Conversation, tools_of: ToolsOf) -> Conversation:
+    kept = () if conversation.tools else tools_of(conversation.turns)
+    return replace(conversation, tools=kept) if kept else conversation
+
+
+def _without_session(change: ConversationChange) -> Callable[[Conversation, ToolsOf], Conversation]:
+    """Return ``change`` as the ``apply`` of a rule that needs only the conversation."""
+    return lambda conversation, _: change(conversation)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "billing_header",
+        "Claude Code begins its system prompt with a header whose value changes with each request "
+        "(anthropics/claude-code#50085).",
+        _without_session(_strip_billing_header),
+    ),
+    Rule(
+        "deferred_tools",
+        "A tool with defer_loading joins the tool list when it is first referenced, which would change the head of the "
+        "prompt. Its definition is shown where it is referenced instead. The placeholder tool that keeps the feature "
+        "on is never shown to the model.",
+        _without_session(_show_deferred_tools),
+    ),
+    Rule(
+        "assistant_messages",
+        "Some clients split one turn into several messages: text and calls (goose, Open Interpreter), or one message "
+        "for each block. Consecutive assistant messages are joined into one turn, as on Anthropic's own API.",
+        _without_session(_join_assistants),
+    ),
+    Rule(
+        "system_after_results",
+        "A system message between a call and its result separates two messages that templates and models expect "
+        "together (vllm-project/vllm#52978). It is moved to after the results.",
+        _without_session(_system_after_results),
+    ),
+    Rule(
+        "result_order",
+        "Clients send the results of parallel calls in the order in which they finished, which is random. They are "
+        "sorted by their calls.",
+        _without_session(_order_results),
+    ),
+    Rule(
+        "harness_context",
+        "OpenClaw ends every prompt of a tool loop with a user message about other running tasks. A template takes "
+        "it for a new question, and leaves out the reasoning of the loop; so it becomes a system message.",
+        _without_session(_context_of_harness),
+    ),
+    Rule(
+        "text_blocks",
+        "A message is one string or several blocks, and this changes when a cache mark moves. The blocks of a turn are "
+        "joined into one text with a line break between two blocks, which depends on these two blocks alone.",
+        _without_session(_join_blocks),
+    ),
+    Rule(
+        "compaction_tools",
+        "Codex asks for a summary of the session without the tools that all its other prompts begin with. If a tool "
+        "loop comes back with a question and no tools, the session's tools are shown, and no call is made.",
+        _keep_tools,
+        whole=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderRule:
+    """A rule that applies where a prompt is rendered, and does not edit the conversation."""
+
+    name: str
+    reason: str
+
+
+SESSION_CLOCK = RenderRule(
+    "session_clock",
+    "A template that prints the time (Hunyuan A13B: to the second) changes the head of its prompts all the time; a "
+    "session keeps the time of its first prompt, for a day at most.",
+)
+
+NAMED: tuple[Rule | RenderRule, ...] = (*RULES, SESSION_CLOCK)
+"""All rules that can be switched off and are counted by name."""

@@ -1,0 +1,257 @@
+"""Writes the prompt of a request: every step from a conversation to token ids is a stage, and they are in order here.
+
+``prompt_cache`` has the interface of a stage, and the rules by which it goes on from the last prompt.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from singletree.conversation import (
+    AppliedEdit,
+    ClearThinking,
+    Conversation,
+    Reasoning,
+    Request,
+    Thinking,
+    Tool,
+    Turn,
+)
+from singletree.errors import InvalidRequest
+from singletree.pictures import PromptPicture
+from singletree.prompts.history.canonicalization import Canonicalize, ToolsOf, no_session
+from singletree.prompts.history.edit_history import EditHistory
+from singletree.prompts.prompt_cache import PromptCache
+from singletree.prompts.replay.recall import CapsuleReader, Recalled, RecallTurns
+from singletree.prompts.replay.splice_turns import RenderedTurns, SpliceTurns
+from singletree.prompts.replay.splicing import ParseTurn, TurnDelimiters
+from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
+from singletree.prompts.template.capabilities import CLOCK
+from singletree.prompts.template.chat_template import ChatTemplate, RenderPrompt
+from singletree.prompts.template.messages import RenderParts
+from singletree.prompts.template.picture_places import place_pictures, shown_pictures
+from singletree.prompts.template.thinking import is_wanted, thinking_arguments
+from singletree.prompts.tokenizer.encode_prompt import EncodePrompt
+from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
+
+_PROBE = "probe-thought"
+
+
+class PromptClock(Protocol):
+    """The clock of a template that prints the time.
+
+    Attributes:
+        at: the time that it shows, in unix seconds.
+        rules: the names of the stability rules that changed what the template printed.
+    """
+
+    at: float
+    rules: tuple[str, ...]
+
+    def __call__(self, format: str) -> str:
+        """Return the time in ``format``, a format of ``strftime``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt for the model, with what later stages need to know about it.
+
+    Attributes:
+        text: the rendered prompt.
+        token_ids: its tokens.
+        turns: the turns of the conversation, after edits and canonicalization.
+        rules: names of the stability rules that changed something in them.
+        replayed: number of earlier turns that are in the prompt by their own tokens.
+        applied_edits: what was removed from the history at the client's request.
+        tools: the tools of the conversation.
+        digests: digests of the history before each turn, under which the turn memory may hold it.
+        remembered: the turns that the turn memory holds, in order.
+        settings: the template variables for reasoning that the client asked for.
+        clock: the clock that the template printed; None if it prints no time.
+        given: the turns that the template received, with remembered turns in their places.
+        pictures: its pictures, with their places.
+        pictures_lost: the number of pictures that are notes in the prompt, since the template left some of them out.
+        prints_thought: returns whether the template would print reasoning in the turn with this index.
+    """
+
+    text: str
+    token_ids: array[int]
+    turns: tuple[Turn, ...] = ()
+    rules: tuple[str, ...] = ()
+    replayed: int = 0
+    applied_edits: tuple[AppliedEdit, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    digests: HistoryDigests | None = None
+    remembered: tuple[GeneratedTurn, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    clock: PromptClock | None = None
+    given: tuple[Turn, ...] = ()
+    prints_thought: Callable[[int], bool] = bool
+    pictures: tuple[PromptPicture, ...] = ()
+    pictures_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptWriter:
+    """Writes the prompts of one model.
+
+    Attributes:
+        template: the chat template.
+        tokenizer: the model's tokenizer.
+        cache: the checkpoints of this model's last prompts.
+        render_parts: writes parts of an assistant turn in the model's own format.
+        parser_for: returns the parser of the model's turns, for the tools of a conversation.
+        own_guard: keeps special tokens out of text that comes back as the assistant's.
+        delimiters: what the template writes around an assistant's turn; None if turns cannot be separated.
+        memory: the generated turns; None if none are kept.
+        reasoning_tags: the markers of the model's reasoning.
+        call_opener: the text that opens a call; empty if there is none.
+        rules_off: the names of the canonicalization rules that are switched off.
+        restore_reasoning: whether reasoning that a harness left out is restored.
+        thinking: the defaults for requests that do not mention reasoning.
+        placeholder_id: the token that stands for a picture; None if the model gets no pictures.
+        picture_mark: the text that stands for a picture in a message; empty where the template has a form for it.
+        capsules_for: returns what opens the capsules in a conversation; None where there are no capsules.
+        clock_for: returns the clock for a conversation; None if the template prints no time.
+    """
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    cache: PromptCache
+    render_parts: RenderParts
+    parser_for: Callable[[Sequence[Tool]], ParseTurn]
+    own_guard: GuardFunction
+    delimiters: TurnDelimiters | None = None
+    memory: TurnMemory | None = None
+    reasoning_tags: Sequence[str] = ()
+    call_opener: str = ""
+    rules_off: frozenset[str] = frozenset()
+    restore_reasoning: bool = True
+    thinking: Thinking = Thinking()  # noqa: RUF009 (immutable)
+    placeholder_id: int | None = None
+    picture_mark: str = ""
+    capsules_for: Callable[[Conversation], CapsuleReader | None] = lambda _: None
+    clock_for: Callable[[Recalled], PromptClock | None] = lambda _: None
+
+    def write(self, request: Request, tools_of: ToolsOf = no_session) -> Prompt:
+        """Render and tokenize the prompt of ``request``.
+
+        Args:
+            tools_of: returns the tools that earlier requests of the session sent.
+
+        Raises:
+            InvalidRequest: the template refuses the conversation, or a capsule was changed and that is refused.
+        """
+        edited, _ = self._edit(request).run(request.conversation, None)
+        work = self.cache.resume(edited.conversation.turns)
+        canonical = work.run(Canonicalize(self.rules_off, tools_of), edited.conversation)
+        known = work.run(self._recall(request, canonical.conversation), canonical.conversation)
+        clock = self.clock_for(known)
+        text = work.run(self._render(request, known.conversation, clock), known.conversation)
+        parse = self.parser_for(known.conversation.tools)
+        splice = SpliceTurns(self.delimiters, parse, self.tokenizer.guard)
+        pieces = work.run(splice, RenderedTurns(text, self._without_placeholders(request, known)))
+        token_ids = work.run(EncodePrompt(self.tokenizer), pieces)
+        pictures = self._placed(request, known.conversation, token_ids)
+        if pictures is None:
+            blind = replace(self, placeholder_id=None).write(request, tools_of)
+            return replace(blind, pictures_lost=len(request.pictures))
+        work.keep()
+        return Prompt(
+            text,
+            token_ids,
+            canonical.conversation.turns,
+            canonical.rules if clock is None else (*canonical.rules, *clock.rules),
+            pieces.replayed,
+            edited.applied,
+            canonical.conversation.tools,
+            known.digests,
+            known.in_order,
+            self._thinking_arguments(request, Conversation(())),
+            clock,
+            known.conversation.turns,
+            partial(self._prints_thought, request, known.conversation),
+            pictures,
+        )
+
+    def _shows_pictures(self, request: Request) -> bool:
+        return self.placeholder_id is not None and bool(request.pictures)
+
+    def _without_placeholders(self, request: Request, known: Recalled) -> Recalled:
+        """Return ``known`` without the turns in which the model itself wrote the placeholder of a picture.
+
+        They become text, in which the token is broken: an engine would take it for the place of a picture.
+        """
+        if not self._shows_pictures(request):
+            return known
+        turns = {i: turn for i, turn in known.turns.items() if self.placeholder_id not in turn.token_ids}
+        return known if len(turns) == len(known.turns) else replace(known, turns=turns)
+
+    def _placed(
+        self, request: Request, conversation: Conversation, token_ids: array[int]
+    ) -> tuple[PromptPicture, ...] | None:
+        """Return the pictures of the prompt; None where the template left some of them out."""
+        if self.placeholder_id is None or not request.pictures:
+            return ()
+        shown = shown_pictures(conversation.turns, in_text=bool(self.picture_mark))
+        return place_pictures(self.placeholder_id, token_ids, shown, request.pictures)
+
+    def _edit(self, request: Request) -> EditHistory:
+        return EditHistory(
+            request.context_edits,
+            lambda text: len(self.tokenizer.encode_array(text)),
+            self.template.capabilities.result_marks,
+            self.call_opener,
+        )
+
+    def _recall(self, request: Request, conversation: Conversation) -> RecallTurns:
+        return RecallTurns(
+            self.memory,
+            self.restore_reasoning and self._may_restore_reasoning(request),
+            self.template.capabilities.unanswered,
+            self.reasoning_tags,
+            self.capsules_for(conversation),
+        )
+
+    def _may_restore_reasoning(self, request: Request) -> bool:
+        """Return whether reasoning that the client left out may be restored: not if it disables or clears reasoning."""
+        edits = request.context_edits
+        cleared = any(isinstance(edit, ClearThinking) and edit.keep_turns is not None for edit in edits)
+        wanted = is_wanted(request.thinking, self.thinking, self.template.capabilities.switches)
+        return wanted is not False and not cleared
+
+    def _render(
+        self, request: Request, conversation: Conversation, clock: PromptClock | None
+    ) -> RenderPrompt:
+        arguments = self._thinking_arguments(request, conversation)
+        return RenderPrompt(
+            self.template,
+            self.render_parts,
+            arguments if clock is None else {**arguments, CLOCK: clock},
+            add_generation_prompt=request.opens_turn,
+            continues=request.continues,
+            guard=self.tokenizer.guard,
+            own_guard=self.own_guard,
+            vision=self._shows_pictures(request),
+            picture_mark=self.picture_mark,
+        )
+
+    def _thinking_arguments(self, request: Request, conversation: Conversation) -> dict[str, Any]:
+        capabilities = self.template.capabilities
+        return thinking_arguments(request.thinking, capabilities, conversation, default=self.thinking)
+
+    def _prints_thought(self, request: Request, conversation: Conversation, turn: int) -> bool:
+        """Return whether the template prints reasoning in the turn with index ``turn``: its policy may drop it."""
+        turns = list(conversation.turns)
+        turns[turn] = replace(turns[turn], parts=(Reasoning(_PROBE), *turns[turn].parts))
+        probed = replace(conversation, turns=tuple(turns))
+        try:
+            text, _ = self._render(request, probed, None).run(probed, None)
+        except InvalidRequest:
+            return False
+        return _PROBE in text

@@ -1,0 +1,1 @@
+"""Puts the tokens of generated turns back into a prompt."""

@@ -1,0 +1,1 @@
+"""Render conversations with the checkpoint's chat template."""

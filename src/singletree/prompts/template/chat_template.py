@@ -1,0 +1,412 @@
+"""Render a conversation to the prompt's text with the checkpoint's chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache, partial
+from sys import getsizeof
+from typing import Any
+
+import msgspec
+from jinja2 import TemplateError, nodes
+
+from singletree.conversation import Conversation, ThinkingVariables, Tool, Turn
+from singletree.errors import BadConfiguration, InvalidRequest
+from singletree.lru import LruCache
+from singletree.prefixes import common_prefix
+from singletree.prompts.prompt_cache import is_same_turn
+from singletree.prompts.replay.splicing import TurnDelimiters
+from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities
+from singletree.prompts.template.incremental_render import RenderRecord, render_tracked
+from singletree.prompts.template.jinja_environment import Refusal, compile_template
+from singletree.prompts.template.messages import MessageCheckpoint, MessageWriter, RenderParts, TextGuard
+from singletree.prompts.template.placeholders import placeholder_numbers
+from singletree.prompts.template.probe import NO_VARIABLES, probe
+from singletree.prompts.template.source_json import SourceList, map_strings, with_default_json
+from singletree.prompts.template.thinking import thinking_settings
+from singletree.prompts.template.tool_definition import tool_definition
+from singletree.prompts.template.turn_delimiters import find_turn_delimiters
+from singletree.prompts.tokenizer.added_tokens import GUARD
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "load_chat_template"]
+
+CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The template of checkpoints that have none."""
+
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Variables that no client may set by name: they hold the conversation."""
+
+_TOOL_LIST_BYTES = 32 * 2**20
+_TOOL_LIST_COST = 8
+"""Bytes in memory for each byte of a tool list's JSON: it is kept as objects, and as text at three depths."""
+
+_MESSAGE_LENGTH = 300
+_CHECKPOINT_BYTES = 500
+"""The memory, in bytes, of a message and the checkpoint before it, without the text."""
+
+
+def load_chat_template(
+    tokenizer: Tokenizer,
+    source: str | None = None,
+    *,
+    variables: ThinkingVariables = NO_VARIABLES,
+    call_id_picture: str = "",
+) -> ChatTemplate:
+    """Load the template of a checkpoint, or ``source`` instead of it.
+
+    Without either, the template is ChatML, and ``is_default`` is true. Raises BadConfiguration for a broken template.
+
+    Args:
+        variables, call_id_picture: as for ``ChatTemplate``.
+    """
+    chosen = tokenizer.chat_template if source is None else source
+    return ChatTemplate(
+        chosen or CHATML,
+        named_tokens=tokenizer.named_tokens,
+        is_default=not chosen,
+        variables=variables,
+        call_id_picture=call_id_picture,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RenderCheckpoint:
+    """A rendered prompt.
+
+    Attributes:
+        text: the prompt.
+        turns: the conversation that was rendered.
+        messages: the checkpoint of the template's messages; None if the prompt was rendered in full.
+        record: the checkpoints of the template's loops; None if the prompt was rendered in full.
+        vision: whether images were passed to the template.
+        form: the index, in the list of forms that were tried, of the one that the template accepted.
+    """
+
+    text: str
+    turns: tuple[Turn, ...]
+    messages: MessageCheckpoint | None = None
+    record: RenderRecord | None = None
+    form: int = 0
+    vision: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """Return about how much memory it takes, in bytes, without the turns."""
+        if self.record is None:
+            return getsizeof(self.text)
+        loops = self.record.loops.values()
+        checkpoints = _CHECKPOINT_BYTES * (
+            sum(len(loop.checkpoints) for loop in loops) + len(self.record.messages)
+        )
+        rendered = 0 if self.text is self.record.text else getsizeof(self.record.text)
+        return getsizeof(self.text) + rendered + checkpoints
+
+
+class ChatTemplate:
+    """One chat template, rendered byte for byte as Hugging Face renders it.
+
+    Attributes:
+        source: the Jinja text.
+        capabilities: what the template accepts and in which form, found by its syntax tree and probe renders.
+        is_default: whether it is ChatML, because the checkpoint has no template.
+        is_tracked: whether its loops can be entered in the middle (``incremental_render``).
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        named_tokens: Mapping[str, str] | None = None,
+        is_default: bool = False,
+        now: Callable[[], datetime] = datetime.now,
+        variables: ThinkingVariables = NO_VARIABLES,
+        call_id_picture: str = "",
+    ) -> None:
+        """Compile and probe ``source``. Raises BadConfiguration when it is not a template that renders a message.
+
+        Args:
+            named_tokens: texts of the tokens that a template may use by name (``unk_token`` …).
+            now: returns the local time, for templates that print the date.
+            variables: variables that control reasoning in this format alone.
+            call_id_picture: the form of the ids by which the model knows its calls; empty if any id is good.
+        """
+        own_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {name: text for name, text in own_tokens.items() if text} | dict(named_tokens or {})
+        self._template, tree, self.is_tracked = compile_template(source, now)
+        self._tools: LruCache[tuple[TextGuard, bytes], SourceList] = LruCache(_TOOL_LIST_BYTES)
+        self._removed_texts = _removed_texts(tree)
+        self.source = source
+        self.is_default = is_default
+        self.capabilities = replace(
+            probe(self.render_messages, tree, variables), call_id_picture=call_id_picture
+        )
+        if not self.capabilities.renders:
+            raise BadConfiguration(
+                "the chat template cannot render a single user message; it probably needs variables that "
+                "no client sends; give another template with --custom-jinja-template"
+            )
+
+    def render(self, conversation: Conversation, *, render_parts: RenderParts, **settings: Any) -> str:
+        """Return the text of the prompt. ``settings`` are fields of ``RenderPrompt``; raises what it raises."""
+        return RenderPrompt(self, render_parts, **settings).run(conversation, None)[0]
+
+    def layout(self, tokenizer: Tokenizer) -> TurnDelimiters | None:
+        """Return what the template writes around an assistant's turn; None where nothing separates turns."""
+        enders = [text for text, id in tokenizer.added_tokens.items() if id in tokenizer.stop_token_ids]
+        render = partial(self.render_messages, tools=self.tool_list((), str))
+        return find_turn_delimiters(
+            render, tokenizer.added_tokens, enders, thinking_settings(self.capabilities)
+        )
+
+    def separating_guard(self, guard: TextGuard) -> TextGuard:
+        """Return ``guard``, with a mark wherever the template may remove text and so join the text around it."""
+        return (
+            guard if not self._removed_texts or guard is str else _SeparatingGuard(guard, self._removed_texts)
+        )
+
+    def forms(self) -> list[tuple[TemplateCapabilities, bool]]:
+        """Return the template's own form, and two that even a template for bare chat accepts.
+
+        Each comes with whether it is strict (``MessageWriter``).
+        """
+        plain = replace(
+            self.capabilities,
+            reasoning=None,
+            calls=False,
+            results=False,
+            consecutive_systems=False,
+            system_inside=False,
+            consecutive_users=False,
+            consecutive_assistants=False,
+        )
+        return [(self.capabilities, False), (plain, True), (replace(plain, system=False), True)]
+
+    def render_messages(self, messages: list[MessageDict], **context: Any) -> str:
+        """Render messages in the template's own form. Raises what the template raises."""
+        return self._template.render({**self._variables(context), "messages": messages})
+
+    def render_loops(
+        self, messages: list[MessageDict], context: Mapping[str, Any], record: RenderRecord | None
+    ) -> RenderRecord:
+        """Render as ``render_messages`` does, but enter the loops of ``record`` in the middle (``is_tracked``)."""
+        return render_tracked(self._template, messages, self._variables(context), record)
+
+    def _variables(self, context: Mapping[str, Any]) -> dict[str, Any]:
+        standard = {"documents": None, "add_generation_prompt": True, "tools": None}
+        return {**self._tokens, **standard, **context}
+
+    def tool_list(self, tools: tuple[Tool, ...], guard: TextGuard) -> SourceList | None:
+        """Return the tools in the template's form, with their JSON text. No list is serialised twice."""
+        if not tools:
+            return printed_list([]) if self.capabilities.tools_always else None
+        key = (guard, msgspec.json.encode([(t.name, t.description, t.parameters, t.kind) for t in tools]))
+        known = self._tools.get(key)
+        if known is None:
+            definitions = (
+                tool_definition(tool, described=self.capabilities.needed_descriptions) for tool in tools
+            )
+            known = printed_list([map_strings(definition, guard) for definition in definitions])
+            self._tools.put(key, known, _TOOL_LIST_COST * len(key[1]))
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class RenderPrompt:
+    """The stage that renders a conversation to the text of its prompt.
+
+    If the template refuses the conversation in its own form, it is rendered as plain text with alternating roles. The
+    checkpoint must come from a stage with the same template, ``render_parts``, guards and ``picture_mark``.
+
+    Attributes:
+        template: the chat template.
+        render_parts: writes parts of an assistant turn in the model's own format, where the template has no form for
+            them.
+        template_arguments: further variables for the template.
+        add_generation_prompt: whether the header of the assistant's turn is printed at the end.
+        continues: whether an assistant turn at the end is left open instead, for the model to continue.
+        guard: applied to every string that a client wrote. ``Tokenizer.encode`` and ``strip_guards`` understand its
+            marks.
+        own_guard: applied to the assistant's text and reasoning instead, which a client may have written too; None for
+            ``guard``.
+        vision: whether images are passed to the template; False where the engine does not accept them.
+        picture_mark: as for ``MessageWriter``.
+    """
+
+    template: ChatTemplate
+    render_parts: RenderParts
+    template_arguments: Mapping[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continues: bool = True
+    guard: TextGuard = str
+    own_guard: TextGuard | None = None
+    vision: bool = True
+    picture_mark: str = ""
+
+    def run(
+        self, conversation: Conversation, checkpoint: RenderCheckpoint | None
+    ) -> tuple[str, RenderCheckpoint]:
+        """Render ``conversation``, beginning at the last message that it has in common with ``checkpoint``.
+
+        Raises:
+            InvalidRequest: if the template refuses the conversation in every form, with the template's own message.
+        """
+        template, turns = self.template, conversation.turns
+        own_guard = template.separating_guard(self.own_guard or self.guard)
+        guard = template.separating_guard(self.guard)
+        if not turns:
+            raise InvalidRequest("there are no messages; send at least one", param="messages")
+        try:
+            arguments = map_strings(self.template_arguments or {}, guard)
+            tools = template.tool_list(conversation.tools, guard)
+        except RecursionError:
+            raise InvalidRequest("a tool's schema is nested too deeply; flatten it", param="tools") from None
+        context = {name: value for name, value in arguments.items() if name not in _RESERVED}
+        context["add_generation_prompt"] = self.add_generation_prompt
+        refused: Exception | None = None
+        for form, (capabilities, strict) in enumerate(template.forms()):
+            writer = MessageWriter(
+                capabilities,
+                self.render_parts,
+                guard,
+                own_guard,
+                vision=self.vision,
+                picture_mark=self.picture_mark,
+                strict=strict,
+            )
+            context["tools"] = tools if capabilities.tools or not strict else template.tool_list((), guard)
+            try:
+                if self.continues and self.add_generation_prompt and turns[-1].role == "assistant":
+                    rendered = self._render_open(writer, turns, context)
+                else:
+                    same = checkpoint and (checkpoint.form, checkpoint.vision) == (form, self.vision)
+                    earlier = checkpoint if same else None
+                    rendered = self._render_turns(writer, turns, context, earlier)
+                return rendered.text, replace(rendered, form=form, vision=self.vision)
+            except Exception as error:  # a template is foreign code: with any error it refuses this form
+                refused = refused or error
+        raise _refusal(refused)
+
+    def _render_open(
+        self, writer: MessageWriter, turns: tuple[Turn, ...], context: dict[str, Any]
+    ) -> RenderCheckpoint:
+        last = turns[-1]
+        if not last.parts:
+            return self._render_all(writer, turns[:-1], turns, context)
+        context = context | {"add_generation_prompt": False}
+        messages, _ = writer.write(turns[:-1], prefill=last)
+        self._probe_reasoning(writer, messages, context)
+        text = self.template.render_messages(messages, **context)
+        end = writer.placeholders.end_of_last(text)
+        if not end:
+            raise Refusal("the last message is from the assistant, and the template does not print it")
+        return RenderCheckpoint(writer.placeholders.fill(text[:end]), turns)
+
+    def _render_turns(
+        self,
+        writer: MessageWriter,
+        turns: tuple[Turn, ...],
+        context: dict[str, Any],
+        before: RenderCheckpoint | None,
+    ) -> RenderCheckpoint:
+        """Render ``turns``, beginning at the last checkpoint that they have in common with ``before``."""
+        if not self.template.is_tracked:
+            return self._render_all(writer, turns, turns, context)
+        known = before.messages if before is not None else None
+        if before is None or known is None or common_prefix(before.turns, turns, is_same_turn) < known.turns:
+            before = known = None
+        messages, made = writer.write(turns, known)
+        self._probe_reasoning(writer, messages, context)
+        record = self.template.render_loops(messages, context, before.record if before is not None else None)
+        return RenderCheckpoint(writer.placeholders.fill(record.text), turns, made, record)
+
+    def _render_all(
+        self,
+        writer: MessageWriter,
+        turns: tuple[Turn, ...],
+        rendered: tuple[Turn, ...],
+        context: Mapping[str, Any],
+    ) -> RenderCheckpoint:
+        """Render ``turns`` in full; the result is recorded as the prompt of ``rendered``."""
+        messages, _ = writer.write(turns)
+        self._probe_reasoning(writer, messages, context)
+        text = self.template.render_messages(messages, **context)
+        return RenderCheckpoint(writer.placeholders.fill(text), rendered)
+
+    def _probe_reasoning(
+        self, writer: MessageWriter, messages: list[MessageDict], context: Mapping[str, Any]
+    ) -> None:
+        """Find out which turns keep their later reasoning, where the template gets no reasoning of those turns."""
+        probed = writer.probe_messages(messages)
+        if probed is None:
+            return
+        try:
+            writer.placeholders.kept = placeholder_numbers(self.template.render_messages(probed, **context))
+        except Exception:  # a template is foreign code: one that refuses reasoning there drops none either
+            writer.placeholders.kept = frozenset(writer.placeholders.unprobed.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _SeparatingGuard:
+    """``guard``, with a mark wherever a template may remove text and so join the text around it to a token."""
+
+    guard: TextGuard
+    removed_texts: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        guarded = self.guard(text)
+        for removed in self.removed_texts:
+            if removed in guarded:
+                guarded = _separator(removed).sub(GUARD, guarded)
+        return guarded
+
+
+@cache
+def _separator(removed: str) -> re.Pattern[str]:
+    """Match the place before ``removed`` inside a word: white space separates already, and some templates trim it."""
+    return re.compile(rf"(?<=\S)(?={re.escape(removed)}\S)")
+
+
+_SHORTEST_REMOVED = {"replace": 0, "split": 3, "rsplit": 3, "partition": 3, "rpartition": 3}
+"""Filters and methods that remove text, and the least length of that text: shorter ones split lines and paths."""
+
+
+def _removed_texts(tree: nodes.Template) -> tuple[str, ...]:
+    """Return the texts that the template removes from content (``/no_think``)."""
+    calls = [(f.name, f.args) for f in tree.find_all(nodes.Filter)]
+    calls += [(c.node.attr, c.args) for c in tree.find_all(nodes.Call) if isinstance(c.node, nodes.Getattr)]
+    found = set()
+    for name, arguments in calls:
+        text = arguments[0].value if arguments and isinstance(arguments[0], nodes.Const) else None
+        shortest = _SHORTEST_REMOVED.get(name)
+        if isinstance(text, str) and shortest is not None and len(text.strip()) >= shortest and text:
+            found.add(text)
+    return tuple(sorted(found))
+
+
+def printed_list(tools: list[dict[str, Any]]) -> SourceList:
+    """Return tool definitions with their JSON text: of the list, of each definition and of each function."""
+    objects = [with_default_json({**tool, "function": with_default_json(tool["function"])}) for tool in tools]
+    return SourceList(objects, with_default_json(tools).source, pinned=False)
+
+
+def _refusal(error: Exception | None) -> InvalidRequest:
+    if isinstance(error, Refusal):
+        reason = str(error.message)
+    elif isinstance(error, TemplateError):
+        reason = f"it failed with {error.message}"
+    else:
+        reason = f"it failed with {type(error).__name__}: {error}"
+    return InvalidRequest(
+        f"the model's chat template refuses this conversation: {reason[:_MESSAGE_LENGTH]}", param="messages"
+    )

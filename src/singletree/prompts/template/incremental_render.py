@@ -1,0 +1,468 @@
+"""Incremental rendering: a loop over messages that ran for an earlier prompt is entered in the middle.
+
+A template prints a conversation message by message in a loop. What an iteration prints can depend on its message, on
+variables that were set before the loop, on namespaces that earlier iterations changed, and on any other message that
+it reads. All of these are recorded while the loop runs. When the conversation has grown, the loop starts after the
+last iteration that would be the same, with the text and the namespaces as they were there.
+
+How it is done:
+
+1. ``track_loops`` changes the syntax tree before it is compiled: ``{% for m in messages %}`` becomes
+   ``{% for m in enter_loop(messages, 0) %}``, where 0 is the number of the loop. The compiled template also gets
+   ``make_loop_context`` in place of jinja2's ``LoopContext``, which makes the variable ``loop``.
+2. ``render_tracked`` passes the messages as ``TrackedMessages``, a list that notes the furthest message that was read
+   (``Rendering.reach``): ``messages[-1]`` or ``messages|length`` depends on all of them, ``messages[0]`` on the first.
+3. At the start of each iteration ``Rendering.add_checkpoint`` saves how much text there is, the namespaces, and how far
+   the iterations before it have read. The text, the messages and these checkpoints are the ``RenderRecord``.
+4. For the next prompt, ``Rendering.enter`` chooses the last checkpoint whose iterations would run as before. It copies
+   their text from the record, restores the namespaces, and gives the loop only the messages that remain.
+
+An example: the messages were ``system, user, assistant, tool``, and now two more follow. A template that looks at no
+other message starts with ``tool``, the last message that it had. A template that asks in each iteration whether there
+is a message two places on starts with ``assistant``, because there it found none. A template that prints
+``messages|length`` in each iteration starts with ``system``.
+
+Invariants:
+
+1. The result is the text that a full render gives, byte for byte. Where this is not certain, the loop runs from its
+   start, or the template is never tracked.
+2. A loop is entered after iteration N only if everything that the first N iterations read is unchanged: the same
+   message objects up to ``reach``, equal variables, equal template arguments.
+3. A namespace is restored only if it holds plain values, and every namespace that a template changes is known by the
+   name under which it was made; otherwise no checkpoint is made.
+4. Templates with impure functions (time, random, ``joiner``, ``loop.changed``), blocks, includes or imports are not
+   tracked, nor are templates that change lists in place.
+5. jinja2 has no interface for this. ``missing_internals`` lists the internals that this module needs; if one is
+   missing, no template is tracked and each prompt is rendered in full.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from typing import Any, SupportsIndex
+
+from jinja2 import Environment, Template, nodes, pass_context
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.utils import Namespace, missing
+
+from singletree.prefixes import identical_prefix
+
+LOG = logging.getLogger(__name__)
+
+ENTER = "enter_loop"
+"""The name of the function that compiled templates call on the iterables of their tracked loops."""
+
+LOOP_CONTEXT = "LoopContext"
+"""The global of compiled templates that makes the ``loop`` variable; ``make_loop_context`` replaces it."""
+
+_RENDERING = " rendering"
+"""The template variable that holds the current rendering; no template can name it."""
+
+_BEYOND = sys.maxsize
+_ATTRIBUTES = "_Namespace__attrs"
+_PLAIN = (str, int, float, type(None), list, tuple, dict, Undefined)
+
+_IMPURE = frozenset({"strftime_now", "joiner", "cycler", "lipsum"})
+"""Functions whose result differs at another time, or from one iteration to the next."""
+
+_UNTRACKED_NODES = (nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
+
+
+def track_loops(tree: nodes.Template) -> list[tuple[nodes.For, nodes.Node]]:
+    """Make the top loops of ``tree`` call ``ENTER``, unless they depend on something that is not tracked.
+
+    Return each changed loop with its old iterable, with which a caller can restore the tree.
+    """
+    if missing_internals() or not _can_be_tracked(tree):
+        return []
+    loops = [loop for loop in _top_loops(tree.body) if not loop.recursive and loop.test is None]
+    before = [(loop, loop.iter) for loop in loops]
+    for number, loop in enumerate(loops):
+        enter = nodes.Name(ENTER, "load", lineno=loop.lineno)
+        given = [loop.iter, nodes.Const(number, lineno=loop.lineno)]
+        loop.iter = nodes.Call(enter, given, [], None, None, lineno=loop.lineno)
+    return before
+
+
+@cache
+def missing_internals() -> tuple[str, ...]:
+    """Return the names of the jinja2 internals that this module needs and does not find, and log them once."""
+    loop = "{% for item in items %}{{ loop.index }}{% endfor %}"
+    template = Environment(autoescape=False).from_string(loop)
+    render = getattr(template, "root_render_func", None)
+    try:
+        iterable = getattr(LoopContext([0], Undefined), "_iterable", None)
+    except Exception:  # another signature, or another method that it needs
+        iterable = None
+    found = {
+        "Namespace.__attrs": getattr(Namespace(key=1), _ATTRIBUTES, None) == {"key": 1},
+        "LoopContext._iterable": iterable == [0],
+        "LoopContext.index0": getattr(LoopContext, "index0", None) == -1,
+        "LoopContext._current": hasattr(LoopContext, "_current"),
+        "LoopContext._to_iterator": callable(getattr(LoopContext, "_to_iterator", None)),
+        "LoopContext._peek_next": callable(getattr(LoopContext, "_peek_next", None)),
+        "LoopContext.length": isinstance(getattr(LoopContext, "length", None), property),
+        "LoopContext.__next__": callable(getattr(LoopContext, "__next__", None)),
+        "root_render_func": LOOP_CONTEXT in getattr(render, "__globals__", {}),
+        "LoopContext by name": LOOP_CONTEXT in getattr(getattr(render, "__code__", None), "co_names", ()),
+        "Context.vars": getattr(template.new_context(), "vars", None) == {},
+    }
+    absent = tuple(name for name, is_there in found.items() if not is_there)
+    if absent:
+        LOG.warning(
+            "jinja2 lacks %s; each prompt is rendered in full, which takes longer. Install jinja2>=3.1.6,<3.2",
+            ", ".join(absent),
+        )
+    return absent
+
+
+def _can_be_tracked(tree: nodes.Template) -> bool:
+    impure = set(_IMPURE)
+    macros = list(tree.find_all(nodes.Macro))
+    for _ in macros:  # a macro may call one that is defined later
+        impure.update(macro.name for macro in macros if _is_impure(macro, impure))
+    return (
+        not any(_is_impure(loop, impure) for loop in tree.find_all(nodes.For))
+        and not any(True for _ in tree.find_all(_UNTRACKED_NODES))
+        and _names_its_namespaces(tree)
+    )
+
+
+def _is_impure(outer: nodes.Node, impure: Collection[str]) -> bool:
+    return (
+        any(name.name in impure for name in outer.find_all(nodes.Name))
+        or any(called.name == "random" for called in outer.find_all(nodes.Filter))
+        or any(got.attr == "changed" for got in outer.find_all(nodes.Getattr))
+    )
+
+
+def _names_its_namespaces(tree: nodes.Template) -> bool:
+    """Return whether every namespace that is changed is used by the name under which it was made."""
+    made: set[str] = set()
+    other: set[str] = set()
+    for assign in tree.find_all((nodes.Assign, nodes.AssignBlock, nodes.For)):
+        names = {name.name for name in _names_in(assign.target)}  # type: ignore[attr-defined]
+        is_new = isinstance(assign, nodes.Assign) and _makes_namespace(assign.node)
+        (made if is_new else other).update(names)
+    other.update(name.name for macro in tree.find_all(nodes.Macro) for name in macro.args)
+    return all(ref.name in made - other for ref in tree.find_all(nodes.NSRef))
+
+
+def _names_in(target: nodes.Node) -> Iterator[nodes.Name]:
+    yield from [target] if isinstance(target, nodes.Name) else target.find_all(nodes.Name)
+
+
+def _makes_namespace(node: nodes.Node) -> bool:
+    return (
+        isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name == "namespace"
+    )
+
+
+def _top_loops(body: Sequence[nodes.Node]) -> Iterator[nodes.For]:
+    for node in body:
+        if isinstance(node, nodes.For):
+            yield node
+        elif isinstance(node, nodes.If):
+            for branch in (node.body, *(other.body for other in node.elif_), node.else_):
+                yield from _top_loops(branch)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCheckpoint:
+    """The state at the beginning of an iteration.
+
+    Attributes:
+        item: the number of the iteration.
+        length: how many characters the loop had printed; while the template runs, how many pieces there were.
+        namespaces: the values in the namespaces, by the name of the namespace.
+        reach: how many messages, counted from the first, the iterations before it read.
+    """
+
+    item: int
+    length: int
+    namespaces: dict[str, dict[str, Any]]
+    reach: int
+
+
+@dataclass(slots=True)
+class TrackedLoop:
+    """A loop that ran.
+
+    Attributes:
+        base: the number of its first message.
+        variables: the template's variables that were set before it.
+        begin: the offset in the text at which it began; while the template runs, how many pieces there were.
+        checkpoints: those taken over from the earlier prompt; after the rendering, all checkpoints.
+        new_checkpoints: those of this rendering, while the template runs.
+    """
+
+    base: int
+    variables: Mapping[str, Any]
+    begin: int
+    checkpoints: list[LoopCheckpoint]
+    new_checkpoints: list[LoopCheckpoint] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderRecord:
+    """A rendered prompt with the checkpoints of its loops.
+
+    Attributes:
+        variables: the variables of the template, except the messages.
+        loops: the tracked loops that ran, by number.
+    """
+
+    text: str
+    messages: Sequence[Any]
+    variables: Mapping[str, Any]
+    loops: dict[int, TrackedLoop]
+
+
+def render_tracked(
+    template: Template, messages: list[Any], variables: Mapping[str, Any], record: RenderRecord | None
+) -> RenderRecord:
+    """Render ``messages`` with a template whose loops are tracked. Raises what the template raises.
+
+    Args:
+        variables: the other variables of the template.
+        record: that of an earlier prompt; None to run every loop from its start.
+    """
+    return Rendering(record).render(template, messages, variables)
+
+
+class Rendering:
+    """One rendering of a template, which goes on from the earlier prompt ``before``. Use it once.
+
+    Attributes:
+        reach: how many messages, counted from the first, the template read since it entered its last loop.
+    """
+
+    def __init__(self, before: RenderRecord | None) -> None:
+        self._before = before
+        self._same = 0
+        self._pieces: list[str] = []
+        self._loops: dict[int, TrackedLoop] = {}
+        self._open: TrackedLoop | None = None
+        self._namespaces: dict[str, dict[str, Any]] = {}
+        self.reach = 0
+
+    def render(self, template: Template, messages: list[Any], variables: Mapping[str, Any]) -> RenderRecord:
+        """Render ``messages`` with the other ``variables``. Raises what the template raises."""
+        if self._before is not None and _is_same(self._before.variables, variables):
+            self._same = identical_prefix(self._before.messages, messages)
+        context = template.new_context(
+            {**variables, "messages": TrackedMessages(messages, self), _RENDERING: self}
+        )
+        try:
+            self._pieces.extend(template.root_render_func(context))
+        except Exception:
+            template.environment.handle_exception()
+        ends = [0, *accumulate(map(len, self._pieces))]
+        for loop in self._loops.values():
+            loop.begin = ends[loop.begin]
+            new = (
+                LoopCheckpoint(m.item, ends[m.length] - loop.begin, m.namespaces, m.reach)
+                for m in loop.new_checkpoints
+            )
+            loop.checkpoints, loop.new_checkpoints = [*loop.checkpoints, *new], []
+        return RenderRecord("".join(self._pieces), messages, variables, self._loops)
+
+    def note_read(self, count: int) -> None:
+        """Record that the template read some of the first ``count`` messages; ``_BEYOND`` if it used their number."""
+        if count > self.reach:
+            self.reach = count
+
+    def enter(self, messages: TrackedMessages, number: int, context: Context) -> ResumedMessages | None:
+        """Return the iterable of the loop ``number``; None if a variable cannot be compared: it is not tracked."""
+        variables = _variables(context)
+        if variables is None:
+            return None
+        checkpoints: list[LoopCheckpoint] = []
+        known = self._before.loops.get(number) if self._before is not None else None
+        if known is not None and known.base == messages.base and _is_same(known.variables, variables):
+            last = min(self._same, messages.base + list.__len__(messages) - 1)
+            checkpoints = [
+                m for m in known.checkpoints if messages.base + m.item <= last and m.reach <= self._same
+            ]
+        self._open = self._loops[number] = TrackedLoop(
+            messages.base, variables, len(self._pieces), checkpoints[:-1]
+        )
+        self._namespaces = {
+            name: getattr(value, _ATTRIBUTES)
+            for name, value in context.vars.items()
+            if type(value) is Namespace
+        }
+        self.reach = 0
+        begin = 0
+        if checkpoints and self._before is not None and known is not None:
+            begin = checkpoints[-1].item
+            self._pieces.append(self._before.text[known.begin : known.begin + checkpoints[-1].length])
+            self.reach = checkpoints[-1].reach
+            for name, attributes in checkpoints[-1].namespaces.items():
+                self._namespaces[name].clear()
+                self._namespaces[name].update(attributes)
+        return ResumedMessages(messages, begin, self)
+
+    def add_checkpoint(self, item: int) -> None:
+        """Save the state: iteration ``item`` of the open loop begins."""
+        if self._open is not None and all(map(_is_plain, self._namespaces.values())):
+            namespaces = {name: dict(attributes) for name, attributes in self._namespaces.items()}
+            self._open.new_checkpoints.append(LoopCheckpoint(item, len(self._pieces), namespaces, self.reach))
+        else:
+            self._open = None
+
+
+def _variables(context: Context) -> dict[str, Any] | None:
+    """Return the variables that were set, in a form that can be compared; None if one cannot be compared."""
+    found: dict[str, Any] = {}
+    for name, value in context.vars.items():
+        if type(value) is TrackedMessages:
+            found[name] = (TrackedMessages, value.base)
+        elif type(value) is Namespace:
+            attributes = getattr(value, _ATTRIBUTES)
+            if not _is_plain(attributes):
+                return None
+            found[name] = dict(attributes)
+        elif isinstance(value, Undefined | Macro):
+            found[name] = type(value)
+        elif isinstance(value, _PLAIN):
+            found[name] = value
+        else:
+            return None
+    return found
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether a template prints the same for both values. Unlike in Python, 1, 1.0 and True differ."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is list or kind is tuple:
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if kind is dict:
+        return list(one) == list(other) and all(map(_is_same, one.values(), other.values()))
+    if kind is str or callable(one):  # the only function that a request brings is its clock
+        return bool(one == other)
+    return kind in (int, float, bool) and repr(one) == repr(other)
+
+
+def _is_plain(attributes: Mapping[str, Any]) -> bool:
+    return all(
+        isinstance(value, _PLAIN) and type(value) is not TrackedMessages for value in attributes.values()
+    )
+
+
+@pass_context
+def enter_loop(context: Context, iterable: Any, number: int) -> Any:
+    """Return the iterable of the loop ``number``: ``iterable``, or the rest of it that has to be rendered."""
+    rendering = context.get(_RENDERING)
+    if rendering is None or type(iterable) is not TrackedMessages:
+        return iterable
+    return rendering.enter(iterable, number, context) or iterable
+
+
+class TrackedMessages(list[Any]):
+    """A list of messages that records in ``rendering`` which a template reads; ``base`` is the number of the first."""
+
+    __slots__ = ("base", "rendering")
+
+    def __init__(self, messages: Sequence[Any], rendering: Rendering, base: int = 0) -> None:
+        super().__init__(messages)
+        self.rendering = rendering
+        self.base = base
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            self.rendering.note_read(_BEYOND)
+            start, _, step = at.indices(super().__len__())
+            found = super().__getitem__(at)
+            return TrackedMessages(found, self.rendering, self.base + start) if step == 1 else found
+        is_inside = isinstance(at, int) and 0 <= at < super().__len__()
+        self.rendering.note_read(self.base + at + 1 if is_inside else _BEYOND)
+        return super().__getitem__(at)
+
+
+def _recording(name: str) -> Callable[..., Any]:
+    method = getattr(list, name)
+
+    def recorded(self: TrackedMessages, *given: Any) -> Any:
+        self.rendering.reach = _BEYOND  # the result depends on all of them, or on their number
+        return method(self, *given)
+
+    return recorded
+
+
+for _name in (
+    *("__len__", "__iter__", "__reversed__", "__contains__", "__add__", "__mul__", "__rmul__", "__repr__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "copy", "count", "index"),
+):
+    setattr(TrackedMessages, _name, _recording(_name))
+
+
+class ResumedMessages:
+    """The iterable of a tracked loop: ``messages`` from item ``begin`` on."""
+
+    def __init__(self, messages: TrackedMessages, begin: int, rendering: Rendering) -> None:
+        self.messages = messages
+        self.begin = begin
+        self.rendering = rendering
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in range(self.begin, list.__len__(self.messages)):
+            self.rendering.add_checkpoint(item)
+            yield list.__getitem__(self.messages, item)
+
+
+def make_loop_context(iterable: Any, *given: Any) -> LoopContext:
+    """Return the ``loop`` variable of a loop over ``iterable``."""
+    return (
+        TrackedLoopContext(iterable, *given)
+        if type(iterable) is ResumedMessages
+        else LoopContext(iterable, *given)
+    )
+
+
+class TrackedLoopContext(LoopContext):
+    """The ``loop`` variable of a tracked loop, which may start in the middle and records which messages are read."""
+
+    _iterable: ResumedMessages
+
+    def __init__(self, entered: ResumedMessages, *given: Any) -> None:
+        super().__init__(entered, *given)
+        self.index0 = entered.begin - 1
+        if entered.begin:
+            self._current = list.__getitem__(entered.messages, self.index0)
+
+    @staticmethod
+    def _to_iterator(iterable: Any) -> Iterator[Any]:
+        messages: TrackedMessages = iterable.messages
+        return map(untracked_getter(messages), range(iterable.begin, list.__len__(messages)))
+
+    @property
+    def length(self) -> int:
+        """Return the number of messages."""
+        self._iterable.rendering.note_read(_BEYOND)
+        return list.__len__(self._iterable.messages)
+
+    def _peek_next(self) -> Any:
+        following = super()._peek_next()
+        base = self._iterable.messages.base
+        self._iterable.rendering.note_read(_BEYOND if following is missing else base + self.index0 + 2)
+        return following
+
+    def __next__(self) -> tuple[Any, LoopContext]:
+        if self.index0 + 1 < list.__len__(self._iterable.messages):
+            self._iterable.rendering.add_checkpoint(self.index0 + 1)
+        return super().__next__()
+
+
+def untracked_getter(messages: TrackedMessages) -> Callable[[SupportsIndex], Any]:
+    """Return a function that returns a message by its index without recording the read."""
+    return super(TrackedMessages, messages).__getitem__

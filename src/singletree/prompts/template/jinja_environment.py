@@ -1,0 +1,150 @@
+"""Compile chat templates in the Jinja environment that they are written for: Hugging Face's, sandboxed.
+
+https://github.com/huggingface/transformers, utils/chat_template_utils.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from types import BuiltinMethodType
+from typing import Any, NoReturn
+
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+from jinja2.utils import Namespace
+
+from singletree.errors import BadConfiguration
+from singletree.prompts.template.incremental_render import (
+    ENTER,
+    LOOP_CONTEXT,
+    TrackedLoopContext,
+    enter_loop,
+    make_loop_context,
+    track_loops,
+)
+from singletree.prompts.template.source_json import SourceObject, tojson
+
+_MUTATORS = frozenset(
+    {"append", "extend", "insert", "pop", "remove", "update", "setdefault", "clear", "sort", "reverse"}
+)
+
+
+_PLAIN = {kind: frozenset(dir(kind)) for kind in (dict, SourceObject)}
+"""Mappings without attributes except those of their type: every other name is a key."""
+
+_LOOPS = (LoopContext, TrackedLoopContext)
+_LOOP = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+_STRING = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
+"""The methods of strings that the sandbox allows without a check: all but ``format`` and ``format_map``."""
+
+
+class Refusal(TemplateError):
+    """Raised when a template calls ``raise_exception``, with its message."""
+
+
+class _Generation(Extension):
+    """Replace ``{% generation %} … {% endgeneration %}``, which marks text to train on, by its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class has it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Shortcuts(SandboxedEnvironment):
+    """Skips the sandbox's checks for the most frequent operations, where their result is known beforehand.
+
+    A key of a mapping costs the sandbox an exception each time, and a long conversation has thousands.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return the attribute or item that the sandbox would return."""
+        kind = type(obj)
+        own = _PLAIN.get(kind)
+        if own is not None and attribute not in own:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if (kind is str and attribute in _STRING) or (kind in _LOOPS and attribute in _LOOP):
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``function`` as the sandbox does, which allows the methods of strings; they take no context."""
+        if (
+            type(function) is BuiltinMethodType
+            and type(function.__self__) is str
+            and function.__name__ in _STRING
+        ):
+            # Compiled templates pass these to every function; only functions that take a context use them.
+            for hidden in ("_block_vars", "_loop_vars"):
+                kwargs.pop(hidden, None)
+            return function(*args, **kwargs)
+        return super().call(context, function, *args, **kwargs)
+
+
+class _Immutable(_Shortcuts, ImmutableSandboxedEnvironment):
+    pass
+
+
+def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template, nodes.Template, bool]:
+    """Return the template, its syntax tree, and whether its loops are tracked (``incremental_render``).
+
+    Templates that change lists in place (Kimi K2) need the sandbox that allows it; the others get the strict one.
+
+    Args:
+        now: returns the local time, for ``strftime_now``.
+
+    Raises:
+        BadConfiguration: if ``source`` is not a template.
+    """
+    try:
+        environment = _environment(_Immutable, now)
+        tree = environment.parse(source)
+        if _mutates(tree):
+            environment = _environment(_Shortcuts, now)
+            tree = environment.parse(source)
+        tracked = [] if _mutates(tree) else track_loops(tree)
+        # Parsed once: half of what it takes to load a template.
+        code = environment.compile(tree)
+        template = environment.template_class.from_code(environment, code, environment.make_globals(None))
+        if tracked:
+            template.root_render_func.__globals__[LOOP_CONTEXT] = make_loop_context
+        for loop, iterable in tracked:
+            loop.iter = iterable
+        return template, tree, bool(tracked)
+    except TemplateError as error:
+        raise BadConfiguration(
+            f"the chat template is not valid Jinja: {error}; give another with --custom-jinja-template"
+        ) from error
+
+
+def _environment(kind: type[SandboxedEnvironment], now: Callable[[], datetime]) -> Environment:
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals[ENTER] = enter_loop
+    environment.globals["strftime_now"] = lambda format: now().strftime(format)
+    return environment
+
+
+def _raise_exception(message: Any) -> NoReturn:
+    raise Refusal(str(message))
+
+
+def _mutates(tree: nodes.Template) -> bool:
+    return any(
+        isinstance(call.node, nodes.Getattr) and call.node.attr in _MUTATORS
+        for call in tree.find_all(nodes.Call)
+    )

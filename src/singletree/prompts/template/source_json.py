@@ -1,0 +1,262 @@
+"""JSON values that keep their source text, and the ``tojson`` filter of chat templates.
+
+A call's arguments go back into the prompt in the model's own bytes (spacing, key order, ``1.0``, escapes),
+although a template takes them as an object and prints them itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+from singletree.prompts.tokenizer.added_tokens import GUARD, replace_surrogates
+
+_PIN = "\udffd"
+"""Replaces a value with source text while the value around it is printed; no text from outside can hold it."""
+
+_PINNED = re.compile(f'"{_PIN}[0-9]+{_PIN}"')
+_SPACE = re.compile(r"[ \t\n\r]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_UNIT = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
+)
+"""One character of a JSON string: itself, or its escape."""
+_LITERALS = {"true": True, "false": False, "null": None}
+_TO_ESCAPE = re.compile("[^\x00-\x7e\ud800-\udfff]")
+
+StringChange = Callable[[str], str]
+
+
+class SourceObject(dict[str, Any]):
+    """A JSON object with its source text. ``items`` returns every pair of the source, including repeated keys.
+
+    Attributes:
+        source: the source text.
+        pinned: whether ``tojson`` prints the source text under any formatting, or only under the default one.
+    """
+
+    __slots__ = ("_pairs", "pinned", "source")
+
+    def __init__(self, pairs: list[tuple[str, Any]], source: str, *, pinned: bool) -> None:
+        super().__init__(pairs)
+        self._pairs = pairs if len(pairs) != len(self) else None
+        self.source = source
+        self.pinned = pinned
+
+    def items(self) -> Any:
+        """Return the pairs in the order of the source text."""
+        return super().items() if self._pairs is None else self._pairs
+
+
+class SourceList(list[Any]):
+    """A JSON array with its source text; ``source`` and ``pinned`` as in ``SourceObject``."""
+
+    __slots__ = ("pinned", "source")
+
+    def __init__(self, values: list[Any], source: str, *, pinned: bool) -> None:
+        super().__init__(values)
+        self.source = source
+        self.pinned = pinned
+
+
+class SourceNumber(float):
+    """A number that Python would print in another way: ``1.0e3``, ``-0``, ``1.50``, thousands of digits."""
+
+    source: str
+    pinned = True
+
+    def __new__(cls, source: str) -> SourceNumber:
+        number = super().__new__(cls, source)
+        number.source = source
+        return number
+
+    def __str__(self) -> str:
+        return self.source
+
+    __repr__ = __str__
+
+    def __format__(self, format_spec: str) -> str:
+        return format(float(self), format_spec) if format_spec else self.source
+
+
+_WITH_SOURCE = (SourceObject, SourceList, SourceNumber)
+
+
+def read_object(text: str, change: StringChange, *, pinned: bool = True) -> SourceObject:
+    """Parse the JSON object ``text`` and apply ``change`` to every string in it.
+
+    Half a surrogate pair, which only an escape can write, is read as U+FFFD; the source text keeps it.
+
+    Args:
+        pinned: whether ``tojson`` prints ``text`` under any formatting, or only under the default one.
+
+    Raises:
+        ValueError: if ``text`` is not a JSON object, or is nested too deeply.
+    """
+    try:
+        value, end = _value(text, _skip(text, 0), change, pinned)
+    except (IndexError, RecursionError) as error:
+        raise ValueError("the JSON value is incomplete or nested too deeply") from error
+    if _skip(text, end) != len(text) or not isinstance(value, SourceObject):
+        raise ValueError("the text is not a JSON object")
+    return value
+
+
+def guard_json(text: str, guard: StringChange) -> str:
+    """Return JSON ``text`` with ``guard`` applied to each string in it, as it reads without escapes.
+
+    Some formats write the strings of a call's arguments instead of their JSON, so that an escaped special token would
+    become a real one. The escapes stay as they are. Text that is not JSON is guarded as a whole.
+    """
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return guard(text)
+    # No mark may be outside the strings: the arguments are parsed again from this text to render them.
+    return _STRING.sub(partial(_guard_string, guard=guard), text)
+
+
+def _guard_string(string: re.Match[str], guard: StringChange) -> str:
+    """Return a JSON string with the marks that ``guard`` puts into its value."""
+    if "\\" not in string[1]:
+        return f'"{guard(string[1])}"'
+    escapes = _UNIT.findall(string[1])
+    try:
+        units = [json.loads(f'"{unit}"', strict=False) if len(unit) > 1 else unit for unit in escapes]
+    except ValueError:
+        return string[0]
+    plain = "".join(units)
+    guarded = guard(plain)
+    if guarded == plain:
+        return string[0]
+    remaining = iter(escapes)
+    return '"' + "".join(each if each == GUARD else next(remaining) for each in guarded) + '"'
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _value(text: str, at: int, change: StringChange, pinned: bool) -> tuple[Any, int]:
+    opening = text[at]
+    if opening == '"':
+        string, end = scanstring(text, at + 1, True)
+        return change(replace_surrogates(string)), end
+    if opening == "{":
+        return _object(text, at, change, pinned)
+    if opening == "[":
+        return _array(text, at, change, pinned)
+    number = _NUMBER.match(text, at)
+    if number:
+        return _number(number[0]), number.end()
+    for literal, value in _LITERALS.items():
+        if text.startswith(literal, at):
+            return value, at + len(literal)
+    raise ValueError(f"expected a JSON value at offset {at}")
+
+
+def _number(text: str) -> int | SourceNumber:
+    try:
+        number = int(text)
+    except ValueError:
+        return SourceNumber(text)
+    return number if str(number) == text else SourceNumber(text)
+
+
+def _object(text: str, begin: int, change: StringChange, pinned: bool) -> tuple[SourceObject, int]:
+    pairs: list[tuple[str, Any]] = []
+    at = _skip(text, begin + 1)
+    while text[at] != "}" or pairs:
+        if text[at] != '"':
+            raise ValueError(f"expected a key at offset {at}")
+        key, at = scanstring(text, at + 1, True)
+        at = _expect(text, _skip(text, at), ":")
+        value, at = _value(text, _skip(text, at), change, pinned)
+        pairs.append((change(replace_surrogates(key)), value))
+        at = _skip(text, at)
+        if text[at] == "}":
+            break
+        at = _skip(text, _expect(text, at, ","))
+    return SourceObject(pairs, change(text[begin : at + 1]), pinned=pinned), at + 1
+
+
+def _array(text: str, begin: int, change: StringChange, pinned: bool) -> tuple[SourceList, int]:
+    values: list[Any] = []
+    at = _skip(text, begin + 1)
+    while text[at] != "]" or values:
+        value, at = _value(text, at, change, pinned)
+        values.append(value)
+        at = _skip(text, at)
+        if text[at] == "]":
+            break
+        at = _skip(text, _expect(text, at, ","))
+    return SourceList(values, change(text[begin : at + 1]), pinned=pinned), at + 1
+
+
+def _expect(text: str, at: int, character: str) -> int:
+    if text[at] != character:
+        raise ValueError(f"expected {character!r} at offset {at}")
+    return at + 1
+
+
+def map_strings(value: Any, change: StringChange) -> Any:
+    """Return ``value`` with ``change`` applied to every string in it, including keys."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(str(key)): map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_strings(item, change) for item in value]
+    return value
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Print ``value`` as JSON with Hugging Face's arguments and defaults: no HTML escapes, Unicode as it is.
+
+    https://github.com/huggingface/transformers, utils/chat_template_utils.py
+    """
+    formatted = indent is not None or separators is not None or sort_keys
+    if isinstance(value, _WITH_SOURCE) and (value.pinned or not formatted):
+        text = value.source
+    else:
+        pins: dict[str, str] = {}
+        value = _pinned(value, pins, formatted)
+        text = json.dumps(
+            value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        if pins:
+            text = _PINNED.sub(lambda pin: pins[pin[0]], text)
+    return _TO_ESCAPE.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
+
+
+def _pinned(value: Any, pins: dict[str, str], formatted: bool) -> Any:
+    """Return ``value`` with a pin in place of each value with source text; ``pins`` maps quoted pins to texts."""
+    if isinstance(value, _WITH_SOURCE) and (value.pinned or not formatted):
+        pin = f"{_PIN}{len(pins)}{_PIN}"
+        pins[f'"{pin}"'] = value.source
+        return pin
+    if isinstance(value, dict):
+        return {key: _pinned(item, pins, formatted) for key, item in value.items()}
+    if isinstance(value, list | tuple | Iterator):
+        return [_pinned(item, pins, formatted) for item in value]
+    return value
+
+
+def with_default_json(value: dict[str, Any] | list[Any]) -> SourceObject | SourceList:
+    """Return ``value`` with its default JSON text, so that a template prints it without serialising it again."""
+    text = tojson(value)
+    if isinstance(value, dict):
+        return SourceObject(list(value.items()), text, pinned=False)
+    return SourceList(value, text, pinned=False)

@@ -1,0 +1,153 @@
+"""Convert a request's reasoning options to the variables of a template, by tables without model names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from singletree.conversation import Conversation, Thinking
+from singletree.prompts.template.capabilities import (
+    BUDGET_VARIABLES,
+    THINKING_VARIABLES,
+    TemplateCapabilities,
+)
+
+T = TypeVar("T")
+
+OFF_WORDS = ("none", "no_think", "off", "disabled")
+"""Effort words that switch reasoning off."""
+
+_NEAREST: dict[str, tuple[str, ...]] = {
+    "minimal": ("minimal", "low", "medium", "high"),
+    "low": ("low", "minimal", "medium", "high"),
+    "medium": ("medium", "low", "high"),
+    "high": ("high", "xhigh", "max", "medium", "low"),
+    "xhigh": ("xhigh", "max", "high", "medium", "low"),
+    "max": ("max", "xhigh", "high", "medium", "low"),
+}
+"""For each effort of a client, the template's words for it, the nearest first."""
+
+_OFF_VALUES = {name: off for name, _, off in THINKING_VARIABLES.switches}
+
+_DEFAULT_EFFORT = "high"
+"""The effort of a request that asks for reasoning and gives no effort: the default of the native APIs
+(https://platform.claude.com/docs/en/build-with-claude/effort).
+"""
+
+
+def thinking_arguments(
+    thinking: Thinking,
+    capabilities: TemplateCapabilities,
+    conversation: Conversation,
+    *,
+    default: Thinking = Thinking(),  # noqa: B008 (frozen)
+) -> dict[str, Any]:
+    """Return the template's variables for one request.
+
+    The request takes precedence over the server's ``default``, and that over the template's own default. If the request
+    or the server sets reasoning, or the conversation holds reasoning, and it is not switched off, then it is switched
+    on by name and the history keeps it, for this request only: a model that reasons between its calls needs its own
+    reasoning to go on.
+
+    Args:
+        thinking: the options of the request; its ``template_arguments`` override everything, by name.
+        capabilities: the capabilities of the template; variables that it does not read are not set.
+        conversation: the conversation that will be rendered.
+        default: the options that the server was started with.
+    """
+    merged = Thinking(
+        enabled=is_wanted(thinking, default, capabilities.switches),
+        effort=_first(thinking.effort, default.effort),
+        budget_tokens=_first(thinking.budget_tokens, default.budget_tokens),
+    )
+    is_set = merged.enabled is not None or merged.effort is not None or merged.budget_tokens is not None
+    has_reasoning = any(turn.reasoning for turn in conversation.turns if turn.role == "assistant")
+    is_active = merged.enabled is not False and (is_set or has_reasoning)
+    history = dict(capabilities.history_switches) if is_active else {}
+    wanted = _settings(merged, capabilities) if is_set or has_reasoning else {}
+    is_in_request = (
+        thinking.enabled is not None or thinking.effort is not None or thinking.budget_tokens is not None
+    )
+    implied, explicit = ({}, wanted) if is_in_request else (wanted, {})
+    return {
+        **history,
+        **implied,
+        **(default.template_arguments or {}),
+        **explicit,
+        **(thinking.template_arguments or {}),
+    }
+
+
+def thinking_settings(capabilities: TemplateCapabilities) -> list[dict[str, Any]]:
+    """Return the settings of reasoning that this template has: on, off, and each effort, as its variables."""
+    switched = [_switched(capabilities, on=on) for on in (True, False)]
+    efforts = [{name: word} for name, words in capabilities.efforts.items() for word in words]
+    return [setting for setting in (*switched, *efforts) if setting]
+
+
+def _first(ours: T | None, theirs: T | None) -> T | None:
+    return theirs if ours is None else ours
+
+
+def _settings(thinking: Thinking, capabilities: TemplateCapabilities) -> dict[str, Any]:
+    if thinking.enabled is False:
+        return {**_switched(capabilities, on=False), **_effort(capabilities, "none")}
+    budget = {} if thinking.budget_tokens is None else dict.fromkeys(BUDGET_VARIABLES, thinking.budget_tokens)
+    effort = thinking.effort or (_DEFAULT_EFFORT if _starts_off(capabilities) else None)
+    return {
+        **_switched(capabilities, on=True),
+        **_effort(capabilities, effort),
+        **{name: tokens for name, tokens in budget.items() if name in capabilities.variables},
+    }
+
+
+def _starts_off(capabilities: TemplateCapabilities) -> bool:
+    """Return whether only an effort switches reasoning on: there is no other switch, and a word for no reasoning."""
+    return not capabilities.switches and any(
+        word in OFF_WORDS for words in capabilities.efforts.values() for word in words
+    )
+
+
+def is_wanted(
+    thinking: Thinking, default: Thinking, switches: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
+) -> bool | None:
+    """Return whether reasoning is wanted; None if nothing is set.
+
+    The request's variables, switch and effort are looked at in this order, then those of the server's ``default``.
+
+    Args:
+        switches: the switches of the template, beside those that any template may have.
+    """
+    off = {**_OFF_VALUES, **{name: values[1] for name, values in switches.items()}}
+    for options in (thinking, default):
+        for name, value in (options.template_arguments or {}).items():
+            if name in off:
+                return bool(value != off[name])
+        if options.enabled is not None:
+            return options.enabled
+        if options.effort is not None:
+            return options.effort.lower() not in OFF_WORDS
+    return None
+
+
+def _switched(capabilities: TemplateCapabilities, *, on: bool) -> dict[str, Any]:
+    return {name: values[0 if on else 1] for name, values in capabilities.switches.items()}
+
+
+def _effort(capabilities: TemplateCapabilities, effort: str | None) -> dict[str, Any]:
+    """Return the variable with the template's word for ``effort``; empty if it has none, or for an unknown effort."""
+    if effort is None:
+        return {}
+    effort = effort.lower()
+    wanted = _NEAREST.get(effort, (effort,))
+    if effort in OFF_WORDS:
+        # Without a switch for reasoning, use the least effort that the template knows.
+        wanted = (*OFF_WORDS, *(() if capabilities.switches else _NEAREST["minimal"]))
+    chosen: dict[str, Any] = {
+        name: next(word for word in wanted if word in words)
+        for name, words in capabilities.efforts.items()
+        if any(word in words for word in wanted)
+    }
+    flag = capabilities.effort_flags.get(effort)
+    return chosen | ({flag: True} if flag is not None else {})

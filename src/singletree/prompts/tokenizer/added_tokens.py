@@ -1,0 +1,209 @@
+"""Matches added tokens in a text, and keeps them out of text that a client wrote.
+
+An added token is matched in the text before anything else is done to it: leftmost, and the longest of those
+that start there (https://github.com/huggingface/tokenizers, added vocabulary). The segments between two of
+them are encoded independently, which makes a cache of segments exact.
+
+There are two guards. In text of a client, no added token is matched at all. In text that a client sends back as the
+assistant's, only the ordinary tokens of the model's own format (``<think>``) are matched: the client can have written
+that text itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+GUARD = "\udfff"
+"""The mark that breaks the text of an added token. It is a lone surrogate: UTF-8 has none, so no client can send it."""
+
+_NO_TOKEN = GUARD * 2
+"""Stands before a token of one character. Two marks, since a single one can be the edge of the text before it."""
+
+PICTURE_MARK = "\udffc\udffc"
+"""Stands for a picture in a prompt whose engine puts pictures in their places itself. No client can send it."""
+
+REPLACEMENT = "\ufffd"
+"""Replaces characters that cannot be encoded."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_WHITE_SPACE = r"[^\S\x1c-\x1f]"
+"""Unicode's White_Space property; Python's own class has four separators more."""
+
+_HTML_ELEMENT = (
+    "table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|s|sub|sup|code|a|p|br|hr|ul|ol|li"
+    "|div|span|pre|img"
+)
+_HTML_TAG = re.compile(rf"</?(?:{_HTML_ELEMENT})>")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token matched by its text before the model's own segmentation.
+
+    Attributes:
+        special: whether it is a control token, which a model generates only as this one token, never as other tokens.
+        lstrip: whether white space before it belongs to it.
+        rstrip: whether white space after it belongs to it.
+        single_word: whether it is matched only where no word character touches it.
+    """
+
+    id: int
+    text: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+def is_guarded(token: AddedToken) -> bool:
+    """Return whether text of a client must not be encoded as this token.
+
+    Some vocabularies (Gemma) add runs of white space and HTML tags only to encode them in one token. They do not
+    structure a prompt, and if they were broken, the model would see text it was not trained on.
+    """
+    return token.special or not (
+        token.text.isspace() or set(token.text) == {"▁"} or _HTML_TAG.fullmatch(token.text)
+    )
+
+
+def replace_surrogates(text: str) -> str:
+    """Return ``text`` with U+FFFD for each lone surrogate, which no encoding can represent."""
+    return text if text.isascii() else _SURROGATE.sub(REPLACEMENT, text)
+
+
+def strip_guards(text: str) -> str:
+    """Return ``text`` without guards."""
+    return text if text.isascii() else text.replace(GUARD, "")
+
+
+class TokenGuard:
+    """Breaks the texts of added tokens in a text, so that they are not matched. Call it with the text.
+
+    Args:
+        tokens: the tokens to break.
+    """
+
+    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+        guarded = [AddedToken(token.id, token.text) for token in tokens if token.text]
+        longer = [token for token in guarded if len(token.text) > 1]
+        single = (token.text for token in guarded if len(token.text) == 1)
+        # White space has no other tokens, and templates trim it.
+        self._single = [character for character in single if not character.isspace()]
+        self._guarded = re.compile(_alternation(longer))
+        self._starts = {t.text[:n] for t in longer for n in range(1, len(t.text))}
+        self._ends = {t.text[n:] for t in longer for n in range(1, len(t.text))}
+        self._longest = max((len(t.text) for t in longer), default=0)
+
+    def __call__(self, text: str) -> str:
+        """Return ``text`` with marks, such that none of the tokens is matched in it or across its edges.
+
+        If a text ends with the first half of a token, the template could complete the token with the text that it
+        writes next. So such an edge is marked as well.
+        """
+        text = self._guarded.sub(lambda match: GUARD.join(match[0]), replace_surrogates(text))
+        for character in self._single:
+            text = text.replace(character, _NO_TOKEN + character)
+        reach = range(1, min(self._longest, len(text) + 1))
+        if any(text[-n:] in self._starts for n in reach):
+            text += GUARD
+        if any(text[:n] in self._ends for n in reach):
+            text = GUARD + text
+        return text
+
+
+class AddedTokens:
+    """The added tokens of one vocabulary.
+
+    Args:
+        tokens: the added tokens.
+        structural: the ids of tokens that structure a prompt although they are not marked as special: those that end a
+            turn, and those that the checkpoint names.
+
+    Attributes:
+        ids: the token ids by text.
+        guard: the guard for text of a client.
+    """
+
+    def __init__(self, tokens: Iterable[AddedToken], structural: Collection[int] = ()) -> None:
+        self.tokens = tuple(token for token in tokens if token.text)
+        self.ids = {token.text: token.id for token in self.tokens}
+        self._split = re.compile(f"({_alternation(self.tokens)})")
+        self._structural = frozenset(structural)
+        self.guard = TokenGuard(self._all_but(()))
+
+    def guard_except(self, allowed: Collection[str]) -> TokenGuard:
+        """Return the guard for text of the assistant, in which the ``allowed`` tokens (texts) are matched.
+
+        Special tokens and tokens that structure a prompt are never allowed.
+        """
+        return TokenGuard(self._all_but(allowed))
+
+    def _all_but(self, allowed: Collection[str]) -> Iterator[AddedToken]:
+        for token in self.tokens:
+            is_ordinary = not token.special and token.id not in self._structural
+            if is_ordinary and (token.text in allowed or len(token.text) == 1 or not is_guarded(token)):
+                continue
+            yield token
+
+    def split(self, text: str) -> list[str]:
+        """Cut ``text`` at its added tokens: segment, token, segment … token, segment; segments can be empty."""
+        return self._split.split(text)
+
+    def unambiguous(self, ids: Collection[int]) -> list[AddedToken]:
+        """Return those of ``ids`` that no other token can overlap: a text can be cut at any occurrence of them."""
+        plain = [
+            t for t in self.tokens if t.id in ids and not (t.lstrip or t.rstrip or t.text != t.text.strip())
+        ]
+        if any(token.single_word for token in self.tokens):
+            return []  # whether such a token is matched depends on the text beside it
+        return [token for token in plain if not any(map(partial(_overlaps, token.text), self.ids))]
+
+    def id(self, piece: str) -> int:
+        """Return the id of a token as ``split`` cut it out, which can include white space around it."""
+        found = self.ids.get(piece)
+        return self.ids[piece.strip()] if found is None else found
+
+
+def _overlaps(text: str, other: str) -> bool:
+    """Return whether ``other`` contains ``text`` or ends with the beginning of it."""
+    if other == text:
+        return False
+    return text in other or any(other.endswith(text[:n]) for n in range(1, len(text)))
+
+
+def _alternation(tokens: Iterable[AddedToken]) -> str:
+    """Return a regular expression that matches the longest of ``tokens`` at a position."""
+    trie: dict[str, object] = {}
+    stripped_left: list[str] = []
+    single: list[str] = []
+    for token in sorted(tokens, key=lambda token: len(token.text), reverse=True):
+        end = (r"(?!\w)" if token.single_word else "") + (f"{_WHITE_SPACE}*" if token.rstrip else "")
+        if token.lstrip or token.single_word:
+            begin = f"{_WHITE_SPACE}*" if token.lstrip else ""
+            begin += r"(?<!\w)" if token.single_word else ""
+            stripped_left.append(begin + re.escape(token.text) + end)
+            continue
+        if len(token.text) == 1:
+            single.append(f"(?<!{_NO_TOKEN}){re.escape(token.text)}{end}")
+            continue
+        node = trie
+        for character in token.text:
+            node = node.setdefault(character, {})  # type: ignore[assignment]
+        node[""] = end
+    alternatives = [*stripped_left, *([_trie_expression(trie)] if trie else []), *single]
+    return "|".join(alternatives) or "(?!)"
+
+
+def _trie_expression(node: dict[str, object]) -> str:
+    """Return the regular expression of a trie: children by character; "" has the expression after a whole token."""
+    branches = [
+        re.escape(character) + _trie_expression(child)
+        for character, child in node.items()
+        if isinstance(child, dict)
+    ]
+    if "" in node:
+        branches.append(str(node[""]))
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"

@@ -1,0 +1,186 @@
+"""Reads the tokenizer of a GGUF file, such that its ids are the same as llama.cpp's."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from singletree.errors import BadConfiguration
+from singletree.gguf import read_metadata, trained_context
+from singletree.prompts.tokenizer.added_tokens import AddedToken
+from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition
+from singletree.prompts.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, split_stages
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+
+_NAMED_TOKENS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+    "mask_token": "tokenizer.ggml.mask_token_id",
+}
+_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+_NEVER_STRIPPING = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+_DEFAULT_PRE = {"gpt2": "default", "gemma4": "gemma4"}
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+_SPACE_TO_MARK = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+_MARK_TO_SPACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+_BYTE_FALLBACK_DECODER = {
+    "type": "Sequence",
+    "decoders": [_MARK_TO_SPACE, {"type": "ByteFallback"}, {"type": "Fuse"}],
+}
+
+
+def read_gguf(path: Path) -> TokenizerDefinition:
+    """Read the tokenizer of a GGUF file.
+
+    Raises:
+        WeightsUnavailable: the file cannot be read, is damaged or incomplete, or is not a GGUF file.
+        BadConfiguration: its kind of tokenizer is not supported.
+    """
+    metadata = read_metadata(path)
+    model = metadata.get("tokenizer.ggml.model")
+    if model not in _PIPELINES or "tokenizer.ggml.tokens" not in metadata:
+        raise BadConfiguration(
+            f"{path.name}: tokenizer kind {model!r} is not supported (supported: {', '.join(_PIPELINES)}); "
+            "give the model's Hugging Face directory with its tokenizer.json instead"
+        )
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    types = metadata.get("tokenizer.ggml.token_type") or array("i", [_NORMAL]) * len(tokens)
+    return TokenizerDefinition(
+        pipeline=_PIPELINES[model](metadata, tokens, types),
+        added_tokens=_added_tokens(str(metadata.get("general.name", "")).lower(), tokens, types),
+        vocabulary_size=len(tokens),
+        named_tokens={
+            name: tokens[metadata[key]]
+            for name, key in _NAMED_TOKENS.items()
+            if metadata.get(key, len(tokens)) < len(tokens)
+        },
+        stop_token_ids=frozenset(metadata[key] for key in _END_KEYS if key in metadata),
+        chat_template=metadata.get("tokenizer.chat_template"),
+        context_window=trained_context(metadata),
+    )
+
+
+def _added_tokens(name: str, tokens: list[str], types: array[int]) -> tuple[AddedToken, ...]:
+    """Return the tokens that are matched by their text.
+
+    Phi-3's tokens take the white space after them, and GGUF has no flag for that. So the model is recognised by its
+    name, as in llama.cpp.
+    """
+    strips = any(phi in name for phi in ("phi-3", "phi3"))
+    return tuple(
+        AddedToken(id, text, special=kind != _USER_DEFINED, rstrip=strips and text not in _NEVER_STRIPPING)
+        for id, (text, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)
+    )
+
+
+def _byte_pair_pipeline(metadata: Mapping[str, Any], tokens: list[str], types: array[int]) -> Pipeline:
+    """Return the pipeline for ``gpt2``: byte pairs with the pre-tokenizer that ``tokenizer.ggml.pre`` names."""
+    name = metadata.get("tokenizer.ggml.pre") or _DEFAULT_PRE[metadata["tokenizer.ggml.model"]]
+    pre_tokenizer = PRE_TOKENIZERS.get(name)
+    if pre_tokenizer is None:
+        raise BadConfiguration(
+            f"pre-tokenizer {name!r} is not supported (supported: {', '.join(sorted(PRE_TOKENIZERS))}); "
+            "give the model's Hugging Face directory with its tokenizer.json instead"
+        )
+    vocabulary = _vocabulary(tokens, types)
+    pairs = [_halves(merge) for merge in metadata.get("tokenizer.ggml.merges", ())]
+    merges = [
+        pair
+        for pair in pairs
+        if pair[0] in vocabulary and pair[1] in vocabulary and "".join(pair) in vocabulary
+    ]
+    return _byte_level(pre_tokenizer, vocabulary, merges)
+
+
+def _byte_level(
+    pre_tokenizer: PreTokenizer, vocabulary: Mapping[str, int], merges: list[tuple[str, str]]
+) -> Pipeline:
+    model = _byte_pairs(vocabulary, merges, ignore_merges=pre_tokenizer.whole_words_first)
+    if pre_tokenizer.spaces_marked:
+        return Pipeline(
+            msgspec.Raw(msgspec.json.encode(model | {"byte_fallback": True})),
+            normalizer=_SPACE_TO_MARK,
+            pre_tokenizer={"type": "Sequence", "pretokenizers": split_stages(pre_tokenizer)},
+            decoder=_BYTE_FALLBACK_DECODER,
+        )
+    return Pipeline(
+        msgspec.Raw(msgspec.json.encode(model)),
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [*split_stages(pre_tokenizer), BYTE_LEVEL]},
+        decoder=BYTE_LEVEL,
+    )
+
+
+def _sentencepiece_pipeline(metadata: Mapping[str, Any], tokens: list[str], types: array[int]) -> Pipeline:
+    """Return the pipeline for ``llama``: SentencePiece's pairs, the pair with the best score first.
+
+    Any two neighbours whose join is in the vocabulary may merge, so every way to halve a token is a merge.
+    """
+    scores = metadata.get("tokenizer.ggml.scores") or array("f", bytes(4 * len(tokens)))
+    vocabulary = _vocabulary(tokens, types)
+    by_score = sorted(
+        (id for id in vocabulary.values() if types[id] in (_NORMAL, _USER_DEFINED, _UNUSED)),
+        key=lambda id: -scores[id],
+    )
+    merges = [
+        (token[:cut], token[cut:])
+        for token in (tokens[id] for id in by_score)
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    model = _byte_pairs(vocabulary, merges, ignore_merges=False)
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    model |= {"byte_fallback": True, "fuse_unk": True, "unk_token": tokens[unknown]}
+    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prepend = [{"type": "Prepend", "prepend": "▁"}] if prefixed else []
+    return Pipeline(
+        msgspec.Raw(msgspec.json.encode(model)),
+        normalizer={"type": "Sequence", "normalizers": [*prepend, _SPACE_TO_MARK]},
+        decoder=_BYTE_FALLBACK_DECODER,
+    )
+
+
+_PIPELINES: dict[str, Callable[[Mapping[str, Any], list[str], array[int]], Pipeline]] = {
+    "gpt2": _byte_pair_pipeline,
+    "gemma4": _byte_pair_pipeline,
+    "llama": _sentencepiece_pipeline,
+}
+
+
+def _vocabulary(tokens: list[str], types: array[int]) -> dict[str, int]:
+    """Return the ids by text.
+
+    A control token gets a name that no text contains, so that no text is encoded as it. If it were left out, the ids
+    would have a gap, which fastokens refuses.
+    """
+    return {
+        f"\0 {id}" if kind == _CONTROL or not text else text: id
+        for id, (text, kind) in enumerate(zip(tokens, types, strict=False))
+    }
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    """Return the two sides of a merge. A space separates them, and neither side begins with one."""
+    cut = merge.find(" ", 1)
+    return merge[:cut], merge[cut + 1 :]
+
+
+def _byte_pairs(
+    vocabulary: Mapping[str, int], merges: list[tuple[str, str]], *, ignore_merges: bool
+) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "ignore_merges": ignore_merges,
+        "vocab": vocabulary,
+        "merges": merges,
+    }

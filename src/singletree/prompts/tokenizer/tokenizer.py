@@ -1,0 +1,329 @@
+"""Converts text to token ids and back, for one checkpoint."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from sys import getsizeof
+from typing import Any
+
+import msgspec
+
+from singletree.errors import BadConfiguration
+from singletree.lru import LruCache
+from singletree.prefixes import common_text_prefix
+from singletree.prompts.tokenizer.added_tokens import (
+    GUARD,
+    PICTURE_MARK,
+    AddedToken,
+    AddedTokens,
+    replace_surrogates,
+)
+from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition, end_of_turn_ids
+from singletree.prompts.tokenizer.detokenizer import ByteEncoding, Detokenizer, TokenTexts
+from singletree.prompts.tokenizer.encoder import SegmentEncoder
+from singletree.prompts.tokenizer.gguf_vocabulary import read_gguf
+from singletree.prompts.tokenizer.huggingface import read_directory
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+CACHE_BYTES = 128 * 2**20
+"""The default size of the caches of one tokenizer."""
+
+GuardFunction = Callable[[str], str]
+"""Marks a text such that no added token is matched in it."""
+
+
+def load_tokenizer(path: Path, *, cache_bytes: int = CACHE_BYTES, marks_pictures: bool = False) -> Tokenizer:
+    """Load the tokenizer of a checkpoint.
+
+    Args:
+        path: a Hugging Face directory (``tokenizer.json`` and its companions) or a ``.gguf`` file.
+        cache_bytes: the size limit of the caches of encoded and guarded texts, in bytes.
+        marks_pictures: as for ``Tokenizer``.
+
+    Raises:
+        BadConfiguration: ``path`` has no usable tokenizer; the message names the cause and the cure.
+        WeightsUnavailable: the ``.gguf`` file cannot be read or is damaged.
+    """
+    definition = read_gguf(path) if path.is_file() else read_directory(path)
+    return Tokenizer(definition, cache_bytes=cache_bytes, marks_pictures=marks_pictures)
+
+
+@dataclass(frozen=True, slots=True)
+class TextCheckpoint:
+    """A text and its tokens, from which a longer text goes on.
+
+    Attributes:
+        separator: the added token at which the text was cut into sections, as (text, id); None where it was not cut.
+        ends: the end of each separator, as (characters, tokens).
+    """
+
+    text: str
+    token_ids: array[int]
+    separator: tuple[str, int] | None
+    ends: list[tuple[int, int]]
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint, and the checkpoint's metadata.
+
+    Attributes:
+        special_tokens: the texts of the control tokens, which a model generates only as that one token.
+        added_tokens: the ids of all added tokens by their texts, special or not.
+        bos_token: empty when the vocabulary has none; so is ``eos_token``.
+        named_tokens: token texts that a chat template uses by name (``bos_token``, ``eos_token``, ``unk_token`` …).
+        stop_token_ids: the tokens that end a turn.
+        chat_template: Jinja source; None when the checkpoint has none.
+        context_window: in tokens; None when the checkpoint does not specify it.
+        response_template: the checkpoint's description of how a turn is parsed, as JSON; None when it has none.
+        vocabulary_size: one more than the highest id.
+        picture_mark_id: the id that ``PICTURE_MARK`` is encoded as, the first one that the vocabulary does not have;
+            None where the mark is not encoded.
+
+    Args:
+        marks_pictures: whether ``PICTURE_MARK`` is encoded.
+    """
+
+    def __init__(
+        self,
+        definition: TokenizerDefinition,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        marks_pictures: bool = False,
+    ) -> None:
+        self.picture_mark_id = definition.vocabulary_size if marks_pictures else None
+        named = set(definition.named_tokens.values())
+        self._named_ids = {token.id for token in definition.added_tokens if token.text in named}
+        self._own_stops = definition.stop_token_ids
+        self._cache_bytes = cache_bytes
+        mark = [AddedToken(definition.vocabulary_size, PICTURE_MARK, special=True)] if marks_pictures else []
+        self._set_stops((*definition.added_tokens, *mark), end_of_turn_ids(definition.added_tokens))
+        later = without_first_prefix(definition.pipeline)
+        self._first = _segment_encoder(definition.pipeline)
+        self._later = self._first if later is None else _segment_encoder(later)
+        backend = self._first.backend
+        self._texts = TokenTexts(
+            definition.added_tokens, backend.id_to_token, byte_encoding_of(definition.pipeline)
+        )
+        self._strip_first = self._prepends_space(self._first)
+        self._strip_later = self._prepends_space(self._later)
+
+        own = [token for token in self._added.tokens if token.text != PICTURE_MARK]
+        self.special_tokens = frozenset(t.text for t in own if t.special)
+        self.added_tokens: Mapping[str, int] = {token.text: token.id for token in own}
+        self.named_tokens = definition.named_tokens
+        self.bos_token = definition.named_tokens.get("bos_token", "")
+        self.eos_token = definition.named_tokens.get("eos_token", "")
+        self.chat_template = definition.chat_template
+        self.context_window = definition.context_window
+        self.response_template = definition.response_template
+        self.vocabulary_size = definition.vocabulary_size
+
+    def with_format(self, stop_markers: Collection[str], markers: Collection[str]) -> Tokenizer:
+        """Return this tokenizer, with the tokens that end a turn in the format of the model.
+
+        Args:
+            stop_markers: texts that end a turn; those that are special tokens stop an engine.
+            markers: all markers of the format. A token inside one that is no stop marker does not end a turn, unless
+                the checkpoint names it.
+        """
+        other = copy(self)
+        other._set_stops(self._added.tokens, end_of_turn_ids(self._added.tokens, stop_markers, markers))
+        return other
+
+    def _set_stops(self, added: tuple[AddedToken, ...], stops: frozenset[int]) -> None:
+        """Set the tokens that end a turn, beside those that the checkpoint names, and what depends on them."""
+        self.stop_token_ids = self._own_stops | stops
+        self._added = AddedTokens(added, self.stop_token_ids | self._named_ids)
+        self._separators = [(t.text, t.id) for t in self._added.unambiguous(self.stop_token_ids)]
+        self._encoded: LruCache[str, array[int]] = LruCache(self._cache_bytes // 2)
+        self._guarded: LruCache[tuple[GuardFunction | None, str], str] = LruCache(self._cache_bytes // 2)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Return the size of the caches of encoded and guarded texts, in bytes."""
+        return self._encoded.bytes + self._guarded.bytes
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a rendered prompt.
+
+        Added tokens are matched in the text, and no others are added, such as one at the beginning. Guarded text
+        (``guard``) is encoded as ordinary characters.
+        """
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> array[int]:
+        """Return the ids of ``encode`` as an array. It is faster: cached ids are copied, without an object for each."""
+        return self.encode_incremental(text, None).token_ids
+
+    def encode_incremental(self, text: str, checkpoint: TextCheckpoint | None) -> TextCheckpoint:
+        """Encode ``text``; the tokens of the prefix that it shares with ``checkpoint`` are taken from there.
+
+        Returns:
+            The checkpoint of ``text``, which has its tokens.
+        """
+        if checkpoint is not None and checkpoint.separator:
+            separator, id = checkpoint.separator
+            same = common_text_prefix(checkpoint.text, text)
+            known = bisect_right(checkpoint.ends, same, key=itemgetter(0))
+        else:
+            # The token that ends most of the turns: the sections between stay the same as the text grows.
+            separator, id = max(self._separators, key=lambda token: text.count(token[0]), default=("", 0))
+            if not separator or separator not in text:
+                return TextCheckpoint(text, self._ids_of(text, self._first, self._segment_ids), None, [])
+            known = 0
+        ends = checkpoint.ends[:known] if checkpoint is not None else []
+        at, tokens = ends[-1] if ends else (0, 0)
+        ids = checkpoint.token_ids[:tokens] if checkpoint is not None else array("I")
+        for position, section in enumerate(text[at:].split(separator)):
+            if position:
+                ids.append(id)
+                at += len(separator)
+                ends.append((at, len(ids)))
+            if section:
+                ids.extend(self._section_ids(section) if at else self._ids_of(section, self._first))
+                at += len(section)
+        return TextCheckpoint(text, ids, (separator, id), ends)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of ``token_ids``, special tokens included; invalid UTF-8 becomes U+FFFD."""
+        stream = Detokenizer(self._texts, strip_first=self._strip_first, strip_after_added=self._strip_later)
+        pieces = stream.feed(list(token_ids)) + stream.flush()
+        return "".join(text for text, _ in pieces)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes of one token, which can be a part of a character.
+
+        They are empty for an id outside the vocabulary.
+        """
+        piece = self._texts[token_id]
+        text = piece[0] if isinstance(piece, tuple) else piece
+        return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+
+    def new_detokenizer(self) -> Detokenizer:
+        """Return a new detokenizer, for one generation."""
+        return Detokenizer(self._texts, strip_after_added=self._strip_later)
+
+    def guard(self, text: str) -> str:
+        """Mark text of a client such that ``encode`` matches no added token in it, nor across its edges.
+
+        Only ``encode`` and ``strip_guards`` understand the marks; a string with marks cannot be encoded as UTF-8.
+        """
+        return self._guard_once(None, self._added.guard, text)
+
+    def guard_except(self, allowed: Collection[str]) -> GuardFunction:
+        """Return a guard for text that comes back as the assistant's, in which the ``allowed`` tokens are matched.
+
+        Special tokens, tokens that end a turn and tokens that the checkpoint names are never allowed.
+
+        Args:
+            allowed: texts of added tokens.
+        """
+        own = self._added.guard_except(allowed)
+        return partial(self._guard_once, own, own)
+
+    def _guard_once(self, key: GuardFunction | None, guard: GuardFunction, text: str) -> str:
+        guarded = self._guarded.get((key, text))
+        if guarded is None:
+            guarded = guard(text)
+            kept = text if guarded == text else guarded
+            self._guarded.put((key, text), kept, getsizeof(text) + (0 if kept is text else getsizeof(kept)))
+        return guarded
+
+    def accelerate(self) -> bool:
+        """Switch to a faster encoder if one gives identical ids; return whether it did. Takes longer than loading."""
+        encoders = {id(encoder): encoder for encoder in (self._first, self._later)}
+        found = [encoder.accelerate() for encoder in encoders.values()]
+        return all(found)
+
+    def _ids_of(
+        self, text: str, first: SegmentEncoder, segment_ids: Callable[[str], array[int]] | None = None
+    ) -> array[int]:
+        """Encode ``text``, cut at its added tokens; ``first`` encodes the segment before the first added token."""
+        later = segment_ids or self._later_ids
+        parts = self._added.split(text)
+        ids = array("I")
+        if parts[0]:
+            own = first is not self._later
+            ids.extend(array("I", first.encode(_encodable(parts[0]))) if own else later(parts[0]))
+        for position in range(1, len(parts), 2):
+            ids.append(self._added.id(parts[position]))
+            if parts[position + 1]:
+                ids.extend(later(parts[position + 1]))
+        return ids
+
+    def _later_ids(self, segment: str) -> array[int]:
+        return array("I", self._later.encode(_encodable(segment)))
+
+    def _segment_ids(self, segment: str) -> array[int]:
+        return self._cached(segment, self._later_ids)
+
+    def _section_ids(self, section: str) -> array[int]:
+        """Return the ids of the text between two ends of turns: cached as a whole, a turn costs one lookup."""
+        return self._cached(section, lambda text: self._ids_of(text, self._later))
+
+    def _cached(self, text: str, make: Callable[[str], array[int]]) -> array[int]:
+        """Return the ids of ``text`` from the cache, or make them.
+
+        The key is the text with its guards: without them, a guarded token would get the ids of the token itself.
+        """
+        ids = self._encoded.get(text)
+        if ids is None:
+            ids = make(text)
+            self._encoded.put(text, ids, getsizeof(text) + getsizeof(ids))
+        return ids
+
+    def _prepends_space(self, encoder: SegmentEncoder) -> bool:
+        pieces = Detokenizer(self._texts).feed(encoder.encode("x"))
+        return bool(pieces) and pieces[0][0].startswith(" ")
+
+
+def _encodable(segment: str) -> str:
+    """Return a segment without guards, and with U+FFFD for characters that cannot be encoded."""
+    return segment if segment.isascii() else replace_surrogates(segment.replace(GUARD, ""))
+
+
+def byte_encoding_of(pipeline: Pipeline) -> ByteEncoding:
+    """Return how the vocabulary represents bytes, by its decoder. Raises BadConfiguration for an unknown decoder."""
+    kinds = {stage.get("type") for stage in _stages(pipeline.decoder, "decoders")}
+    if "ByteLevel" in kinds:
+        return "byte_level"
+    if kinds & {"ByteFallback", "Metaspace", "Replace"}:
+        return "byte_fallback"
+    raise BadConfiguration(
+        f"the tokenizer's decoder ({', '.join(map(str, kinds)) or 'none'}) does not support streaming; "
+        "use a checkpoint with a byte-level or SentencePiece vocabulary"
+    )
+
+
+def without_first_prefix(pipeline: Pipeline) -> Pipeline | None:
+    """Return the pipeline for segments that do not begin the text; None where it is the same.
+
+    It differs where a pre-tokenizer has ``prepend_scheme: first``.
+    """
+    stages = _stages(pipeline.pre_tokenizer, "pretokenizers")
+    if not any(stage.get("prepend_scheme") == "first" for stage in stages):
+        return None
+    later = [stage | ({"prepend_scheme": "never"} if "prepend_scheme" in stage else {}) for stage in stages]
+    sequence = {"type": "Sequence", "pretokenizers": later}
+    return msgspec.structs.replace(pipeline, pre_tokenizer=sequence)
+
+
+def _stages(stage: Any, key: str) -> list[dict[str, Any]]:
+    if not isinstance(stage, dict):
+        return []
+    return list(stage[key]) if key in stage else [stage]
+
+
+def _segment_encoder(pipeline: Pipeline) -> SegmentEncoder:
+    try:
+        return SegmentEncoder(pipeline)
+    except Exception as error:  # tokenizers raises a bare Exception for any definition that it cannot read
+        raise BadConfiguration(f"the tokenizer's definition cannot be used: {error}") from error

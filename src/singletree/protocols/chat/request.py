@@ -1,0 +1,332 @@
+"""OpenAI Chat Completions: the request.
+
+https://platform.openai.com/docs/api-reference/chat/create, with the fields that vLLM, SGLang, llama.cpp,
+OpenRouter and the makers of open models add. Unknown fields are accepted. ``chat.stream`` encodes the response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from singletree.conversation import Conversation, Request, ResponseFormat, Sampling, Thinking
+from singletree.errors import InvalidRequest
+from singletree.protocols import limits, wire
+from singletree.protocols.chat.messages import (
+    ChatMessage,
+    DecodedMessage,
+    collect_turns,
+    decode_messages,
+    reasoning_fields,
+)
+from singletree.protocols.chat.tools import (
+    SentChoice,
+    SentFunction,
+    SentName,
+    SentTool,
+    decode_function_call,
+    decode_functions,
+    decode_tool_choice,
+    decode_tools,
+)
+from singletree.protocols.openai.engine_fields import EngineFields, format_from_fields, ignored
+from singletree.protocols.openai.nvext import NvExt, agent_of, hints_of, session_of
+from singletree.protocols.openai.sampling import shared_sampling_of
+from singletree.request_options import RequestOptions
+
+ROUTES: list[tuple[str, str, str]] = [("POST", "/v1/chat/completions", "create")]
+
+
+class _JsonSchema(msgspec.Struct):
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Format(msgspec.Struct):
+    type: str
+    json_schema: _JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _ThinkingField(msgspec.Struct):
+    type: str | None = None
+    budget_tokens: int | None = None
+
+
+class _ReasoningField(msgspec.Struct):
+    effort: str | None = None
+    max_tokens: int | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class SamplingFields(EngineFields, kw_only=True):
+    """The sampling and output fields that Chat Completions and Completions share, as sent in the body."""
+
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    response_format: _Format | None = None
+    nvext: NvExt | None = None
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """The request body of Chat Completions, as the client sends it."""
+
+    model: str
+    messages: list[msgspec.Raw]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[SentTool] | None = None
+    tool_choice: str | SentChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[SentFunction] | None = None
+    function_call: str | SentName | None = None
+    reasoning_effort: str | None = None
+    reasoning: _ReasoningField | None = None
+    include_reasoning: bool | None = None
+    thinking: _ThinkingField | bool | None = None
+    thinking_budget: int | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    prompt_cache_key: str | None = None
+    session_id: str | None = None
+
+
+def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
+    """Decode the JSON ``body`` into a ``Request``.
+
+    Raises:
+        InvalidRequest: with ``param`` as a path such as ``messages.0.content``.
+    """
+    wanted = wire.decode_body(body, ChatBody)
+    if not wanted.model:
+        raise InvalidRequest("model is empty; send the name of a served model", param="model")
+    return build_request(wanted)
+
+
+def build_request(wanted: ChatBody) -> Request:
+    """Return the ``Request`` for a body that is already parsed; ``model`` may be empty.
+
+    Raises:
+        InvalidRequest: with ``param`` as a path such as ``messages.0.content``.
+    """
+    _refuse_unsupported(wanted)
+    warnings: list[str] = []
+    is_legacy = bool(wanted.functions)
+    tools = decode_functions(wanted.functions or []) or decode_tools(wanted.tools or [], warnings)
+    agent = agent_of(wanted.nvext)
+    messages = decode_messages(wanted.messages)
+    conversation = Conversation(collect_turns(messages), tools)
+    opens_turn, continues = _continuation(wanted, messages[-1].message)
+    return Request(
+        model=wanted.model or "",
+        conversation=conversation,
+        sampling=sampling_of(
+            wanted,
+            wanted.max_tokens if wanted.max_completion_tokens is None else wanted.max_completion_tokens,
+            (wanted.top_logprobs or 0) if wanted.logprobs else None,
+        ),
+        stream=bool(wanted.stream),
+        tool_choice=decode_function_call(wanted.function_call, tools)
+        if wanted.function_call is not None
+        else decode_tool_choice(wanted.tool_choice, tools),
+        opens_turn=opens_turn,
+        continues=continues,
+        # A message in the legacy form has room for one call.
+        parallel_tool_calls=wanted.parallel_tool_calls is not False and not is_legacy,
+        thinking=_thinking(wanted),
+        response_format=format_of(wanted),
+        session=wanted.prompt_cache_key or wanted.session_id or session_of(agent),
+        hints=hints_of(wanted.nvext),
+        agent=agent,
+        choices=choices_of(wanted),
+        warnings=(*warnings, *ignored(wanted)),
+        options=replace(
+            output_options(wanted),
+            reasoning_fields=_reasoning_fields(wanted, messages),
+            legacy_functions=is_legacy,
+        ),
+    )
+
+
+_LEGACY = {"functions": "tools", "function_call": "tool_choice"}
+
+
+def _refuse_unsupported(body: ChatBody) -> None:
+    for old, new in _LEGACY.items():
+        if getattr(body, old) and getattr(body, new):
+            raise InvalidRequest(
+                f"{old} and {new} are two forms of the same field; send one of them", param=old
+            )
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest(
+            f"top_logprobs is {body.top_logprobs} but logprobs is not true; send both", param="top_logprobs"
+        )
+    check_sampling_fields(body)
+
+
+def check_sampling_fields(body: SamplingFields) -> None:
+    """Raise InvalidRequest for a value out of its limits, and for fields that a stream has no place for."""
+    if body.prompt_logprobs is not None and body.stream:
+        at = "prompt_logprobs"
+        raise InvalidRequest(f"{at} cannot be streamed; send stream=false, or omit {at}", param=at)
+    limits.check_limits(body)
+
+
+def choices_of(body: SamplingFields) -> int:
+    """Return the number of choices that ``body`` asks for (``n``); raise InvalidRequest if it is out of range."""
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= limits.MAX_CHOICES:
+        raise InvalidRequest(f"n is {n!s:.40}; send a number from 1 to {limits.MAX_CHOICES}", param="n")
+    return n
+
+
+def output_options(body: SamplingFields) -> RequestOptions:
+    """Return which usage and token ids ``body`` wants in the response."""
+    options = body.stream_options or _StreamOptions()
+    return RequestOptions(
+        include_usage=bool(options.include_usage),
+        continuous_usage_stats=bool(options.include_usage and options.continuous_usage_stats),
+        return_token_ids=bool(body.return_token_ids),
+        return_tokens_as_token_ids=bool(body.return_tokens_as_token_ids),
+    )
+
+
+def sampling_of(body: SamplingFields, most: int | None, logprobs: int | None) -> Sampling:
+    """Return the sampling parameters of ``body``.
+
+    Args:
+        most: the largest number of tokens to generate; None for no limit.
+        logprobs: the number of alternatives reported for each token; None for no log-probabilities.
+    """
+    shared = shared_sampling_of(body)
+    return replace(
+        shared,
+        max_tokens=limits.at_least_one(most),
+        repetition_penalty=body.repeat_penalty
+        if shared.repetition_penalty is None
+        else shared.repetition_penalty,
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        min_tokens=_min_tokens(body.min_tokens or 0, most),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        includes_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+        bad_words=tuple(body.bad_words or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+    )
+
+
+def _min_tokens(least: int, most: int | None) -> int:
+    if most is not None and 0 < most < least:
+        message = f"min_tokens is {least} but max_tokens is {most}; send min_tokens of at most max_tokens"
+        raise InvalidRequest(message, param="min_tokens")
+    return least
+
+
+def _logit_bias(biases: Mapping[str, float]) -> dict[int, float] | None:
+    for token in biases:
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            at = "logit_bias"
+            raise InvalidRequest(
+                f"{at}: {limits.quote_value(token)} is not a token id; send token ids as keys", param=at
+            )
+    return {int(token): bias for token, bias in biases.items()} or None
+
+
+def format_of(body: SamplingFields) -> ResponseFormat | None:
+    """Return the format that the response text must have, from whichever field of ``body`` sets it.
+
+    Raises:
+        InvalidRequest: a field is invalid, or two fields set a format.
+    """
+    return format_from_fields(body, response_format_of(body.response_format))
+
+
+def response_format_of(given: _Format | None) -> ResponseFormat | None:
+    """Decode ``response_format``; raise InvalidRequest for an unknown type or a missing schema."""
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return ResponseFormat(given.schema, schema_at="response_format.schema")
+    if given.type != "json_schema":
+        at = "response_format.type"
+        cure = "send 'text', 'json_object' or 'json_schema'"
+        raise InvalidRequest(f"{at} is {limits.quote_value(given.type)}; {cure}", param=at)
+    wanted = given.json_schema or _JsonSchema()
+    at = "response_format.json_schema.schema"
+    if wanted.schema is None:
+        raise InvalidRequest(f"{at}: Field required; send the JSON schema, or type 'json_object'", param=at)
+    return ResponseFormat(wanted.schema, wanted.name or "", wanted.strict, at)
+
+
+_THINKING_TYPES = {"enabled": True, "adaptive": True, "disabled": False}
+
+
+def _thinking(body: ChatBody) -> Thinking:
+    """Decode the reasoning fields; the most explicit one wins.
+
+    The order is: a field of its own, then the effort ``none``, then a chat-template variable.
+    """
+    arguments = body.chat_template_kwargs
+    reasoning = body.reasoning or _ReasoningField()
+    field = body.thinking if isinstance(body.thinking, _ThinkingField) else _ThinkingField()
+    effort = body.reasoning_effort or reasoning.effort
+    candidates = (
+        body.enable_thinking,
+        body.thinking if isinstance(body.thinking, bool) else _THINKING_TYPES.get(field.type or ""),
+        reasoning.enabled,
+        False if effort == "none" else None,
+        *((arguments or {}).get(name) for name in ("enable_thinking", "thinking")),
+    )
+    budgets = (field.budget_tokens, reasoning.max_tokens, body.thinking_budget)
+    return Thinking(
+        enabled=next((value for value in candidates if isinstance(value, bool)), None),
+        effort=effort,
+        budget_tokens=next((b for b in budgets if b is not None), None),
+        template_arguments=arguments,
+    )
+
+
+def _reasoning_fields(body: ChatBody, messages: Sequence[DecodedMessage]) -> tuple[str, ...] | None:
+    """Return the fields in which the client reads reasoning; None if the request does not show them."""
+    if body.include_reasoning is False or (body.reasoning and body.reasoning.exclude):
+        return ()
+    return reasoning_fields(messages) or None
+
+
+def _continuation(body: ChatBody, last: ChatMessage) -> tuple[bool, bool]:
+    """Return ``Request.opens_turn`` and ``Request.continues``.
+
+    They come from vLLM's switches, or from the field that DeepSeek (``prefix``) and Moonshot (``partial``) set on the
+    last message. Without any of them, a trailing assistant message is continued.
+    """
+    at = "continue_final_message"
+    if body.continue_final_message and last.role != "assistant":
+        cure = "end with a message of role 'assistant'"
+        raise InvalidRequest(f"{at} is true but the last message is of role {last.role!r}; {cure}", param=at)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequest(f"{at} and add_generation_prompt are both true; send one of them", param=at)
+    if body.continue_final_message or last.prefix or last.partial:
+        return True, True
+    return body.add_generation_prompt is not False, not (
+        body.add_generation_prompt or body.continue_final_message is False
+    )

@@ -1,0 +1,207 @@
+"""Decode the tools of a Chat Completions request, and the choice among them.
+
+https://platform.openai.com/docs/api-reference/chat/create (``tools``, ``tool_choice``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+
+from singletree.conversation import Tool, ToolChoice
+from singletree.errors import InvalidRequest
+from singletree.protocols import limits
+from singletree.protocols.openai import custom_tools
+
+
+class _Function(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Grammar(msgspec.Struct):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class _CustomFormat(msgspec.Struct):
+    type: Literal["text", "grammar"] = "text"
+    grammar: _Grammar | None = None
+
+
+class _Custom(msgspec.Struct):
+    name: str
+    description: str | None = None
+    format: _CustomFormat | None = None
+
+
+class SentTool(msgspec.Struct):
+    """One entry of ``tools``, as the client sends it."""
+
+    type: str = "function"
+    function: _Function | None = None
+    custom: _Custom | None = None
+
+
+class SentName(msgspec.Struct):
+    """A reference to a function by its name."""
+
+    name: str
+
+
+class SentFunction(msgspec.Struct):
+    """One entry of ``functions``, the older form of ``tools``."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class SentChoice(msgspec.Struct):
+    """An object sent as ``tool_choice``, or one entry of ``allowed_tools``."""
+
+    type: str
+    function: SentName | None = None
+    custom: SentName | None = None
+    name: str | None = None
+    allowed_tools: _Allowed | None = None
+
+    @property
+    def tool(self) -> str | None:
+        """Return the name of the chosen tool; None if there is none."""
+        named = self.function or self.custom
+        return named.name if named else self.name
+
+
+class _Allowed(msgspec.Struct):
+    mode: str = "auto"
+    tools: list[SentChoice] = []
+
+
+def decode_tools(given: list[SentTool], warnings: list[str]) -> tuple[Tool, ...]:
+    """Decode ``tools``; a warning is added to ``warnings`` for each one that is ignored.
+
+    Raises:
+        InvalidRequest: with ``param`` below ``tools``.
+    """
+    tools: list[Tool] = []
+    for i, tool in enumerate(given):
+        if tool.type == "function":
+            tools.append(_function_tool(tool.function, f"tools.{i}.function"))
+        elif tool.type == "custom":
+            tools.append(_custom_tool(tool.custom, f"tools.{i}.custom"))
+        else:
+            warnings.append(f"tools.{i} is ignored: unknown type {limits.quote_value(tool.type)}")
+    return tuple(tools)
+
+
+def decode_functions(given: list[SentFunction]) -> tuple[Tool, ...]:
+    """Decode ``functions``; raise InvalidRequest for one without a name."""
+    tools: list[Tool] = []
+    for i, function in enumerate(given):
+        at = f"functions.{i}"
+        if not function.name:
+            raise InvalidRequest(f"{at}.name is empty; send the name of the function", param=f"{at}.name")
+        schema_at = f"{at}.parameters"
+        tools.append(Tool(function.name, function.description, function.parameters, schema_at=schema_at))
+    return tuple(tools)
+
+
+def decode_function_call(given: str | SentName | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    """Decode ``function_call``; raise InvalidRequest if it is not one of ``tools`` or has an unknown value."""
+    at = "function_call"
+    if isinstance(given, SentName):
+        if given.name not in {tool.name for tool in tools}:
+            shown = limits.quote_value(given.name)
+            raise InvalidRequest(
+                f"{at} names {shown}, which is not in functions; send the name of one of them", param=at
+            )
+        return ToolChoice("required", given.name)
+    if given not in (None, "auto", "none"):
+        shown = limits.quote_value(given)
+        cure = "send 'auto', 'none' or an object with a name"
+        raise InvalidRequest(f"{at} is {shown}; {cure}", param=at)
+    return ToolChoice(given or "auto")  # type: ignore[arg-type]  # one of the two words
+
+
+def _function_tool(function: _Function | None, at: str) -> Tool:
+    if function is None or not function.name:
+        raise InvalidRequest(f"{at}: Field required, with a name", param=at)
+    return Tool(
+        function.name,
+        function.description,
+        function.parameters,
+        function.strict,
+        schema_at=f"{at}.parameters",
+    )
+
+
+def _custom_tool(custom: _Custom | None, at: str) -> Tool:
+    if custom is None or not custom.name:
+        raise InvalidRequest(f"{at}: Field required, with a name", param=at)
+    grammar = custom.format.grammar if custom.format else None
+    syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, "")
+    return Tool(
+        custom.name,
+        custom_tools.description(custom.description, syntax, definition),
+        custom_tools.PARAMETERS,
+        kind="custom",
+        extra={"grammar": {"syntax": syntax, "definition": definition}} if grammar else None,
+        grammar=(syntax, definition) if syntax else None,
+        schema_at=f"{at}.parameters",
+    )
+
+
+_MODES: dict[str, ToolChoice] = {
+    "auto": ToolChoice("auto"),
+    "none": ToolChoice("none"),
+    "required": ToolChoice("required"),
+    "any": ToolChoice("required"),
+}
+
+
+def decode_tool_choice(given: str | SentChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    """Decode ``tool_choice``; raise InvalidRequest if it names an unknown tool or has an unknown value."""
+    if given is None:
+        return ToolChoice()
+    if isinstance(given, SentChoice) and given.allowed_tools is not None:
+        choice = _allowed(given.allowed_tools)
+    else:
+        choice = _named(given)
+    if choice.mode == "required" and not tools:
+        raise _refused_choice("requires a call but the request has no tools; send tools")
+    offered = {tool.name for tool in tools}
+    for name in (*(choice.allowed or ()), *([choice.name] if choice.name is not None else [])):
+        if name not in offered:
+            shown = limits.quote_value(name)
+            raise _refused_choice(f"names {shown}, which is not in tools; send the name of one of them")
+    return choice
+
+
+def _refused_choice(why: str) -> InvalidRequest:
+    return InvalidRequest(f"tool_choice {why}", param="tool_choice")
+
+
+def _named(given: str | SentChoice) -> ToolChoice:
+    if isinstance(given, SentChoice) and given.tool:
+        return ToolChoice("required", given.tool)
+    mode = given.type if isinstance(given, SentChoice) else given
+    if mode not in _MODES:
+        shown = limits.quote_value(mode)
+        raise _refused_choice(f"is {shown}; send 'auto', 'none', 'required' or an object that names a tool")
+    return _MODES[mode]
+
+
+def _allowed(allowed: _Allowed) -> ToolChoice:
+    """Narrow the choice to ``allowed``. The tools themselves stay in the prompt, so that it does not change."""
+    choice = _named(allowed.mode)
+    names = tuple(dict.fromkeys(tool.tool for tool in allowed.tools if tool.tool))
+    if choice.mode == "required" and not names:
+        raise _refused_choice("requires a call but allows no tool; list at least one in allowed_tools")
+    if choice.mode == "required" and len(names) == 1:
+        return ToolChoice("required", names[0])
+    return replace(choice, allowed=names)

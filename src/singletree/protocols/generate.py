@@ -1,0 +1,242 @@
+"""Token ids in, token ids out, as vLLM's ``/inference/v1/generate``.
+
+``vllm/entrypoints/scale_out/token_in_token_out/protocol.py`` (0.32). Trainers that render prompts themselves use it:
+verifiers' ``TrainClient`` through the package ``renderers``. Released versions of that package (0.1) expect vLLM's
+earlier form of log-probabilities, so each token has both: ``token_id``, and ``token`` as ``token_id:ID``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from singletree.conversation import Conversation, Hints, Request
+from singletree.errors import InvalidRequest, SingletreeError
+from singletree.events import (
+    Event,
+    Finished,
+    FinishReason,
+    TextDelta,
+    Token,
+    TokenLogprobs,
+    Usage,
+    UsageUpdate,
+)
+from singletree.protocols import wire
+from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
+from singletree.protocols.chat import request as chat
+from singletree.protocols.openai import errors
+from singletree.protocols.openai.chunks import DONE, ChunkStream, usage_object
+from singletree.protocols.openai.logprobs import TokenDetails, check_logprobs, ids_of, json_logprob, tokens_of
+from singletree.request_options import CompletionOptions, RequestOptions
+
+__all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_error"]
+
+ROUTES: list[tuple[str, str, str]] = [("POST", "/inference/v1/generate", "complete")]
+ID_PREFIX = "generate-"
+
+_NO_LOGPROB = -9999.0
+"""vLLM's value for an unknown log-probability; the field has to be a number."""
+
+_FINISH_REASONS: dict[FinishReason, str] = {
+    "stop": "stop",
+    "stop_sequence": "stop",
+    "length": "length",
+    "context_overflow": "length",
+    "refusal": "stop",
+    "cancelled": "abort",
+    "error": "abort",
+}
+_NOT_REPORTED: dict[str, Any] = {"routed_experts": None, "sampling_mask": None, "weight_versions": None}
+_WITHOUT_EFFECT = ("cache_salt", "kv_transfer_params", "ec_transfer_params")
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Sampling(chat.SamplingFields, kw_only=True):
+    logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+
+
+class _Body(msgspec.Struct, kw_only=True):
+    token_ids: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+    sampling_params: _Sampling = msgspec.field(default_factory=_Sampling)
+    request_id: str | None = None
+    model: str | None = None
+    return_token_ids: bool | None = None
+    output_mode: Literal["tokens", "text"] = "tokens"
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
+    features: Any = None
+    content_parts: Any = None
+    cache_salt: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+
+
+def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
+    """Decode the JSON ``body`` into a request with an empty conversation; ``model`` may be empty.
+
+    ``options.completion`` holds the prompt.
+
+    Raises:
+        InvalidRequest: a field is invalid; ``param`` names it.
+    """
+    wanted = wire.decode_body(body, _Body)
+    for at in ("features", "content_parts"):
+        if getattr(wanted, at):
+            raise InvalidRequest(f"{at}: images are not supported; omit it", param=at)
+    params = wanted.sampling_params
+    params.stream = wanted.stream
+    chat.check_sampling_fields(params)
+    check_logprobs(params.logprobs, "sampling_params.logprobs")
+    choices = chat.choices_of(params)
+    options = wanted.stream_options or _StreamOptions()
+    return Request(
+        model=wanted.model or "",
+        conversation=Conversation(()),
+        sampling=chat.sampling_of(params, params.max_tokens, params.logprobs),
+        stream=bool(wanted.stream),
+        response_format=chat.format_of(params),
+        # In vLLM a lower number is served first, in hints a higher one.
+        hints=Hints(priority=-wanted.priority) if wanted.priority else Hints(),
+        choices=choices,
+        warnings=tuple(f"{name} is ignored" for name in _WITHOUT_EFFECT if getattr(wanted, name)),
+        options=RequestOptions(
+            include_usage=bool(options.include_usage),
+            continuous_usage_stats=bool(options.include_usage and options.continuous_usage_stats),
+            return_token_ids=True,
+            completion=CompletionOptions(
+                prompts=(tuple(wanted.token_ids),),
+                prompt_field="token_ids",
+                best_of=choices,
+                skip_special_tokens=params.skip_special_tokens is not False,
+                request_id=wanted.request_id or "",
+                return_prompt_token_ids=bool(wanted.return_token_ids),
+                return_text=wanted.output_mode == "text",
+            ),
+        ),
+    )
+
+
+class Encoder(ChunkStream):
+    """Encode the events of one choice as chunks."""
+
+    prompt_field = "token_ids"
+
+    def __init__(self, context: AnswerContext) -> None:
+        request = context.request
+        self._request = request
+        self._options = request.options.completion
+        self._head = {"request_id": self._options.request_id or context.id, "output_mode": _mode(request)}
+        self._index = context.index
+        self._usage: Usage | None = None
+
+    def start(self) -> list[Frame]:
+        """Return the prompt's token ids, if requested."""
+        if self._index or not self._options.return_prompt_token_ids:
+            return []
+        return [self._chunk([], prompt_token_ids=self._request.prompt_report.token_ids)]
+
+    def feed(self, event: Event) -> list[Frame]:
+        """Encode ``event``; no frames if it adds nothing."""
+        if isinstance(event, TokenLogprobs):
+            return [self._choice(event.tokens)]
+        if isinstance(event, TextDelta) and self._options.return_text and event.text:
+            return [self._choice((), event.text)]
+        if isinstance(event, UsageUpdate):
+            self._usage = event.usage
+        return []
+
+    def end(self, finished: Finished) -> list[Frame]:
+        """End the choice with its finish reason."""
+        return [self._choice((), **_ending(finished))]
+
+    def tail(self, usage: Usage) -> list[Frame]:
+        """End the stream: the usage if requested, then ``[DONE]``."""
+        wanted = self._request.options.include_usage
+        self._usage = usage
+        return [self._chunk([], usage=True), DONE] if wanted else [DONE]
+
+    def side_event(self, name: str, data: Mapping[str, Any]) -> list[Frame]:
+        """Return an event that the API does not have; clients that do not know ``name`` see a chunk without choices."""
+        return [(name, wire.dump({**self._head, "choices": [], **data}))]
+
+    def _choice(self, tokens: Sequence[Token], text: str = "", **more: Any) -> Frame:
+        choice = _choice(self._request, self._index, tokens, text) | more
+        return self._chunk([choice], usage=self._request.options.continuous_usage_stats)
+
+    def _chunk(self, choices: list[dict[str, Any]], *, usage: bool = False, **more: Any) -> Frame:
+        counted = usage_object(self._usage) if usage and self._usage is not None else None
+        return "", wire.dump({**self._head, "choices": choices, "usage": counted, **more})
+
+
+def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+    """Encode a response as one body; ``usage`` is the sum over all choices."""
+    context, first = choices[0].context, choices[0].turn
+    request = context.request
+    options = request.options.completion
+    prompt_ids = request.prompt_report.token_ids if options.return_prompt_token_ids else None
+    return wire.dump(
+        {
+            "request_id": options.request_id or context.id,
+            "output_mode": _mode(request),
+            "created": context.created,
+            "model": request.model,
+            "choices": [
+                _choice(each.context.request, index, tokens_of(each.turn), each.turn.text)
+                | _ending(each.finished)
+                for index, each in enumerate(choices)
+            ],
+            "usage": usage_object(usage),
+            "prompt_logprobs": TokenDetails.of(request).prompt(first),
+            "prompt_token_ids": prompt_ids,
+        }
+    )
+
+
+def encode_error(error: SingletreeError) -> tuple[int, bytes]:
+    """Return the HTTP status and the JSON body for ``error``."""
+    return errors.encode_error(error, prompt="token_ids")
+
+
+def _mode(request: Request) -> str:
+    return "text" if request.options.completion.return_text else "tokens"
+
+
+def _choice(request: Request, index: int, tokens: Sequence[Token], text: str) -> dict[str, Any]:
+    details, has_text = TokenDetails.of(request), request.options.completion.return_text
+    logprobs = details.chat(tokens) if has_text else {"content": [*map(_logprob, tokens)]}
+    choice = {
+        "index": index,
+        "token_ids": ids_of(tokens),
+        "logprobs": logprobs if details.logprobs else None,
+        "finish_reason": None,
+        "stop_reason": None,
+        **_NOT_REPORTED,
+    }
+    return choice | ({"text": text} if has_text else {})
+
+
+def _ending(finished: Finished) -> dict[str, Any]:
+    return {"finish_reason": _FINISH_REASONS[finished.reason], "stop_reason": finished.stop_sequence}
+
+
+def _logprob(token: Token) -> dict[str, Any]:
+    return _candidate(token) | {"top_logprobs": _candidates(token.alternatives), "bytes": None}
+
+
+def _candidates(tokens: Iterable[Token]) -> list[dict[str, Any]]:
+    return [_candidate(token) | {"rank": rank} for rank, token in enumerate(tokens, 1)]
+
+
+def _candidate(token: Token) -> dict[str, Any]:
+    logprob = json_logprob(token.logprob)
+    known = _NO_LOGPROB if logprob is None else logprob
+    return {"token_id": token.id, "token": f"token_id:{token.id}", "logprob": known, "rank": None}

@@ -1,0 +1,349 @@
+"""Decode content blocks and tools of the Messages API into parts of a conversation.
+
+https://platform.claude.com/docs/en/api/messages. A block type of the API that an open model has no use for is
+left out with a warning; a block type that the API does not have is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+
+from singletree.conversation import (
+    CAPSULE_PREFIX,
+    Document,
+    Extra,
+    Image,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolReference,
+    ToolResult,
+    carried_capsules,
+)
+from singletree.errors import InvalidRequest
+from singletree.protocols import media, wire
+from singletree.protocols.client_json import template_json
+from singletree.protocols.limits import quote_value
+from singletree.protocols.messages.tools import RequestNotes, ToolDefinition, decode_tool, required
+
+ContentPlace = Literal["user", "assistant", "system", "tool_result"]
+ResultPart = Text | Image | Document | ToolReference
+
+_ABSENT = msgspec.Raw()
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One content block of any type, with the fields of all types. Each type has its own decoding function.
+
+    Raw fields are decoded by that function: ``input`` because a prompt shows its numbers as they were sent,
+    ``content`` and ``source`` because their form depends on the type.
+    """
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: Any = None
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw = _ABSENT
+    tool_use_id: str | None = None
+    content: msgspec.Raw = _ABSENT
+    is_error: bool | None = None
+    source: msgspec.Raw = _ABSENT
+    title: str | None = None
+    context: str | None = None
+    tool_name: str | None = None
+    tool: Any = None
+    cache_control: Any = None
+
+
+BlockContent = str | list[Block] | None
+
+
+class MediaSource(msgspec.Struct, frozen=True):
+    """The source of an image or a document: inline data, or a URL."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    content: BlockContent = None
+
+
+class ToolChange(msgspec.Struct, frozen=True):
+    """The tool that a ``tool_addition`` block adds (by name or definition) or a ``tool_removal`` block removes."""
+
+    type: str
+    name: str | None = None
+    server_name: str | None = None
+    definition: ToolDefinition | None = None
+
+
+_CONTENT: msgspec.json.Decoder[BlockContent] = msgspec.json.Decoder(BlockContent)
+_SOURCE = msgspec.json.Decoder(MediaSource)
+_STRING = msgspec.json.Decoder(str)
+_SUMMARY: msgspec.json.Decoder[str | None] = msgspec.json.Decoder(str | None)
+_ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+T = TypeVar("T")
+
+
+class _Unparsed(msgspec.Struct, frozen=True):
+    raw: str
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """The object in which Claude Code 2.1 keeps arguments that were not valid JSON."""
+
+    unparsed: _Unparsed = msgspec.field(name="__unparsedToolInput")
+
+
+_UNPARSED = b'{"__unparsedToolInput":{"raw":'
+_KEPT = msgspec.json.Decoder(_Kept)
+
+
+def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: RequestNotes) -> Iterator[Part]:
+    """Decode ``content`` into parts, in order, without empty text.
+
+    Args:
+        place: the role of the message, or ``tool_result`` inside one.
+        at: the path of ``content``.
+        notes: collects warnings and the tools that blocks define.
+
+    Raises:
+        InvalidRequest: a block is invalid; ``param`` is its path.
+    """
+    if isinstance(content, str):
+        content = [Block("text", content)]
+    for i, block in enumerate(content or ()):
+        where = f"{at}.{i}"
+        if block.type in _IGNORED:
+            notes.warn(f"{block.type} blocks are ignored: {_IGNORED[block.type]}")
+            continue
+        read = _READERS.get(block.type)
+        if read is None:
+            known = f"send one of {', '.join(_READERS)}"
+            raise InvalidRequest(
+                f"{where}.type: {quote_value(block.type)} is not a type of content block; {known}",
+                param=f"{where}.type",
+            )
+        for part in read(block, where, notes):
+            if place not in _PLACES.get(type(part), _ANYWHERE):
+                raise InvalidRequest(
+                    f"{where}.type: {block.type} is not allowed in {place} content", param=f"{where}.type"
+                )
+            yield part
+
+
+def _decode(decoder: msgspec.json.Decoder[T], raw: msgspec.Raw, at: str) -> T:
+    if not bytes(raw):
+        raise InvalidRequest(f"{at}: Field required", param=at)
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise wire.field_error(error, at) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{at}: not valid JSON ({error})", param=at) from None
+
+
+def _marks(block: Block) -> Extra | None:
+    return None if block.cache_control is None else {"cache_control": block.cache_control}
+
+
+def _text(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    if block.text is None:
+        raise InvalidRequest(f"{at}.text: Field required", param=f"{at}.text")
+    if block.text:
+        yield Text(block.text, _marks(block))
+
+
+def _thinking(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    # Without its text a block may still carry the turn in its signature (display: omitted).
+    if block.thinking or block.signature:
+        yield Reasoning(
+            block.thinking or "",
+            {"signature": block.signature} if block.signature else None,
+            capsules=carried_capsules("signature", block.signature),
+        )
+
+
+def _redacted_thinking(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    """Decode encrypted reasoning. Here it is a capsule of the turn; other servers' blocks are ignored."""
+    if isinstance(block.data, str) and block.data.startswith(CAPSULE_PREFIX):
+        yield Reasoning("", {"data": block.data}, capsules=carried_capsules("data", block.data))
+    else:
+        notes.warn(f"{block.type} blocks are ignored: only the server that encrypted it can read it")
+
+
+def _tool_use(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    name, call_id = required(block.name, f"{at}.name"), required(block.id, f"{at}.id")
+    arguments, complete = _arguments(block.input, f"{at}.input")
+    # Incomplete arguments are sent as a string, which no client reformats.
+    yield ToolCall(name, arguments, call_id, complete, _marks(block), verbatim=not complete)
+
+
+def _arguments(sent: msgspec.Raw, at: str) -> tuple[str, bool]:
+    """Return the arguments in ``input`` as JSON text, and whether they are complete.
+
+    ``input`` is an object, which each client formats in its own way. Arguments that were not valid JSON are sent as a
+    string, or in Claude Code's own object; both hold the model's text unchanged.
+    """
+    raw = bytes(sent)
+    if not raw or raw == b"null":
+        return "{}", True
+    if raw.startswith(b'"'):
+        return _decode(_STRING, sent, at), False
+    if raw.startswith(_UNPARSED):
+        return _decode(_KEPT, sent, at).unparsed.raw, False
+    try:
+        return template_json(raw), True
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{at}: not valid UTF-8 ({error.reason})", param=at) from None
+
+
+def _tool_result(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    call_id = required(block.tool_use_id, f"{at}.tool_use_id")
+    content = _decode(_CONTENT, block.content, f"{at}.content") if bytes(block.content) else None
+    content_parts = tuple(
+        cast(Iterator[ResultPart], decode_blocks(content, "tool_result", f"{at}.content", notes))
+    )
+    yield ToolResult(call_id, content_parts, bool(block.is_error), _marks(block))
+
+
+def _server_tool_result(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    """Decode the result of a tool that Anthropic's servers ran in an earlier turn, without its encrypted fields."""
+    call_id = required(block.tool_use_id, f"{at}.tool_use_id")
+    content = _decode(_ANYTHING, block.content, f"{at}.content") if bytes(block.content) else None
+    content_parts: tuple[ResultPart, ...] = (Text(msgspec.json.encode(_readable(content)).decode()),)
+    if isinstance(content, dict) and isinstance(found := content.get("tool_references"), list):
+        names = [r.get("tool_name") for r in found if isinstance(r, dict)]
+        content_parts = tuple(ToolReference(name) for name in names if isinstance(name, str))
+    yield ToolResult(call_id, content_parts, extra=_marks(block))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_readable(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    hidden = "data" if value.get("type") == "base64" else ""
+    return {k: _readable(v) for k, v in value.items() if k != hidden and not k.startswith("encrypted")}
+
+
+def _tool_reference(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    yield ToolReference(required(block.tool_name, f"{at}.tool_name"), _marks(block))
+
+
+def _tool_addition(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    change = wire.convert(block.tool, ToolChange, f"{at}.tool")
+    name = change.name
+    if change.definition is not None:
+        added = decode_tool(change.definition, f"{at}.tool.definition", notes)
+        if added is None:
+            return
+        notes.tools.append(replace(added, deferred=True))
+        name = added.name
+    yield ToolReference(required(name, f"{at}.tool.name"), _marks(block))
+
+
+def _tool_removal(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    """Tell the model in place. The tool stays at the head of the prompt, so that the prompt after it stays cached."""
+    change = wire.convert(block.tool, ToolChange, f"{at}.tool")
+    name = required(change.name or change.server_name, f"{at}.tool.name")
+    yield Text(f"The tool {name} is not available any more.", _marks(block))
+
+
+def _image(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    at = f"{at}.source"
+    source = _decode(_SOURCE, block.source, at)
+    if source.type == "url":
+        yield media.image(required(source.url, f"{at}.url"), _marks(block))
+    else:
+        yield Image(source.media_type or "", _inline(source, at), extra=_marks(block))
+
+
+def _document(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    at, title = f"{at}.source", block.title or ""
+    source = _decode(_SOURCE, block.source, at)
+    if source.type == "text":
+        yield from _paragraphs(block, title, block.context, source.data)
+    elif source.type == "content":
+        yield from _paragraphs(block, title, block.context)
+        yield from decode_blocks(source.content, "tool_result", f"{at}.content", notes)
+    else:
+        yield from _paragraphs(block, block.context)
+        if source.type == "url":
+            yield media.document(required(source.url, f"{at}.url"), title, _marks(block))
+        else:
+            yield Document(source.media_type or "", _inline(source, at), title=title, extra=_marks(block))
+
+
+def _inline(source: MediaSource, at: str) -> str:
+    if source.type != "base64":
+        cure = "files are not stored here: send the data as base64, or a url"
+        raise InvalidRequest(
+            f"{at}.type: {quote_value(source.type)} is not supported; {cure}", param=f"{at}.type"
+        )
+    return required(source.data, f"{at}.data")
+
+
+def _search_result(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    source = _decode(_STRING, block.source, f"{at}.source") if bytes(block.source) else None
+    content = _decode(_CONTENT, block.content, f"{at}.content") if bytes(block.content) else None
+    yield from _paragraphs(block, block.title, source)
+    yield from decode_blocks(content, "tool_result", f"{at}.content", notes)
+
+
+def _compaction(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+    yield from _paragraphs(block, _decode(_SUMMARY, block.content, f"{at}.content"))
+
+
+def _paragraphs(block: Block, *texts: str | None) -> Iterator[Part]:
+    if text := "\n\n".join(t for t in texts if t):
+        yield Text(text, _marks(block))
+
+
+_READERS: dict[str, Callable[[Block, str, RequestNotes], Iterator[Part]]] = {
+    "text": _text,
+    "thinking": _thinking,
+    "tool_use": _tool_use,
+    "tool_result": _tool_result,
+    "tool_reference": _tool_reference,
+    "redacted_thinking": _redacted_thinking,
+    "image": _image,
+    "document": _document,
+    "search_result": _search_result,
+    "tool_addition": _tool_addition,
+    "tool_removal": _tool_removal,
+    "server_tool_use": _tool_use,
+    "mcp_tool_use": _tool_use,
+    "mcp_tool_result": _tool_result,
+    "web_search_tool_result": _server_tool_result,
+    "web_fetch_tool_result": _server_tool_result,
+    "code_execution_tool_result": _server_tool_result,
+    "bash_code_execution_tool_result": _server_tool_result,
+    "text_editor_code_execution_tool_result": _server_tool_result,
+    "tool_search_tool_result": _server_tool_result,
+    "advisor_tool_result": _server_tool_result,
+    "compaction": _compaction,
+}
+
+_IGNORED = {
+    "container_upload": "there is no container here",
+    "mcp_tool_listing": "the client calls MCP servers itself",
+    "fallback": "this server does not fall back to other models",
+    "browser_state": "there are no browser tools here",
+}
+
+_ANYWHERE: frozenset[ContentPlace] = frozenset(("user", "assistant", "system", "tool_result"))
+_PLACES: dict[type[Part], frozenset[ContentPlace]] = {
+    Reasoning: frozenset(("assistant",)),
+    ToolCall: frozenset(("assistant",)),
+    ToolResult: frozenset(("user", "assistant")),
+}

@@ -1,0 +1,313 @@
+"""Anthropic Messages: decode requests.
+
+https://platform.claude.com/docs/en/api/messages and .../messages-count-tokens. Fields that the API does not
+have are skipped; an error names the field by its path (``messages.0.content.1.text``), as the API does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import msgspec
+
+from singletree.conversation import (
+    Conversation,
+    Part,
+    Request,
+    ResponseFormat,
+    Role,
+    Sampling,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolResult,
+    Turn,
+)
+from singletree.errors import InvalidRequest, ThreadUnsupported
+from singletree.protocols import limits, wire
+from singletree.protocols.limits import quote_value
+from singletree.protocols.messages.blocks import Block, BlockContent, decode_blocks
+from singletree.protocols.messages.context_management import context_edits
+from singletree.protocols.messages.tools import RequestNotes, ToolDefinition, decode_tool, required
+from singletree.request_options import RequestOptions
+
+ROUTES: list[tuple[str, str, str]] = [
+    ("POST", "/v1/messages", "create"),
+    ("POST", "/v1/messages/count_tokens", "count_tokens"),
+]
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class _OutputFormat(msgspec.Struct, frozen=True):
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class _OutputConfig(msgspec.Struct, frozen=True):
+    effort: str | None = None
+    format: _OutputFormat | None = None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: BlockContent | msgspec.UnsetType = msgspec.UNSET
+    output_config: _OutputConfig | None = None
+
+
+class _ThinkingConfig(msgspec.Struct, frozen=True):
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class _ToolChoice(msgspec.Struct, frozen=True):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    user_id: str | None = None
+
+
+class _User(msgspec.Struct, frozen=True):
+    session_id: str | None = None
+
+
+class _Body(msgspec.Struct, frozen=True):
+    model: str
+    messages: list[msgspec.Raw]
+    max_tokens: int | None = None
+    system: str | list[Block] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: _ToolChoice | None = None
+    thinking: _ThinkingConfig | None = None
+    output_config: _OutputConfig | None = None
+    output_format: _OutputFormat | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+    metadata: _Metadata | None = None
+    context_management: Any = None
+    mcp_servers: Any = None
+    container: Any = None
+    fallbacks: Any = None
+    thread: Any = None
+    compaction: Any = None
+
+
+_ROLES: dict[str, Literal["user", "assistant", "system"]] = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+}
+_THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+_CHOICES: dict[str, ToolChoice] = {
+    "auto": ToolChoice(),
+    "any": ToolChoice("required"),
+    "tool": ToolChoice("required"),
+    "none": ToolChoice("none"),
+}
+# Accepted, but without effect.
+_WITHOUT_EFFECT = ("mcp_servers", "container", "fallbacks")
+# Claude Code before 2.1: user_<hash>_account_<uuid>_session_<uuid>. Since then a JSON object in the string.
+_SESSION_OF_USER = re.compile(r"_session_([0-9a-fA-F-]{8,})$")
+
+
+def decode(body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> Request:
+    """Decode the JSON ``body`` into a ``Request``. ``max_tokens`` is clamped later, where the model's limits are known.
+
+    Raises:
+        InvalidRequest: worded as the API does; ``param`` is the field's path.
+    """
+    read = wire.decode_body(body, _Body)
+    if read.max_tokens is None:
+        raise InvalidRequest("max_tokens: Field required", param="max_tokens")
+    return _request(read)
+
+
+def decode_count(body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> Request:
+    """Decode a request whose prompt is to be counted: like ``decode``, but ``max_tokens`` is optional."""
+    return _request(wire.decode_body(body, _Body))
+
+
+def _request(body: _Body) -> Request:
+    try:
+        return _build(body)
+    except RecursionError:
+        raise InvalidRequest("the request body is nested too deeply; send flatter content") from None
+
+
+def _build(body: _Body) -> Request:
+    notes = RequestNotes()
+    limits.check_limits(body)
+    _refuse_unsupported(body)
+    if not body.messages:
+        raise InvalidRequest("messages: at least one message is required", param="messages")
+    messages = wire.decode_each(body.messages, _Message, _read, "messages", _is_reusable)
+    turns = (*_system(body, notes), *chain.from_iterable(message.turns for message in messages))
+    for message in messages:
+        notes.merge(message.notes)
+    tools = (*_tools(body, notes), *notes.tools)
+    choice = _tool_choice(body, tools, notes)
+    for name in _WITHOUT_EFFECT:
+        if getattr(body, name):
+            notes.warn(f"{name} is ignored: it has no meaning on this server")
+    return Request(
+        model=required(body.model, "model"),
+        conversation=Conversation(turns, tools),
+        sampling=_sampling(body),
+        stream=bool(body.stream),
+        tool_choice=choice,
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        thinking=_thinking(body, messages),
+        response_format=_response_format(body),
+        context_edits=context_edits(body.context_management, notes),
+        session=_session(body.metadata.user_id if body.metadata else None),
+        warnings=notes.warnings,
+        options=RequestOptions(
+            hidden_thinking=body.thinking is not None and body.thinking.display == "omitted",
+            prefill_only=body.max_tokens == 0,
+            reports_context_edits=body.context_management is not None,
+        ),
+    )
+
+
+def _refuse_unsupported(body: _Body) -> None:
+    """Refuse fields that change what the request asks for; ignoring them would answer a different question."""
+    if body.thread is not None:
+        raise ThreadUnsupported
+    if body.compaction is not None:
+        message = "compaction: this server does not write summaries; ask for one in messages"
+        raise InvalidRequest(message, param="compaction")
+
+
+def _system(body: _Body, notes: RequestNotes) -> Iterator[Turn]:
+    decoded = tuple(decode_blocks(body.system, "system", "system", notes))
+    if decoded:
+        yield Turn("system", decoded)
+
+
+class _Read(NamedTuple):
+    """One decoded message, with its notes."""
+
+    turns: tuple[Turn, ...]
+    effort: str | None
+    notes: RequestNotes
+
+
+def _is_reusable(message: _Read) -> bool:
+    """Return whether ``message`` can be reused elsewhere: tools and warnings name a path in their request."""
+    return not message.notes.tools and not message.notes.warnings
+
+
+def _read(message: _Message, at: str) -> _Read:
+    notes = RequestNotes()
+    effort = message.output_config.effort if message.output_config else None
+    role = _ROLES.get(message.role)
+    if role is None:
+        _refuse_type(f"{at}.role", message.role, _ROLES)
+    content = message.content
+    if content is not msgspec.UNSET:
+        decoded = decode_blocks(content, role, f"{at}.content", notes)
+        return _Read(tuple(_split(role, decoded)), effort, notes)
+    if message.output_config is None:
+        raise InvalidRequest(f"{at}.content: Field required", param=f"{at}.content")
+    return _Read((), effort, notes)
+
+
+def _split(role: Role, decoded: Iterator[Part]) -> Iterator[Turn]:
+    """Yield the turns of one message; tool results become turns of their own, in their place."""
+    runs: list[tuple[Role, list[Part]]] = []
+    for part in decoded:
+        turn_role: Role = "tool" if type(part) is ToolResult else role
+        if not runs or runs[-1][0] != turn_role:
+            runs.append((turn_role, []))
+        runs[-1][1].append(part)
+    for turn_role, run in runs or [(role, [])]:
+        yield Turn(turn_role, tuple(run))
+
+
+def _tools(body: _Body, notes: RequestNotes) -> Iterator[Tool]:
+    for i, definition in enumerate(body.tools or ()):
+        if own := decode_tool(definition, f"tools.{i}", notes):
+            yield own
+
+
+def _tool_choice(body: _Body, tools: tuple[Tool, ...], notes: RequestNotes) -> ToolChoice:
+    sent = body.tool_choice
+    if sent is None:
+        return ToolChoice()
+    choice = _CHOICES.get(sent.type)
+    if choice is None:
+        _refuse_type("tool_choice.type", sent.type, _CHOICES)
+    if choice.mode != "required":
+        return choice
+    name = required(sent.name, "tool_choice.name") if sent.type == "tool" else None
+    if any(name in (None, t.name) for t in tools):
+        return ToolChoice("required", name)
+    if any(name in (None, t.name) for t in body.tools or ()):
+        notes.warn("tool_choice is ignored: the tool that it names is ignored")
+        return ToolChoice()
+    if name is None:
+        raise InvalidRequest("tool_choice: 'any' needs at least one tool in tools", param="tool_choice")
+    raise InvalidRequest(f"tool_choice.name: no tool {quote_value(name)} in tools", param="tool_choice.name")
+
+
+def _thinking(body: _Body, messages: Sequence[_Read]) -> Thinking:
+    own = body.output_config.effort if body.output_config else None
+    effort = next((message.effort for message in reversed(messages) if message.effort), own or None)
+    sent = body.thinking
+    if sent is None:
+        return Thinking(effort=effort)
+    enabled = _THINKS.get(sent.type)
+    if enabled is None:
+        _refuse_type("thinking.type", sent.type, _THINKS)
+    # Claude and qwen-code send budgets of max_tokens or more, so the API's bounds are not enforced here.
+    budget = None if sent.budget_tokens is None else max(sent.budget_tokens, 0)
+    return Thinking(enabled, effort, budget)
+
+
+def _response_format(body: _Body) -> ResponseFormat | None:
+    at, sent = "output_config.format", body.output_config.format if body.output_config else None
+    if sent is None:
+        at, sent = "output_format", body.output_format
+    if sent is None:
+        return None
+    if sent.type != "json_schema":
+        _refuse_type(f"{at}.type", sent.type, ("json_schema",))
+    if sent.schema is None:
+        raise InvalidRequest(f"{at}.schema: Field required", param=f"{at}.schema")
+    return ResponseFormat(sent.schema, strict=True, schema_at=f"{at}.schema")
+
+
+def _refuse_type(at: str, got: str, known: Iterable[str]) -> NoReturn:
+    raise InvalidRequest(f"{at}: {quote_value(got)} is not known; send one of {', '.join(known)}", param=at)
+
+
+def _sampling(body: _Body) -> Sampling:
+    return Sampling(
+        max_tokens=limits.at_least_one(body.max_tokens),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k if body.top_k and body.top_k > 0 else None,
+        stop=tuple(s for s in body.stop_sequences or () if s),
+    )
+
+
+def _session(user_id: str | None) -> str | None:
+    """Return the session inside ``metadata.user_id``, as Claude Code writes it; else the whole value."""
+    if not user_id:
+        return None
+    try:
+        return msgspec.json.decode(user_id, type=_User).session_id or user_id
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        found = _SESSION_OF_USER.search(user_id)
+        return found[1] if found else user_id

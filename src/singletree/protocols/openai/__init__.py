@@ -1,0 +1,1 @@
+"""Holds what the OpenAI protocols share."""

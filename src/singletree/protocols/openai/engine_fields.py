@@ -1,0 +1,229 @@
+"""Fields that engines add to Chat Completions and Completions: constraints, sampling, and ignored fields.
+
+vLLM (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html, extra parameters), SGLang
+(https://docs.sglang.ai/basic_usage/sampling_params.html), llama.cpp's server, and OpenAI's own fields that have no
+effect here. An ignored field is named in a warning if its value asks for something.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from singletree.conversation import ResponseFormat
+from singletree.errors import InvalidRequest
+from singletree.protocols import limits
+from singletree.protocols.openai.sampling import SharedSampling
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_TokenIds = Annotated[list[_TokenId], msgspec.Meta(max_length=1024)]
+_Words = Annotated[list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(max_length=1024)]
+
+
+class _StructuredOutputs(msgspec.Struct):
+    json: Any = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: Any = None
+    disable_additional_properties: Any = None
+    whitespace_pattern: Any = None
+
+
+class EngineFields(SharedSampling, kw_only=True):
+    """The fields, as the client sends them. Those of type ``Any`` are in ``IGNORED``."""
+
+    structured_outputs: _StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    min_tokens: int | None = None
+    stop_token_ids: _TokenIds | None = None
+    allowed_token_ids: _TokenIds | None = None
+    bad_words: _Words | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    repeat_penalty: float | None = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+    structural_tag: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    typical_p: Any = None
+    top_a: Any = None
+    mirostat: Any = None
+    dry_multiplier: Any = None
+    xtc_probability: Any = None
+    stop_regex: Any = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
+    custom_params: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    truncate_prompt_tokens: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    priority: Any = None
+    cache_salt: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    lora_path: Any = None
+    separate_reasoning: Any = None
+    return_hidden_states: Any = None
+    prompt_embeds: Any = None
+    web_search_options: Any = None
+    search_parameters: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+
+
+_Kind = Literal["json", "object", "regex", "choice", "grammar"]
+
+CONSTRAINTS: Mapping[str, _Kind] = {
+    "structured_outputs.json": "json",
+    "structured_outputs.json_object": "object",
+    "structured_outputs.regex": "regex",
+    "structured_outputs.choice": "choice",
+    "structured_outputs.grammar": "grammar",
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+}
+"""Path of a field that sets the format of the visible text -> the kind of its value. The order is: vLLM's fields,
+vLLM's before 0.12, SGLang's, llama.cpp's.
+"""
+
+IGNORED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "structured_outputs.structural_tag": ((), "send json, regex, choice or grammar"),
+    "structured_outputs.disable_any_whitespace": ((False,), "constraints already allow little white space"),
+    "structured_outputs.disable_additional_properties": ((False,), "set additionalProperties in the schema"),
+    "structured_outputs.whitespace_pattern": ((), "constraints already allow little white space"),
+    "structural_tag": ((), "send structured_outputs with json, regex, choice or grammar"),
+    "guided_decoding_backend": (("auto",), "the engine chooses its own"),
+    "guided_whitespace_pattern": ((), "constraints already allow little white space"),
+    "use_beam_search": ((False,), "send n for several answers"),
+    "length_penalty": ((1, 0), "it is a setting of beam search"),
+    "typical_p": ((1,), "send top_p or min_p"),
+    "top_a": ((0,), "send min_p"),
+    "mirostat": ((0,), "send temperature and min_p"),
+    "dry_multiplier": ((0,), "send repetition_penalty"),
+    "xtc_probability": ((0,), "send temperature and min_p"),
+    "stop_regex": ((), "send stop with strings"),
+    "logits_processors": ((), "send logit_bias"),
+    "custom_logit_processor": ((), "send logit_bias"),
+    "custom_params": (({},), "they are for a custom_logit_processor"),
+    "repetition_detection": ((), "send repetition_penalty"),
+    "thinking_token_budget": ((-1,), "send reasoning_effort"),
+    "truncate_prompt_tokens": ((), "send a prompt that fits the window"),
+    "chat_template": ((), "the server's own is used; start it with --chat-template"),
+    "documents": ((), "send them as messages"),
+    "priority": ((0,), "send the header x-dynamo-request-priority; a higher value goes first"),
+    "cache_salt": ((), "prompts share one cache"),
+    "kv_transfer_params": (({},), "only the engine itself accepts it"),
+    "vllm_xargs": (({},), "only the engine itself accepts it"),
+    "lora_path": ((), "one model is served"),
+    "separate_reasoning": ((True,), "reasoning has a field of its own"),
+    "return_hidden_states": ((False,), "hidden states are not reported"),
+    "prompt_embeds": ((), "send text or token ids"),
+    "web_search_options": ((), "this server does not search the web; send a tool that does"),
+    "search_parameters": (({"mode": "off"},), "this server does not search the web; send a tool that does"),
+    "modalities": ((["text"],), "only text is generated"),
+    "audio": ((), "only text is generated"),
+    "prediction": ((), "predicted outputs are not supported"),
+}
+"""Path of a field that has no effect -> the values with which it asks for nothing, and what to do instead.
+
+None, empty texts and empty lists always ask for nothing. An empty object can ask for something: a search, or an answer
+as sound, with all defaults.
+"""
+
+
+def ignored(body: EngineFields) -> Iterator[str]:
+    """Yield a warning for each field of ``body`` that asks for something and has no effect."""
+    for path, (harmless, cure) in IGNORED.items():
+        value = _value(body, path)
+        if value is not None and value not in ("", []) and value not in harmless:
+            yield f"{path} is ignored: {cure}"
+
+
+def format_from_fields(
+    body: EngineFields, from_response_format: ResponseFormat | None = None
+) -> ResponseFormat | None:
+    """Return the format that the visible text must have; None if no field of ``body`` sets one.
+
+    Args:
+        from_response_format: the format that ``response_format`` sets.
+
+    Raises:
+        InvalidRequest: two fields set a format, or a value is invalid; ``param`` is the field's path.
+    """
+    values = ((path, kind, _value(body, path)) for path, kind in CONSTRAINTS.items())
+    given = [each for each in values if each[2] or (each[1] == "json" and each[2] == {})]
+    if not given and (path := _empty_choice(body)):
+        raise InvalidRequest(f"{path} is []; send at least one text to choose from", param=path)
+    if not given:
+        return from_response_format
+    path, kind, value = given[0]
+    others = [other for other, _, _ in given[1:]] or ["response_format"] * (from_response_format is not None)
+    if others:
+        message = f"{path} and {others[0]} both set the format of the response; send one of them"
+        raise InvalidRequest(message, param=path)
+    return _FORMATS[kind](value, path)
+
+
+def _value(body: EngineFields, path: str) -> Any:
+    value: Any = body
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _empty_choice(body: EngineFields) -> str:
+    choices = (path for path, kind in CONSTRAINTS.items() if kind == "choice")
+    return next((path for path in choices if _value(body, path) == []), "")
+
+
+def _json(value: Any, path: str) -> ResponseFormat:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            message = f"{path} is not valid JSON ({error}); send the schema as an object, or as its JSON text"
+            raise InvalidRequest(message, param=path) from None
+    if not isinstance(value, dict):
+        shown = limits.quote_value(json.dumps(value))
+        raise InvalidRequest(f"{path} is {shown}; send a JSON schema as an object", param=path)
+    return ResponseFormat(value, schema_at=path)
+
+
+def _choice(value: list[str], path: str) -> ResponseFormat:
+    for i, text in enumerate(value):
+        if not text:
+            at = f"{path}.{i}"
+            raise InvalidRequest(f"{at} is empty; send text of at least one character", param=at)
+    return ResponseFormat(choices=tuple(value), schema_at=path)
+
+
+_FORMATS: Mapping[_Kind, Callable[[Any, str], ResponseFormat]] = {
+    "json": _json,
+    "object": lambda value, path: ResponseFormat(schema_at=path),
+    "regex": lambda value, path: ResponseFormat(pattern=value, schema_at=path),
+    "choice": _choice,
+    "grammar": lambda value, path: ResponseFormat(grammar=value, schema_at=path),
+}

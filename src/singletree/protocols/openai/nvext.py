@@ -1,0 +1,111 @@
+"""NVIDIA's request extensions: hints from a harness for routing and engines, and the agent that a request belongs to.
+
+``nvext.agent_hints`` and ``nvext.agent_context`` as Dynamo defines them, https://docs.nvidia.com/dynamo/agents/agent-hints
+and agents/session-ids; unknown keys are accepted. Headers set the same on every API, and win over the body. Header
+names are Dynamo's where it has one; the others are our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from singletree.conversation import AgentContext, Hints
+from singletree.errors import InvalidRequest
+from singletree.protocols import limits
+
+_Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+# Dynamo takes 32 bits; with the priority below it, a rank has to fit vLLM's 64.
+_Tier = Annotated[int, msgspec.Meta(ge=0, le=2**30)]
+_Length = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Sensitivity = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class _AgentHints(msgspec.Struct):
+    latency_sensitivity: _Sensitivity | None = None
+    priority: _Priority | None = None
+    strict_priority: _Tier | None = None
+    osl: _Length | None = None
+    speculative_prefill: bool | None = None
+
+
+class _AgentContext(msgspec.Struct):
+    session_type_id: _Name | None = None
+    session_id: _Name | None = None
+    trajectory_id: _Name | None = None
+    parent_session_id: _Name | None = None
+    parent_trajectory_id: _Name | None = None
+    session_final: bool | None = None
+
+
+class NvExt(msgspec.Struct):
+    """``nvext``, as the client sends it."""
+
+    agent_hints: _AgentHints | None = None
+    agent_context: _AgentContext | None = None
+
+
+Headers = Mapping[str, tuple[str, Any]]
+"""Header name in lower case -> the attribute that it sets, and its type."""
+
+HINTS: Headers = {
+    "x-dynamo-request-priority": ("priority", _Priority),
+    "x-dynamo-request-strict-priority": ("strict_priority", _Tier),
+    "x-singletree-latency-sensitivity": ("latency_sensitivity", _Sensitivity),
+    "x-singletree-osl": ("expected_tokens", _Length),
+    "x-singletree-speculative-prefill": ("speculative_prefill", bool),
+}
+AGENT: Headers = {
+    "x-dynamo-session-id": ("session_id", _Name),
+    "x-dynamo-parent-session-id": ("parent_session_id", _Name),
+    "x-dynamo-session-final": ("session_final", bool),
+    "x-claude-code-agent-id": ("trajectory_id", _Name),
+    "x-claude-code-parent-agent-id": ("parent_trajectory_id", _Name),
+    "x-codex-parent-thread-id": ("parent_trajectory_id", _Name),
+}
+
+HintsOrAgent = TypeVar("HintsOrAgent", Hints, AgentContext)
+
+
+def hints_of(nvext: NvExt | None) -> Hints:
+    """Return the hints of a body."""
+    sent = (nvext and nvext.agent_hints) or _AgentHints()
+    return Hints(
+        priority=sent.priority or 0,
+        strict_priority=sent.strict_priority or 0,
+        latency_sensitivity=sent.latency_sensitivity,
+        expected_tokens=sent.osl,
+        speculative_prefill=bool(sent.speculative_prefill),
+    )
+
+
+def agent_of(nvext: NvExt | None) -> AgentContext:
+    """Return the agent that a body names as its own."""
+    sent = (nvext and nvext.agent_context) or _AgentContext()
+    return AgentContext(**{name: value for name in sent.__struct_fields__ if (value := getattr(sent, name))})
+
+
+def with_headers(context: HintsOrAgent, table: Headers, headers: Mapping[str, str]) -> HintsOrAgent:
+    """Return ``context`` with the values that ``headers`` set by ``table``; header names in lower case.
+
+    Raises:
+        InvalidRequest: a header has an invalid value; ``param`` is its name.
+    """
+    changed: dict[str, Any] = {}
+    for header, (name, kind) in table.items():
+        if value := headers.get(header, "").strip():
+            try:
+                changed[name] = msgspec.convert(value, kind, strict=False)
+            except msgspec.ValidationError as error:
+                message = f"{header} is {limits.quote_value(value)}: {error}"
+                raise InvalidRequest(message, param=header) from None
+    return replace(context, **changed) if changed else context
+
+
+def session_of(agent: AgentContext) -> str | None:
+    """Return the session that ``agent_context`` names, with its trajectory; None if it names neither."""
+    return "/".join(filter(None, (agent.session_id, agent.trajectory_id))) or None

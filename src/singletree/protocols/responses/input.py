@@ -1,0 +1,330 @@
+"""Decode the input items of a Responses request into turns.
+
+https://platform.openai.com/docs/api-reference/responses/create#responses-create-input. Consecutive output of the
+model (reasoning, messages, calls) is one assistant turn; the outputs that answer it are one tool turn.
+
+``extra`` is the JSON object that a value was decoded from: the item, for user, system and developer turns and for
+the parts of assistant and tool turns; the content part, for the parts of a message or an output. Items that the model
+does not see (searches that ran elsewhere, references) are only in ``StoredStateOptions.input_items``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from singletree.conversation import (
+    Document,
+    Image,
+    Part,
+    Reasoning,
+    Role,
+    Text,
+    ToolCall,
+    ToolReference,
+    ToolResult,
+    Turn,
+    carried_capsules,
+)
+from singletree.errors import InvalidRequest
+from singletree.protocols import limits, media, wire
+from singletree.protocols.client_json import template_json
+from singletree.protocols.openai import custom_tools
+from singletree.protocols.responses.compaction import ITEMS, TRIGGER, no_summary, shorten
+from singletree.protocols.responses.native_tools import BY_CALL, BY_OUTPUT, NATIVE, WireObject, arguments_of
+from singletree.protocols.responses.state import REASONING_FIELD, StoredReasoning
+from singletree.protocols.responses.tools import Toolbox
+
+VisiblePart = Text | Image | Document
+
+
+class _Message(Struct):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _TextPart(Struct):
+    text: str = ""
+
+
+class _Reasoning(Struct):
+    content: list[_TextPart] | None = None
+    summary: list[_TextPart] | None = None
+    kept: StoredReasoning | None = field(default=None, name=REASONING_FIELD)
+
+
+class _Call(Struct):
+    name: Annotated[str, Meta(min_length=1)]
+    arguments: Any = None
+    input: str = ""
+    namespace: str | None = None
+
+
+class _Ids(Struct):
+    """The fields that calls and outputs share. Local shell outputs have the id of their call in ``id``."""
+
+    call_id: str | None = None
+    id: str | None = None
+    status: str | None = None
+
+
+class _Compaction(Struct):
+    encrypted_content: str
+
+
+class _AdditionalTools(Struct):
+    tools: list[dict[str, Any]] = []
+
+
+class _ImageURL(Struct):
+    url: str
+
+
+class _Part(Struct):
+    type: str = "input_text"
+    text: str = ""
+    refusal: str = ""
+    image_url: str | _ImageURL | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+
+
+def decode_items(
+    items: Sequence[WireObject],
+    tools: Toolbox,
+    history: Sequence[WireObject] = (),
+    open_summary: Callable[[str, str], str | None] = no_summary,
+) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
+    """Decode ``history``, then ``items``, into turns.
+
+    Args:
+        tools: collects the tools that items define, and the warnings.
+        open_summary: returns the summary of a compaction from its ``encrypted_content`` and the path of that field.
+
+    Returns:
+        The turns, and the paths of unresolved references to stored items.
+
+    Raises:
+        InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
+    """
+    reader = _Reader(tools, open_summary)
+    for i, item in enumerate(history):
+        reader.read(item, f"history.{i}")
+    for i, item in enumerate(items):
+        reader.read(item, f"input.{i}")
+    return reader.turns(), tuple(reader.references)
+
+
+class _Reader:
+    def __init__(self, tools: Toolbox, open_summary: Callable[[str, str], str | None]) -> None:
+        self._open_summary = open_summary
+        self.references: list[str] = []
+        self._tools = tools
+        self._turns: list[Turn] = []
+        self._role: Role = "user"
+        self._parts: list[Part] = []
+        self._warned: set[str] = set()
+
+    def turns(self) -> tuple[Turn, ...]:
+        self._end_turn()
+        return tuple(self._turns)
+
+    def read(self, item: WireObject, at: str) -> None:
+        kind = item.get("type")
+        if kind is None:
+            kind = "message" if "role" in item else "item_reference" if "id" in item else None
+        if not isinstance(kind, str):
+            raise InvalidRequest(f"{at}.type: Field required, a string", param=f"{at}.type")
+        _READERS.get(kind, _Reader._unknown)(self, item, at)
+
+    def _append(self, role: Role, *parts: Part) -> None:
+        if role != self._role:
+            self._end_turn()
+            self._role = role
+        self._parts += parts
+
+    def _end_turn(self) -> None:
+        if self._parts:
+            self._turns.append(Turn(self._role, tuple(self._parts)))
+            self._parts = []
+
+    def _message(self, item: WireObject, at: str) -> None:
+        message = wire.convert(item, _Message, at)
+        parts = tuple(self._visible(message.content, f"{at}.content"))
+        if message.role == "assistant":
+            self._append("assistant", *(replace(part, extra=item) for part in parts))
+        else:
+            self._end_turn()
+            self._turns.append(Turn(message.role, parts, item))
+
+    def _reasoning(self, item: WireObject, at: str) -> None:
+        """Decode the reasoning itself, if the client sent it or the server stored it; else the summary.
+
+        An item without text is reasoning too: it was sent like that, and its turn is found by its id, by its
+        ``encrypted_content``, or by the other parts of the turn.
+        """
+        fields = wire.convert(item, _Reasoning, at)
+        kept = fields.kept or StoredReasoning()
+        text = "".join(s.text for s in fields.content or ()) or kept.text
+        text = text or "\n\n".join(s.text for s in fields.summary or ())
+        if kept.encrypted_content and not item.get("encrypted_content"):
+            item = {**item, "encrypted_content": kept.encrypted_content}
+        id = item.get("id")
+        self._append(
+            "assistant",
+            Reasoning(
+                text,
+                item,
+                id=id if isinstance(id, str) else "",
+                capsules=carried_capsules("encrypted_content", item.get("encrypted_content")),
+            ),
+        )
+
+    def _function_call(self, item: WireObject, at: str) -> None:
+        call = wire.convert(item, _Call, at)
+        self._call(item, at, self._tools.name(call.name, call.namespace or ""), *_arguments(call.arguments))
+
+    def _custom_call(self, item: WireObject, at: str) -> None:
+        call = wire.convert(item, _Call, at)
+        arguments = custom_tools.to_arguments(call.input)
+        self._call(item, at, self._tools.name(call.name, call.namespace or ""), arguments, verbatim=False)
+
+    def _native_call(self, item: WireObject, at: str) -> None:
+        kind = BY_CALL[item["type"]]
+        self._call(item, at, self._tools.native(kind), *arguments_of(NATIVE[kind], item))
+
+    def _call(self, item: WireObject, at: str, name: str, arguments: str, verbatim: bool = True) -> None:
+        ids = wire.convert(item, _Ids, at)
+        call_id, complete = ids.call_id or ids.id or "", ids.status != "incomplete"
+        self._append("assistant", ToolCall(name, arguments, call_id, complete, item, verbatim=verbatim))
+
+    def _output(self, item: WireObject, at: str) -> None:
+        ids, output = wire.convert(item, _Ids, at), item.get("output")
+        failed = ids.status == "failed"
+        if isinstance(output, Mapping) and isinstance(output.get("content"), str):
+            output, failed = output["content"], failed or output.get("success") is False
+        if not isinstance(output, str | list) or (item["type"] in BY_OUTPUT and isinstance(output, list)):
+            output = "" if output is None else msgspec.json.encode(output).decode()
+        parts = tuple(self._visible(output, f"{at}.output"))
+        self._append("tool", ToolResult(ids.call_id or ids.id or "", parts, failed, item))
+
+    def _tool_search_output(self, item: WireObject, at: str) -> None:
+        ids, output = wire.convert(item, _Ids, at), wire.convert(item, _AdditionalTools, at)
+        names = self._tools.add(output.tools, f"{at}.tools", found=True)
+        found = tuple(ToolReference(name) for name in names)
+        self._append("tool", ToolResult(ids.call_id or ids.id or "", found, extra=item))
+
+    def _compaction(self, item: WireObject, at: str) -> None:
+        at = f"{at}.encrypted_content"
+        summary = self._open_summary(wire.convert(item, _Compaction, at).encrypted_content, at)
+        if summary is None:
+            self._tools.warnings.append(
+                f"{at} cannot be decrypted here, so the model does not see the summary"
+            )
+            return
+        self._end_turn()
+        self._turns = shorten(self._turns, summary, item)
+
+    def _trigger(self, item: WireObject, at: str) -> None:
+        """Skip the trigger: ``responses.decode`` handles it."""
+
+    def _additional_tools(self, item: WireObject, at: str) -> None:
+        self._tools.add(wire.convert(item, _AdditionalTools, at).tools, f"{at}.tools")
+
+    def _reference(self, item: WireObject, at: str) -> None:
+        self.references.append(at)
+
+    def _unknown(self, item: WireObject, at: str) -> None:
+        self._warn(at, str(item.get("type")))
+
+    def _visible(self, content: str | list[Any] | None, at: str) -> Iterator[VisiblePart]:
+        """Yield the parts of ``content`` without empty text."""
+        if isinstance(content, str):
+            content = [{"type": "input_text", "text": content}]
+        for i, given in enumerate(content or ()):
+            part = wire.convert(given, _Part, f"{at}.{i}")
+            read_part = _PARTS.get(part.type)
+            if read_part is None:
+                self._warn(f"{at}.{i}", part.type)
+            elif (decoded := read_part(part, given, f"{at}.{i}")) != Text(""):
+                yield decoded
+
+    def _warn(self, at: str, kind: str) -> None:
+        """Warn once for each type: a long history may hold hundreds of the same."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._tools.warnings.append(
+                f"{at}: type {limits.quote_value(kind)} is kept but not shown to the model"
+            )
+
+
+_READERS: dict[str, Callable[[_Reader, WireObject, str], None]] = {
+    "message": _Reader._message,
+    "reasoning": _Reader._reasoning,
+    "function_call": _Reader._function_call,
+    "custom_tool_call": _Reader._custom_call,
+    **dict.fromkeys(BY_CALL, _Reader._native_call),
+    "function_call_output": _Reader._output,
+    "custom_tool_call_output": _Reader._output,
+    **dict.fromkeys(BY_OUTPUT, _Reader._output),
+    "tool_search_output": _Reader._tool_search_output,
+    "additional_tools": _Reader._additional_tools,
+    "item_reference": _Reader._reference,
+    **dict.fromkeys(ITEMS, _Reader._compaction),
+    TRIGGER: _Reader._trigger,
+}
+
+
+def _arguments(value: Any) -> tuple[str, bool]:
+    """Return the arguments as JSON text, and whether that text is verbatim.
+
+    A string is taken byte for byte. An object sent instead of a string is written as chat templates write JSON.
+    """
+    verbatim = isinstance(value, str)
+    text = value if verbatim else template_json(msgspec.json.encode(value))
+    return "{}" if text.strip() in ("", "null") else text, verbatim
+
+
+def _text(part: _Part, given: WireObject, at: str) -> VisiblePart:
+    return Text(part.text, given)
+
+
+def _refusal(part: _Part, given: WireObject, at: str) -> VisiblePart:
+    return Text(part.refusal, given)
+
+
+def _image(part: _Part, given: WireObject, at: str) -> VisiblePart:
+    url = part.image_url.url if isinstance(part.image_url, _ImageURL) else part.image_url
+    if not url:
+        raise _not_here(f"{at}.image_url", "the image as a data: URL")
+    return media.image(url, given)
+
+
+def _file(part: _Part, given: WireObject, at: str) -> VisiblePart:
+    title = part.filename or ""
+    if part.file_data and not part.file_data.startswith("data:"):
+        return Document(data=part.file_data, title=title, extra=given)
+    url = part.file_data or part.file_url
+    if not url:
+        raise _not_here(f"{at}.file_data", "the data itself, in base64")
+    return media.document(url, title, given)
+
+
+def _not_here(at: str, cure: str) -> InvalidRequest:
+    return InvalidRequest(f"{at}: Field required; files are not stored here, so send {cure}", param=at)
+
+
+_PARTS: dict[str, Callable[[_Part, WireObject, str], VisiblePart]] = {
+    "input_text": _text,
+    "output_text": _text,
+    "text": _text,
+    "refusal": _refusal,
+    "input_image": _image,
+    "computer_screenshot": _image,
+    "input_file": _file,
+}

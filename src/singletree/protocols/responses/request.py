@@ -1,0 +1,179 @@
+"""OpenAI Responses: the request.
+
+https://platform.openai.com/docs/api-reference/responses/create, with the sampling fields that open-model
+servers add. Unknown fields are accepted. ``responses.input`` decodes the items, ``responses.tools`` the tools;
+``responses.output`` encodes the response as one body, ``responses.stream`` as a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from singletree.conversation import (
+    Conversation,
+    Request,
+    ResponseFormat,
+    Sampling,
+    Text,
+    Thinking,
+    Turn,
+)
+from singletree.errors import InvalidRequest
+from singletree.protocols import limits, wire
+from singletree.protocols.openai.sampling import shared_sampling_of
+from singletree.protocols.responses import body as responses_body
+from singletree.protocols.responses import input
+from singletree.protocols.responses.body import ReasoningOptions, ResponsesBody, TextField, TextFormat
+from singletree.protocols.responses.compaction import OpenSummary, is_triggered, no_summaries, summary_request
+from singletree.protocols.responses.state import StoredItems, conversation_id, resolve_references
+from singletree.protocols.responses.tools import Toolbox, decode_choice
+from singletree.request_options import RequestOptions, StoredStateOptions
+
+ROUTES: list[tuple[str, str, str]] = [
+    ("POST", "/v1/responses", "create"),
+    ("POST", "/v1/responses/input_tokens", "count_tokens"),
+    ("GET", "/v1/responses/{id}", "get_response"),
+    ("DELETE", "/v1/responses/{id}", "delete_response"),
+    ("POST", "/v1/responses/{id}/cancel", "cancel_response"),
+    ("GET", "/v1/responses/{id}/input_items", "list_input_items"),
+    ("POST", "/v1/conversations", "create_conversation"),
+    ("GET", "/v1/conversations/{id}", "get_conversation"),
+    ("POST", "/v1/conversations/{id}", "update_conversation"),
+    ("DELETE", "/v1/conversations/{id}", "delete_conversation"),
+    ("GET", "/v1/conversations/{id}/items", "list_items"),
+    ("POST", "/v1/conversations/{id}/items", "create_items"),
+    ("GET", "/v1/conversations/{id}/items/{item}", "get_item"),
+    ("DELETE", "/v1/conversations/{id}/items/{item}", "delete_item"),
+]
+
+
+_NO_THRESHOLD = (
+    "context_management is ignored: a conversation is compacted if its input ends with an item of type "
+    "compaction_trigger"
+)
+
+
+def decode(
+    body: bytes,
+    headers: Mapping[str, str] = {},
+    known: StoredItems | None = None,
+    *,
+    stores: bool | None = None,
+    summaries: Callable[[str], OpenSummary] = no_summaries,
+) -> Request:
+    """Decode the JSON ``body`` into a ``Request``.
+
+    Args:
+        known: the stored items that ``body`` refers to; None if the server does not look any up.
+        stores: whether the server stores a response on request; by default, if ``known`` is given.
+        summaries: returns for a model the function that decrypts its compaction summaries.
+
+    Raises:
+        InvalidRequest: a field is invalid; ``param`` is a path such as ``input.3.name``.
+    """
+    try:
+        stores = known is not None if stores is None else stores
+        request = _request(wire.decode_body(body, ResponsesBody), known, summaries, stores=stores)
+    except RecursionError:
+        raise InvalidRequest("the request is nested too deeply; flatten its schemas") from None
+    return summary_request(request) if is_triggered(request.options.stored_state.input_items) else request
+
+
+def _request(
+    body: ResponsesBody, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
+) -> Request:
+    responses_body.check_body(body)
+    items = _items(body) if known is None else resolve_references(_items(body), known)
+    tools = Toolbox()
+    tools.add(body.tools or (), "tools")
+    history = known.history if known else ()
+    turns, references = input.decode_items(items, tools, history, summaries(body.model))
+    choice = decode_choice(body.tool_choice, tools)
+    reasoning = wire.convert(body.reasoning or {}, ReasoningOptions, "reasoning")
+    text = wire.convert(body.text or {}, TextField, "text")
+    stateful = () if known is not None else (*_stateful(body), *references)
+    if body.instructions:
+        turns = (Turn("system", (Text(body.instructions),)), *turns)
+    if not turns and not stateful:
+        raise InvalidRequest("input is empty; send a string or at least one item", param="input")
+    return Request(
+        model=body.model,
+        conversation=Conversation(turns, tools.tools),
+        sampling=_sampling(body),
+        stream=bool(body.stream),
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        max_tool_calls=body.max_tool_calls,
+        truncate=body.truncation == "auto",
+        thinking=_thinking(reasoning, text.verbosity, body.chat_template_kwargs),
+        response_format=_response_format(text.format),
+        session=body.prompt_cache_key or None,
+        warnings=(*tools.warnings, *((_NO_THRESHOLD,) if body.context_management else ())),
+        options=RequestOptions(
+            reasoning_summary=(reasoning.summary or reasoning.generate_summary or "none") != "none",
+            include=tuple(body.include or ()),
+            reasoning_item_ids=True,
+            echoed_fields=responses_body.echo(body, stores=stores),
+            stored_state=StoredStateOptions(
+                input_items=items,
+                unresolved=stateful,
+                previous_response_id=body.previous_response_id,
+                conversation_id=conversation_id(body.conversation),
+                store=stores and body.store is not False,
+                background=bool(body.background),
+            ),
+        ),
+    )
+
+
+def _items(body: ResponsesBody) -> Sequence[Mapping[str, Any]]:
+    if isinstance(body.input, str):
+        return [{"type": "message", "role": "user", "content": body.input}]
+    return body.input or []
+
+
+def _stateful(body: ResponsesBody) -> tuple[str, ...]:
+    return tuple(f for f in ("previous_response_id", "conversation", "background") if getattr(body, f))
+
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def _sampling(body: ResponsesBody) -> Sampling:
+    wants_logprobs = bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
+    return replace(
+        shared_sampling_of(body),
+        max_tokens=limits.at_least_one(body.max_output_tokens),
+        logprobs=body.top_logprobs or 0 if wants_logprobs else None,
+    )
+
+
+def _thinking(
+    reasoning: ReasoningOptions, verbosity: str | None, arguments: dict[str, Any] | None
+) -> Thinking:
+    """Decode whether to think; effort ``none`` wins over a chat-template variable.
+
+    ``verbosity`` becomes a template variable, for templates that read it.
+    """
+    candidates = (
+        False if reasoning.effort == "none" else None,
+        *((arguments or {}).get(name) for name in ("enable_thinking", "thinking")),
+    )
+    return Thinking(
+        enabled=next((value for value in candidates if isinstance(value, bool)), None),
+        effort=reasoning.effort,
+        template_arguments={"verbosity": verbosity, **(arguments or {})} if verbosity else arguments,
+    )
+
+
+def _response_format(form: TextFormat | None) -> ResponseFormat | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return ResponseFormat()
+    if form.schema is None:
+        at = "text.format.schema"
+        raise InvalidRequest(f"{at}: Field required; send the JSON schema, or type 'json_object'", param=at)
+    return ResponseFormat(form.schema, form.name or "", form.strict, "text.format.schema")

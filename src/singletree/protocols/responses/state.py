@@ -1,0 +1,167 @@
+"""State that a Responses request refers to by id: earlier responses, conversations and items.
+
+https://platform.openai.com/docs/guides/conversation-state. ``find_references`` returns the ids to look up.
+``StoredItems`` holds the items that were found; ``responses.decode`` takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from singletree.errors import InvalidRequest
+from singletree.protocols import wire
+from singletree.protocols.responses.native_tools import NATIVE, WireObject
+
+REASONING_FIELD = "singletree_reasoning"
+"""The field of a stored reasoning item that holds what the client did not get. It is never sent to a client."""
+
+
+class StoredReasoning(Struct, omit_defaults=True):
+    """The part of a stored reasoning item that is not sent: the reasoning itself, and its capsule."""
+
+    text: str = ""
+    encrypted_content: str = ""
+
+
+class _Item(Struct):
+    type: str | None = None
+    id: str | None = None
+    role: str | None = None
+
+
+class _Body(Struct):
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    input: str | list[_Item] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The ids that a request refers to; all are empty for a self-contained request."""
+
+    previous_response: str | None = None
+    conversation: str | None = None
+    items: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.previous_response or self.conversation or self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItems:
+    """The items that were found: the history before the request's own items, and the referenced items by id."""
+
+    history: Sequence[WireObject] = ()
+    items: Mapping[str, WireObject] = field(default_factory=dict)
+
+
+def find_references(body: bytes) -> References:
+    """Return the ids that ``body`` refers to; raise InvalidRequest for an invalid body."""
+    fields = wire.decode_body(body, _Body)
+    conversation = conversation_id(fields.conversation)
+    if conversation and fields.previous_response_id:
+        raise InvalidRequest(
+            "previous_response_id and conversation are both set; send one of them",
+            param="previous_response_id",
+        )
+    items = fields.input if isinstance(fields.input, list) else []
+    named = tuple(item.id for item in items if item.id and is_reference(item.type, item.role))
+    return References(fields.previous_response_id or None, conversation, named)
+
+
+def conversation_id(conversation: str | Mapping[str, Any] | None) -> str | None:
+    """Return the id in either form of the field; raise InvalidRequest for an object without one."""
+    if isinstance(conversation, Mapping):
+        conversation = conversation.get("id")
+        if not isinstance(conversation, str):
+            raise InvalidRequest("conversation.id: Field required, a string", param="conversation.id")
+    return conversation or None
+
+
+def is_reference(type: str | None, role: str | None) -> bool:
+    """Return whether an item refers to another by ``id``; the API allows such an item to have no type."""
+    return type == "item_reference" or (type is None and role is None)
+
+
+def resolve_references(items: Sequence[WireObject], known: StoredItems) -> list[WireObject]:
+    """Return ``items`` with each reference replaced by its item.
+
+    Raises:
+        InvalidRequest: a referenced item is not known.
+    """
+    found: list[WireObject] = []
+    for i, item in enumerate(items):
+        if not is_reference(item.get("type"), item.get("role")):
+            found.append(item)
+            continue
+        id = item.get("id")
+        referenced = known.items.get(id) if isinstance(id, str) else None
+        if referenced is None:
+            at = f"input.{i}.id"
+            raise InvalidRequest(f"{at}: no item {id!r} is stored here; send the item itself", param=at)
+        found.append(referenced)
+    return found
+
+
+_PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+    "compaction": "cmp_",
+    **{native.item: native.prefix for native in NATIVE.values()},
+    **{native.output: f"{native.prefix.removesuffix('_')}o_" for native in NATIVE.values()},
+}
+# Fields that an item of the API has and that a client may leave out.
+_STATUS = {"status": "completed"}
+_DEFAULTS: Mapping[str, WireObject] = {
+    **dict.fromkeys(("message", "function_call", "custom_tool_call"), _STATUS),
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output", "computer_call_output"), _STATUS),
+    **{native.item: {**_STATUS, **native.item_fields} for native in NATIVE.values()},
+    **{native.output: {**_STATUS, **native.item_fields} for native in NATIVE.values()},
+}
+_PART_DEFAULTS: Mapping[str, WireObject] = {
+    "output_text": {"annotations": [], "logprobs": []},
+    "input_image": {"detail": "auto"},
+}
+
+
+def with_id(item: WireObject, new_id: Callable[[str], str]) -> dict[str, Any]:
+    """Return ``item`` in its full form: with a type, an id (its own if it has one), and a message's text as a part."""
+    kind, id, content = item.get("type") or "message", item.get("id"), item.get("content")
+    if not isinstance(id, str) or not id:
+        id = new_id(_PREFIXES.get(kind, "item_"))
+    full: dict[str, Any] = {**item, "type": kind, "id": id}
+    if kind == "message" and isinstance(content, str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        full["content"] = [{"type": part, "text": content}]
+    for parts in ("content", "output"):
+        if isinstance(full.get(parts), list):
+            full[parts] = [_with_defaults(part, _PART_DEFAULTS) for part in full[parts]]
+    whole: dict[str, Any] = _with_defaults(full, _DEFAULTS)
+    return whole
+
+
+def _with_defaults(item: Any, defaults: Mapping[str, WireObject]) -> Any:
+    """Return ``item`` with the default fields of its type that it does not set."""
+    kind = item.get("type") if isinstance(item, Mapping) else None
+    missing = defaults.get(kind, {}) if isinstance(kind, str) else {}
+    if not missing:
+        return item
+    return {**item, **{name: value for name, value in missing.items() if item.get(name) is None}}
+
+
+def client_item(item: bytes) -> bytes:
+    """Return ``item``, a stored item as JSON, without the fields that only the server keeps."""
+    if REASONING_FIELD.encode() not in item:
+        return item
+    fields: dict[str, Raw] = msgspec.json.decode(item, type=dict[str, Raw])
+    fields.pop(REASONING_FIELD, None)
+    return msgspec.json.encode(fields)

@@ -1,0 +1,314 @@
+"""Decode the tools of a Responses request, with the names that the model sees, and the choice among them.
+
+A model sees only functions. Custom tools, namespaces and native tools become functions here. ``Tool.extra`` is the
+tool as the client sent it, with ``namespace`` added for a tool in a namespace and ``grammar`` (``syntax``,
+``definition``) for a custom tool with a grammar. Hosted tools, which only OpenAI can run, are left out with a
+warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+
+from singletree.conversation import Tool, ToolChoice
+from singletree.errors import InvalidRequest
+from singletree.protocols import limits, wire
+from singletree.protocols.openai import custom_tools
+from singletree.protocols.responses.native_tools import NATIVE, WireObject
+
+_Name = Annotated[str, Meta(min_length=1)]
+
+# The namespace of tools that the client knows by type only; no JSON string can be equal to it.
+_NATIVES = "\ud800"
+
+
+class _Function(Struct):
+    name: _Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description, self.parameters, self.strict)
+
+
+class _Format(Struct):
+    type: Literal["text", "grammar"] = "text"
+    syntax: Literal["lark", "regex"] = "lark"
+    definition: str = ""
+
+
+class _Custom(Struct):
+    name: _Name
+    description: str | None = None
+    format: _Format | None = None
+    defer_loading: bool | None = None
+
+    def tool(self) -> Tool:
+        form = self.format or _Format()
+        syntax = form.syntax if form.type == "grammar" else None
+        text = custom_tools.description(self.description, syntax, form.definition)
+        extra = {"grammar": {"syntax": syntax, "definition": form.definition}} if syntax else None
+        grammar = (syntax, form.definition) if syntax else None
+        return Tool(self.name, text, custom_tools.PARAMETERS, kind="custom", extra=extra, grammar=grammar)
+
+
+class _Namespace(Struct):
+    name: _Name
+    tools: list[dict[str, Any]]
+    description: str | None = None
+
+
+class _Native(Struct):
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+_DECLARED: dict[str, type[_Function] | type[_Custom]] = {"function": _Function, "custom": _Custom}
+
+
+class _Place(NamedTuple):
+    """The place of a tool: its path, its namespace, the text before its description, whether a search found it."""
+
+    at: str
+    namespace: str = ""
+    intro: str | None = None
+    found: bool = False
+
+
+class Toolbox:
+    """Collect the tools of a request. Names are assigned in the order of the request, so they are stable.
+
+    Attributes:
+        warnings: one text for each tool or item that was left out.
+    """
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self._tools: dict[str, Tool] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        self._own: set[str] = set()
+        self._searchable = False
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Return the tools so far, in the client's order."""
+        return tuple(self._tools.values())
+
+    def add(self, tools: Sequence[WireObject], at: str, *, found: bool = False) -> tuple[str, ...]:
+        """Add the tools that the client sent.
+
+        Args:
+            at: the path of ``tools``.
+            found: whether a tool search found them.
+
+        Returns:
+            The names that the model sees.
+
+        Raises:
+            InvalidRequest: a tool is not well formed.
+        """
+        # A client's own name never yields to a name assigned here, wherever it is in the list.
+        self._own.update(t["name"] for t in tools if _is_declared(t) and isinstance(t.get("name"), str))
+        self._searchable |= any(_is_client_search(t) for t in tools)
+        names = [n for i, tool in enumerate(tools) for n in self._add(tool, _Place(f"{at}.{i}", found=found))]
+        return tuple(dict.fromkeys(names))
+
+    def name(self, name: str, namespace: str = "") -> str:
+        """Return the model's name for a tool that the client calls ``name``, declared or not."""
+        candidates = self.model_names(name, namespace)
+        return candidates[0] if len(candidates) == 1 else _joined(namespace, name)
+
+    def model_names(self, name: str, namespace: str = "") -> list[str]:
+        """Return the model's names for the tools that ``name`` can refer to, in any namespace if none is given."""
+        if (namespace, name) in self._names:
+            return [self._names[namespace, name]]
+        if namespace:
+            return []
+        return [own for (space, sent), own in self._names.items() if sent == name and space != _NATIVES]
+
+    def names_in_namespace(self, namespace: str) -> list[str]:
+        """Return the model's names for the tools of ``namespace``."""
+        return [name for (space, _), name in self._names.items() if space == namespace]
+
+    def native(self, kind: str) -> str:
+        """Return the model's name for the native tool of the type ``kind``, declared or not."""
+        return self._names.get((_NATIVES, kind)) or NATIVE[kind].tool.name
+
+    def has(self, name: str) -> bool:
+        """Return whether the model has a tool with this name."""
+        return name in self._tools
+
+    def _add(self, tool: WireObject, place: _Place) -> list[str]:
+        kind = tool.get("type", "function")
+        if _is_declared(tool):
+            return [self._add_declared(wire.convert(tool, _DECLARED[kind], place.at), tool, place)]
+        if kind == "namespace" and not place.namespace:
+            return self._add_namespace(wire.convert(tool, _Namespace, place.at), place)
+        if _is_native(tool):
+            return [self._add_native(kind, tool, place.at)]
+        self.warnings.append(f"{place.at}: type {limits.quote_value(str(kind))} does not run here; ignored")
+        return []
+
+    def _add_declared(self, declared: _Function | _Custom, sent: WireObject, place: _Place) -> str:
+        space, own = place.namespace, declared.tool()
+        tool = replace(
+            own,
+            name=self._assign(space, own.name, _joined(space, own.name)),
+            description=_paragraphs(place.intro, own.description) if place.intro else own.description,
+            # If the model cannot search, it must see a deferred tool at once.
+            deferred=place.found or (bool(declared.defer_loading) and self._searchable),
+            extra={**sent, **(own.extra or {}), **({"namespace": space} if space else {})},
+            schema_at=f"{place.at}.parameters",
+            client_name=own.name,
+            namespace=space,
+        )
+        return self._tools.setdefault(tool.name, tool).name
+
+    def _add_namespace(self, sent: _Namespace, place: _Place) -> list[str]:
+        """Add the tools of a namespace. Its description has no place of its own, so the first tool gets it."""
+        names: list[str] = []
+        for i, tool in enumerate(sent.tools):
+            intro = sent.description if not names else None
+            names += self._add(tool, _Place(f"{place.at}.tools.{i}", sent.name, intro, place.found))
+        return names
+
+    def _add_native(self, kind: str, sent: WireObject, at: str) -> str:
+        own, tool = wire.convert(sent, _Native, at), NATIVE[kind].tool
+        tool = replace(
+            tool,
+            name=self._assign(_NATIVES, kind, tool.name),
+            description=own.description or tool.description,
+            parameters=own.parameters or tool.parameters,
+            extra=sent,
+            schema_at=f"{at}.parameters",
+        )
+        return self._tools.setdefault(tool.name, tool).name
+
+    def _assign(self, namespace: str, name: str, wanted: str) -> str:
+        """Return a fixed name for each tool; a second tool that wants the same name gets a number."""
+        key = (namespace, name)
+        if key not in self._names:
+            taken = {*self._names.values(), *(self._own if namespace else ())}
+            numbered = (wanted if n == 1 else f"{wanted}_{n}" for n in count(1))
+            self._names[key] = next(candidate for candidate in numbered if candidate not in taken)
+        return self._names[key]
+
+
+def decode_choice(value: str | WireObject | None, tools: Toolbox) -> ToolChoice:
+    """Decode ``tool_choice``.
+
+    Raises:
+        InvalidRequest: the choice is unknown, or names no tool that can be called.
+    """
+    if value is None or isinstance(value, str):
+        return _mode(value or "auto", tools)
+    if value.get("type") == "allowed_tools":
+        return _allowed(value, tools)
+    return _narrowed(ToolChoice("required"), _chosen(value, "tool_choice", tools))
+
+
+def _narrowed(choice: ToolChoice, names: Sequence[str]) -> ToolChoice:
+    """Restrict ``choice`` to ``names``. If none of the named tools runs here, the choice is ignored."""
+    if not names:
+        return ToolChoice()
+    if choice.mode == "required" and len(names) == 1:
+        return ToolChoice("required", names[0])
+    return replace(choice, allowed=tuple(names))
+
+
+_MODES = {
+    "auto": ToolChoice("auto"),
+    "none": ToolChoice("none"),
+    "required": ToolChoice("required"),
+    "any": ToolChoice("required"),
+}
+
+
+def _mode(value: str, tools: Toolbox) -> ToolChoice:
+    if value not in _MODES:
+        raise InvalidRequest(
+            f"tool_choice is {limits.quote_value(value)}; send 'auto', 'none', 'required' or an object with a type",
+            param="tool_choice",
+        )
+    if _MODES[value].mode == "required" and not tools.tools:
+        raise InvalidRequest(
+            "tool_choice requires a call but the request has no tool that can be called; send one in tools",
+            param="tool_choice",
+        )
+    return _MODES[value]
+
+
+class _Allowed(Struct):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+def _allowed(value: WireObject, tools: Toolbox) -> ToolChoice:
+    """Decode ``allowed_tools``. The tools themselves stay in the prompt, so that it does not change."""
+    sent = wire.convert(value, _Allowed, "tool_choice")
+    choice = _mode(sent.mode, tools)
+    if choice.mode == "required" and not sent.tools:
+        at = "tool_choice.tools"
+        raise InvalidRequest(f"{at} names no tool that can be called; send at least one", param=at)
+    chosen = [name for i, t in enumerate(sent.tools) for name in _chosen(t, f"tool_choice.tools.{i}", tools)]
+    names = tuple(dict.fromkeys(chosen))
+    # If all allowed tools run elsewhere, there is none to call here.
+    return _narrowed(choice, names) if names else ToolChoice("none")
+
+
+class _Named(Struct):
+    name: _Name
+    namespace: str | None = None
+
+
+def _chosen(value: WireObject, at: str, tools: Toolbox) -> list[str]:
+    """Return the model's names for the tools of a choice; empty, with a warning, for a tool that does not run here."""
+    kind = value.get("type")
+    if _is_declared(value):
+        sent = wire.convert(value, _Named, at)
+        names = tools.model_names(sent.name, sent.namespace or "") or [
+            tools.name(sent.name, sent.namespace or "")
+        ]
+    elif kind == "namespace":
+        names = tools.names_in_namespace(wire.convert(value, _Named, at).name)
+    elif isinstance(kind, str) and kind in NATIVE:
+        names = [tools.native(kind)]
+    else:
+        tools.warnings.append(f"{at}: type {limits.quote_value(str(kind))} does not run here; ignored")
+        return []
+    unknown = [name for name in names if not tools.has(name)]
+    if unknown or not names:
+        named = limits.quote_value(str(unknown[0] if unknown else value.get("name")))
+        raise InvalidRequest(f"{at} names {named}, which is not in tools; send one of them", param=at)
+    return names
+
+
+def _joined(namespace: str, name: str) -> str:
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def _paragraphs(first: str | None, second: str | None) -> str:
+    return "\n\n".join(p for p in (first, second) if p)
+
+
+def _is_declared(tool: WireObject) -> bool:
+    kind = tool.get("type", "function")
+    return isinstance(kind, str) and kind in _DECLARED
+
+
+def _is_native(tool: WireObject) -> bool:
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind in NATIVE and (kind != "tool_search" or _is_client_search(tool))
+
+
+def _is_client_search(tool: WireObject) -> bool:
+    return tool.get("type") == "tool_search" and tool.get("execution") == "client"

@@ -1,0 +1,107 @@
+"""The options of a request that shape its answer, and those that one API alone has.
+
+Decoders set them; the server and the encoders of the same protocol read them. A field that a protocol does not have
+keeps its default. None of them changes the prompt of a conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CompletionOptions", "RequestOptions", "StoredStateOptions"]
+
+_NO_ECHO = b'{"metadata":{}}'
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """Options of the APIs for raw prompts: OpenAI's Completions, and vLLM's ``/inference/v1/generate``.
+
+    Attributes:
+        prompts: the prompts, each a text or its token ids.
+        prompt_field: the request field that holds them, for error messages.
+        echo: whether the text of the prompt comes before the generated text.
+        echo_only: whether the generated text is left out (``echo`` with ``max_tokens`` of 0).
+        best_of: number of answers to generate for each prompt, of which the likeliest are returned.
+        skip_special_tokens: whether special tokens are left out of the text.
+        prompt_logprobs: whether the log-probabilities of the prompt have their own field, beside ``logprobs``.
+        request_id: the client's own id of the request; empty for none.
+        return_prompt_token_ids: whether ``generate`` returns the token ids of the prompt.
+        return_text: whether ``generate`` returns text beside token ids.
+    """
+
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    prompt_field: str = "prompt"
+    echo: bool = False
+    echo_only: bool = False
+    best_of: int = 1
+    skip_special_tokens: bool = True
+    prompt_logprobs: bool = False
+    request_id: str = ""
+    return_prompt_token_ids: bool = False
+    return_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStateOptions:
+    """The stored state that a Responses request continues, and whether its response is stored.
+
+    Attributes:
+        input_items: the items exactly as sent: a string as one message, references replaced by their items.
+        unresolved: paths of the fields that need stored state, which the server has to refuse if it stores none.
+        previous_response_id: the response that the request continues; None for none.
+        conversation_id: the conversation that the request continues and adds to; None for none.
+        store: whether the response can be retrieved later.
+        background: whether the response is generated without an open connection.
+    """
+
+    input_items: Sequence[Mapping[str, Any]] = ()
+    unresolved: tuple[str, ...] = ()
+    previous_response_id: str | None = None
+    conversation_id: str | None = None
+    store: bool = False
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The options of a request beside its conversation, sampling and reasoning.
+
+    Attributes:
+        include_usage: whether a stream ends with the token counts.
+        continuous_usage_stats: whether each chunk of a stream has the token counts so far.
+        return_token_ids: whether the token ids of prompt and answer are returned.
+        return_tokens_as_token_ids: whether the texts of tokens in log-probabilities are written ``token_id:ID``.
+        reasoning_fields: the message fields in which the client reads reasoning, on Chat Completions; empty to send
+            none; None if the request does not show them.
+        hidden_thinking: whether the text of reasoning is left out, on Messages (``thinking.display`` of ``omitted``).
+        reasoning_summary: whether reasoning items have a summary, on Responses.
+        include: further output that a Responses request asks for.
+        reasoning_item_ids: whether reasoning comes back in items whose ids identify the turn.
+        legacy_functions: whether the client sends ``functions``, and so reads ``function_call``.
+        prefill_only: whether only the prompt is read, which fills the engine's prefix cache (``max_tokens`` of 0).
+        reports_context_edits: whether the answer reports the applied context edits.
+        compacts: whether the turn is a summary of the conversation, which the client gets encrypted.
+        echoed_fields: JSON object of the request's fields that the response object repeats.
+        completion: for raw prompts.
+        stored_state: for Responses.
+    """
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    reasoning_fields: tuple[str, ...] | None = None
+    hidden_thinking: bool = False
+    reasoning_summary: bool = False
+    include: tuple[str, ...] = ()
+    reasoning_item_ids: bool = False
+    legacy_functions: bool = False
+    prefill_only: bool = False
+    reports_context_edits: bool = False
+    compacts: bool = False
+    echoed_fields: bytes = _NO_ECHO
+    completion: CompletionOptions = CompletionOptions()
+    stored_state: StoredStateOptions = StoredStateOptions()

@@ -1,0 +1,1 @@
+"""Send answers: streams, whole bodies, background jobs and side events."""

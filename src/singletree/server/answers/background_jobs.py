@@ -1,0 +1,182 @@
+"""Background responses: they are generated whether or not a client waits, and their streams can be read again.
+
+https://platform.openai.com/docs/guides/background. The events of such a response go into a log, in which an event's
+``sequence_number`` is its index. A client can resume the stream at any event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from starlette.types import Receive, Scope, Send
+
+from singletree.protocols import responses
+from singletree.protocols.answer import EncodedResponse, Frame
+from singletree.server.answers.disconnect import while_connected
+from singletree.server.answers.frame_sinks import EventStream, FrameSink
+from singletree.server.answers.lifecycle import Lifecycle
+from singletree.server.answers.send_buffer import SendBuffer
+from singletree.server.answers.stream import Stream
+from singletree.server.answers.tracing import Trace, Tracing
+from singletree.server.turn.ids import new_id
+
+_FINISHED_JOBS = 64
+"""How many finished jobs keep their events, so that they can be streamed again; all responses are in the store."""
+
+_ROUTE = "/v1/responses (background)"
+
+
+class EventLog(SendBuffer):
+    """A send buffer that keeps all events for any number of readers. The producer never waits."""
+
+    __slots__ = ("_ended", "_grown", "_log")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log: list[Frame] = []
+        self._grown = asyncio.Event()
+        self._ended = False
+
+    @property
+    def is_full(self) -> bool:
+        """Return False: the producer never has to wait for a reader."""
+        return False
+
+    def put(self, frames: list[Frame]) -> None:
+        """Add frames."""
+        self._log += frames
+        self._wake()
+
+    def close(self) -> None:
+        """End the log: no event follows."""
+        self._ended = True
+        self._wake()
+
+    async def read(self, start: int) -> AsyncIterator[list[Frame]]:
+        """Yield the events from index ``start`` on, as they come, until the log ends."""
+        while True:
+            grown = self._grown
+            if start < len(self._log):
+                frames = self._log[start:]
+                start += len(frames)
+                yield frames
+            elif self._ended:
+                return
+            else:
+                await grown.wait()
+
+    def _wake(self) -> None:
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+
+class Job:
+    """One background response.
+
+    Args:
+        lifecycle: the answer, and what else the server does about it. The job has a trace of its own, because that of
+            the request ends with the first answer to it.
+        tracing: the server's metrics.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, tracing: Tracing) -> None:
+        self._keep = lifecycle.choices.keep
+        choices = replace(lifecycle.choices, keep=self._finish)
+        self.id = choices.id
+        self.log = EventLog()
+        self.is_streamed = choices.first.request.stream
+        self._body = responses.encode_in_progress(choices.contexts()[0])
+        self._is_over = False
+        self._trace = Trace(tracing, "POST", _ROUTE, new_id("req_"))
+        self._trace.route = _ROUTE
+        self._lifecycle = replace(lifecycle, choices=choices, trace=self._trace)
+        self._stream = Stream(choices, self._trace, buffer=self.log)
+        # Opened at once, so that every failure ends the response and not this call.
+        self._stream.open()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the response is complete, failed or cancelled."""
+        return self._is_over
+
+    def body(self) -> bytes:
+        """Return the response object in its present state, as JSON."""
+        return self._body
+
+    async def cancel(self) -> bytes:
+        """Cancel the response if it is not over, and return the response object."""
+        if not self._is_over:
+            self._stream.cancel()
+            await asyncio.wait({self._task})
+        return self.body()
+
+    async def closed(self) -> None:
+        """Wait until the response is over."""
+        await asyncio.wait({self._task})
+
+    def _finish(self, response: EncodedResponse) -> None:
+        self._body, self._is_over = response.json, True
+        if self._keep is not None:
+            self._keep(response)
+
+    async def _run(self) -> None:
+        self._trace.status = 200
+        self._lifecycle.start()
+        try:
+            await self._stream.produce()
+        finally:
+            self._lifecycle.end("cancelled")
+            self._trace.close()
+
+
+class JobStream:
+    """The ASGI application that sends the events of a job from index ``start`` on. The job does not depend on it."""
+
+    def __init__(self, job: Job, start: int = 0) -> None:
+        self._job = job
+        self._start = start
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. Raises ClientLeft when the client disconnects."""
+        await self.stream_to(EventStream(send), receive)
+
+    async def stream_to(self, sink: FrameSink, receive: Receive) -> None:
+        """Send the events to ``sink``. Raises ClientLeft when ``receive`` reports that the client disconnected."""
+        await while_connected(receive, self._copy(sink))
+
+    async def _copy(self, sink: FrameSink) -> None:
+        await sink.open(())
+        async for frames in self._job.log.read(self._start):
+            await sink.write(frames)
+        await sink.close()
+
+
+class Jobs:
+    """The running background responses, and the most recent finished ones."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+
+    def add(self, job: Job) -> None:
+        """Add a job, and drop the oldest finished ones."""
+        over = [id for id, known in self._jobs.items() if known.is_over]
+        for id in over[: max(0, len(over) - _FINISHED_JOBS + 1)]:
+            del self._jobs[id]
+        self._jobs[job.id] = job
+
+    def get(self, id: str) -> Job | None:
+        """Return the job of the response ``id``; None when it is not here or was dropped."""
+        return self._jobs.get(id)
+
+    def drop(self, id: str) -> None:
+        """Remove the job of the response ``id`` if it is over."""
+        if (job := self._jobs.get(id)) is not None and job.is_over:
+            del self._jobs[id]
+
+    async def close(self) -> None:
+        """Cancel all running jobs."""
+        await asyncio.gather(*(job.cancel() for job in self._jobs.values()))

@@ -1,0 +1,183 @@
+"""The generations that answer one request: one for most, several with ``n``, ``best_of`` and several prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from singletree.conversation import Request
+from singletree.errors import EngineFailed, SingletreeError
+from singletree.events import Finished, Fold, Usage
+from singletree.protocols.answer import AnswerContext, EncodedResponse, EventEncoder, FinishedChoice
+from singletree.protocols.openai.logprobs import tokens_of
+from singletree.server.answers.tool_dispatch import DispatchOptions, with_dispatch
+from singletree.server.turn import pipeline, start
+from singletree.server.turn.generation import Batches, Generation
+from singletree.server.turn.ids import NewId
+from singletree.server.turn.protocol import WireProtocol
+
+
+@dataclass(slots=True)
+class Choices:
+    """The choices of one answer, and how they are encoded.
+
+    Attributes:
+        protocol: the module that encodes the answer.
+        generations: one for each choice, at least one.
+        new_id: creates the ids of the answer and its items; for ``req_`` it returns the id of the request.
+        kept: (k, n): of every n consecutive generations the k most likely ones are answered (``best_of``).
+        keep: gets the finished response, to store it; None to store nothing.
+        id, created: the id of the answer, and when it was created in unix seconds.
+    """
+
+    protocol: WireProtocol
+    generations: Sequence[Generation]
+    new_id: NewId
+    kept: tuple[int, int] = (1, 1)
+    keep: Callable[[EncodedResponse], None] | None = None
+    id: str = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = self.new_id(self.protocol.ID_PREFIX)
+
+    @property
+    def first(self) -> Generation:
+        """Return the first generation. Its request, model and prompt stand for those of the answer."""
+        return self.generations[0]
+
+    @property
+    def usage(self) -> Usage:
+        """Return the sum of the counts; a prompt that several generations share counts once."""
+        if len(self.generations) == 1:
+            return self.first.usage
+        usages = [generation.usage for generation in self.generations]
+        prompts = {
+            id(each.prompt): usage
+            for each, usage in reversed(list(zip(self.generations, usages, strict=True)))
+        }
+        return Usage(
+            sum(usage.prompt_tokens for usage in prompts.values()),
+            sum(usage.completion_tokens for usage in usages),
+            sum(usage.cached_tokens for usage in prompts.values()),
+            sum(usage.reasoning_tokens for usage in usages),
+        )
+
+    def contexts(self) -> list[AnswerContext]:
+        """Return what the encoder of each choice needs."""
+        usage = self.usage
+        return [
+            AnswerContext(
+                generation.request,
+                self.id,
+                self.created,
+                generation.with_reasoning_ids(self.new_id),
+                usage=usage,
+                index=index,
+                seal=generation.seal,
+                seal_end=generation.seal_end,
+                keep=self.keep,
+            )
+            for index, generation in enumerate(self.generations)
+        ]
+
+    def encoders(self, dispatch: DispatchOptions) -> list[EventEncoder]:
+        """Return an encoder for each choice, with the side events ``dispatch``."""
+        make = self.protocol.Encoder
+        return [with_dispatch(make(each), each.request, dispatch, each.index) for each in self.contexts()]
+
+    def encode(self, folds: Sequence[Fold], ends: Sequence[Finished]) -> bytes:
+        """Encode the body of the answer from the events and the end of each generation."""
+        choices = [
+            FinishedChoice(context, fold.turn(), end)
+            for context, fold, end in zip(self.contexts(), folds, ends, strict=True)
+        ]
+        return self.protocol.encode(best_choices(choices, *self.kept), self.usage)
+
+    def batches(self, index: int, request_id: str) -> Batches:
+        """Yield the batches of the choice number ``index``, as ``pipeline.generate`` does."""
+        return pipeline.generate(self.generations[index], f"{request_id}-{index}" if index else request_id)
+
+
+def best_choices(choices: Sequence[FinishedChoice], kept: int, generated: int) -> list[FinishedChoice]:
+    """Return the ``kept`` likeliest of each ``generated`` consecutive choices, the likeliest first.
+
+    If all are kept, their order stays.
+    """
+    if kept == generated:
+        return list(choices)
+    groups = (choices[at : at + generated] for at in range(0, len(choices), generated))
+    return [choice for group in groups for choice in sorted(group, key=_likelihood, reverse=True)[:kept]]
+
+
+def _likelihood(choice: FinishedChoice) -> float:
+    """Return the mean log-probability of the tokens, by which OpenAI ranks."""
+    known = [token.logprob for token in tokens_of(choice.turn) if token.logprob is not None]
+    return sum(known) / len(known) if known else float("-inf")
+
+
+async def run_together(choices: Sequence[Coroutine[Any, Any, None]], has_sent: Callable[[], bool]) -> None:
+    """Run the choices of one answer to their ends.
+
+    When one fails after the answer has sent events, the others run to their ends first, and then its error is raised.
+    Before that, it is raised at once. All choices are over on return.
+
+    Args:
+        has_sent: returns whether the answer has sent events.
+    """
+    if len(choices) == 1:
+        await choices[0]
+        return
+    tasks = [asyncio.create_task(choice) for choice in choices]
+    waiting, failure = set(tasks), None
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for index, task in enumerate(tasks):
+                if task in done and (error := task.exception()) is not None:
+                    if not has_sent():
+                        raise error
+                    failure = failure or _numbered(error, index, len(tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if failure is not None:
+        raise failure
+
+
+def _numbered(error: BaseException, index: int, count: int) -> BaseException:
+    """Return ``error`` with the number of its choice in the message."""
+    if not isinstance(error, SingletreeError):
+        return error
+    return EngineFailed(f"choice {index} of {count} failed, the others are complete: {error.message}")
+
+
+def with_choice_seed(request: Request, index: int) -> Request:
+    """Return ``request`` for the choice number ``index``, with a different seed: equal seeds give equal answers."""
+    seed = request.sampling.seed
+    if seed is None or index == 0:
+        return request
+    # Not a sum: the largest seed that an engine accepts cannot be incremented.
+    return replace(request, sampling=replace(request.sampling, seed=seed ^ index))
+
+
+def fan_out(first: Generation) -> list[Generation]:
+    """Start as many generations as the request of ``first`` asks for, on the same prompt; ``first`` is one of them.
+
+    Raises:
+        SingletreeError: as ``start.start_generation``.
+    """
+    request = first.request
+    if request.choices == 1:
+        return [first]
+    # The log probabilities of the shared prompt are in the first choice.
+    shared = replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
+    others = (
+        start.start_generation(first.model, with_choice_seed(shared, index), first.prompt)
+        for index in range(1, request.choices)
+    )
+    return [first, *others]

@@ -1,0 +1,67 @@
+"""What the server does about an answer besides sending it: metrics, session, headers, repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from singletree.events import Finished, FinishReason
+from singletree.server.answers.choices import Choices
+from singletree.server.answers.frame_sinks import ResponseHeader
+from singletree.server.answers.tracing import Trace
+from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
+from singletree.server.sessions.report_headers import report_headers
+from singletree.server.sessions.sessions import Opened, Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStep:
+    """The place of an answer in its session, and whether its response headers report it."""
+
+    sessions: Sessions
+    opened: Opened
+    is_reported: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """Follows one answer from its start to its end.
+
+    Attributes:
+        choices: the generations that answer the request.
+        trace: the request's log line and metrics.
+        headers: response headers that are known from the start.
+        in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
+        key: identifies the request among them; None for a request that is never treated as a repetition.
+        session: the place in the session; None for a prompt without a session.
+    """
+
+    choices: Choices
+    trace: Trace
+    headers: Sequence[ResponseHeader] = ()
+    in_flight: InFlight | None = None
+    key: RequestKey | None = None
+    session: SessionStep | None = None
+
+    def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
+        return nullcontext() if self.in_flight is None else self.in_flight.guard(self.key, cancel)
+
+    def start(self) -> None:
+        """Record the start of the generation."""
+        first = self.choices.first
+        self.trace.generating(first.model.name, first.prompt.rules, first.prompt.replayed)
+
+    def response_headers(self) -> list[ResponseHeader]:
+        """Return the headers of the response, when it begins."""
+        if self.session is None or not self.session.is_reported:
+            return [*self.headers]
+        reported = report_headers(self.session.opened.step, self.choices.first.reported_cached_tokens)
+        return [*self.headers, *reported]
+
+    def end(self, reason: FinishReason) -> None:
+        """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
+        self.trace.generated(Finished(reason, self.choices.usage))
+        if self.session is not None:
+            self.session.sessions.close(self.session.opened, self.choices.first)

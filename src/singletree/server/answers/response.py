@@ -1,0 +1,152 @@
+"""The answer to a request for one turn: frames while it is generated, or one body at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from singletree.errors import Superseded
+from singletree.events import Finished, FinishReason, Fold
+from singletree.server.answers.choices import run_together
+from singletree.server.answers.disconnect import while_connected
+from singletree.server.answers.frame_sinks import EventStream, FrameSink, ResponseHeader
+from singletree.server.answers.lifecycle import Lifecycle
+from singletree.server.answers.request_body import ClientLeft
+from singletree.server.answers.stream import Stream
+from singletree.server.answers.tool_dispatch import DispatchOptions
+from singletree.server.sessions.duplicate_requests import Cancel
+
+OPENING_SECONDS = 0.25
+"""How long a stream waits for the first token before it sends its status: a failure within this time still becomes an
+HTTP error.
+"""
+
+_JSON: ResponseHeader = (b"content-type", b"application/json")
+
+
+class TurnResponse:
+    """The ASGI application that answers one request. The engine is free when it returns, however it ends.
+
+    Args:
+        lifecycle: the answer, and what else the server does about it.
+        keep_alive_seconds: longest silence in a stream.
+        dispatch: the side events of a stream.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        *,
+        keep_alive_seconds: float = 10.0,
+        dispatch: DispatchOptions = DispatchOptions(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._choices = lifecycle.choices
+        self._trace = lifecycle.trace
+        self._keep_alive_seconds = keep_alive_seconds
+        self._dispatch = dispatch
+        self._superseded = False
+        self._cancel: Cancel | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer.
+
+        Raises:
+            SingletreeError: the request failed before the answer began, so an error can still be the answer.
+            ClientLeft: the client disconnected.
+        """
+        if self._choices.first.request.stream:
+            await self.stream_to(EventStream(send), receive)
+        else:
+            await self._follow(partial(self._send_body, send), receive)
+
+    async def stream_to(self, sink: FrameSink, receive: Receive) -> None:
+        """Send the answer as a stream to ``sink``. Raises the same errors as a call.
+
+        Args:
+            receive: the ASGI channel that reports when the client disconnects.
+        """
+        await self._follow(partial(self._send_stream, sink), receive)
+
+    async def _follow(self, send_answer: Callable[[], Coroutine[Any, Any, None]], receive: Receive) -> None:
+        lifecycle = self._lifecycle
+        with lifecycle.guard(self._supersede):
+            lifecycle.start()
+            reason: FinishReason = "error"
+            try:
+                await while_connected(receive, send_answer())
+            except (ClientLeft, Superseded, asyncio.CancelledError):
+                reason = "cancelled"
+                if self._superseded:
+                    raise Superseded from None
+                raise
+            finally:
+                lifecycle.end(reason)
+
+    def _supersede(self) -> None:
+        """End this request: another one repeats it."""
+        self._superseded = True
+        if self._cancel is not None:
+            self._cancel()
+
+    def _set_cancel(self, cancel: Cancel) -> None:
+        """Set the function that ends the work, and call it at once if the request is superseded already."""
+        self._cancel = cancel
+        if self._superseded:
+            cancel()
+
+    async def _send_body(self, send: Send) -> None:
+        self._set_cancel(_this_task().cancel)
+        count = len(self._choices.generations)
+        folds, ends = [Fold() for _ in range(count)], [Finished("error")] * count
+
+        async def collect(index: int) -> None:
+            async with aclosing(self._choices.batches(index, self._trace.request_id)) as batches:
+                async for batch in batches:
+                    if isinstance(batch, Finished):
+                        ends[index] = batch
+                    elif batch:
+                        self._trace.first_event()
+                        for event in batch:
+                            folds[index].feed(event)
+
+        # No part of a body is sent before its end, so each failure counts at once.
+        await run_together([collect(index) for index in range(count)], lambda: False)
+        self._trace.generated(Finished(ends[0].reason, self._choices.usage))
+        body = self._choices.encode(folds, ends)
+        length = (b"content-length", b"%d" % len(body))
+        headers = (_JSON, length, *self._lifecycle.response_headers())
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _send_stream(self, sink: FrameSink) -> None:
+        stream = Stream(self._choices, self._trace, dispatch=self._dispatch)
+        self._set_cancel(stream.supersede)
+        producing = asyncio.create_task(stream.produce())
+        keeping_alive = asyncio.create_task(stream.beat(self._keep_alive_seconds / 2, _this_task()))
+        try:
+            await asyncio.wait(
+                {producing, stream.opened}, timeout=OPENING_SECONDS, return_when="FIRST_COMPLETED"
+            )
+            if producing.done() and not stream.opened.done():
+                producing.result()
+            stream.open()
+            await sink.open(self._lifecycle.response_headers())
+            while frames := await stream.buffer.take():
+                await sink.write(frames)
+            await sink.close()
+        finally:
+            producing.cancel()
+            keeping_alive.cancel()
+            await asyncio.gather(producing, keeping_alive, return_exceptions=True)
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

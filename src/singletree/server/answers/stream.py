@@ -1,0 +1,158 @@
+"""A streamed answer: the encoders of its choices between the generations and the send buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import Any
+
+from singletree.errors import EngineFailed, SingletreeError, Superseded
+from singletree.events import Finished, FinishReason
+from singletree.protocols.answer import EventEncoder
+from singletree.server.answers.choices import Choices, run_together
+from singletree.server.answers.send_buffer import SendBuffer
+from singletree.server.answers.tool_dispatch import DispatchOptions
+from singletree.server.answers.tracing import Trace
+
+LOG = logging.getLogger(__name__)
+
+STALLED_SECONDS = 300.0
+"""A client that reads nothing for this time is treated as disconnected."""
+
+
+class Stream:
+    """Fills ``buffer`` with the frames of one answer.
+
+    Args:
+        choices: the generations that answer the request, and their encoders.
+        trace: the request's log line and metrics.
+        dispatch: the side events of the stream.
+        buffer: a new one by default.
+
+    Attributes:
+        opened: done once the first frames are in ``buffer``.
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        trace: Trace,
+        *,
+        dispatch: DispatchOptions = DispatchOptions(),  # noqa: B008 (frozen)
+        buffer: SendBuffer | None = None,
+    ) -> None:
+        self._choices = choices
+        self._trace = trace
+        self._dispatch = dispatch
+        self._encoders: list[EventEncoder] = []
+        self._ends: dict[int, Finished] = {}
+        self._has_sent = False
+        self._producing: asyncio.Task[Any] | None = None
+        self._superseded = False
+        self._cancelled = False
+        self.buffer = SendBuffer() if buffer is None else buffer
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def open(self) -> list[EventEncoder]:
+        """Put the first frames into the buffer if that has not been done, and return the encoders of the choices."""
+        if not self._encoders:
+            self._encoders = self._choices.encoders(self._dispatch)
+            self.buffer.put([frame for encoder in self._encoders for frame in encoder.start()])
+            self.opened.set_result(None)
+        return self._encoders
+
+    async def produce(self) -> None:
+        """Generate to the end. An error becomes an event once the stream is open, and is raised before that."""
+        self._producing = asyncio.current_task()
+        try:
+            if self._superseded:
+                raise Superseded
+            if self._cancelled:
+                raise asyncio.CancelledError
+            await self._generate()
+        except asyncio.CancelledError:
+            if self._cancelled:
+                self._end_as_cancelled()
+            elif self._superseded:
+                self._end(Superseded(), "cancelled")
+            else:
+                raise
+        except Exception as error:
+            self._end(error, "error")
+        finally:
+            self.buffer.close()
+
+    def supersede(self) -> None:
+        """End the answer with an error: another request repeats this one."""
+        self._superseded = True
+        if self._producing is not None:
+            self._producing.cancel()
+
+    def cancel(self) -> None:
+        """End the answer as cancelled, at the client's request."""
+        self._cancelled = True
+        if self._producing is not None:
+            self._producing.cancel()
+
+    def _end(self, error: Exception, reason: FinishReason) -> None:
+        """End the stream with ``error``; raise it where the stream is not open, so that it becomes an HTTP status."""
+        if not self._encoders:
+            raise error
+        known = client_error(error)
+        self._trace.failed(known)
+        self._trace.generated(Finished(reason, self._choices.usage))
+        self.buffer.put(self._encoders[0].fail(known))
+
+    def _end_as_cancelled(self) -> None:
+        usage = self._choices.usage
+        for index, encoder in enumerate(self.open()):
+            if index not in self._ends:
+                self.buffer.put(encoder.end(Finished("cancelled", usage)))
+        self.buffer.put(self._encoders[0].tail(usage))
+
+    async def _generate(self) -> None:
+        count = len(self._choices.generations)
+        await run_together([self._feed(index) for index in range(count)], lambda: self._has_sent)
+        usage = self._choices.usage
+        self._trace.generated(Finished(self._ends[0].reason, usage))
+        self.buffer.put(self._encoders[0].tail(usage))
+
+    async def _feed(self, index: int) -> None:
+        """Feed the choice number ``index`` to its encoder."""
+        buffer, encoder = self.buffer, None
+        async with aclosing(self._choices.batches(index, self._trace.request_id)) as batches:
+            async for batch in batches:
+                if encoder is None:
+                    encoder = self.open()[index]
+                if isinstance(batch, Finished):
+                    self._ends[index] = batch
+                    self._has_sent = True
+                    buffer.put(encoder.end(batch))
+                elif batch:
+                    if not self._has_sent:
+                        self._has_sent = True
+                        self._trace.first_event()
+                    if len(batch) == 1:
+                        buffer.put(encoder.feed(batch[0]))
+                    else:
+                        buffer.put([frame for event in batch for frame in encoder.feed(event)])
+                    if buffer.is_full:
+                        await buffer.room()
+
+    async def beat(self, seconds: float, answering: asyncio.Task[Any]) -> None:
+        """Send a keep-alive every ``seconds`` without data; cancel ``answering`` when the client does not read."""
+        while True:
+            await asyncio.sleep(seconds)
+            if self._encoders:
+                self.buffer.beat(self._encoders[0].keep_alive)
+            if self.buffer.stuck_beats * seconds > STALLED_SECONDS:
+                answering.cancel()
+
+
+def client_error(error: Exception) -> SingletreeError:
+    """Return the error to send to a client for ``error``. An unexpected error is logged and its text is not sent."""
+    if isinstance(error, SingletreeError):
+        return error
+    LOG.error("a request failed with an unexpected error", exc_info=error)
+    return EngineFailed("internal server error; see the server's log")

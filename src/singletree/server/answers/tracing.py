@@ -1,0 +1,217 @@
+"""Metrics, and one log line for each request. Neither contains prompt text."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import fields
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from singletree.conversation import AgentContext, Hints
+from singletree.errors import Rejected, SingletreeError
+from singletree.events import Finished, Usage
+from singletree.server.sessions.sessions import Step
+from singletree.server.turn.ids import new_id
+
+LOG = logging.getLogger("singletree.requests")
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_CLIENT_LEFT = 499
+_PATH_LENGTH = 128
+
+
+class Tracing:
+    """The metrics of one server. ``running`` is the number of generations that are not over."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "singletree_requests",
+            "Requests by route and HTTP status.",
+            ["route", "status"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "singletree_tokens",
+            "Tokens: prompt, of which cached; completion, of which reasoning.",
+            ["model", "kind"],
+            registry=self.registry,
+        )
+        self.finished = Counter(
+            "singletree_generations",
+            "Generations by how they ended.",
+            ["model", "reason"],
+            registry=self.registry,
+        )
+        self.first_token = Histogram(
+            "singletree_time_to_first_token_seconds",
+            "From the request's arrival to its first event.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        in_flight = Gauge("singletree_generations_in_flight", "Generations now.", registry=self.registry)
+        in_flight.set_function(lambda: self.running)
+        self.rules = Counter(
+            "singletree_stability_rules",
+            "Prompts that a stability rule changed.",
+            ["rule"],
+            registry=self.registry,
+        )
+        self.prefix = Counter(
+            "singletree_prefix_tokens",
+            "Prompt tokens that continue the session's last prompt and turn, and new ones.",
+            ["model", "kind"],
+            registry=self.registry,
+        )
+        self.courses = Counter(
+            "singletree_prefix_courses",
+            "Prompts by how they continue their session: first, appended, back to an earlier turn, broken.",
+            ["model", "course"],
+            registry=self.registry,
+        )
+        self.lost = Counter(
+            "singletree_prefix_lost_tokens",
+            "Tokens that should have matched and did not, by the likely cause.",
+            ["model", "cause"],
+            registry=self.registry,
+        )
+        self.replayed = Counter(
+            "singletree_replayed_turns",
+            "Earlier turns in prompts that were replayed with the tokens in which they were generated.",
+            ["model"],
+            registry=self.registry,
+        )
+
+    def exposition(self) -> bytes:
+        """Return all metrics in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class Trace:
+    """The metrics and the log line of one request, from arrival to the last byte.
+
+    Args:
+        tracing: the server's metrics.
+        method, path: of the HTTP request.
+        request_id: is in the log line and in the response headers.
+    """
+
+    def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
+        self.request_id = request_id
+        self.route = "other"
+        self.status = _CLIENT_LEFT
+        self._tracing = tracing
+        # A path may contain any character, line breaks included.
+        self._method, self._path = ascii(method)[1:-1], ascii(path[:_PATH_LENGTH])[1:-1]
+        self._began = time.perf_counter()
+        self._first: float | None = None
+        self._model = ""
+        self._step: Step | None = None
+        self._hints = ""
+        self._usage: Usage | None = None
+        self._reason = ""
+        self._error = ""
+
+    def new_id(self, prefix: str) -> str:
+        """Return a new id; for the prefix ``req_`` the request's own."""
+        return self.request_id if prefix == "req_" else new_id(prefix)
+
+    def record_hints(self, hints: Hints, agent: AgentContext) -> None:
+        """Add the request's hints and the agent's context to the log line."""
+        given = [(field, getattr(each, field.name)) for each in (hints, agent) for field in fields(each)]
+        self._hints = "".join(
+            f" {field.name}={_plain(str(value))}" for field, value in given if value != field.default
+        )
+
+    def generating(self, model: str, rules: Iterable[str], replayed: int = 0) -> None:
+        """Record the start of a generation.
+
+        Args:
+            model: its name.
+            rules: names of the stability rules that changed the prompt.
+            replayed: number of turns in the prompt that were replayed with their own tokens.
+        """
+        self._model = model
+        self._tracing.running += 1
+        self._tracing.replayed.labels(model).inc(replayed)
+        for rule in rules:
+            self._tracing.rules.labels(rule).inc()
+
+    def record_step(self, step: Step) -> None:
+        """Record how the request's prompt continues its session."""
+        tracing, self._step = self._tracing, step
+        tracing.prefix.labels(step.model, "matched").inc(step.matched)
+        tracing.prefix.labels(step.model, "new").inc(step.new)
+        tracing.courses.labels(step.model, step.course).inc()
+        if step.broken is not None:
+            tracing.lost.labels(step.model, step.broken.cause.name).inc(step.lost)
+
+    def first_event(self) -> None:
+        """Record the time of the first event; later calls have no effect."""
+        if self._first is None:
+            self._first = time.perf_counter() - self._began
+            self._tracing.first_token.labels(self._model).observe(self._first)
+
+    def generated(self, finished: Finished) -> None:
+        """Record the end of the generation; later calls have no effect."""
+        if self._usage is not None:
+            return
+        self._usage, self._reason = finished.usage, finished.reason
+        tracing, model, usage = self._tracing, self._model, finished.usage
+        tracing.finished.labels(model, finished.reason).inc()
+        tracing.tokens.labels(model, "prompt").inc(usage.prompt_tokens)
+        tracing.tokens.labels(model, "cached").inc(usage.cached_tokens)
+        tracing.tokens.labels(model, "completion").inc(usage.completion_tokens)
+        tracing.tokens.labels(model, "reasoning").inc(usage.reasoning_tokens)
+
+    def failed(self, error: SingletreeError) -> None:
+        """Record the error that is the answer, or ends it."""
+        self._error = type(error).__name__
+        if not isinstance(error, Rejected):
+            # A client's own mistake is not logged: the message may quote the request.
+            LOG.warning("id=%s %s: %s", self.request_id, self._error, error.message)
+
+    def close(self) -> None:
+        """Count and log the request: the answer was sent, or the client has disconnected."""
+        if self._model:
+            self._tracing.running -= 1
+        self._tracing.requests.labels(self.route, str(self.status)).inc()
+        level = logging.INFO if self._usage is not None or self.status >= 400 else logging.DEBUG
+        if LOG.isEnabledFor(level):
+            LOG.log(level, "%s", self._line())
+
+    def _line(self) -> str:
+        took = time.perf_counter() - self._began
+        line = f"{self._method} {self._path} {self.status} id={self.request_id} took={took:.3f}s"
+        if self._error:
+            line += f" error={self._error}"
+        if self._usage is None:
+            return line
+        usage, first = self._usage, "-" if self._first is None else f"{self._first:.3f}s"
+        return (
+            f"{line} model={self._model} prompt={usage.prompt_tokens} cached={usage.cached_tokens} "
+            f"completion={usage.completion_tokens} reasoning={usage.reasoning_tokens} first={first} "
+            f"end={self._reason}{self._session()}{self._hints}"
+        )
+
+    def _session(self) -> str:
+        """Return how the prompt continues its session, without any text of the prompt."""
+        step = self._step
+        if step is None:
+            return ""
+        line = f" session={_plain(step.session)} matched={step.matched} new={step.new}"
+        if step.broken is not None:
+            line += f" break={step.broken.cause.name} lost={step.lost}"
+        return line
+
+
+def _plain(word: str) -> str:
+    """Return a client's string, which may contain any character, as one word of one line."""
+    return ascii(word)[1:-1].replace(" ", "_")

@@ -1,0 +1,1 @@
+"""Serve HTTP: the application, its routes, the WebSocket and the process."""

@@ -1,0 +1,193 @@
+"""The ASGI application: routes, API keys, request ids, and errors in the format of the request's protocol.
+
+It is served by Granian over ASGI, in the server's own process. ``benchmarks/http_server.py`` measures the
+alternatives: CPU time of the server process for one chunk of one token's size, with 64 streams at once on 2 cores.
+When everything that is ready is written in one piece (``SendBuffer``), Granian takes 1.2 µs. uvicorn takes 3.5 µs with
+httptools and one write for each chunk, 5.6 µs with the send buffer, and 7.1 µs with h11. Granian's own interface, RSGI,
+takes 1.1 µs but has no back-pressure: a client that did not read made the process grow by 280 MB a second, so ASGI is
+used. At 100 to 200 chunks a second for each stream, wake-ups cost most, and all servers are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from singletree.errors import (
+    EngineUnfit,
+    MethodNotAllowed,
+    Overloaded,
+    RouteNotFound,
+    SingletreeError,
+    Superseded,
+)
+from singletree.protocols import models, tokenize
+from singletree.server.answers.request_body import ClientLeft
+from singletree.server.answers.stream import client_error
+from singletree.server.answers.tracing import Trace
+from singletree.server.cross_origin import is_preflight, policy_for, preflight_answer
+from singletree.server.http import websocket
+from singletree.server.http.completions_route import complete
+from singletree.server.http.routes import JSON, OPEN_ROUTES, OPERATIONS, OWN_ROUTES, Call, Operation, Service
+from singletree.server.http.store_routes import STORED_OPERATIONS
+from singletree.server.turn.ids import request_id
+from singletree.server.turn.protocol import (
+    CHAT,
+    COMPACT,
+    COMPLETIONS,
+    GENERATE,
+    MESSAGES,
+    RESPONSES,
+    encode_error,
+)
+
+_BASES = {"/anthropic/": "/", "/openai/": "/", "/api/v1/": "/v1/", "/v1/v1/": "/v1/"}
+"""Path prefixes that come from base URLs of other servers, and the prefixes that replace them."""
+_PROTOCOLS = (MESSAGES, CHAT, RESPONSES, COMPACT, COMPLETIONS, GENERATE)
+_WITHOUT_VERSION = {path.removeprefix("/v1") for each in _PROTOCOLS for _, path, _ in each.ROUTES}
+
+
+class App:
+    """The ASGI application. It does not start or stop engines; the caller does.
+
+    Args:
+        service: what all requests share.
+        address: the IP address that the server listens on. None where another program listens: that program has to
+            check the host names that clients use, unless ``--allowed-hosts`` names some.
+    """
+
+    def __init__(self, service: Service, address: str | None = None) -> None:
+        self._service = service
+        config = service.config
+        self._policy = policy_for(
+            config.host,
+            address,
+            allowed_origins=config.allowed_origins,
+            allowed_hosts=config.allowed_hosts,
+        )
+        keyed = [_route(service, *route, needs_key=True) for route in _keyed_routes(service)]
+        free = [_route(service, *route, needs_key=False) for route in OPEN_ROUTES]
+        self._router = Router([*keyed, *free], redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection. Every error becomes an answer."""
+        if "path" in scope:
+            scope = {**scope, "path": plain_path(scope["path"])}
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        id = request_id(Headers(scope=scope).get("x-request-id"))
+        trace = scope["trace"] = Trace(self._service.tracing, scope["method"], scope["path"], id)
+        scope["app"] = self  # so that the router raises what it cannot route
+        started, origin = False, None
+
+        async def send_marked(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                trace.status = message["status"]
+                answer = [*message.get("headers", ()), *_ids(id)]
+                message["headers"] = [*answer, *self._policy.headers(origin, answer)]
+            await send(message)
+
+        try:
+            origin = self._policy.check(scope)
+            answer = preflight_answer(scope) if origin and is_preflight(scope) else self._router
+            await answer(scope, receive, send_marked)
+        except ClientLeft:
+            pass
+        except Exception as error:
+            response = _error_response(HttpRequest(scope), error)
+            if not started:
+                await response(scope, receive, send_marked)
+        finally:
+            trace.close()
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one WebSocket. Refuse it before the handshake when its web page may not use the server."""
+        try:
+            self._policy.check(scope)
+        except SingletreeError as refused:
+            await websocket.refuse(refused, scope, receive, send)
+            return
+        if scope["path"] == websocket.PATH:
+            await websocket.Socket(self._service, scope, receive, send).run()
+        else:
+            await self._router(scope, receive, send)
+
+
+def plain_path(path: str) -> str:
+    """Return the route's path for a client whose base URL has extra prefixes.
+
+    ``/anthropic/v1/messages`` and ``/v1/v1/messages`` become ``/v1/messages``, ``/anthropic`` becomes ``/``.
+    """
+    path = "/" + path.lstrip("/")
+    if path + "/" in _BASES:
+        return "/"
+    while base := next((each for each in _BASES if path.startswith(each)), None):
+        path = _BASES[base] + path.removeprefix(base).lstrip("/")
+    return path
+
+
+def _keyed_routes(service: Service) -> list[tuple[str, str, Operation]]:
+    offered = service.config.enable_anthropic_api
+    protocols = [each for each in _PROTOCOLS if offered or each is not MESSAGES]
+    tables = (*(protocol.ROUTES for protocol in protocols), models.ROUTES, tokenize.ROUTES)
+    operations = {**OPERATIONS, **STORED_OPERATIONS, "complete": complete}
+    named = [(method, path, operations[name]) for table in tables for method, path, name in table]
+    return [*named, *OWN_ROUTES]
+
+
+def _route(service: Service, method: str, path: str, operation: Operation, *, needs_key: bool) -> Route:
+    async def endpoint(http: HttpRequest) -> Response:
+        trace: Trace = http.scope["trace"]
+        trace.route = path
+        call = Call(service, http, _lower(http.headers), trace)
+        if needs_key:
+            call.authorize()
+        return await operation(call)  # type: ignore[return-value]  # any ASGI application will do
+
+    return Route(path, endpoint, methods=[method])
+
+
+def _lower(headers: Headers) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _error_response(http: HttpRequest, error: Exception) -> Response:
+    """Return the error response in the format of the request's protocol."""
+    known = _as_singletree_error(http, error)
+    trace: Trace = http.scope["trace"]
+    trace.failed(known)
+    status, body = encode_error(known, http.url.path, _lower(http.headers), trace.request_id)
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    if isinstance(known, Overloaded):
+        headers["retry-after"] = str(max(1, round(known.retry_after)))
+    if isinstance(known, Superseded | EngineUnfit):
+        headers["x-should-retry"] = "false"  # the official SDKs repeat a 409 and a 500
+    return Response(b"" if http.method == "HEAD" else body, status, headers, media_type=JSON)
+
+
+def _as_singletree_error(http: HttpRequest, error: Exception) -> SingletreeError:
+    if not isinstance(error, HTTPException):
+        return client_error(error)
+    path = ascii(http.url.path[:128])[1:-1]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return MethodNotAllowed(f"{http.method} is not supported on {path}; send {allowed}")
+    cure = "; the paths of the APIs begin with /v1" if path in _WITHOUT_VERSION else ""
+    return RouteNotFound(f"the path {path} does not exist{cure}")
+
+
+def _ids(id: str) -> Iterable[tuple[bytes, bytes]]:
+    """Return the request id under OpenAI's and Anthropic's header names: both SDKs show it."""
+    return (b"x-request-id", id.encode()), (b"request-id", id.encode())

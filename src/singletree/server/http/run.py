@@ -1,0 +1,180 @@
+"""Run the server: load the model, listen, and shut down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from granian.constants import HTTPModes, Interfaces
+from granian.server.embed import Server
+
+from singletree.engines.weights.progress import Progress, no_progress
+from singletree.engines.weights.resolve import cache_folder
+from singletree.errors import BadConfiguration, EngineFailed
+from singletree.server.answers.tracing import Tracing
+from singletree.server.http.app import App
+from singletree.server.http.routes import Service
+from singletree.server.models.config import Config
+from singletree.server.models.served_models import load_models
+from singletree.server.storage.response_store import Store
+
+_FLUSH_SECONDS = 2.0
+"""Time for the last events of ended streams to be sent."""
+
+_LISTENING_STEP_SECONDS = 0.01
+_LISTENING_SECONDS = 5.0
+"""How long to wait until the port accepts a connection. After that the server is reported as ready: this machine may
+not be allowed to connect to the address.
+"""
+
+_CANNOT_LISTEN = {
+    errno.EADDRINUSE: "the port is in use; stop the program that uses it, or give another --port",
+    errno.EACCES: "ports below 1024 need privileges; give another --port",
+    errno.EADDRNOTAVAIL: "this machine has no such address; give another --host",
+}
+
+
+async def run_server(config: Config, report: Callable[[str], None], progress: Progress = no_progress) -> None:
+    """Serve until the process receives SIGINT or SIGTERM.
+
+    After the first signal, running generations have ``config.shutdown_seconds`` to finish; a second signal ends them
+    at once. In both cases every stream gets its last event.
+
+    Args:
+        report: prints a line for the user, such as a step of the start.
+        progress: reports downloads.
+
+    Raises:
+        BadConfiguration: a setting is wrong, or the port is in use.
+        WeightsUnavailable, EngineFailed: the model cannot be loaded.
+    """
+    address, port = choose_address(config.host, config.port)
+    loaded = await load_models(config, report, progress)
+    store = Store(config.store_path or cache_folder() / "responses.sqlite", config.store_limit)
+    service = Service(config, loaded, Tracing(), store=store if config.store else None)
+    server = Server(
+        App(service, address),
+        address=address,
+        port=port,
+        interface=Interfaces.ASGINL,
+        http=HTTPModes.http1,
+        websockets=config.websockets,
+        log_enabled=False,
+        backlog=1024,
+    )
+    listening = asyncio.create_task(server.serve())
+    try:
+        with _signals() as signalled:
+            if not config.api_key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+                report(
+                    f"WARNING    anyone who can connect to {address} can use the model; set a key with --api-key"
+                )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(wait_until_listening(address, port, listening), _LISTENING_SECONDS)
+            report(f"ready      http://{_in_url(config.host)}:{port}")
+            await _wait_for_signal(listening, signalled)
+            service.closing = True
+            await _wait_until_idle(service.tracing, config.shutdown_seconds, signalled)
+    finally:
+        service.closing = True
+        await loaded.close()
+        await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
+        await service.jobs.close()
+        store.close()
+        server.stop()  # type: ignore[no-untyped-call]
+        await asyncio.gather(listening, return_exceptions=True)
+
+
+def choose_address(
+    host: str, port: int, *, make_socket: Callable[..., socket.socket] = socket.socket
+) -> tuple[str, int]:
+    """Return the address and port to listen on, with a free port for port 0.
+
+    The port is tried first: Granian listens with SO_REUSEPORT, so it would share a port that another program uses.
+
+    Args:
+        make_socket: opens the socket that tries the port.
+
+    Raises:
+        BadConfiguration: the server cannot listen there.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        raise BadConfiguration(
+            f"--host {host!r} is not an address of this machine; use for example 127.0.0.1"
+        ) from None
+    with make_socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            reason = _CANNOT_LISTEN.get(error.errno or 0, error.strerror)
+            raise BadConfiguration(f"cannot listen on {_in_url(host)}:{port}: {reason}") from None
+        name = probe.getsockname()
+    return str(name[0]), int(name[1])
+
+
+async def wait_until_listening(
+    address: str,
+    port: int,
+    listening: asyncio.Task[None],
+    *,
+    connect: Callable[..., Awaitable[tuple[Any, asyncio.StreamWriter]]] = asyncio.open_connection,
+) -> None:
+    """Wait until the port accepts connections or ``listening`` has ended: clients connect as soon as they read "ready".
+
+    Args:
+        connect: opens a connection.
+    """
+    while not listening.done():
+        with contextlib.suppress(OSError):
+            _, writer = await connect(address, port)
+            writer.close()
+            return
+        await asyncio.sleep(_LISTENING_STEP_SECONDS)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Semaphore]:
+    """Yield a semaphore that every SIGINT or SIGTERM releases once."""
+    loop, signalled = asyncio.get_running_loop(), asyncio.Semaphore(0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled.release)
+    try:
+        yield signalled
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _wait_for_signal(listening: asyncio.Task[None], signalled: asyncio.Semaphore) -> None:
+    """Wait for a signal. Raises EngineFailed when the HTTP server stops by itself."""
+    waiting = asyncio.create_task(signalled.acquire())
+    await asyncio.wait({waiting, listening}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if listening.done():
+        raise EngineFailed(
+            "the HTTP server stopped unexpectedly; start singletree again"
+        ) from listening.exception()
+
+
+async def _wait_until_idle(
+    tracing: Tracing, seconds: float, signalled: asyncio.Semaphore | None = None
+) -> None:
+    """Wait until no generation runs, ``seconds`` have passed, or another signal comes."""
+    end = asyncio.get_running_loop().time() + seconds
+    while tracing.running and asyncio.get_running_loop().time() < end:
+        if signalled is not None and not signalled.locked():
+            return
+        await asyncio.sleep(0.02)

@@ -1,0 +1,79 @@
+"""Report how a session's prompts continue one another, on routes of its own.
+
+Only those routes return excerpts of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from singletree.errors import RouteNotFound
+from singletree.server.sessions.break_causes import Break
+from singletree.server.sessions.report_headers import break_location
+from singletree.server.sessions.sessions import Session, Sessions, Step
+
+PATH = "/v1/singletree/sessions"
+
+
+def encode_sessions(sessions: Iterable[Session]) -> bytes:
+    """Encode the summaries of ``sessions`` as JSON, without their steps."""
+    return msgspec.json.encode({"object": "list", "data": [_summary(each) for each in sessions]})
+
+
+def encode_session(sessions: Sessions, key: str) -> bytes:
+    """Encode the session ``key`` with its last steps as JSON. Raises RouteNotFound when it is not in memory."""
+    session = sessions.get(key)
+    if session is None:
+        raise RouteNotFound(
+            f"session {key[:128]!a} does not exist; GET {PATH} lists the sessions. Only recent ones are kept "
+            "(--session-memory)"
+        )
+    return msgspec.json.encode({**_summary(session), "steps": [_encode_step(step) for step in session.steps]})
+
+
+def _summary(session: Session) -> dict[str, Any]:
+    last = session.steps[-1]
+    return {
+        "object": "session",
+        "id": session.key,
+        "model": last.model,
+        "last_at": last.at,
+        "requests": session.requests,
+        "lines": len(session.records),
+        "prompt_tokens": last.prompt_tokens,
+        "breaks": sum(step.broken is not None for step in session.steps),
+        "lost_tokens": sum(step.lost for step in session.steps),
+    }
+
+
+def _encode_step(step: Step) -> dict[str, Any]:
+    return {
+        "at": step.at,
+        "model": step.model,
+        "line": step.record_number,
+        "course": step.course,
+        "prompt_tokens": step.prompt_tokens,
+        "matched_tokens": step.matched,
+        "new_tokens": step.new,
+        "cached_tokens": step.cached,
+        "generated_tokens": step.generated,
+        "lost_tokens": step.lost,
+        "break": None if step.broken is None else _encode_break(step.broken),
+    }
+
+
+def _encode_break(broken: Break) -> dict[str, Any]:
+    return {
+        "cause": broken.cause.name,
+        "says": broken.cause.reason,
+        "cure": broken.cure,
+        "place": break_location(broken),
+        "message": broken.message,
+        "role": broken.role,
+        "before": broken.before,
+        "was": broken.was,
+        "now": broken.now,
+    }

@@ -1,0 +1,206 @@
+"""Responses over a WebSocket: one connection for a session, and one message for each turn with its new input.
+
+https://developers.openai.com/api/docs/guides/websocket-mode. A message ``response.create`` has the fields of the HTTP
+request's body. The events of the stream are sent back, one message for each. The responses of a connection are kept as
+long as it is open, stored or not, so ``previous_response_id`` works with ``store: false``. Messages that arrive while a
+response is generated wait in a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from singletree.conversation import Request
+from singletree.engines.engine import GenerationJob
+from singletree.errors import BodyTooLarge, InvalidRequest, SingletreeError
+from singletree.events import Finished
+from singletree.protocols import wire
+from singletree.protocols.answer import Frame
+from singletree.protocols.openai.errors import error_object
+from singletree.server.answers.choices import Choices
+from singletree.server.answers.frame_sinks import ResponseHeader
+from singletree.server.answers.request_body import ClientLeft
+from singletree.server.answers.stream import client_error
+from singletree.server.answers.tool_dispatch import DispatchOptions
+from singletree.server.answers.tracing import Trace
+from singletree.server.http.offload import offload
+from singletree.server.http.routes import Call, Service, answer_turn, read_response
+from singletree.server.storage import response_state
+from singletree.server.storage.response_state import ConnectionResponses
+from singletree.server.turn import pipeline
+from singletree.server.turn.ids import new_id
+from singletree.server.turn.protocol import RESPONSES
+
+PATH = "/v1/responses"
+
+_MOST_WAITING = 16
+"""Most messages in the queue; further ones stay in the network."""
+_POLICY_VIOLATION = 1008
+_GOING_AWAY = 1001
+
+
+class _Message(Struct):
+    type: str = ""
+    generate: bool | UnsetType = UNSET
+
+
+async def refuse(error: SingletreeError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a connection before its handshake, with ``error`` as an HTTP response where the server supports that."""
+    await receive()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        return
+    status, body = RESPONSES.encode_error(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
+
+
+class Socket:
+    """One WebSocket connection.
+
+    Args:
+        service: what all requests share.
+        scope, receive, send: the connection, as ASGI defines them.
+    """
+
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        self._service = service
+        self._headers = {name.lower(): value for name, value in Headers(scope=scope).items()}
+        # The rest of the server expects an HTTP request: a POST to this path.
+        self._scope = {**scope, "type": "http", "method": "POST"}
+        self._receive, self._send = receive, send
+        self._recent = ConnectionResponses()
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
+        self._closed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Answer the messages of the connection until the client closes it."""
+        await self._receive()
+        try:
+            self._call(self._trace()).authorize()
+        except SingletreeError as refused:
+            # Clients do not show the text of a refusal before the handshake, so the error is sent after it.
+            await self._send({"type": "websocket.accept"})
+            await self._fail(refused)
+            await self._send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return
+        await self._send({"type": "websocket.accept"})
+        listening = asyncio.create_task(self._listen())
+        try:
+            while (message := await self._messages.get()) is not None:
+                await self._answer(message)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        while (message := await self._receive())["type"] == "websocket.receive":
+            data = message.get("text")
+            await self._messages.put(data.encode() if data is not None else message.get("bytes") or b"")
+        self._closed.set()
+        await self._messages.put(None)
+
+    async def _answer(self, message: bytes) -> None:
+        trace = self._trace()
+        trace.route, trace.status = f"{PATH} (websocket)", 200
+        try:
+            await self._create(message, trace)
+        except ClientLeft:
+            pass
+        except Exception as error:
+            known = client_error(error)
+            trace.failed(known)
+            trace.status = known.status
+            await self._fail(known)
+        finally:
+            trace.close()
+
+    async def _create(self, message: bytes, trace: Trace) -> None:
+        warms_up, body = _read(message)
+        call = self._call(trace)
+        limit = self._service.config.body_limit
+        if len(body) > limit:
+            raise BodyTooLarge(f"the message is larger than {limit} bytes; send less, or raise --body-limit")
+        request = await read_response(call, body, self._recent)
+        request = replace(request, stream=True)
+        if warms_up:
+            await self._warm_up(request, len(body), trace)
+            return
+        response = await answer_turn(call, body, request, self._recent)
+        assert not isinstance(response, Response)  # each request on a WebSocket is streamed
+        await response.stream_to(self, self._disconnected)
+
+    async def _warm_up(self, request: Request, size: int, trace: Trace) -> None:
+        """Let the engine prefill the prompt, and keep the input as an empty response."""
+        model = await self._service.catalog.ready(request.model)
+        request = await self._service.media.read(request, model)
+        generation = await offload(size, partial(pipeline.prepare, model, request))
+        keep = response_state.response_keeper(self._service.store, request, new_id, self._recent)
+        [encoder] = Choices(RESPONSES, [generation], new_id, keep=keep).encoders(DispatchOptions())
+        await self.write(encoder.start())
+        one_token = replace(generation.sampling, max_tokens=1)
+        chunks = model.engine.generate(
+            GenerationJob(
+                generation.prompt.token_ids, one_token, trace.request_id, pictures=generation.prompt.pictures
+            )
+        )
+        async with aclosing(chunks):
+            async for _ in chunks:
+                break
+        await self.write(encoder.end(Finished("stop", generation.usage)))
+
+    def _call(self, trace: Trace) -> Call:
+        return Call(self._service, HttpRequest(self._scope), self._headers, trace)
+
+    def _trace(self) -> Trace:
+        return Trace(self._service.tracing, "WS", PATH, new_id("req_"))
+
+    async def _disconnected(self) -> Message:
+        await self._closed.wait()
+        return {"type": "http.disconnect"}
+
+    async def open(self, headers: Iterable[ResponseHeader]) -> None:
+        """Begin an answer. There are no headers on a WebSocket."""
+
+    async def write(self, frames: list[Frame]) -> None:
+        """Send frames, one message for each."""
+        for _, data in frames:
+            await self._send_text(data)
+
+    async def close(self) -> None:
+        """End an answer. The connection stays open for the next one."""
+
+    async def _send_text(self, data: bytes) -> None:
+        if not self._closed.is_set():
+            await self._send({"type": "websocket.send", "text": data.decode()})
+
+    async def _fail(self, error: SingletreeError) -> None:
+        known = error_object(error, prompt="input")
+        await self._send_text(wire.dump({"type": "error", "status": error.status, "error": known}))
+
+
+def _read(message: bytes) -> tuple[bool, bytes]:
+    """Check a message; return whether it only warms up the engine, and the request body that it holds."""
+    try:
+        kind = msgspec.json.decode(message, type=_Message)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidRequest(
+            "the message is not a JSON object; send an object of type response.create"
+        ) from None
+    if kind.type != "response.create":
+        raise InvalidRequest(
+            f"messages of type {kind.type[:64]!r} are not supported; send response.create", param="type"
+        )
+    return kind.generate is False, message

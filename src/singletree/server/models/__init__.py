@@ -1,0 +1,1 @@
+"""The served models: how they are described, configured and loaded."""

@@ -1,0 +1,379 @@
+"""The configuration: flags, environment and file are read into one value, here and nowhere else.
+
+A flag wins over the environment (``SINGLETREE_`` and the flag's name in capitals), the environment over the file
+(TOML, with the flags' names as keys), and the file over the default.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, ArgumentCollection, Parameter, Token
+from cyclopts.config import Dict, Env
+
+from singletree.errors import BadConfiguration
+from singletree.server.cross_origin import policy_for
+
+ENVIRONMENT_PREFIX = "SINGLETREE_"
+MODEL_TABLES = "models"
+"""Key of the tables in the file that have the settings of one model each."""
+
+EngineName = Literal["auto", "llamacpp", "vllm", "sglang", "tensorrt-llm", "llama-server", "scripted"]
+SERVER_ENGINES: frozenset[EngineName] = frozenset({"tensorrt-llm", "llama-server"})
+"""Engines that run only as servers of their own, at --engine-url."""
+
+ReasoningFieldName = Literal["reasoning_content", "reasoning", "both"]
+PdfForm = Literal["pages", "text"]
+LoadTime = Literal["start", "lazy"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+REASONING_FIELD_NAMES: dict[ReasoningFieldName, tuple[str, ...]] = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
+
+
+def _flag(*names: str, **more: Any) -> Parameter:
+    return Parameter(name=names, **more)
+
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def _bytes(kind: Any, tokens: Sequence[Token]) -> int:
+    """Parse a number of bytes such as ``256MiB``. Raise BadConfiguration for other texts."""
+    given = tokens[0].value.strip()
+    number = given.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = _UNITS.get(given[len(number) :].strip().upper())
+    if unit is None or not number.isdecimal():
+        raise BadConfiguration(f"{given!r} is not a number of bytes; give one such as 256MiB")
+    return int(number) * unit
+
+
+def _by_commas(kind: Any, value: str, *, delimiter: str | None = None) -> list[str]:
+    """Split the value of an environment variable at commas; values may contain white space."""
+    return [each.strip() for each in value.split(",") if each.strip()]
+
+
+def _unsplit(kind: Any, value: str, *, delimiter: str | None = None) -> list[str]:
+    """Return the value of an environment variable as one: a path may contain white space and commas."""
+    return [value] if value else []
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of one server."""
+
+    config: Path | None = None
+    """TOML file with settings."""
+
+    host: Annotated[str, _flag("--host", "--http-host")] = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+
+    port: Annotated[int, _flag("--port", "--http-port")] = 8000
+    """Port to listen on; 0 for any that is free."""
+
+    api_key: Annotated[tuple[str, ...], _flag("--api-key", negative="")] = ()
+    """Key that requests must carry, as x-api-key or Bearer. May be given several times."""
+
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        _flag("--allowed-origins", consume_multiple=True, negative="", env_var_split=_by_commas),
+    ] = ()
+    """Origins of web pages that may use the server, such as http://localhost:3000, vscode-webview://* or * for any;
+    others are refused."""
+
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _flag("--allowed-hosts", consume_multiple=True, negative="", env_var_split=_by_commas),
+    ] = ()
+    """Host names under which clients may reach the server, such as models.example.com or * for any, besides those of
+    loopback; where it does not listen on loopback, any by default."""
+
+    models: Annotated[
+        tuple[str, ...], _flag("--model", "--model-path", negative="", env_var_split=_unsplit)
+    ] = ()
+    """A built-in name, a GGUF file, a folder, or a Hugging Face id. Given several times, the server has several
+    models; tables [[models]] of --config have settings for each."""
+
+    model: Annotated[str | None, Parameter(parse=False)] = None
+    """The model of --model, if there is one."""
+
+    each_model: Annotated[tuple[Config, ...], Parameter(parse=False)] = ()
+    """The settings for each of several models."""
+
+    model_name: Annotated[
+        tuple[str, ...], _flag("--model-name", "--served-model-name", consume_multiple=True, negative="")
+    ] = ()
+    """Names that clients may use instead of the model's own, * for any; lists show the first."""
+
+    model_alias: Annotated[tuple[str, ...], _flag("--model-alias", consume_multiple=True, negative="")] = ()
+    """Further names for the model, which lists do not show; * stands for any characters, as in claude-haiku-*."""
+
+    load: LoadTime = "start"
+    """When the model is loaded: before the server is ready, or by its first request (lazy)."""
+
+    idle_unload: float | None = None
+    """Seconds without a generation after which the engine is stopped; the next request starts it again. Never by
+    default."""
+
+    engine: EngineName = "auto"
+    """The engine: llama.cpp, vLLM or SGLang, which run here unless --engine-url names a server, or scripts. By default
+    llama.cpp for a GGUF file, else vLLM or SGLang where one is installed and a GPU is there, else llama.cpp. With
+    --engine-url the kind of the server, if a gateway hides it."""
+
+    engine_url: str | None = None
+    """URL of a running vLLM, SGLang, TensorRT-LLM or llama-server, such as http://127.0.0.1:8001."""
+
+    engine_arguments: Annotated[
+        tuple[str, ...],
+        _flag("--engine-arguments", consume_multiple=True, allow_leading_hyphen=True, negative=""),
+    ] = ()
+    """Arguments for vLLM or SGLang, as their own servers take them; on the command line all that follows --, such as
+    -- --tensor-parallel-size 4."""
+
+    engine_api_key: str | None = None
+    """API key of the server at --engine-url."""
+
+    slots: Annotated[int | None, _flag("--slots", "--max-num-seqs")] = None
+    """Number of generations that run at once."""
+
+    threads: int | None = None
+    """Threads of llama.cpp; the machine's cores by default."""
+
+    prefix_cache_path: Path | None = None
+    """Folder in which the embedded llama.cpp keeps long prompts as it has read them, so that they are not read again
+    after a restart; none by default. The files contain the prompts."""
+
+    prefix_cache_limit: Annotated[int, _flag("--prefix-cache-limit", converter=_bytes)] = 8 * 2**30
+    """Largest size of the files at --prefix-cache-path, such as 8GiB; the least recently used are deleted first."""
+
+    context_window: Annotated[
+        int | None, _flag("--context-window", "--context-length", "--max-model-len")
+    ] = None
+    """Largest prompt and completion together, in tokens."""
+
+    max_output_tokens: int | None = None
+    """Largest completion, in tokens."""
+
+    mmproj: Path | None = None
+    """GGUF file of the vision projector with which llama.cpp sees pictures; by default one named mmproj* that lies
+    beside the model's file."""
+
+    picture_limit: Annotated[int, _flag("--picture-limit", converter=_bytes)] = 20 * 2**20
+    """Largest picture or document in a request, such as 20MiB."""
+
+    allow_image_urls: bool = False
+    """Fetch pictures and documents that a request names by URL, from public addresses only."""
+
+    pdf: PdfForm | None = None
+    """How the model reads PDF documents: pages (as pictures) or text; by default pages where it sees pictures."""
+
+    tool_call_parser: Annotated[str | None, _flag("--tool-call-parser", "--dyn-tool-call-parser")] = None
+    """Family of the model's tool calls; found from the chat template by default."""
+
+    reasoning_parser: Annotated[str | None, _flag("--reasoning-parser", "--dyn-reasoning-parser")] = None
+    """Family of the model's reasoning; found from the chat template by default."""
+
+    reasoning_field: ReasoningFieldName = "reasoning_content"
+    """Field for reasoning on Chat Completions, for clients that show only one: reasoning_content, reasoning, both."""
+
+    raw_reasoning: bool = False
+    """Send the reasoning itself on Responses, as content of reasoning items; by request: include reasoning.content."""
+
+    model_card: Path | None = None
+    """TOML file that describes the model to clients: description, efforts, base instructions and more."""
+
+    codex_catalog: Path | None = None
+    """File in the format of Codex's catalog, for --codex-profile; `singletree catalog --bundled` writes Codex's own."""
+
+    codex_profile: Annotated[
+        tuple[str, ...], _flag("--codex-profile", consume_multiple=True, negative="")
+    ] = ()
+    """Entry of --codex-catalog whose settings Codex uses for this model; NAME=ENTRY for one of its other names."""
+
+    chat_template: Annotated[Path | None, _flag("--chat-template", "--custom-jinja-template")] = None
+    """Jinja file to use instead of the model's own chat template."""
+
+    default_thinking: str | None = None
+    """Reasoning in requests that do not set it: on, off, or an effort such as low; else the template decides."""
+
+    default_chat_template_kwargs: Annotated[
+        str | None, _flag("--default-chat-template-kwargs", "--chat-template-kwargs")
+    ] = None
+    """JSON object of chat template variables for requests that do not set them."""
+
+    enable_anthropic_api: bool = True
+    """Offer Anthropic Messages."""
+
+    strip_anthropic_preamble: bool = True
+    """Keep Claude Code's changing billing header out of the prompt."""
+
+    live_arguments: bool = False
+    """Send arguments of tool calls while they are generated; by default a call is sent when it is complete, because
+    some clients run calls that were cut. By request: x-singletree-live-arguments: 1 or 0."""
+
+    enable_streaming_tool_dispatch: bool = False
+    """Send each complete tool call in a separate event as well; by request: x-singletree-tool-dispatch: 1 or 0."""
+
+    enable_streaming_reasoning_dispatch: bool = False
+    """Send each span of reasoning in a separate event when it ends; by request: x-singletree-reasoning-dispatch."""
+
+    stability_off: Annotated[
+        tuple[str, ...], _flag("--stability-off", consume_multiple=True, negative="")
+    ] = ()
+    """Names of prompt stability rules to switch off."""
+
+    turn_memory: Annotated[int, _flag("--turn-memory", converter=_bytes)] = 256 * 2**20
+    """Memory for generated turns, which are replayed by their own tokens, such as 256MiB; 0 keeps none."""
+
+    session_memory: Annotated[int, _flag("--session-memory", converter=_bytes)] = 64 * 2**20
+    """Memory for the last prompts of sessions, by which prefix breaks are found, such as 64MiB; 0 keeps none."""
+
+    explain: bool = False
+    """Report in the headers of every response how its prompt continues the last one; by request:
+    x-singletree-explain: 1."""
+
+    restore_reasoning: bool = True
+    """Restore the reasoning that a harness left out, as far as the chat template prints it."""
+
+    turn_memory_path: Path | None = None
+    """File that keeps the turn memory over a restart, encrypted with --capsule-key; none by default."""
+
+    capsule_key: Annotated[
+        tuple[str, ...], _flag("--capsule-key", negative="", env_var_split=_by_commas)
+    ] = ()
+    """Key that encrypts the capsules of turns, which clients carry, so that a turn is replayed by its tokens
+    after a restart and on other replicas: 32 bytes in base64 or hex, or a passphrase. The first of several keys
+    encrypts, all decrypt; commas separate them in the environment. A random one by default, lost with the process."""
+
+    strict_capsules: bool = False
+    """Refuse a request whose signature or encrypted_content was changed; by default the changed field is ignored."""
+
+    websockets: bool = True
+    """Offer Responses over a WebSocket."""
+
+    store: bool = True
+    """Keep responses for previous_response_id, unless a request says store: false."""
+
+    store_path: Path | None = None
+    """File (SQLite) for stored responses; by default responses.sqlite in the cache."""
+
+    store_limit: Annotated[int, _flag("--store-limit", converter=_bytes)] = 2**30
+    """Largest size of stored responses, such as 1GiB; the oldest are deleted first."""
+
+    body_limit: int = 64 * 2**20
+    """Largest request body, in bytes, compressed or not."""
+
+    keep_alive_seconds: float = 10.0
+    """Longest silence in a stream, in seconds, before a keep-alive is sent."""
+
+    hold_seconds: float = 120.0
+    """Seconds that a request waits for a full engine before it is refused; 0 refuses at once."""
+
+    shutdown_seconds: float = 5.0
+    """Seconds that running generations may continue after the first signal to stop."""
+
+    script_dir: Path | None = None
+    """Folder of scripts for the scripted engine."""
+
+    script_delay: float = 0.0
+    """Seconds between the scripted engine's chunks."""
+
+    script_log: Path | None = None
+    """File to which the scripted engine writes each generation with its prompt, one line of JSON each."""
+
+    log_level: LogLevel = "info"
+    """Lowest level of log lines to print."""
+
+    def __post_init__(self) -> None:
+        """Raise BadConfiguration for a value that is invalid, by itself or together with others."""
+        if self.model is None and len(self.models) == 1:
+            # The only way to set a field of a frozen value.
+            object.__setattr__(self, "model", self.models[0])
+        limits: dict[str, tuple[float, float]] = {
+            "port": (0, 65535),
+            "slots": (1, 4096),
+            "threads": (1, 1024),
+            "context_window": (2, 2**31),
+            "max_output_tokens": (1, 2**31),
+            "turn_memory": (0, 2**40),
+            "session_memory": (0, 2**40),
+            "store_limit": (1, 2**50),
+            "prefix_cache_limit": (1, 2**50),
+            "body_limit": (1, 2**31),
+            "picture_limit": (1, 2**31),
+            "keep_alive_seconds": (0.01, 3600),
+            "hold_seconds": (0, 3600),
+            "shutdown_seconds": (0, 3600),
+            "script_delay": (0, 3600),
+            "idle_unload": (1, 2**31),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise BadConfiguration(
+                    f"{_flag_name(name)} is {value}; give a number from {low:g} to {high:g}"
+                )
+        if self.engine in SERVER_ENGINES and not self.engine_url:
+            raise BadConfiguration(
+                f"--engine {self.engine} needs --engine-url, such as http://127.0.0.1:8001"
+            )
+        if self.idle_unload is not None and self.engine_url:
+            raise BadConfiguration(
+                "--idle-unload stops an engine that runs here; leave it out with --engine-url"
+            )
+        if self.load == "lazy" and self.context_window is None:
+            raise BadConfiguration(
+                "--load lazy needs --context-window, which lists of models show before the model is loaded"
+            )
+        if self.engine == "scripted" and self.engine_url:
+            raise BadConfiguration("--engine scripted plays scripts here: leave --engine-url out")
+        policy_for(
+            self.host, None, allowed_origins=self.allowed_origins, allowed_hosts=self.allowed_hosts
+        )  # Raises BadConfiguration for an invalid origin or host.
+        if any(not key.strip() for key in self.api_key):
+            raise BadConfiguration("--api-key is empty; give a key, or leave the flag out")
+        if self.turn_memory_path and not self.capsule_key:
+            raise BadConfiguration("--turn-memory-path needs --capsule-key, which encrypts the turns in it")
+
+
+def _flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def read_settings(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Fill in what no flag set, from the environment and then from the file: a ``config`` function of cyclopts.
+
+    Raises:
+        BadConfiguration: the file cannot be read.
+    """
+    Env(ENVIRONMENT_PREFIX, command=False)(app, commands, arguments)
+    chosen = next((a.tokens[0].value for a in arguments if a.name == "--config" and a.tokens), None)
+    if chosen is not None:
+        settings = read_file(Path(chosen))
+        settings.pop(MODEL_TABLES, None)  # Read by server.models.model_tables, with their own checks.
+        Dict(settings, use_commands_as_keys=False, source=chosen)(app, commands, arguments)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read the settings of a TOML file, whose keys are the names of flags, with ``-`` or ``_``.
+
+    Raises:
+        BadConfiguration: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            settings = tomllib.load(file)
+    except OSError as error:
+        raise BadConfiguration(f"--config {path}: {os.strerror(error.errno or 0)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfiguration(f"--config {path}: not TOML: {error}") from None
+    return {key.replace("_", "-"): value for key, value in settings.items()}

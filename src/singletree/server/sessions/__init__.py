@@ -1,0 +1,1 @@
+"""Recognise sessions, and explain where their prompts diverge."""

@@ -1,0 +1,498 @@
+"""Find out why a prompt does not continue the one before: a table of likely causes, each with its cure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from singletree.conversation import Turn
+from singletree.server.models.catalog import ChatFormat
+from singletree.server.sessions.divergence import WIDTH, Divergence
+from singletree.server.sessions.turn_differences import Difference, difference, thought_is_in
+from singletree.server.sessions.turn_tokens import OPENING, PICTURE, excerpt, turn_at, turn_header, turn_start
+
+_WORDS = 8
+_LONGEST_DATE = 20
+_BEFORE, _AFTER = 64, 48
+"""Length of the excerpts in tokens: of the common text before a break, and of each prompt's text after it."""
+
+_CLOCK = re.compile(
+    r"\d{1,2}:\d{2}(?::\d{2})?|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}"
+    r"|\b(?:Mon|Tues?|Wed|Thu|Fri|Sat|Sun)(?:[a-z]*day)?\b"
+    r"|\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d{1,2}\b"
+)
+_HEAD_ROLES = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class BreakContext:
+    """A divergence with its context, on which the causes are tested.
+
+    Attributes:
+        divergence: the divergence.
+        before: the end of the text that both prompts have.
+        was, now: the text after the divergence, in the earlier prompt and in the new one.
+        message: index of the message that contains the divergence, from 0; None where it is not known.
+        unchanged: whether all messages are equal around it, so that the template prints the same messages differently.
+        in_head: whether it is before the first turn of the assistant.
+        in_answer: whether it is in the generated turn, and all earlier messages are equal.
+        difference: how the client changed the assistant's turn that contains it, compared with the earlier prompt or
+            the generated turn; None where that is not known.
+        retokenized: whether that turn has the same content in both prompts, in different tokens.
+        opener, closer: markers of the model's reasoning; empty when it has none.
+        switches: the template variables that keep earlier reasoning, with the values that keep it.
+    """
+
+    divergence: Divergence
+    before: str
+    was: str
+    now: str
+    message: int | None
+    unchanged: bool
+    in_head: bool
+    in_answer: bool
+    difference: Difference | None
+    retokenized: bool
+    opener: str
+    closer: str
+    switches: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        """Return the role of that message in the earlier prompt; empty where it is not known."""
+        if self.message is None:
+            return ""
+        messages = self.divergence.record.messages
+        return messages[self.message].role if self.message < len(messages) else "assistant"
+
+    @property
+    def tools(self) -> tuple[list[str], list[str]]:
+        """Return the names of the earlier prompt's tools and of the new one's."""
+        return self.divergence.record.tools.names, self.divergence.tools.names
+
+    @property
+    def other_tools(self) -> bool:
+        """Tell whether the tools differ, and the divergence is where templates print them, or not located."""
+        differ = self.divergence.record.tools.encoded != self.divergence.tools.encoded
+        is_not_located = self.unchanged and self.message is None
+        return differ and (self.in_head or is_not_located) and not self.in_system
+
+    @property
+    def other_settings(self) -> bool:
+        """Tell whether the client changed the reasoning settings, and the messages before the divergence are equal."""
+        differ = self.divergence.record.settings != self.divergence.settings
+        return differ and (self.unchanged or (self.in_answer and self.divergence.same_answer))
+
+    @property
+    def in_system(self) -> bool:
+        """Tell whether the divergence is in the text of a system message that differs."""
+        new = self.divergence.new
+        if new is None or new.role not in _HEAD_ROLES:
+            return False
+        return self.before[-_WORDS:] + self.now[:1] in self.divergence.turns[self.divergence.at].text
+
+    @property
+    def in_date(self) -> bool:
+        """Tell whether the divergence is within a date or a time, in both prompts."""
+        start = max(0, len(self.before) - _LONGEST_DATE)
+        return all(
+            any(match.start() <= len(self.before) < match.end() for match in _CLOCK.finditer(text, start))
+            for text in (self.before + self.was, self.before + self.now)
+        )
+
+    @property
+    def lacks_thought(self) -> bool:
+        """Tell whether the earlier prompt has reasoning at the divergence, and the new one has none."""
+        opened = bool(self.opener) and (self.opener in self.was or self.before.rstrip().endswith(self.opener))
+        return opened and (self.opener not in self.now or self.now.lstrip().startswith(self.closer))
+
+    @property
+    def template_drops_thought(self) -> bool:
+        """Tell whether the template omits reasoning at the divergence: it received it, or would not have printed it."""
+        if not self.lacks_thought:
+            return False
+        text = self.was.partition(self.opener)[2] if self.opener in self.was else self.was
+        excerpt = text.partition(self.closer)[0] if self.closer else text
+        if thought_is_in(excerpt, self.divergence.given):
+            return True
+        if self.message is None:
+            return not self.divergence.given
+        return not self.divergence.template_prints_thought(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause of prefix breaks.
+
+    Attributes:
+        name: identifies the cause in reports and metrics.
+        reason: what happened.
+        cure: what helps.
+        matches: tells whether a break has this cause.
+        cure_of: returns the cure where it depends on the model.
+    """
+
+    name: str
+    reason: str
+    cure: str
+    matches: Callable[[BreakContext], bool]
+    cure_of: Callable[[BreakContext], str] | None = None
+
+
+def _billing(context: BreakContext) -> bool:
+    return any("-billing-header" in (context.before + side).lower() for side in (context.was, context.now))
+
+
+def _differs(context: BreakContext, *roles: str) -> bool:
+    return not context.unchanged and context.divergence.old is not None and context.role in roles
+
+
+def _messages_agree(context: BreakContext) -> bool:
+    return context.unchanged or context.in_answer
+
+
+def _moved(context: BreakContext) -> bool:
+    old, new = context.divergence.old_rest, context.divergence.new_rest
+    return not context.unchanged and len(old) == 1 and len(new) > 1 and old[-1] == new[-1]
+
+
+def _keep_thinking(context: BreakContext) -> str:
+    if not context.switches:
+        return "none: this model's template has no switch that keeps it; the prompt before the break stays cached"
+    switches = json.dumps(dict(context.switches))
+    return f"send chat_template_kwargs {switches}, or start the server with --default-chat-template-kwargs"
+
+
+def _reasoning_removed(context: BreakContext) -> bool:
+    old, new = context.divergence.old, context.divergence.new
+    return (
+        _differs(context, "assistant") and old is not None and new is not None
+        and (old.role, old.words) == (new.role, new.words)
+    )  # fmt: skip
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "billing_header",
+        "Claude Code changed the value of the billing header that it puts into the system prompt",
+        "leave the rule billing_header on (--stability-off, --no-strip-anthropic-preamble), or start Claude Code with "
+        "CLAUDE_CODE_ATTRIBUTION_HEADER=0",
+        lambda c: c.in_head and _billing(c),
+    ),
+    Cause(
+        "tools_dropped",
+        "the harness sent no tools this time",
+        "the rule compaction_tools keeps the session's tools in compaction requests (--stability-off switches it off); "
+        "otherwise let the harness send the tools with tool_choice none",
+        lambda c: c.other_tools and not c.tools[1],
+    ),
+    Cause(
+        "tools_added",
+        "tools were added to the list at the start of the prompt",
+        "let the harness defer them (defer_loading), or load them before the first turn",
+        lambda c: c.other_tools and set(c.tools[0]) < set(c.tools[1]),
+    ),
+    Cause(
+        "tools_removed",
+        "tools were removed from the list",
+        "let the harness keep its tools for the whole session",
+        lambda c: c.other_tools and set(c.tools[0]) > set(c.tools[1]),
+    ),
+    Cause(
+        "tools_reordered",
+        "the same tools were sent in a different order",
+        "let the harness send its tools always in the same order",
+        lambda c: c.other_tools and c.tools[0] != c.tools[1] and sorted(c.tools[0]) == sorted(c.tools[1]),
+    ),
+    Cause(
+        "tools_changed",
+        "a tool's description or schema changed",
+        "compare the excerpts: text that changes does not belong in a tool's description",
+        lambda c: c.other_tools,
+    ),
+    Cause(
+        "context_edited",
+        "the client let the server remove earlier content from the history (context_management)",
+        "none needed if this was intended; a higher trigger makes it rarer",
+        lambda c: c.divergence.edited and _differs(c, "assistant", "user", "tool"),
+    ),
+    Cause(
+        "date_in_system",
+        "the system prompt contains a date or a time that changed",
+        "let the harness put it into the last message, or omit it",
+        lambda c: _differs(c, *_HEAD_ROLES) and c.in_date,
+    ),
+    Cause(
+        "message_moved",
+        "a message that was the last one was moved behind the new messages",
+        "in OpenClaw it is a block of internal context, which keeps its place with the Responses API "
+        '(api "openai-responses"); otherwise the engine has to read the model\'s turn after it again',
+        _moved,
+    ),
+    Cause(
+        "message_inserted",
+        "a message was inserted between earlier messages",
+        "let the harness add messages only at the end",
+        lambda c: not c.unchanged and c.divergence.old in c.divergence.new_rest[1:],
+    ),
+    Cause(
+        "message_removed",
+        "earlier messages were removed: the harness trimmed or compacted its history",
+        "none needed if this was intended; a larger window for the harness makes it rarer",
+        lambda c: (
+            not c.unchanged
+            and c.divergence.old is not None
+            and (c.divergence.new is None or c.divergence.new in c.divergence.old_rest[1:])
+        ),
+    ),
+    Cause(
+        "system_changed",
+        "the text of a system message changed",
+        "let the harness keep it during the session and add new text at the end",
+        lambda c: _differs(c, *_HEAD_ROLES),
+    ),
+    Cause(
+        "reasoning_removed",
+        "the harness sent an earlier turn back without its reasoning",
+        "let the harness keep reasoning; on Messages: context_management clear_thinking with keep all",
+        # Where the template omits this reasoning as well, sending it would gain nothing.
+        lambda c: _reasoning_removed(c) and not c.template_drops_thought,
+    ),
+    Cause(
+        "answer_edited",
+        "the harness sent an earlier turn of the assistant back with a different text",
+        "none needed if this was intended; the turn is rendered as edited",
+        lambda c: _differs(c, "assistant") and not _reasoning_removed(c),
+    ),
+    Cause(
+        "picture_changed",
+        "a picture in an earlier message was replaced by another one",
+        "let the harness send earlier pictures unchanged; one that is encoded again has other bytes",
+        lambda c: _differs(c, "user", "tool") and c.was.startswith(PICTURE) and c.now.startswith(PICTURE),
+    ),
+    Cause(
+        "date_in_message",
+        "an earlier message contains a date or a time that changed",
+        "let the harness send earlier messages unchanged",
+        lambda c: _differs(c, "user", "tool") and c.in_date,
+    ),
+    Cause(
+        "message_changed",
+        "the text of an earlier message changed",
+        "let the harness send earlier messages unchanged",
+        lambda c: _differs(c, "user", "tool"),
+    ),
+    Cause(
+        "answer_dropped",
+        "the harness continued without the generated turn",
+        "harnesses drop a turn that was cut off, or that has no visible text",
+        lambda c: c.in_answer and (c.divergence.new is None or c.divergence.new.role != "assistant"),
+    ),
+    Cause(
+        "settings",
+        "a setting of the request changed, such as the reasoning effort, and the chat template prints the setting or "
+        "earlier reasoning differently",
+        "let the harness keep its settings for the whole session",
+        lambda c: (c.unchanged and c.in_head) or c.other_settings,
+    ),
+    Cause(
+        "calls_as_text",
+        "the client writes calls and their results as text in its own format, so the chat template treats each "
+        "result as a new question",
+        "let the client use the API's own tool calls (Qwen-Agent: generate_cfg use_raw_api)",
+        lambda c: _messages_agree(c) and c.difference == "calls_as_text",
+    ),
+    Cause(
+        "thinking_dropped",
+        "the chat template omits earlier reasoning, as in the model's training",
+        "models that can keep it have a switch, such as chat_template_kwargs preserve_thinking or clear_thinking",
+        lambda c: (_messages_agree(c) or _reasoning_removed(c)) and c.template_drops_thought,
+        _keep_thinking,
+    ),
+    Cause(
+        "reasoning_as_text",
+        "the client sent the turn's reasoning back as text of the turn",
+        "let the client send it back in its own field: reasoning_content on Chat, thinking blocks on Messages, "
+        "reasoning items on Responses",
+        lambda c: _messages_agree(c) and c.difference == "reasoning_as_text",
+    ),
+    Cause(
+        "reasoning_left_out",
+        "the client sent the turn back without its reasoning",
+        "let the client send it back: reasoning_content on Chat, thinking blocks on Messages, reasoning items or their "
+        "encrypted_content on Responses",
+        lambda c: (
+            _messages_agree(c)
+            and (c.difference == "reasoning_left_out" or (c.difference is None and c.lacks_thought))
+        ),
+    ),
+    Cause(
+        "answer_in_part",
+        "the client sent only a part of the turn back",
+        "let the client send all of it: the reasoning, the text and every call",
+        lambda c: _messages_agree(c) and c.difference == "in_part",
+    ),
+    Cause(
+        "answer_in_pieces",
+        "the client sent the turn back as several assistant messages",
+        "let the client send it as one message",
+        lambda c: _messages_agree(c) and c.difference == "in_pieces",
+    ),
+    Cause(
+        "answer_respelled",
+        "the generated turn has the same content in different tokens: the turn memory does not contain it, or the "
+        "template's turns cannot be distinguished",
+        "raise --turn-memory",
+        lambda c: c.retokenized,
+    ),
+    Cause(
+        "answer_rewritten",
+        "the harness sent the generated turn back with a different text",
+        "none needed if this was intended; the turn is rendered as edited",
+        lambda c: c.in_answer,
+    ),
+    Cause(
+        "template",
+        "the chat template prints the same messages differently when others follow",
+        "compare the excerpts; --chat-template sets another template",
+        lambda c: c.unchanged,
+    ),
+    Cause("unknown", "none of the known causes matches", "compare the excerpts", lambda c: True),
+)
+"""The known causes in the order in which they are tried; ``c`` is the break's context. The last matches every break.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A prefix break: where and why a prompt does not continue the one before.
+
+    Attributes:
+        cause: the likely cause.
+        cure: what helps.
+        message: index of the first message that differs, from 0; None where it is not known.
+        role: its role; ``tools`` for the list of tools.
+        before: excerpt of the text that both prompts have, up to the break.
+        was, now: excerpts of the text after the break, in the earlier prompt and in the new one.
+        lost: number of tokens that should have matched and did not.
+    """
+
+    cause: Cause
+    cure: str
+    message: int | None
+    role: str
+    before: str
+    was: str
+    now: str
+    lost: int
+
+
+def explain_break(divergence: Divergence, tokens: bytes, chat_format: ChatFormat) -> Break:
+    """Return the break at ``divergence`` with its likely cause.
+
+    Args:
+        divergence: the divergence.
+        tokens: the new prompt's tokens, ``WIDTH`` bytes each.
+        chat_format: the model's template, family and tokenizer.
+    """
+    context = _context_of(divergence, tokens, chat_format)
+    cause = next(cause for cause in CAUSES if cause.matches(context))
+    in_tools = cause.name.startswith("tools_")
+    return Break(
+        cause,
+        cause.cure if cause.cure_of is None else cause.cure_of(context),
+        message=None if in_tools else context.message,
+        role="tools" if in_tools else context.role,
+        before=context.before,
+        was=context.was,
+        now=context.now,
+        lost=divergence.record.expected - divergence.matched,
+    )
+
+
+def _context_of(divergence: Divergence, tokens: bytes, chat_format: ChatFormat) -> BreakContext:
+    at = divergence.matched
+    opener, closer = chat_format.family.reasoning or ("", "")
+    assistant = [i for i, message in enumerate(divergence.record.messages) if message.role == "assistant"]
+    if len(_assistant_turns(divergence.given)) < len(_assistant_turns(divergence.turns)):
+        # The template received neighbouring messages as one turn.
+        indices = frozenset(assistant)
+        assistant = [i for i in assistant if i - 1 not in indices]
+    begun, is_counted = _begun(divergence, assistant, chat_format)
+    unchanged = _is_unchanged(divergence, [*assistant, len(divergence.record.messages)], begun)
+    in_answer = not unchanged and divergence.old is None
+    message = divergence.at if not unchanged else assistant[begun - 1] if begun and is_counted else None
+    changed = _difference(divergence, message, chat_format, in_answer=in_answer)
+    return BreakContext(
+        divergence,
+        before=excerpt(tokens, max(0, at - _BEFORE), at, chat_format),
+        was=excerpt(divergence.record.tokens, at, at + _AFTER, chat_format),
+        now=excerpt(tokens, at, at + _AFTER, chat_format),
+        message=message,
+        unchanged=unchanged,
+        in_head=begun == 0,
+        in_answer=in_answer,
+        difference=changed,
+        retokenized=changed == "none"
+        and (in_answer or (unchanged and _has_same_content(divergence, tokens, chat_format))),
+        opener=opener.strip(),
+        closer=closer.strip(),
+        switches=chat_format.template.capabilities.history_switches,
+    )
+
+
+def _assistant_turns(turns: Sequence[Turn]) -> list[Turn]:
+    return [turn for turn in turns if turn.role == "assistant"]
+
+
+def _difference(
+    divergence: Divergence, message: int | None, chat_format: ChatFormat, *, in_answer: bool
+) -> Difference | None:
+    """Return how the client changed the assistant's turn at ``message``, as it was in the earlier prompt or answer."""
+    returned = () if message is None else divergence.returned(message)
+    if not returned:
+        return None
+    record = divergence.record
+    generated = record.answer if in_answer else None
+    if generated is None:
+        start = (
+            record.prompt_tokens if in_answer else turn_start(record.tokens, divergence.matched, chat_format)
+        )
+        generated = turn_at(record.tokens, start, record.tools.tools, chat_format)
+    return difference(generated, returned, chat_format.family, record.tools.tools)
+
+
+def _has_same_content(divergence: Divergence, tokens: bytes, chat_format: ChatFormat) -> bool:
+    """Tell whether the assistant's turn at the divergence has the same content in both prompts."""
+    record = divergence.record
+    start = turn_start(record.tokens, divergence.matched, chat_format)
+    before, now = (turn_at(each, start, record.tools.tools, chat_format) for each in (record.tokens, tokens))
+    return difference(before, (now,), chat_format.family, record.tools.tools) == "none"
+
+
+def _begun(divergence: Divergence, assistant: Sequence[int], chat_format: ChatFormat) -> tuple[int, bool]:
+    """Return how many of the assistant's turns begin before the divergence, and whether their headers were counted.
+    Without a unique header the number comes from the messages.
+    """
+    if header := turn_header(chat_format):
+        return divergence.record.tokens.count(header, 0, divergence.matched * WIDTH), True
+    if divergence.matched >= divergence.record.prompt_tokens - OPENING:
+        return len(assistant) + 1, False
+    return sum(i <= divergence.at for i in assistant), False
+
+
+def _is_unchanged(divergence: Divergence, assistant: Sequence[int], begun: int) -> bool:
+    """Tell whether all messages are equal up to the start of the assistant's next turn.
+
+    Args:
+        assistant: indices of the assistant's turns, the generated one last.
+        begun: how many of them begin before the divergence.
+    """
+    if begun >= len(assistant):
+        return False
+    # The next turn itself may be the first that differs; a message of another role would have another header.
+    is_assistant = divergence.new is not None and divergence.new.role == "assistant"
+    return divergence.at > assistant[begun] or (divergence.at == assistant[begun] and is_assistant)

@@ -1,0 +1,285 @@
+"""Find where and in what a prompt differs from an earlier one.
+
+Messages are compared by fingerprints that are computed once, when a message is new.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from singletree.conversation import (
+    Document,
+    Image,
+    Reasoning,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+from singletree.prefixes import common_prefix
+from singletree.prompts.replay.turn_comparison import is_equivalent_turn
+
+WIDTH = array("I").itemsize
+"""Size of a token in bytes."""
+
+_MESSAGE_BYTES = 150
+"""Memory of a message's fingerprint, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Hashes that stand for one message: one of its reasoning, one of all other content."""
+
+    role: str
+    words: int
+    thoughts: int
+
+
+def fingerprint(turn: Turn) -> Fingerprint:
+    """Return the fingerprint of ``turn``, without ids: they are not in the prompt, and some harnesses change them."""
+    thoughts = tuple(part.text for part in turn.parts if isinstance(part, Reasoning))
+    return Fingerprint(turn.role, hash(tuple(_words(turn.parts))), hash(thoughts))
+
+
+def _words(parts: Iterable[Any]) -> Iterable[tuple[str, ...]]:
+    for part in parts:
+        if isinstance(part, Text):
+            yield ("text", part.text)
+        elif isinstance(part, ToolCall):
+            yield ("call", part.name, part.arguments)
+        elif isinstance(part, Image | Document):
+            yield ("data", part.key if isinstance(part, Image) and part.key else part.data, part.url)
+        elif isinstance(part, ToolResult):
+            yield ("result",)
+            yield from _words(part.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolList:
+    """The tools of a prompt, and their printed fields as JSON (``encoded``)."""
+
+    tools: tuple[Tool, ...]
+    encoded: bytes
+
+    @classmethod
+    def of(cls, tools: tuple[Tool, ...], last: ToolList | None = None) -> ToolList:
+        """Return a list of ``tools``; ``last`` itself where nothing differs, the order of keys included."""
+        printed = [(tool.name, tool.description, tool.parameters, tool.kind) for tool in tools]
+        encoded = msgspec.json.encode(printed) if tools else b""
+        return last if last is not None and last.encoded == encoded else cls(tools, encoded)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the tools."""
+        return [tool.name for tool in self.tools]
+
+    @property
+    def bytes(self) -> int:
+        """Return the approximate memory in bytes."""
+        return _PARSED * len(self.encoded)
+
+
+_PARSED = 8
+"""Approximate memory of parsed JSON, in bytes for each byte of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """The last prompt of one conversation, and the turn that answered it.
+
+    Attributes:
+        model: name of the model.
+        tokens: the tokens of the prompt and of the turn, ``WIDTH`` bytes each.
+        prompt_tokens: length of the prompt in tokens.
+        expected: number of tokens that the next prompt should begin with, including the turn unless it was cut off.
+        messages: fingerprints of the prompt's messages.
+        tools: the tools in the prompt.
+        settings: the reasoning variables that the client set.
+        answer: the generated turn; None where it was not recorded.
+        ends: (tokens, messages) at which each turn ended, this one last.
+    """
+
+    model: str
+    tokens: bytes
+    prompt_tokens: int
+    expected: int
+    messages: tuple[Fingerprint, ...]
+    tools: ToolList
+    settings: Mapping[str, Any]
+    answer: Turn | None
+    ends: tuple[tuple[int, int], ...]
+
+    def extended_to(self, matched: int) -> int:
+        """Return the last end of a turn, in tokens, that lies within the first ``matched`` tokens; 0 for none."""
+        return max((tokens for tokens, _ in self.ends if tokens <= matched), default=0)
+
+    @property
+    def bytes(self) -> int:
+        """Return the approximate memory in bytes, without the tools, which several records share."""
+        answer = 0 if self.answer is None else 4 * (self.expected - self.prompt_tokens)
+        return len(self.tokens) + answer + _MESSAGE_BYTES * len(self.messages) + 16 * len(self.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The point at which a prompt diverges from the one that it should continue.
+
+    Attributes:
+        record: the earlier prompt.
+        matched: number of tokens that both begin with.
+        turns, messages, tools: the turns of the new prompt, their fingerprints, and its tools.
+        at: number of messages that both begin with: the index of the first message that differs.
+        settings: the reasoning variables of the new prompt.
+        edited: whether the client let the server remove earlier content.
+        given: the turns as the chat template received them, with content that the server restored.
+        prints_thought: tells whether the template would print reasoning in the turn of ``given`` with this index.
+    """
+
+    record: PromptRecord
+    matched: int
+    turns: Sequence[Turn]
+    messages: tuple[Fingerprint, ...]
+    tools: ToolList
+    at: int
+    settings: Mapping[str, Any]
+    edited: bool = False
+    given: Sequence[Turn] = ()
+    prints_thought: Callable[[int], bool] = bool
+
+    @property
+    def old(self) -> Fingerprint | None:
+        """Return the first message that differs, from the earlier prompt; None where that has no more messages."""
+        return self.record.messages[self.at] if self.at < len(self.record.messages) else None
+
+    @property
+    def new(self) -> Fingerprint | None:
+        """Return the first message that differs, from the new prompt; None where that has no more messages."""
+        return self.messages[self.at] if self.at < len(self.messages) else None
+
+    @property
+    def old_rest(self) -> tuple[Fingerprint, ...]:
+        """Return the messages of the earlier prompt from the first difference on."""
+        return self.record.messages[self.at :]
+
+    @property
+    def new_rest(self) -> tuple[Fingerprint, ...]:
+        """Return the messages of the new prompt from the first difference on."""
+        return self.messages[self.at :]
+
+    def returned(self, message: int) -> Sequence[Turn]:
+        """Return the adjacent assistant turns of the new prompt that include the index ``message``; empty for none."""
+        return next((self.turns[run.start : run.stop] for run in _runs(self.turns) if message in run), ())
+
+    def template_prints_thought(self, message: int) -> bool:
+        """Tell whether the template would print the reasoning of the assistant's turn ``message`` if it were sent."""
+        runs = _runs(self.turns)
+        number = next((i for i, run in enumerate(runs) if message in run), None)
+        # The template may have received several turns of the client as one.
+        given = _runs(self.given)
+        return number is not None and len(given) == len(runs) and self.prints_thought(given[number].start)
+
+    @property
+    def same_answer(self) -> bool:
+        """Tell whether the first message that differs is the generated turn, with the same content."""
+        answer = self.record.answer
+        if answer is None or self.old is not None or self.new is None or self.new.role != "assistant":
+            return False
+        return is_equivalent_turn(self.turns[self.at], answer)
+
+    @property
+    def answer_comes_back(self) -> bool:
+        """Tell whether the new prompt contains the generated turn after the divergence."""
+        answer = self.record.answer
+        return answer is not None and any(
+            turn.role == "assistant" and is_equivalent_turn(turn, answer) for turn in self.turns[self.at :]
+        )
+
+    def come_back(self, *roles: str) -> bool:
+        """Tell whether any message of these ``roles`` after the divergence is also in the rest of the new prompt."""
+        return not {old for old in self.old_rest if old.role in roles}.isdisjoint(self.new_rest)
+
+    @property
+    def starts_over(self) -> bool:
+        """Tell whether the new prompt starts another conversation with the same first messages: an agent with another
+        task, a side request, or a compacted session. A title request also contains the user's text, but none of the
+        later turns. A compacted session contains all of the user's text, and a summary in place of the model's first
+        turn.
+        """
+        roles = [message.role for message in self.record.messages]
+        asked, acted = (roles.index(r) if r in roles else len(roles) for r in ("user", "assistant"))
+        if self.answer_comes_back or self.come_back("assistant", "tool"):
+            return False
+        summed_up = self.at == acted and self.new is not None and self.new.role == "user"
+        another_task = asked < self.at and self._is_another_task and not self.come_back("user")
+        return self.at <= asked < len(roles) or another_task or (summed_up and acted < len(roles))
+
+    @property
+    def _is_another_task(self) -> bool:
+        """Tell whether a message before the model's first turn differs. Harnesses put the environment, their rules and
+        example turns into separate messages before the task.
+        """
+        generated = self.record.ends[0][1] if self.record.ends else len(self.record.messages)
+        is_asked = self.old is not None and self.old.role != "assistant" and self.new is not None
+        # Where the answer was not recorded, any later assistant turn may be the answer.
+        could_be_it = self.record.answer is None and any(new.role == "assistant" for new in self.new_rest)
+        return is_asked and self.at < generated and not could_be_it
+
+    @property
+    def goes_back(self) -> bool:
+        """Tell whether the new prompt continues an earlier turn of the conversation completely: a fork, or a retry."""
+        if self.answer_comes_back or self.come_back("user", "assistant", "tool"):
+            return False
+        if self.old is None and self.new is None:
+            return self.matched >= self.record.prompt_tokens
+        if self.new is None:
+            # An earlier prompt was sent again. The turn that answered it is the first message that is missing.
+            lacks_answer = self.old is not None and self.old.role == "assistant"
+            return lacks_answer and all(
+                tokens <= self.matched for tokens, messages in self.record.ends if messages <= self.at
+            )
+        return any(
+            self.at == messages and self.matched >= tokens for tokens, messages in self.record.ends[:-1]
+        )
+
+
+def _runs(turns: Sequence[Turn]) -> list[range]:
+    """Return the index ranges of adjacent assistant turns."""
+    runs: list[range] = []
+    for i, turn in enumerate(turns):
+        if turn.role == "assistant":
+            follows = bool(runs) and runs[-1].stop == i
+            start = runs.pop().start if follows else i
+            runs.append(range(start, i + 1))
+    return runs
+
+
+def compare(
+    record: PromptRecord,
+    matched: int,
+    turns: Sequence[Turn],
+    tools: ToolList,
+    settings: Mapping[str, Any],
+    *,
+    known: Sequence[Fingerprint] = (),
+    edited: bool = False,
+    given: Sequence[Turn] = (),
+    prints_thought: Callable[[int], bool] = bool,
+) -> Divergence:
+    """Return the point at which a new prompt diverges from an earlier one.
+
+    Args:
+        record: the earlier prompt.
+        matched: number of tokens that both begin with.
+        turns, tools, settings: of the new prompt.
+        known: the fingerprints of the first turns, where they were computed before.
+        edited, given, prints_thought: as in ``Divergence``.
+    """
+    messages = (*known[: len(turns)], *map(fingerprint, turns[len(known) :]))
+    at = common_prefix(record.messages, messages)
+    return Divergence(record, matched, turns, messages, tools, at, settings, edited, given, prints_thought)

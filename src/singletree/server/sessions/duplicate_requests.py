@@ -1,0 +1,116 @@
+"""Cancel a request when its client has sent the same request again.
+
+A client that gives up a request sends it again, and behind a proxy the server does not see that it disconnected. Then
+both requests run, each more slowly, until the client gives up the second one as well (alltuner/tale#3396: Bun's fetch
+after 300 s).
+
+Two equal requests do not prove this: a program that samples several answers to one prompt also sends them with one
+session name, and waits for all of them. So the first request is cancelled only where the second is known to be a
+repetition: both have the same idempotency key, or the client is one that repeats (``SessionHeader.repeats``), has no
+other equal request in flight, and sent the first one long enough ago to have given it up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from singletree.conversation import Request
+from singletree.server.sessions.sessions import client_repeats, session_key
+
+Cancel = Callable[[], object]
+
+SOONEST_REPETITION = 1.0
+"""Shortest time in seconds between a request and its repetition. Parallel agents with one task send equal requests
+within a shorter time; a client that gives up a request has waited longer.
+"""
+
+_IDEMPOTENCY_KEY = "idempotency-key"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """Identifies requests that may be repetitions of each other.
+
+    Attributes:
+        digest: hash of everything that has to be equal.
+        certain: whether an equal request is certainly a repetition.
+    """
+
+    digest: bytes
+    certain: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    cancel: Cancel
+    since: float
+
+
+class InFlight:
+    """The requests in flight that may be sent again.
+
+    Args:
+        now: returns the time in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._held: dict[bytes, list[_Running]] = {}
+        self._now = now
+
+    @contextmanager
+    def guard(self, identity: RequestKey | None, cancel: Cancel) -> Iterator[None]:
+        """Register a request while the context lasts, and cancel an earlier request that it repeats.
+
+        Args:
+            identity: identifies the request; None for one that is never treated as a repetition.
+            cancel: cancels this request.
+        """
+        if identity is None:
+            yield
+            return
+        this = _Running(cancel, self._now())
+        running = self._held.setdefault(identity.digest, [])
+        repeated = self._repeated(identity, running)
+        running.append(this)
+        if repeated is not None:
+            running.remove(repeated)
+            repeated.cancel()
+        try:
+            yield
+        finally:
+            if this in running:
+                running.remove(this)
+            if not running and self._held.get(identity.digest) is running:
+                del self._held[identity.digest]
+
+    def _repeated(self, identity: RequestKey, running: list[_Running]) -> _Running | None:
+        """Return the earlier request that a request arriving now repeats; None where it repeats none."""
+        if len(running) != 1:
+            return None
+        waited = self._now() - running[0].since
+        return running[0] if identity.certain or waited >= SOONEST_REPETITION else None
+
+
+def request_key(headers: Mapping[str, str], request: Request, path: str, body: bytes) -> RequestKey | None:
+    """Return the identity of a request; None where an equal request is not a repetition.
+
+    A session's name in the body (``prompt_cache_key``, ``metadata.user_id``) is ignored: programs that sample several
+    answers send it in all of their requests.
+
+    Args:
+        headers: the request's headers, names in lower case.
+        request: the decoded request.
+        path: the route.
+        body: the request body after decompression.
+    """
+    key = headers.get(_IDEMPOTENCY_KEY, "").strip()
+    if not key and not client_repeats(headers):
+        return None
+    session = session_key(headers, replace(request, session=None)) or ""
+    digest = hashlib.blake2b(body, digest_size=32)
+    digest.update("\0".join(("", path, session, key)).encode("utf-8", "surrogatepass"))
+    return RequestKey(digest.digest(), certain=bool(key))

@@ -1,0 +1,389 @@
+"""Assign requests to sessions, and compare each prompt with the last one of its conversation.
+
+A session holds several prompt records, each of the last prompt of one conversation: sub-agents, title requests and web
+searches use their session's name with other prompts. A request continues the record with which it has most tokens in
+common.
+Tokens are compared as bytes, and a message is processed only when it is new, so the cost of a request is that of its
+new part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from singletree.conversation import Request, Tool, Turn
+from singletree.engines.engine import comparable_tokens
+from singletree.events import FinishReason
+from singletree.lru import ENTRY_BYTES, LruCache
+from singletree.prefixes import common_prefix, common_text_prefix
+from singletree.prompts.prompt_writer import Prompt
+from singletree.server.models.catalog import Model
+from singletree.server.sessions.break_causes import Break, explain_break
+from singletree.server.sessions.divergence import (
+    WIDTH,
+    Fingerprint,
+    PromptRecord,
+    ToolList,
+    compare,
+    fingerprint,
+)
+from singletree.server.turn.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeader:
+    """A header in which clients name their session.
+
+    Attributes:
+        name: name of the header in lower case.
+        within: headers that distinguish parallel work in the session: sub-agents, threads.
+        repeats: whether the client that sends it is known to send a request again while the first one still runs, and
+            never sends two equal requests on purpose.
+    """
+
+    name: str
+    within: tuple[str, ...] = ()
+    repeats: bool = False
+
+
+SESSION_HEADERS: tuple[SessionHeader, ...] = (
+    SessionHeader("x-singletree-session"),
+    SessionHeader("x-dynamo-session-id"),
+    # Claude Code, whose requests time out after 300 s in Bun and after 600 s in itself (alltuner/tale#3396).
+    SessionHeader("x-claude-code-session-id", ("x-claude-code-agent-id",), repeats=True),
+    # Codex: one session, a thread for each agent.
+    SessionHeader("session-id", ("thread-id",), repeats=True),
+    SessionHeader("thread-id"),
+    # pi
+    SessionHeader("session_id", repeats=True),
+    # Grok Build
+    SessionHeader("x-grok-session-id", ("x-grok-conv-id",)),
+    SessionHeader("x-grok-conv-id"),
+    SessionHeader("agent-session-id"),
+    SessionHeader("x-session-id"),
+    # OpenCode, which sends the header above as well; it runs on Bun.
+    SessionHeader("x-session-affinity", repeats=True),
+    SessionHeader("x-affinity"),
+)
+"""Session headers, the most specific first: the first one that a request has names its session."""
+
+_LONGEST_KEY = 256
+_RECORDS = 32
+_STEPS = 64
+_STEP_BYTES = 1000
+_HEAD_TOKENS = 16
+_ALIKE = 64
+"""Most sessions without a name that are kept for the same first tokens."""
+_HEADS = 4096
+_COMPLETE: tuple[FinishReason, ...] = ("stop", "length", "context_overflow")
+"""Ends of a generation whose turn the next prompt should contain."""
+
+Course = Literal["first", "appended", "back", "broken"]
+"""How a prompt continues its session. ``first``: it begins a conversation. ``appended``: it contains all of the
+recorded prompt and turn. ``back``: it continues an earlier turn. ``broken``: it lacks tokens that it should contain.
+"""
+
+
+def session_key(headers: Mapping[str, str], request: Request) -> str | None:
+    """Return the client's name of the session that ``request`` belongs to: from a header, else from a field of the
+    body (``prompt_cache_key``, ``metadata.user_id`` …); None when it has neither.
+
+    Args:
+        headers: with lower-case names.
+    """
+    for header in SESSION_HEADERS:
+        if headers.get(header.name, "").strip():
+            parts = dict.fromkeys(headers.get(name, "").strip() for name in (header.name, *header.within))
+            return "/".join(filter(None, parts))[:_LONGEST_KEY]
+    return request.session[:_LONGEST_KEY] if request.session else None
+
+
+def client_repeats(headers: Mapping[str, str]) -> bool:
+    """Tell whether the session header is that of a client that sends a request again while the first one still runs.
+
+    Args:
+        headers: with lower-case names.
+    """
+    return any(header.repeats and headers.get(header.name, "").strip() for header in SESSION_HEADERS)
+
+
+@dataclass(slots=True)
+class Step:
+    """One request of a session.
+
+    Attributes:
+        session: the session's key.
+        at: unix time in seconds.
+        model: name of the model.
+        record_number: number of its conversation's record in the session, from 1.
+        course: how the prompt continues the session.
+        prompt_tokens: length of the prompt in tokens.
+        matched: number of tokens in the common prefix of the prompt and its record.
+        broken: the prefix break, if there is one.
+        generated: number of generated tokens.
+        cached: number of prompt tokens in the engine's prefix cache; None until the engine reports it.
+    """
+
+    session: str
+    at: float
+    model: str
+    record_number: int
+    course: Course
+    prompt_tokens: int
+    matched: int
+    broken: Break | None = None
+    generated: int = 0
+    cached: int | None = None
+
+    @property
+    def new(self) -> int:
+        """Return the number of tokens to prefill if the engine has cached all matched tokens."""
+        return self.prompt_tokens - self.matched
+
+    @property
+    def lost(self) -> int:
+        """Return the number of tokens that should have matched and did not."""
+        return self.broken.lost if self.broken else 0
+
+
+@dataclass(slots=True)
+class Session:
+    """The kept data of one session.
+
+    Attributes:
+        key: the session's id.
+        head: the first tokens of its first prompt, when the client gave the session no name.
+        records: the most recently used records by number.
+        steps: the last requests.
+        requests, records_made: numbers of all requests and records, including those that are no longer kept.
+    """
+
+    key: str
+    head: bytes | None = None
+    records: LruCache[int, PromptRecord] = field(default_factory=lambda: LruCache(entries=_RECORDS))
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_STEPS))
+    requests: int = 0
+    records_made: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Return the approximate memory in bytes."""
+        records = self.records.values()
+        tools = {id(record.tools): record.tools.bytes for record in records}
+        own = sum(record.bytes for record in records)
+        return own + sum(tools.values()) + _STEP_BYTES * (1 + len(self.steps))
+
+
+class _Found(NamedTuple):
+    session: Session
+    number: int
+    record: PromptRecord
+    matched: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A request in flight: its step, the parts of its future record, and the record that this one will replace."""
+
+    step: Step
+    model: Model
+    tokens: bytes
+    messages: tuple[Fingerprint, ...]
+    tools: ToolList
+    ends: tuple[tuple[int, int], ...] = ()
+    head: bytes | None = None
+    record: PromptRecord | None = None
+
+
+class Sessions:
+    """The sessions of one server, bounded in bytes; the least recently used ones are dropped first.
+
+    Args:
+        limit: in bytes. With 0 nothing is kept: every request is the first of its session.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._sessions: LruCache[str, Session] = LruCache(limit)
+        self._nameless: LruCache[bytes, deque[str]] = LruCache(entries=_HEADS)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Iterate over the sessions, the most recently used first."""
+        return iter(self._sessions.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the approximate memory in bytes."""
+        return self._sessions.bytes
+
+    def get(self, key: str) -> Session | None:
+        """Return the session ``key``; None when it is not in memory."""
+        return self._sessions.peek(key)
+
+    def tools_of(self, key: str | None, model: str, turns: Sequence[Turn]) -> tuple[Tool, ...]:
+        """Return the tools of the session's conversation with ``model`` to which ``turns`` only add a question; empty
+        for none.
+        """
+        session = self._sessions.peek(key) if key else None
+        if session is None or len(turns) < 2 or turns[-1].role not in ("user", "system"):
+            return ()
+        records = (record for record in session.records.values() if record.model == model)
+        return next(
+            (each.tools.tools for each in records if each.tools.tools and _adds_question(each, turns)), ()
+        )
+
+    def open(self, key: str | None, model: Model, prompt: Prompt) -> Opened:
+        """Compare ``prompt`` with its session in memory: the session ``key`` or, for None, one whose prompts begin
+        with the same tokens.
+
+        Returns:
+            The comparison; pass it to ``close`` when the request is over.
+        """
+        tokens = comparable_tokens(prompt.token_ids, prompt.pictures).tobytes()
+        head = tokens[: _HEAD_TOKENS * WIDTH] if key is None else None
+        found = self._longest(self._candidates(key, head), model.name, tokens)
+        tools = ToolList.of(prompt.tools, None if found is None else found.record.tools)
+        if found is None:
+            messages = tuple(map(fingerprint, prompt.turns))
+            return Opened(self._first(key, model, tokens), model, tokens, messages, tools, head=head)
+        appended = found.matched >= found.record.expected
+        known = found.record.messages if appended else ()
+        edited = bool(prompt.applied_edits)
+        divergence = compare(
+            found.record,
+            found.matched,
+            prompt.turns,
+            tools,
+            prompt.settings,
+            known=known,
+            edited=edited,
+            given=prompt.given,
+            prints_thought=prompt.prints_thought,
+        )
+        if not appended and divergence.starts_over:
+            first = self._first(key, model, tokens, found.matched)
+            return Opened(first, model, tokens, divergence.messages, tools, head=head)
+        back = not appended and divergence.goes_back
+        broken = None if appended or back else explain_break(divergence, tokens, model)
+        course: Course = "appended" if appended else "back" if back else "broken"
+        number = found.session.records_made + 1 if back else found.number
+        step = _step(found.session.key, model, number, course, tokens, found.matched, broken)
+        ends = tuple(end for end in found.record.ends if end[0] <= found.matched)
+        replaced = None if back else found.record
+        return Opened(step, model, tokens, divergence.messages, tools, ends, found.session.head, replaced)
+
+    def close(self, opened: Opened, generation: Generation) -> None:
+        """Record the end of a request: the next one should continue its prompt and the generated turn."""
+        step = opened.step
+        step.generated, step.cached = len(generation.token_ids), generation.reported_cached_tokens()
+        if self._limit == 0:
+            return
+        session = self._sessions.peek(step.session) or Session(step.session, opened.head)
+        record = _record(opened, generation)
+        if opened.record is None or session.records.get(step.record_number) is not opened.record:
+            # Another request has continued the same record in the meantime.
+            step.record_number = session.records_made = session.records_made + 1
+        session.records.put(step.record_number, record)
+        session.steps.append(step)
+        session.requests += 1
+        if session.head is not None:
+            self._index(session.key, session.head)
+        # A session that is over the limit by itself loses its oldest records.
+        for number in reversed(session.records.keys()[1:]):
+            if session.bytes + ENTRY_BYTES <= self._limit:
+                break
+            session.records.pop(number)
+        self._sessions.put(step.session, session, session.bytes)
+
+    def _candidates(self, key: str | None, head: bytes | None) -> list[Session]:
+        keys = [key] if key is not None else self._nameless.peek(head or b"") or ()
+        return [session for each in keys if (session := self._sessions.peek(each)) is not None]
+
+    def _longest(self, sessions: Sequence[Session], model: str, tokens: bytes) -> _Found | None:
+        """Find the record of ``model`` that ``tokens`` extend furthest.
+
+        The match is measured up to the last end of a turn within it: the few tokens after that end, which open the next
+        message, are the same in every record. Among equal records, the one with most common tokens is chosen, then the
+        one that was used last.
+        """
+        best: _Found | None = None
+        furthest = (-1, 0, 0)
+        for session in sessions:
+            for number, record in session.records.items():
+                matched = common_text_prefix(tokens, record.tokens) // WIDTH if record.model == model else 0
+                reached = record.extended_to(matched)
+                # A record that the tokens extend completely is preferred to a fork of it.
+                rank = (reached, int(reached == record.expected), matched)
+                if matched and rank > furthest:
+                    best, furthest = _Found(session, number, record, matched), rank
+        return best
+
+    def _first(self, key: str | None, model: Model, tokens: bytes, matched: int = 0) -> Step:
+        named = key if key is not None else f"nameless-{hashlib.blake2b(tokens, digest_size=6).hexdigest()}"
+        session = self._sessions.peek(named)
+        number = 1 if session is None else session.records_made + 1
+        return _step(named, model, number, "first", tokens, matched)
+
+    def _index(self, key: str, head: bytes) -> None:
+        """Register a session without a name as the most recent one whose prompts begin with ``head``."""
+        alike = self._nameless.peek(head) or deque(maxlen=_ALIKE)
+        if key in alike:
+            alike.remove(key)
+        alike.append(key)
+        self._nameless.put(head, alike)
+
+
+def _step(
+    session: str,
+    model: Model,
+    record: int,
+    course: Course,
+    tokens: bytes,
+    matched: int,
+    broken: Break | None = None,
+) -> Step:
+    return Step(session, time.time(), model.name, record, course, len(tokens) // WIDTH, matched, broken)
+
+
+def _record(opened: Opened, generation: Generation) -> PromptRecord:
+    turn_tokens = _turn_tokens(generation)
+    prompt_tokens = opened.step.prompt_tokens
+    expected = prompt_tokens + turn_tokens
+    return PromptRecord(
+        model=opened.model.name,
+        tokens=opened.tokens + generation.token_ids.tobytes(),
+        prompt_tokens=prompt_tokens,
+        expected=expected,
+        messages=opened.messages,
+        tools=opened.tools,
+        settings=generation.prompt.settings,
+        answer=generation.recorder.turn if turn_tokens and generation.recorder else None,
+        ends=(*opened.ends, (expected, len(opened.messages) + (turn_tokens > 0))),
+    )
+
+
+def _turn_tokens(generation: Generation) -> int:
+    """Return how many tokens of the turn the next prompt should contain. The stop token does not count: the template
+    may end the turn with another one.
+    """
+    ids, recording = generation.token_ids, generation.recorder
+    if generation.ended not in _COMPLETE:
+        return 0
+    if recording is not None:
+        return recording.tokens
+    return len(ids) - (bool(ids) and ids[-1] in generation.model.tokenizer.stop_token_ids)
+
+
+def _adds_question(record: PromptRecord, turns: Sequence[Turn]) -> bool:
+    """Tell whether ``turns`` are the record's turns, perhaps without the last ones, with a question added.
+
+    A harness that compacts after the context window overflowed omits the turns that made it overflow.
+    """
+    same = common_prefix(record.messages, turns, lambda old, turn: old == fingerprint(turn))
+    in_a_loop = any(turn.role == "tool" for turn in turns[:-1])
+    return in_a_loop and same in (len(record.messages), len(turns) - 1)

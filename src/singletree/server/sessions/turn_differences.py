@@ -1,0 +1,83 @@
+"""Compare a generated turn with what the client sent back of it: all of it, a part, or something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from singletree.conversation import Reasoning, Tool, ToolCall, Turn
+from singletree.parsing.family import Family
+from singletree.parsing.parser import parse
+from singletree.prompts.replay.turn_comparison import is_equivalent_turn
+
+Difference = Literal[
+    "none", "reasoning_left_out", "in_part", "in_pieces", "reasoning_as_text", "calls_as_text", "edited"
+]
+"""How a turn differs that came back. ``none``: it is complete. ``in_pieces``: it is complete, in several messages.
+``edited``: it has content that was not generated.
+"""
+
+
+def difference(
+    generated: Turn, returned: Sequence[Turn], family: Family, tools: Sequence[Tool] = ()
+) -> Difference:
+    """Return how ``returned`` differs from ``generated``.
+
+    White space, the formatting of arguments, and the order of text, reasoning and calls are ignored.
+
+    Args:
+        generated: the turn as it was generated.
+        returned: the adjacent assistant messages that came back for the turn.
+        family: parses calls and reasoning that came back as text.
+        tools: the tools that the turn could call.
+    """
+    joined = Turn("assistant", tuple(part for turn in returned for part in turn.parts))
+    thought, text = _without_space(generated.reasoning), _without_space(generated.text)
+    their_thought, their_text = _without_space(joined.reasoning), _without_space(joined.text)
+    if not joined.tool_calls and their_text:
+        whole = (their_text, their_thought) == (text, thought)
+        if not whole and parse(family, joined.text, tools).tool_calls:
+            return "calls_as_text"
+    if not _are_ordered_part(joined.tool_calls, generated.tool_calls, tools):
+        return "edited"
+    if their_text not in text:
+        rest = _without_thought(their_text, thought, family)
+        return "reasoning_as_text" if rest is not None and rest in text else "edited"
+    if their_thought not in thought:
+        return "edited"
+    has_calls = len(joined.tool_calls) == len(generated.tool_calls)
+    if their_text != text or not has_calls or (their_thought and their_thought != thought):
+        return "in_part"
+    if their_thought != thought:
+        return "reasoning_left_out"
+    return "in_pieces" if len(returned) > 1 else "none"
+
+
+def thought_is_in(excerpt: str, turns: Sequence[Turn]) -> bool:
+    """Tell whether any reasoning of ``turns`` begins with ``excerpt``, ignoring white space."""
+    begin = _without_space(excerpt)
+    spans = (part.text for turn in turns for part in turn.parts if isinstance(part, Reasoning))
+    return any(_without_space(span).startswith(begin) for span in spans)
+
+
+def _without_space(text: str) -> str:
+    return "".join(text.split())
+
+
+def _without_thought(text: str, thought: str, family: Family) -> str | None:
+    """Return ``text`` without ``thought`` and its markers; None where it does not contain ``thought``."""
+    for marker in family.reasoning or ():
+        text = text.replace(_without_space(marker), "")
+    if not thought or thought not in text:
+        return None
+    before, _, after = text.partition(thought)
+    return before + after
+
+
+def _are_ordered_part(some: Sequence[ToolCall], calls: Sequence[ToolCall], tools: Sequence[Tool]) -> bool:
+    rest = iter(calls)
+    return all(any(_is_same(call, other, tools) for other in rest) for call in some)
+
+
+def _is_same(returned: ToolCall, generated: ToolCall, tools: Sequence[Tool]) -> bool:
+    return is_equivalent_turn(Turn("assistant", (returned,)), Turn("assistant", (generated,)), tools)

@@ -1,0 +1,72 @@
+"""Find the assistant's turns in the tokens of a prompt, and parse them.
+
+Tokens are packed, ``WIDTH`` bytes each; positions are counted in tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import groupby
+
+from singletree.conversation import Tool, Turn
+from singletree.engines.engine import FIRST_PICTURE_NUMBER
+from singletree.parsing.parser import parse
+from singletree.server.models.catalog import ChatFormat
+from singletree.server.sessions.divergence import WIDTH
+
+OPENING = 16
+"""Approximate number of tokens at the end of a prompt that open the generated turn."""
+
+PICTURE = "[picture]"
+_LONGEST_TURN = 65_536
+"""Most tokens of an earlier turn that are decoded to compare it."""
+
+
+def turn_header(chat_format: ChatFormat) -> bytes:
+    """Return the tokens that begin every turn of the assistant; empty where the template has no single header."""
+    if chat_format.layout is None or len(chat_format.layout.headers) != 1:
+        return b""
+    # White space at the end of the header may form one token with the following text.
+    return array("I", chat_format.tokenizer.encode(chat_format.layout.headers[0].rstrip())).tobytes()
+
+
+def turn_start(tokens: bytes, place: int, chat_format: ChatFormat) -> int:
+    """Return the position behind the header of the assistant's turn that contains the token ``place``; 0 if unknown."""
+    header = turn_header(chat_format)
+    at = tokens.rfind(header, 0, place * WIDTH) if header else -1
+    while at > 0 and at % WIDTH:  # the match spans parts of two tokens
+        at = tokens.rfind(header, 0, at + len(header) - 1)
+    return 0 if at < 0 else (at + len(header)) // WIDTH
+
+
+def turn_at(tokens: bytes, start: int, tools: Sequence[Tool], chat_format: ChatFormat) -> Turn:
+    """Parse the turn in ``tokens`` that begins at the token ``start``.
+
+    Args:
+        tools: the tools that the turn could call.
+        chat_format: the model's family, tokenizer and turn delimiters.
+    """
+    decode, layout = chat_format.tokenizer.decode, chat_format.layout
+    text = decode(ids_between(tokens, start, start + _LONGEST_TURN))
+    enders = (
+        *(layout.ends if layout else ()),
+        *(decode([id]) for id in chat_format.tokenizer.stop_token_ids),
+    )
+    end = min((at for ender in enders if ender and (at := text.find(ender)) >= 0), default=len(text))
+    opened = decode(ids_between(tokens, max(0, start - OPENING), start))
+    return parse(chat_format.family, text[:end], tools, opened)
+
+
+def excerpt(tokens: bytes, start: int, end: int, chat_format: ChatFormat) -> str:
+    """Return the text of the tokens from ``start`` up to ``end``, with ``PICTURE`` for each picture."""
+    ids, decode = ids_between(tokens, start, end), chat_format.tokenizer.decode
+    if not ids or max(ids) < FIRST_PICTURE_NUMBER:
+        return decode(ids)
+    runs = groupby(ids, key=lambda id: id >= FIRST_PICTURE_NUMBER)
+    return "".join(PICTURE * len(list(run)) if is_picture else decode(run) for is_picture, run in runs)
+
+
+def ids_between(tokens: bytes, start: int, end: int) -> array[int]:
+    """Return the token ids from ``start`` up to ``end``."""
+    return array("I", tokens[start * WIDTH : end * WIDTH])

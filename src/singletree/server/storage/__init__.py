@@ -1,0 +1,1 @@
+"""Store responses and conversations."""

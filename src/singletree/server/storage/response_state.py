@@ -1,0 +1,184 @@
+"""Read requests that continue stored responses, and store responses.
+
+Only the Responses API has them (https://platform.openai.com/docs/guides/conversation-state).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from singletree.conversation import Reasoning, Request
+from singletree.errors import InvalidRequest, NotStored, PreviousResponseNotFound
+from singletree.events import fold
+from singletree.lru import LruCache
+from singletree.protocols import responses, wire
+from singletree.protocols.answer import EncodedItem, EncodedResponse
+from singletree.protocols.responses.compaction import OpenSummary, no_summaries
+from singletree.protocols.responses.state import (
+    REASONING_FIELD,
+    References,
+    StoredItems,
+    StoredReasoning,
+    find_references,
+    with_id,
+)
+from singletree.server.storage.response_store import Store, StoredItem, StoredResponse
+from singletree.server.turn.generation import Generation
+from singletree.server.turn.ids import NewId
+
+KeepResponse = Callable[[EncodedResponse], None]
+"""Gets a finished response and stores it."""
+
+_RECENT = 8
+"""How many responses of a connection can be continued although they are not stored."""
+
+
+class ConnectionResponses:
+    """The last responses of one connection, stored or not, each with all items up to its end."""
+
+    def __init__(self) -> None:
+        self._items: LruCache[str, list[bytes]] = LruCache(entries=_RECENT)
+
+    def history(self, id: str) -> list[bytes] | None:
+        """Return all items up to the end of the response ``id``; None when it is not here."""
+        return self._items.get(id)
+
+    def remember(self, id: str, items: list[bytes]) -> None:
+        """Remember ``items`` as all items up to the end of the response ``id``."""
+        self._items.put(id, items)
+
+    def keep(self, response: StoredResponse) -> None:
+        """Add a response, behind the items of the response that it continues."""
+        before = self.history(response.previous or "") or []
+        self.remember(response.id, [*before, *(item.json for item in (*response.input, *response.output))])
+
+
+async def read_request(
+    store: Store | None,
+    body: bytes,
+    headers: Mapping[str, str],
+    recent: ConnectionResponses | None = None,
+    *,
+    summaries: Callable[[str], OpenSummary] = no_summaries,
+) -> Request:
+    """Decode a Responses request, with the items of the response or conversation that it continues.
+
+    Args:
+        store: None for a server that does not store responses.
+        body: the request body.
+        headers: the request's headers, names in lower case.
+        recent: the responses of the request's connection.
+        summaries: opens encrypted summaries of compacted conversations.
+
+    Raises:
+        InvalidRequest: the body is wrong, or names a response or an item that is not stored.
+        NotStored: the conversation does not exist.
+    """
+    if store is None and recent is None:
+        return responses.decode(body, headers, summaries=summaries)
+    known = await _look_up(store, recent, find_references(body))
+    request = responses.decode(body, headers, known=known, stores=store is not None, summaries=summaries)
+    state = request.options.stored_state
+    if state.background and not state.store:
+        raise InvalidRequest(
+            "background needs store: true; otherwise the response could not be retrieved", param="background"
+        )
+    return request
+
+
+async def _look_up(store: Store | None, recent: ConnectionResponses | None, named: References) -> StoredItems:
+    history: list[bytes] = []
+    if named.previous_response is not None:
+        history = await _history(store, recent, named.previous_response)
+    elif named.conversation is not None:
+        if store is None or await store.conversation(named.conversation) is None:
+            raise NotStored("Conversation", named.conversation)
+        history = await store.items_of(named.conversation)
+    items = {id: item for id in named.items if store and (item := await store.item(id)) is not None}
+    return StoredItems(_values(history), {id: msgspec.json.decode(item) for id, item in items.items()})
+
+
+async def _history(store: Store | None, recent: ConnectionResponses | None, id: str) -> list[bytes]:
+    found = recent.history(id) if recent is not None else None
+    if found is None and store is not None:
+        found = await store.history(id)
+        if found is not None and recent is not None:
+            recent.remember(id, found)
+    if found is None:
+        raise PreviousResponseNotFound(id)
+    return found
+
+
+def _values(items: list[bytes]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.json.decode(b"[" + b",".join(items) + b"]")
+    return found
+
+
+def response_keeper(
+    store: Store | None,
+    request: Request,
+    new_id: NewId,
+    recent: ConnectionResponses | None = None,
+    generation: Generation | None = None,
+) -> KeepResponse | None:
+    """Return the function that stores the response to ``request``; None where the response is not stored.
+
+    Args:
+        store: None for a server that does not store responses.
+        new_id: makes the ids of input items.
+        recent: the responses of the request's connection.
+        generation: answers the request. Its whole reasoning is stored, even where the client gets less of it.
+    """
+    state = request.options.stored_state
+    stores = store is not None and (state.store or state.conversation_id is not None)
+    if not stores and recent is None:
+        return None
+    items = [as_item(item, new_id) for item in state.input_items]
+
+    def keep(finished: EncodedResponse) -> None:
+        response = _stored_response(request, items, finished, generation)
+        if recent is not None:
+            recent.keep(response)
+        if store is not None and stores:
+            store.put_soon(response)
+
+    return keep
+
+
+def _stored_response(
+    request: Request, input: list[StoredItem], response: EncodedResponse, generation: Generation | None
+) -> StoredResponse:
+    state, output = request.options.stored_state, list(_output(response.items, generation))
+    previous, conversation = state.previous_response_id, state.conversation_id
+    return StoredResponse(response.id, int(time.time()), response.json, input, output, previous, conversation)
+
+
+def _output(items: Sequence[EncodedItem], generation: Generation | None) -> Iterator[StoredItem]:
+    """Yield the items of a response as they are stored: reasoning items with the parts that the client did not get."""
+    ordinals = count()
+    reasoning: list[str] | None = None
+    for item, encoded in items:
+        if item["type"] != "reasoning" or generation is None:
+            yield StoredItem(item["id"], encoded)
+            continue
+        if reasoning is None:
+            recorded = generation.recorder.turn if generation.recorder else None
+            turn = recorded or fold(generation.events)
+            reasoning = [part.text for part in turn.parts if isinstance(part, Reasoning)]
+        ordinal = next(ordinals)
+        # A capsule may be made only once, so none is made where the client already has it.
+        sealed = generation.seal(ordinal) if generation.seal and not item.get("encrypted_content") else ""
+        text = reasoning[ordinal] if ordinal < len(reasoning) and not item.get("content") else ""
+        kept = msgspec.to_builtins(StoredReasoning(text, sealed))
+        yield StoredItem(item["id"], wire.dump({**item, REASONING_FIELD: kept}))
+
+
+def as_item(item: Mapping[str, Any], new_id: NewId) -> StoredItem:
+    """Return an input item as it is stored, with a new id where it has none."""
+    named = with_id(item, new_id)
+    return StoredItem(named["id"], msgspec.json.encode(named))

@@ -1,0 +1,318 @@
+"""Store responses and conversations in SQLite, for ``previous_response_id``, ``conversation`` and references to items.
+
+A response is stored with its own input and output only; earlier items are stored with the responses that it continues.
+So storing a turn costs only the turn's own length. One thread does all work in order, so later reads find what was put
+earlier, and no request waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+LOG = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+KEPT_SECONDS = 30 * 24 * 3600
+"""How long a response is kept: 30 days, as on the native API."""
+_LONGEST_CHAIN = 10_000
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, created INTEGER NOT NULL, previous TEXT, conversation TEXT, body BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS responses_created ON responses (created);
+CREATE TABLE IF NOT EXISTS conversations (
+    id TEXT PRIMARY KEY, created INTEGER NOT NULL, metadata BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS items (
+    at INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, response TEXT, conversation TEXT,
+    is_output INTEGER NOT NULL, item BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS items_id ON items (id);
+CREATE INDEX IF NOT EXISTS items_response ON items (response);
+CREATE INDEX IF NOT EXISTS items_conversation ON items (conversation);
+"""
+
+_CHAIN = """
+WITH RECURSIVE chain (id, previous, depth) AS (
+    SELECT id, previous, 0 FROM responses WHERE id = ?
+    UNION ALL
+    SELECT r.id, r.previous, depth + 1 FROM responses r JOIN chain ON r.id = chain.previous WHERE depth < ?
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An input or output item, as JSON."""
+
+    id: str
+    json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """One response with the items that it added.
+
+    Attributes:
+        created: unix time in seconds.
+        body: the response object, as JSON.
+        input: its own input items, without those of earlier responses.
+        output: the output items of ``body``.
+        previous, conversation: ids of the response and the conversation that it continues, if any.
+    """
+
+    id: str
+    created: int
+    body: bytes
+    input: Sequence[StoredItem] = ()
+    output: Sequence[StoredItem] = ()
+    previous: str | None = None
+    conversation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    """A conversation without its items. ``created`` is unix time in seconds, ``metadata`` is JSON."""
+
+    id: str
+    created: int
+    metadata: bytes
+
+
+class Store:
+    """A store of responses and conversations.
+
+    Args:
+        path: the SQLite file; None to store in memory.
+        limit: size in bytes above which the oldest responses are deleted.
+
+    Raises:
+        sqlite3.Error: from any awaited method, when the file cannot be used.
+    """
+
+    def __init__(self, path: Path | None, limit: int) -> None:
+        self._limit = limit
+        self._thread = ThreadPoolExecutor(1, "store")
+        self._path = path
+        self._opened: sqlite3.Connection | None = None
+
+    async def put(self, response: StoredResponse) -> None:
+        """Store ``response``, and append its items to its conversation."""
+        await self._run(self._put, response)
+
+    def put_soon(self, response: StoredResponse) -> None:
+        """Store ``response`` without waiting; a failure is logged."""
+        self._thread.submit(self._put, response).add_done_callback(_log_failure)
+
+    async def body(self, id: str) -> bytes | None:
+        """Return the response object ``id``; None when it is not stored."""
+        found = await self._run(self._fetch_one, "SELECT body FROM responses WHERE id = ?", (id,))
+        return None if found is None else bytes(found[0])
+
+    async def history(self, id: str) -> list[bytes] | None:
+        """Return all items up to the end of the response ``id``; None when it or an earlier one is not stored."""
+        return await self._run(self._history, id)
+
+    async def input_items(self, id: str) -> list[bytes] | None:
+        """Return all items that the response ``id`` answered; None when it is not stored."""
+        return await self._run(self._input_items, id)
+
+    async def item(self, id: str) -> bytes | None:
+        """Return the newest item ``id`` of any response or conversation; None when there is none."""
+        found = await self._run(
+            self._fetch_one, "SELECT item FROM items WHERE id = ? ORDER BY at DESC LIMIT 1", (id,)
+        )
+        return None if found is None else bytes(found[0])
+
+    async def delete(self, id: str) -> bool:
+        """Delete the response ``id``; return False when it is not stored."""
+        return await self._run(self._delete, id)
+
+    async def add_conversation(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
+        """Add a conversation with its first items."""
+        row = (conversation.id, conversation.created, conversation.metadata)
+        await self._run(self._change, "INSERT INTO conversations VALUES (?, ?, ?)", row)
+        await self.add_items(conversation.id, items)
+
+    async def conversation(self, id: str) -> StoredConversation | None:
+        """Return the conversation ``id``; None when it is not stored."""
+        row = await self._run(
+            self._fetch_one, "SELECT id, created, metadata FROM conversations WHERE id = ?", (id,)
+        )
+        return None if row is None else StoredConversation(*row)
+
+    async def set_metadata(self, id: str, metadata: bytes) -> None:
+        """Replace the metadata of a conversation."""
+        await self._run(self._change, "UPDATE conversations SET metadata = ? WHERE id = ?", (metadata, id))
+
+    async def delete_conversation(self, id: str) -> None:
+        """Delete a conversation. Its items stay with the responses that made them, as on the native API."""
+        await self._run(self._delete_conversation, id)
+
+    async def add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
+        """Append ``items`` to a conversation."""
+        await self._run(self._add_items, None, conversation, items, False)
+
+    async def items_of(self, conversation: str) -> list[bytes]:
+        """Return the items of a conversation, oldest first."""
+        query = "SELECT item FROM items WHERE conversation = ? ORDER BY at"
+        return [bytes(item) for (item,) in await self._run(self._fetch_all, query, (conversation,))]
+
+    async def delete_item(self, conversation: str, id: str) -> None:
+        """Remove the item ``id`` from a conversation."""
+        await self._run(self._detach_items, "conversation = ? AND id = ?", (conversation, id))
+
+    def close(self) -> None:
+        """Finish all pending work and close the file."""
+        self._thread.submit(self._close)
+        self._thread.shutdown(wait=True)
+
+    # On the thread
+
+    async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
+
+    @property
+    def _database(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = _open(self._path)
+        return self._opened
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    def _fetch_one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._database.execute(query, values).fetchone()
+        return row
+
+    def _fetch_all(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return self._database.execute(query, values).fetchall()
+
+    def _change(self, query: str, values: Sequence[Any]) -> None:
+        with self._database:
+            self._database.execute(query, values)
+
+    def _put(self, response: StoredResponse) -> None:
+        with self._database:
+            self._forget(response.id)
+            row = (response.id, response.created, response.previous, response.conversation, response.body)
+            self._database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", row)
+            self._insert(response.id, response.conversation, response.input, False)
+            self._insert(response.id, response.conversation, response.output, True)
+        self._evict(response.id)
+
+    def _add_items(
+        self, response: str | None, conversation: str, items: Sequence[StoredItem], is_output: bool
+    ) -> None:
+        with self._database:
+            self._insert(response, conversation, items, is_output)
+
+    def _insert(
+        self, response: str | None, conversation: str | None, items: Iterable[StoredItem], is_output: bool
+    ) -> None:
+        rows = [(item.id, response, conversation, is_output, item.json) for item in items]
+        query = "INSERT INTO items (id, response, conversation, is_output, item) VALUES (?, ?, ?, ?, ?)"
+        self._database.executemany(query, rows)
+
+    def _history(self, id: str, *, without_output_of: str = "") -> list[bytes] | None:
+        values = (id, _LONGEST_CHAIN)
+        first = self._fetch_one(_CHAIN + "SELECT previous FROM chain ORDER BY depth DESC LIMIT 1", values)
+        if first is None or first[0] is not None:
+            return None
+        query = (
+            "SELECT item FROM chain JOIN items ON items.response = chain.id"
+            " WHERE NOT (is_output AND response = ?) ORDER BY depth DESC, at"
+        )
+        return [bytes(item) for (item,) in self._fetch_all(_CHAIN + query, (*values, without_output_of))]
+
+    def _input_items(self, id: str) -> list[bytes] | None:
+        found = self._fetch_one("SELECT conversation FROM responses WHERE id = ?", (id,))
+        if found is None or found[0] is None:
+            return self._history(id, without_output_of=id)
+        query = (
+            "SELECT item FROM items WHERE conversation = ? AND at <="
+            " (SELECT max(at) FROM items WHERE response = ? AND NOT is_output) ORDER BY at"
+        )
+        return [bytes(item) for (item,) in self._fetch_all(query, (found[0], id))]
+
+    def _delete(self, id: str) -> bool:
+        with self._database:
+            return self._forget(id)
+
+    def _forget(self, id: str) -> bool:
+        gone = self._database.execute("DELETE FROM responses WHERE id = ?", (id,)).rowcount > 0
+        if gone:
+            self._database.execute("DELETE FROM items WHERE response = ? AND conversation IS NULL", (id,))
+        return gone
+
+    def _delete_conversation(self, id: str) -> None:
+        self._detach_items("conversation = ?", (id,))
+        self._change("DELETE FROM conversations WHERE id = ?", (id,))
+
+    def _detach_items(self, which: str, values: Sequence[Any]) -> None:
+        """Remove items from their conversation, and delete those that belong to no response either."""
+        with self._database:
+            orphans = f"{which} AND (response IS NULL OR response NOT IN (SELECT id FROM responses))"
+            self._database.execute(f"DELETE FROM items WHERE {orphans}", values)
+            self._database.execute(f"UPDATE items SET conversation = NULL WHERE {which}", values)
+
+    def _evict(self, newest: str) -> None:
+        """Delete expired responses, then the oldest ones until the size fits; never the response ``newest``."""
+        old = "SELECT id FROM responses WHERE created < ?"
+        for (id,) in self._fetch_all(old, (int(time.time()) - KEPT_SECONDS,)):
+            self._delete(id)
+        while self._used() > self._limit:
+            oldest = self._fetch_one(
+                "SELECT id FROM responses WHERE id <> ? ORDER BY created, id LIMIT 1", (newest,)
+            )
+            if oldest is not None:
+                self._delete(oldest[0])
+            elif not self._evict_conversation(newest):
+                return
+
+    def _evict_conversation(self, newest: str) -> bool:
+        """Delete the oldest conversation other than that of ``newest``; return False when there is none."""
+        query = (
+            "SELECT id FROM conversations WHERE id IS NOT (SELECT conversation FROM responses WHERE id = ?)"
+            " ORDER BY created, id LIMIT 1"
+        )
+        oldest = self._fetch_one(query, (newest,))
+        if oldest is not None:
+            self._delete_conversation(oldest[0])
+        return oldest is not None
+
+    def _used(self) -> int:
+        """Return the size of the pages in use, in bytes."""
+        numbers = [
+            self._fetch_one(f"PRAGMA {name}", ()) for name in ("page_count", "freelist_count", "page_size")
+        ]
+        pages, free, size = (int(number[0]) if number else 0 for number in numbers)
+        return (pages - free) * size
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    database = sqlite3.connect(path or ":memory:", timeout=30)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    database.executescript(_SCHEMA)
+    return database
+
+
+def _log_failure(done: Future[None]) -> None:
+    if error := done.exception():
+        LOG.error("a response could not be stored: %s", error)

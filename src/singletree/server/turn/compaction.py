@@ -1,0 +1,93 @@
+"""Summaries of conversations: the model writes them, the client carries them encrypted, the server decrypts them.
+
+The prompt for a summary, and how the model gets to see one, are in ``protocols.responses.compaction``. A summary is
+encrypted with the key of the capsules: every replica with that key can decrypt it, and nobody else.
+"""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from singletree.errors import EngineFailed, InvalidRequest
+from singletree.events import Compacted, Finished, Fold
+from singletree.protocols.responses.compaction import OpenSummary, no_summary, summary_of
+from singletree.server.models.capsule import Capsules, Tampered
+from singletree.server.models.served_models import Catalog
+from singletree.server.turn import pipeline
+from singletree.server.turn.generation import Batches, Generation
+
+_PURPOSE = b"compaction"
+
+
+def summary_opener(catalog: Catalog, model: str) -> OpenSummary:
+    """Return the function that decrypts the summaries of ``model``. Raises ModelNotFound."""
+    capsules = catalog.get(model).capsules
+    return no_summary if capsules is None else partial(_open, capsules)
+
+
+def _open(capsules: Capsules, sealed: str, at: str) -> str | None:
+    """Return the summary in ``sealed``; None if another server made it, or if it was changed.
+
+    Args:
+        at: the path of the field in the request, for the error message.
+
+    Raises:
+        InvalidRequest: it was changed, and the server is configured to refuse that.
+    """
+    try:
+        data = capsules.open_text(sealed, _PURPOSE)
+    except Tampered:
+        if not capsules.strict:
+            return None
+        raise InvalidRequest(
+            f"{at}: it was changed since this server sent it; send the compaction item back unchanged, or leave it out",
+            param=at,
+        ) from None
+    return None if data is None else zlib.decompress(data).decode()
+
+
+def seal_summary(capsules: Capsules, summary: str) -> str:
+    """Encrypt ``summary`` for the client to carry."""
+    return capsules.seal_text(zlib.compress(summary.encode("utf-8", "replace")), _PURPOSE)
+
+
+def with_compaction(generation: Generation) -> Generation:
+    """Return ``generation``, set up to send the turn as an encrypted summary if the request asks for one.
+
+    Raises:
+        InvalidRequest: this server cannot encrypt.
+    """
+    if not generation.request.options.compacts:
+        return generation
+    if generation.model.capsules is None:
+        raise InvalidRequest(
+            "this server cannot compact conversations, because it cannot encrypt them; on the server: pip install "
+            "cryptography"
+        )
+    return replace(generation, runner=_run_compaction)
+
+
+async def _run_compaction(generation: Generation, request_id: str) -> Batches:
+    """Yield the turn as one event at its end, which carries the summary.
+
+    A summary that the token limit cut is sent all the same: without it, a session that filled its window could not
+    continue.
+    """
+    capsules = generation.model.capsules
+    assert capsules is not None
+    folding = Fold()
+    async with aclosing(pipeline.run(generation, request_id)) as batches:
+        async for batch in batches:
+            if not isinstance(batch, Finished):
+                for event in batch:
+                    folding.feed(event)
+                yield []
+                continue
+            summary = summary_of(folding.turn())
+            if not summary:
+                raise EngineFailed("the model wrote no summary of the conversation; try again")
+            yield [Compacted(seal_summary(capsules, summary))]
+            yield replace(batch, reason="stop")

@@ -1,0 +1,87 @@
+"""One turn while it is generated: the value that the steps of a turn share."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from singletree.conversation import Request, Sampling
+from singletree.events import Event, Finished, FinishReason, Usage
+from singletree.prompts.prompt_writer import Prompt
+from singletree.protocols.answer import Seal, SealEnd
+from singletree.server.models.catalog import Model
+from singletree.server.turn.constraints import Constraints
+from singletree.server.turn.decoder import TurnDecoder
+from singletree.server.turn.ids import NewId
+from singletree.server.turn.logprobs import LogprobReader
+from singletree.server.turn.picture_tokens import known_length, without_expansion
+from singletree.server.turn.recorder import TurnRecorder
+
+
+@dataclass(slots=True)
+class Generation:
+    """One turn that is generated: its request, its prompt, and its state.
+
+    Attributes:
+        sampling: the sampling for the engine; its ``max_tokens`` fits the window.
+        fits_window: whether the window has room for as many tokens as the request asked for.
+        constraints: the constraint for the engine, and warnings for the client.
+        decoder: turns the tokens of the engine into events.
+        recorder: keeps the turn for the turn memory; None if the turn is not kept.
+        logprob_reader: reads tokens with their log-probabilities; None if the client asked for none.
+        cached_tokens: prompt tokens that the engine had in its prefix cache; None until it reports them.
+        prompt_tokens: how many tokens the engine read as the prompt, with its pictures; None until it reports them.
+        token_ids: the tokens that the engine generated so far.
+        events: the events of the turn so far, one token's after another's.
+        ended: why the turn ended; None while it is generated.
+        runner: replaces ``run`` where the events of the turn are not sent as they are.
+    """
+
+    model: Model
+    request: Request
+    prompt: Prompt
+    sampling: Sampling
+    fits_window: bool
+    constraints: Constraints
+    decoder: TurnDecoder
+    recorder: TurnRecorder | None = None
+    logprob_reader: LogprobReader | None = None
+    cached_tokens: int | None = None
+    prompt_tokens: int | None = None
+    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    events: list[Event] = field(default_factory=list)
+    ended: FinishReason | None = None
+    runner: Runner | None = None
+
+    def reported_cached_tokens(self) -> int | None:
+        """Return how many of the prompt's token ids were cached; None until the engine reports it."""
+        if self.cached_tokens is None:
+            return None
+        return without_expansion(self.model.eyes, self.prompt.pictures, self.usage.cached_tokens)
+
+    @property
+    def seal(self) -> Seal | None:
+        """The function that makes the capsule of a span of reasoning; None if the turn gets no capsules."""
+        return None if self.recorder is None or self.model.capsules is None else self.recorder.seal
+
+    def with_reasoning_ids(self, new_id: NewId) -> NewId:
+        """Wrap ``new_id`` so that the ids of reasoning items identify this turn when they come back."""
+        return new_id if self.recorder is None else self.recorder.with_reasoning_ids(new_id)
+
+    @property
+    def seal_end(self) -> SealEnd | None:
+        """The function that makes the capsule of what follows the last span of reasoning, once the turn is over."""
+        return None if self.recorder is None or self.model.capsules is None else self.recorder.seal_end
+
+    @property
+    def usage(self) -> Usage:
+        """The exact token counts so far."""
+        decoder, ids, pictures = self.decoder, self.prompt.token_ids, self.prompt.pictures
+        prompt_tokens = self.prompt_tokens or known_length(self.model.eyes, len(ids), pictures)
+        cached = min(self.cached_tokens or 0, prompt_tokens)
+        return Usage(prompt_tokens, decoder.tokens, cached, decoder.reasoning_tokens)
+
+
+Batches = AsyncGenerator[list[Event] | Finished, None]
+Runner = Callable[[Generation, str], Batches]

@@ -1,0 +1,69 @@
+"""Creates ids for responses, items, tool calls and requests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from singletree.conversation import Conversation, ToolCall
+from singletree.events import ToolCallStart
+from singletree.prompts.replay.turn_comparison import normalized_id
+
+NewId = Callable[[str], str]
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LENGTH = 24
+_LONGEST_REQUEST_ID = 128
+
+
+def new_id(prefix: str) -> str:
+    """Return ``prefix`` and 24 random letters and digits (142 bits)."""
+    number = int.from_bytes(os.urandom(24), "big")
+    characters = []
+    for _ in range(_LENGTH):
+        number, digit = divmod(number, 62)
+        characters.append(_ALPHABET[digit])
+    return prefix + "".join(characters)
+
+
+def request_id(given: str | None) -> str:
+    """Return the client's ``x-request-id`` if it is safe in a header and a log line, else a new id."""
+    usable = given is not None and 0 < len(given) <= _LONGEST_REQUEST_ID and given.isascii()
+    return given if usable and given is not None and given.isprintable() else new_id("req_")
+
+
+class TurnCallIds:
+    """Gives the calls of one turn ids that are unique in the conversation, so that each result finds its call.
+
+    Some harnesses keep only the letters and digits of an id, so only these are compared.
+
+    Args:
+        conversation: the conversation that the turn continues.
+        new_id: creates ids.
+        are_shown: whether the client gets the ids.
+
+    Attributes:
+        minted: the ids that were created here and not by the model; they identify the turn when it comes back.
+    """
+
+    def __init__(self, conversation: Conversation, new_id: NewId = new_id, *, are_shown: bool = True) -> None:
+        turns = (turn for turn in conversation.turns if turn.role == "assistant")
+        self._taken = {
+            normalized_id(part.id) for turn in turns for part in turn.parts if type(part) is ToolCall
+        }
+        self._new_id = new_id
+        self._are_shown = are_shown
+        self.minted: set[str] = set()
+
+    def mint(self, index: int, name: str) -> str:
+        """Return a new id, for a call whose format carries none."""
+        id = self._new_id("call_")
+        if self._are_shown:
+            self.minted.add(id)
+        return id
+
+    def ensure_unique(self, start: ToolCallStart) -> None:
+        """Replace the id that the model wrote if the conversation or this turn has it already."""
+        if normalized_id(start.id) in self._taken:
+            start.id = self.mint(start.index, start.name)
+        self._taken.add(normalized_id(start.id))

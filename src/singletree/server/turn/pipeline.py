@@ -1,0 +1,113 @@
+"""The steps of one turn: from a conversation to token ids, and from the model's tokens to events.
+
+``prepare`` does the first half and raises for requests that cannot be served, before a response begins; ``generate``
+does the second half.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from singletree.conversation import Request, Sampling
+from singletree.engines.engine import Chunk, GenerationJob
+from singletree.errors import EngineFailed, InvalidRequest
+from singletree.events import Finished, FinishReason, UsageUpdate
+from singletree.prompts.history import canonicalization
+from singletree.prompts.history.canonicalization import ToolsOf
+from singletree.server.models.catalog import Model
+from singletree.server.turn.complete_calls import CompleteCalls
+from singletree.server.turn.constraints import with_constraint_field
+from singletree.server.turn.generation import Batches, Generation
+from singletree.server.turn.picture_tokens import learn_counts
+from singletree.server.turn.prompt import fit_prompt
+from singletree.server.turn.start import start_generation
+
+
+def prepare(model: Model, request: Request, tools_of: ToolsOf = canonicalization.no_session) -> Generation:
+    """Do all the work on a request that comes before the engine's.
+
+    Args:
+        tools_of: returns the tools that earlier requests of the session sent.
+
+    Raises:
+        ContextOverflow: the prompt does not fit the window.
+        InvalidRequest: the template refuses the conversation, or a schema or tool choice is not supported.
+    """
+    return start_generation(model, *fit_prompt(model, request, tools_of))
+
+
+def generate(generation: Generation, request_id: str) -> Batches:
+    """Generate the turn: by the generation's own runner if it has one, else by ``run``."""
+    return (generation.runner or run)(generation, request_id)
+
+
+async def run(generation: Generation, request_id: str) -> Batches:
+    """Yield the events of the turn, one batch for each chunk of the engine, and then ``Finished``.
+
+    A batch may be empty: the tokens so far decide nothing. Closing the generator frees the engine.
+
+    Raises:
+        EngineFailed: the engine ended the stream without a finish reason; other errors of the engine pass through.
+        InvalidRequest: the engine refuses the request.
+    """
+    model, decoder, recording = generation.model, generation.decoder, generation.recorder
+    logprobs, counts = generation.logprob_reader, generation.request.options.continuous_usage_stats
+    calls = None if generation.request.live_arguments else CompleteCalls()
+    chunks = model.engine.generate(
+        GenerationJob(
+            generation.prompt.token_ids,
+            generation.sampling,
+            request_id,
+            stop_token_ids=_stop_token_ids(model, generation.sampling),
+            constraint=generation.constraints.constraint,
+            priority=generation.request.hints.rank,
+            pictures=generation.prompt.pictures,
+            session=generation.request.session or generation.request.agent.session_id,
+        )
+    )
+    reason: FinishReason | None = None
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if chunk.cached_tokens is not None:
+                    generation.cached_tokens = chunk.cached_tokens
+                if chunk.prompt_tokens is not None:
+                    _take_prompt_tokens(generation, chunk)
+                generation.token_ids.extend(chunk.token_ids)
+                batch = decoder.feed(chunk.token_ids) if logprobs is None else logprobs.feed(chunk)
+                if calls is not None:
+                    batch = calls.feed(batch)
+                yield [UsageUpdate(generation.usage), *batch] if counts and batch else batch
+                reason = decoder.ended or chunk.finish
+                if reason is not None:
+                    break
+    except InvalidRequest as refusal:
+        raise with_constraint_field(refusal, generation.request) from None
+    if reason is None:
+        raise EngineFailed("the engine stopped without a finish reason; try again")
+    if reason == "length" and not generation.fits_window:
+        reason = "context_overflow"
+    last = decoder.close() if logprobs is None else logprobs.close()
+    generation.ended = decoder.ended or reason
+    if recording is not None:
+        recording.close(generation.ended)
+    if calls is not None:
+        last = calls.feed(last)
+    if last:
+        yield last
+    yield Finished(generation.ended, generation.usage, decoder.stop_sequence)
+
+
+def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:
+    """Take over what the engine reports about the pictures of the prompt."""
+    model, prompt, length = generation.model, generation.prompt, chunk.prompt_tokens or 0
+    generation.prompt_tokens = length
+    learn_counts(model.eyes, len(prompt.token_ids), prompt.pictures, chunk)
+    most = generation.sampling.max_tokens or 0
+    generation.fits_window = generation.fits_window and length + most <= model.context_window
+
+
+def _stop_token_ids(model: Model, sampling: Sampling) -> tuple[int, ...]:
+    """Return the tokens at which the engine ends the turn: with ``ignore_eos`` only those that the client names."""
+    own = () if sampling.ignore_eos else tuple(model.tokenizer.stop_token_ids)
+    return (*own, *sampling.stop_token_ids)

@@ -1,0 +1,76 @@
+"""The interface of a protocol module for the server, and which module answers which path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from singletree.conversation import Request
+from singletree.errors import SingletreeError
+from singletree.events import Usage
+from singletree.protocols import chat, completions, generate, messages, responses
+from singletree.protocols.answer import AnswerContext, EventEncoder, FinishedChoice
+from singletree.protocols.responses import compact
+
+
+class WireProtocol(Protocol):
+    """A module of ``protocols`` for one API."""
+
+    ROUTES: list[tuple[str, str, str]]
+    ID_PREFIX: str
+
+    @property
+    def Encoder(self) -> Callable[[AnswerContext], EventEncoder]:
+        """The class that encodes the stream of one choice."""
+        ...
+
+    def decode(self, body: bytes, headers: Mapping[str, str] = {}) -> Request:
+        """Decode the body of a request. Raises InvalidRequest."""
+        ...
+
+    def encode(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+        """Return the body of a response that is not streamed.
+
+        Args:
+            choices: at least one; exactly one on APIs without several choices.
+            usage: the sum over all choices.
+        """
+        ...
+
+    def encode_error(self, error: SingletreeError) -> tuple[int, bytes]:
+        """Return the HTTP status and the body for ``error``."""
+        ...
+
+
+MESSAGES: WireProtocol = messages
+CHAT: WireProtocol = chat
+RESPONSES: WireProtocol = responses
+COMPACT: WireProtocol = compact
+COMPLETIONS: WireProtocol = completions
+GENERATE: WireProtocol = generate
+
+
+_BY_PATH = {
+    path: protocol
+    for protocol in (MESSAGES, CHAT, COMPACT, RESPONSES, COMPLETIONS, GENERATE)
+    for _, path, _ in protocol.ROUTES
+}
+
+
+def protocol_for(path: str, headers: Mapping[str, str]) -> WireProtocol:
+    """Return the protocol to respond in: by path; on shared paths by a header that only one of them sends."""
+    for start, protocol in _BY_PATH.items():
+        if path == start or path.startswith(start + "/"):
+            return protocol
+    return MESSAGES if "anthropic-version" in headers else CHAT
+
+
+def encode_error(
+    error: SingletreeError, path: str, headers: Mapping[str, str], request_id: str
+) -> tuple[int, bytes]:
+    """Return the HTTP status and the body for ``error``, in the protocol of the request."""
+    protocol = protocol_for(path, headers)
+    if protocol is MESSAGES:
+        # Only this API has the request's id in the body; qwen-code does not parse an error without it.
+        return messages.encode_error(error, request_id=request_id)
+    return protocol.encode_error(error)

@@ -1,0 +1,26 @@
+"""Real harnesses on Responses show what the model thinks, and send none of it back as words."""
+
+from __future__ import annotations
+
+import pytest
+
+from clients.conftest import Perform
+from clients.harness import HARNESSES, Harness
+from clients.scenarios import ANSWER, COMMAND
+from clients.scripts import HERMES
+from clients.turns import said, shell, thought
+
+THOUGHT = "Nobody else would run this command first."
+ON_RESPONSES = [harness for harness in HARNESSES if harness.speaks == "responses"]
+SHOW_THOUGHTS = ("codex", "pi-responses")
+"""Those that ask for a summary and print it. OpenClaw asks and prints none; OpenCode does not ask."""
+
+
+@pytest.mark.parametrize("harness", ON_RESPONSES, ids=lambda harness: harness.title)
+def test_a_thought_is_shown_as_a_thought(ran: Perform, harness: Harness) -> None:
+    turns = ((thought(THOUGHT), shell(COMMAND)), (thought("I know it."), said(ANSWER)))
+    done = ran(harness, HERMES, turns)
+    done.went_well(ANSWER, generations=2)
+    done.came_back(harness)
+    assert THOUGHT not in done.outcome.answer
+    assert (THOUGHT in done.outcome.output) == (harness.title in SHOW_THOUGHTS), done.outcome.output

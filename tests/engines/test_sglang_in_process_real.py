@@ -1,0 +1,161 @@
+"""``InProcessSglangEngine`` with the real SGLang on the CPU, in an environment beside vLLM's: ``make engines``.
+
+Outside that environment the one test here runs this file inside it. SGLang's kernels for the CPU are stand-ins there
+(attention and sampling run on plain PyTorch); its scheduler, prefix cache and grammars are its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engines import real_vllm
+from engines.contract import CHECKS, Check, Subject, closing_ends_what_is_in_flight, collect, tokens_of
+from engines.tool_loop import DIALECTS, Dialect, forced_calls
+from engines.vllm_recording import PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
+from singletree.conversation import Sampling
+from singletree.engines.engine import Chunk, Constraint, GenerationJob
+from singletree.engines.engine_arguments import EngineSettings
+from singletree.engines.sglang.in_process import InProcessSglangEngine
+from singletree.errors import EngineFailed, InvalidRequest
+
+pytestmark = pytest.mark.engines
+
+INSIDE = importlib.util.find_spec("sglang") is not None
+inside = pytest.mark.skipif(not INSIDE, reason="runs in SGLang's own environment")
+SECONDS = 1800
+WINDOW = 4096
+ARGUMENTS = (
+    "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule "
+    "--skip-server-warmup --mem-fraction-static 0.1 --max-total-tokens 16384 --page-size 16"
+)
+ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_DISABLE_CUDNN_CHECK": "1",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@pytest.mark.skipif(INSIDE, reason="runs outside SGLang's environment")
+def test_all_of_this_file_in_the_environment_of_sglang() -> None:
+    python = real_vllm.PEERS / "sglang" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"no {python}: an environment with SGLang that sees vLLM's")
+    real_vllm.install_in_process()
+    root = real_vllm.ROOT
+    paths = os.pathsep.join(str(root / folder) for folder in ("src", "tests", "docs"))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", "-m", "engines", "-p", "no:cacheprovider", __file__],
+        cwd=root,
+        env={**kept, **ENVIRONMENT, "PYTHONPATH": paths},
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0
+
+
+def make() -> InProcessSglangEngine:
+    _, model = real_vllm.install()
+    settings = EngineSettings(str(model), WINDOW, 8, tuple(ARGUMENTS.split()))
+    return InProcessSglangEngine(settings, name=real_vllm.MODEL)
+
+
+FRANCE, ITALY, JAPAN = (
+    (*QUESTION, *PARIS, 198, *QUESTION[:8], country, *QUESTION[9:]) for country in (4649, 7158, 4678)
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def subject() -> AsyncIterator[Subject]:
+    engine = make()
+    await engine.start()
+    yield Subject(engine, make, QUESTION, [FRANCE, ITALY, JAPAN])
+    await engine.close()
+
+
+async def asked(
+    subject: Subject, sampling: Sampling, prompt: Any = QUESTION, **more: Any
+) -> tuple[list[int], Chunk]:
+    chunks = await collect(subject.engine.generate(GenerationJob(prompt, sampling, "asked", **more)))
+    return tokens_of(chunks), chunks[-1]
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "check",
+    # SGLang cannot be started twice in one process; the last test here closes the one that runs.
+    [check for check in CHECKS if check is not closing_ends_what_is_in_flight],
+    ids=lambda check: check.__name__,
+)
+async def test_contract(subject: Subject, check: Check) -> None:
+    await check(subject)
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("json_schema", SCHEMA),
+        Constraint("regex", "[ab]{3,6}"),
+        Constraint("gbnf", 'root ::= "yes" | "no"'),
+        Constraint("structural_tag", STRUCTURAL_TAG),
+    ],
+    ids=lambda each: each.kind,
+)
+async def test_constraints(subject: Subject, constraint: Constraint) -> None:
+    free, _ = await asked(subject, greedy(80))
+    tokens, last = await asked(subject, greedy(80), constraint=constraint)
+    assert last.finish == "stop"
+    assert tokens != free
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("sampling", "more"),
+    [
+        (Sampling(max_tokens=2, top_p=0.0), {}),
+        (Sampling(max_tokens=2), {"constraint": Constraint("json_schema", {"type": "nonsense"})}),
+    ],
+)
+async def test_refusals_leave_it_well(subject: Subject, sampling: Sampling, more: Any) -> None:
+    with pytest.raises(InvalidRequest, match="refused"):
+        await asked(subject, sampling, **more)
+    assert (await asked(subject, greedy()))[1].finish == "stop"
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda each: each.path)
+async def test_a_tool_loop_through_the_whole_server(
+    subject: Subject, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.memory.PATIENCE_SECONDS", 600.0)  # The first grammar is compiled for long.
+    counts = await forced_calls(subject.engine, dialect)
+    assert counts == sorted(counts)
+    assert counts[0] < counts[3], counts
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+async def test_closing_ends_what_is_in_flight(subject: Subject) -> None:
+    """The last test: SGLang is closed."""
+    held = subject.engine.generate(GenerationJob(QUESTION, greedy(200, ignore_eos=True), "held"))
+    await anext(held)
+    await subject.engine.close()
+    with pytest.raises(EngineFailed):
+        await collect(held)
+    with pytest.raises(EngineFailed):
+        await asked(subject, greedy())
+    await subject.engine.close()

@@ -1,0 +1,98 @@
+"""``RemoteEngine`` on a real SGLang server, which ``real_sglang.py`` installs and starts: ``make engines``.
+
+``SINGLETREE_SGLANG_URL`` names a server that runs already and serves SmolLM2-135M-Instruct.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engines import real_sglang
+from engines.contract import CHECKS, Check, Subject, collect, tokens_of
+from engines.vllm_recording import FRANCE, ITALY, JAPAN, PARIS, QUESTION, SCHEMA, greedy
+from singletree.conversation import Sampling
+from singletree.engines.detection import detect_server
+from singletree.engines.engine import Chunk, Constraint, GenerationJob
+from singletree.engines.remote.engine import RemoteEngine
+from singletree.engines.sglang.server import SglangServer
+from singletree.errors import InvalidRequest
+
+pytestmark = pytest.mark.engines
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    if given := os.environ.get("SINGLETREE_SGLANG_URL"):
+        yield given
+    else:
+        with real_sglang.running_sglang() as server:
+            yield server.url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def subject(url: str) -> AsyncIterator[Subject]:
+    engine = RemoteEngine(SglangServer(), url)
+    await engine.start()
+    yield Subject(engine, lambda: RemoteEngine(SglangServer(), url), QUESTION, [FRANCE, ITALY, JAPAN])
+    await engine.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_contract(subject: Subject, check: Check) -> None:
+    await check(subject)
+
+
+async def ask(
+    subject: Subject, sampling: Sampling, prompt: Sequence[int] = QUESTION, **more: Any
+) -> list[Chunk]:
+    return await collect(subject.engine.generate(GenerationJob(prompt, sampling, "r", **more)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_it_is_found_out_what_answers(url: str, subject: Subject) -> None:
+    assert isinstance(await detect_server(url), SglangServer)
+    info = subject.engine.info()
+    assert (info.name, info.context_window, info.slots) == (real_sglang.MODEL, 4096, 8)
+    assert (info.details or {})["version"] == real_sglang.SGLANG
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_answer_ends_with_its_end_token(subject: Subject) -> None:
+    chunks = await ask(subject, greedy())
+    assert tokens_of(chunks) == PARIS
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_priorities_and_seeds_are_accepted(subject: Subject) -> None:
+    assert tokens_of(await ask(subject, greedy(3), priority=5)) == PARIS[:3]
+    assert len(tokens_of(await ask(subject, Sampling(max_tokens=3, seed=2**70, temperature=1.0)))) == 3
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("constraint", "length"),
+    [
+        (Constraint("json_schema", SCHEMA), 64),
+        (Constraint("regex", "[ab]{3,6}"), 8),
+        (Constraint("gbnf", 'root ::= "yes" | "no"'), 4),
+    ],
+    ids=lambda c: c.kind if isinstance(c, Constraint) else "",
+)
+async def test_constraint(subject: Subject, constraint: Constraint, length: int) -> None:
+    free = tokens_of(await ask(subject, greedy(length)))
+    bound = tokens_of(await ask(subject, greedy(length), constraint=constraint))
+    assert bound
+    assert bound != free
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_grammar_that_is_none_is_refused_and_the_server_is_well(subject: Subject) -> None:
+    with pytest.raises(InvalidRequest):
+        await ask(subject, greedy(4), constraint=Constraint("regex", "(["))
+    assert tokens_of(await ask(subject, greedy())) == PARIS

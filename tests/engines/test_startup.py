@@ -1,0 +1,153 @@
+"""How the start of an engine is followed, and what is said when it fails; which GPUs and packages there are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from singletree.engines.devices import Gpu, find_gpus, installed_version, processor_name
+from singletree.engines.engine_arguments import EngineSettings, agent_arguments, engine_arguments
+from singletree.engines.startup_log import StartupStep, explain_failure, follow_steps, read_log
+from singletree.engines.vllm.startup import ARGUMENTS, LIMITS, STEPS, load_vllm
+from singletree.errors import BadConfiguration
+
+# As vLLM 0.32 writes them: vllm/v1/core/kv_cache_utils.py, v1/worker/utils.py, config/{model,parallel,device}.py.
+MESSAGES = [
+    (
+        "ValueError: To serve at least one request with the model's max seq len (40960), (5.62 GiB KV cache is needed, "
+        "which is larger than the available KV cache memory (3.1 GiB). Based on the available memory, the estimated "
+        "maximum model length is 22576. Try increasing `gpu_memory_utilization`",
+        "--context-window 22576",
+    ),
+    (
+        "ValueError: To serve at least one request with the model's max seq len (40960), (5.62 GiB KV cache is needed, "
+        "which is larger than the available KV cache memory (0.0 GiB). Try increasing",
+        "smaller --context-window",
+    ),
+    ("ValueError: No available memory for the cache blocks. Try", "--tensor-parallel-size 2"),
+    (
+        "ValueError: Free memory on device cuda:0 (3.2/23.6 GiB) on startup is less than desired GPU memory "
+        "utilization (0.92, 21.7 GiB). Decrease",
+        "3.2 of the GPU's 23.6 GiB are free",
+    ),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "quantized model"),
+    (
+        "Value error, World size (4) is larger than the number of available GPUs (2) in this node.",
+        "--tensor-parallel-size 2",
+    ),
+    (
+        "Value error, Total number of attention heads (14) must be divisible by tensor parallel size (4).",
+        "divides 14",
+    ),
+    (
+        "Value error, User-specified max_model_len (99999) is greater than the derived max_model_len "
+        "(max_position_embeddings=8192.0 or model_max_length=None in model's config.json).",
+        "--context-window 8192",
+    ),
+    ("RuntimeError: Failed to infer device type, please set", "nvidia-smi"),
+    (
+        "ValueError: Model architectures ['NewForCausalLM'] are not supported for now. Supported",
+        "NewForCausalLM",
+    ),
+    ("RuntimeError: Cannot find any model weights with `/m`", "safetensors"),
+    (
+        "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.",
+        "--dtype half",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "cure"), MESSAGES, ids=[cure for _, cure in MESSAGES])
+def test_a_limit_is_named_with_its_cure(message: str, cure: str) -> None:
+    log = f"11-22 INFO 7 Starting to load model\n11-22 ERROR 7 EngineCore failed to start.\nTraceback\n{message}\n"
+    assert cure in explain_failure(f"{log}RuntimeError: Engine core initialization failed.", LIMITS)
+
+
+def test_an_unknown_failure_is_told_by_the_last_errors() -> None:
+    log = "INFO ok\nKeyError: 'a'\nmore\nsome.module.OddError: cannot do it\nOddError: cannot do it\n"
+    told = explain_failure(log, LIMITS)
+    assert "cannot do it" in told
+    assert "KeyError: 'a'" in told
+    assert explain_failure("INFO nothing\n", LIMITS) == "its log names no cause"
+
+
+def test_steps_are_reported_once_and_in_order(tmp_path: Path) -> None:
+    log, told = tmp_path / "log", list[str]()
+    with follow_steps(log, STEPS, lambda label, done, total: told.append(label)):
+        log.write_text(
+            "INFO 1 Initializing a V1 LLM engine (v0.32)\nINFO 1 Starting to load model x\nINFO 1 Loading"
+        )
+        deadline = time.monotonic() + 10
+        while len(told) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with log.open("a") as file:
+            file.write(" weights took 2 s\nStarting to load model y\n")
+    assert told == [STEPS[0].label, STEPS[1].label, STEPS[2].label]
+    with follow_steps(tmp_path / "missing", [StartupStep("x", "y")], lambda *_: None):
+        pass
+    assert read_log(tmp_path / "missing") == ""
+
+
+def test_the_arguments_of_vllm() -> None:
+    settings = EngineSettings("org/m", 1024, 3, ("--tensor-parallel-size", "4"))
+    given = engine_arguments(settings, ARGUMENTS)
+    assert given[:6] == ["--model", "org/m", "--max-model-len", "1024", "--max-num-seqs", "3"]
+    assert given[-2:] == ["--tensor-parallel-size", "4"]
+    assert "--enable-prefix-caching" in given
+    assert given[given.index("--scheduling-policy") + 1] == "priority"
+
+
+@pytest.mark.parametrize(
+    ("argument", "left_out"),
+    [
+        ("--no-enable-prefix-caching", "--enable-prefix-caching"),
+        ("--enable_prefix_caching", "--enable-prefix-caching"),
+        ("--scheduling-policy=fcfs", "--scheduling-policy"),
+        ('--structured-outputs-config={"backend": "guidance"}', "--structured-outputs-config.backend"),
+        ("--structured-outputs-config.backend", "--structured-outputs-config.backend"),
+    ],
+)
+def test_the_user_decides_against_a_default(argument: str, left_out: str) -> None:
+    flags = [words[0] for words, _ in agent_arguments((argument,), ARGUMENTS.agent)]
+    assert left_out not in flags
+    assert len(flags) == len(agent_arguments((), ARGUMENTS.agent)) - 1
+
+
+def test_what_singletree_sets_itself_is_refused() -> None:
+    with pytest.raises(BadConfiguration, match="--context-window"):
+        engine_arguments(EngineSettings("m", arguments=("--max_model_len=7",)), ARGUMENTS)
+
+
+def test_vllm_that_is_not_there_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("singletree.engines.vllm.startup.installed_version", lambda names: None)
+    with pytest.raises(BadConfiguration, match=r"pip install 'singletree\[vllm\]'"):
+        load_vllm(EngineSettings("m"))
+    monkeypatch.setattr("singletree.engines.vllm.startup.installed_version", lambda names: "0.9.1")
+    with pytest.raises(BadConfiguration, match=r"0\.9\.1 is installed, 0\.32 or newer"):
+        load_vllm(EngineSettings("m"))
+
+
+def test_gpus(tmp_path: Path) -> None:
+    def run(command: Sequence[str]) -> str:
+        assert command[0] == "nvidia-smi"
+        return "NVIDIA H100 80GB HBM3, 81559, 80994\nNVIDIA GB10, [N/A], [N/A]\n"
+
+    device = tmp_path / "card0" / "device"
+    device.mkdir(parents=True)
+    (device / "mem_info_vram_total").write_text("1000\n")
+    (device / "mem_info_vram_used").write_text("100\n")
+    (tmp_path / "card0-DP-1").mkdir()
+    assert find_gpus(run, tmp_path) == (
+        Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 80994 * 2**20),
+        Gpu("AMD GPU", 1000, 900),
+    )
+    assert find_gpus(lambda command: "", tmp_path / "none") == ()
+
+
+def test_versions_and_the_processor() -> None:
+    assert installed_version(("no-such-package", "pytest")) == pytest.__version__
+    assert installed_version(("no-such-package",)) is None
+    assert processor_name()

@@ -1,0 +1,69 @@
+"""``/inference/v1/generate`` of a real vLLM, replayed: the same answers as at ``/v1/completions``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engines.vllm_memory import MemoryAnswer, MemoryTransport, outcome, started, tokens
+from engines.vllm_recording import GENERATE_STREAMS, SCENARIOS, STREAMS, Exchange
+from singletree.engines.vllm.generate_wire import GenerateReader
+
+PATH = "/inference/v1/generate"
+
+
+class GenerateTransport(MemoryTransport):
+    """A vLLM that offers the better endpoint; what is asked at start-up is answered by a recording."""
+
+    def __init__(self, *answers: MemoryAnswer | Exception) -> None:
+        super().__init__(*answers)
+        self.offers = {PATH}
+        self.probe = MemoryAnswer(body=[Exchange.load("generate_length").answer])
+
+
+@pytest.mark.parametrize("name", GENERATE_STREAMS)
+async def test_recorded_exchange(name: str) -> None:
+    exchange, scenario = Exchange.load(f"generate_{name}"), SCENARIOS[name]
+    assert exchange.line == f"POST {PATH}"
+    transport = GenerateTransport(MemoryAnswer(exchange.status, [exchange.answer, b""]))
+    engine = await started(transport)
+    expected, finish, cached, failure = STREAMS[name]
+    chunks, error = await outcome(engine, scenario.prompt, scenario.sampling, name, **scenario.more)
+    assert type(error) is (failure or type(None))
+    if chunks:
+        assert chunks[-1].finish == finish
+        assert (chunks[-1].cached_tokens is None) == (cached is None)
+    assert expected is None or tokens(chunks) == expected
+    assert transport.bodies == [json.loads(exchange.request)]
+
+
+@pytest.mark.parametrize("name", [name for name in GENERATE_STREAMS if STREAMS[name][3] is None])
+def test_recorded_stream_cut_anywhere(name: str) -> None:
+    answer = Exchange.load(f"generate_{name}").answer
+    whole = _read([answer])
+    assert whole[0]
+    for cut in range(1, len(answer), 3):
+        assert _read([answer[:cut], answer[cut:]]) == whole
+
+
+def _read(pieces: list[bytes]) -> tuple[list[int], str | None]:
+    reader = GenerateReader(16, 512)
+    chunks = [chunk for piece in pieces if (chunk := reader.feed(piece)) is not None]
+    assert reader.failure is None
+    return tokens(chunks), chunks[-1].finish
+
+
+def test_log_probabilities_have_the_token_first() -> None:
+    reader = GenerateReader(16, 512)
+    chunk = reader.feed(Exchange.load("generate_logprobs").answer)
+    assert chunk is not None
+    rows = chunk.logprobs or ()
+    assert [row[0][0] for row in rows] == list(chunk.token_ids)
+    assert all(len(row) == len({token for token, _ in row}) == 2 for row in rows)
+
+
+def test_the_weights_of_an_answer_are_known() -> None:
+    reader = GenerateReader(16, 512)
+    reader.feed(Exchange.load("generate_answer").answer)
+    assert [(span.start, span.end) for span in reader.weight_versions] == [(0, 8)]

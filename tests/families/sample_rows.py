@@ -1,0 +1,46 @@
+"""The samples of every family, and tests that run over them: one case a family, one subtest a sample."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from singletree.conversation import Tool
+
+SAMPLES = Path(__file__).parent / "samples"
+NAMES = sorted(path.stem for path in SAMPLES.glob("*.toml"))
+
+Row = dict[str, Any]
+Tools = tuple[Tool, ...]
+Check = Callable[[str, Row, Tools], None]
+
+
+@cache
+def rows(name: str) -> tuple[tuple[Row, Tools], ...]:
+    """Return the samples of the family ``name``, each with the tools that its request declares."""
+    file = tomllib.loads((SAMPLES / f"{name}.toml").read_text(encoding="utf-8"))
+    tools = tuple(Tool(t["name"], parameters=t["parameters"]) for t in file.get("tools", ()))
+    return tuple((row, tools) for row in file["sample"])
+
+
+def all_rows() -> Iterator[tuple[str, Row, Tools]]:
+    """Yield every sample with the name of its family and its tools."""
+    return ((name, row, tools) for name in NAMES for row, tools in rows(name))
+
+
+def each_sample(check: Check) -> Callable[..., None]:
+    """Make a test that runs ``check(name, row, tools)`` on every sample."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test(name: str, subtests: pytest.Subtests) -> None:
+        for row, tools in rows(name):
+            with subtests.test(row["case"]):
+                check(name, row, tools)
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test

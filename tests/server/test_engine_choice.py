@@ -1,0 +1,103 @@
+"""``--engine auto``: which engine is chosen, and what is said when none fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from singletree.engines.devices import Gpu
+from singletree.engines.weights.progress import Progress
+from singletree.errors import BadConfiguration, WeightsUnavailable
+from singletree.server.models.config import Config
+from singletree.server.models.engine_choice import EngineSites, choose_engine, engine_arguments_apply
+
+GPU = Gpu("H100", 80 * 2**30)
+REPOS = {
+    "org/both": ["config.json", "tokenizer.json", "model.safetensors"],
+    "org/both-GGUF": ["both-Q4_K_M.gguf"],
+    "org/weights": ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors"],
+    "org/gguf-GGUF": ["gguf-Q4_K_M.gguf"],
+}
+
+
+class MemoryHub:
+    """A hub of a few names."""
+
+    def files(self, repo: str) -> Mapping[str, int]:
+        if repo not in REPOS:
+            raise WeightsUnavailable(f"{repo} is not available")
+        return dict.fromkeys(REPOS[repo], 1)
+
+    def fetch(self, repo: str, files: Sequence[str], progress: Progress) -> Path:
+        raise AssertionError("nothing is fetched to choose")
+
+
+def sites(*packages: str, gpus: Sequence[Gpu] = ()) -> EngineSites:
+    return EngineSites(lambda name: name in packages, lambda: gpus, MemoryHub)
+
+
+@pytest.mark.parametrize(
+    ("model", "there", "chosen"),
+    [
+        (None, sites("vllm", gpus=[GPU]), "llamacpp"),
+        ("smollm2-135m-instruct", sites("vllm", gpus=[GPU]), "llamacpp"),
+        ("org/both", sites("vllm", "sglang", gpus=[GPU]), "vllm"),
+        ("org/both", sites("sglang", gpus=[GPU]), "sglang"),
+        ("org/both", sites(gpus=[GPU]), "llamacpp"),
+        ("org/both", sites("vllm"), "llamacpp"),
+        ("org/both:Q4_K_M", sites("vllm", gpus=[GPU]), "llamacpp"),
+        ("org/gguf-GGUF", sites("vllm", gpus=[GPU]), "llamacpp"),
+        ("missing.gguf", sites("vllm", gpus=[GPU]), "llamacpp"),
+    ],
+)
+def test_auto(model: str | None, there: EngineSites, chosen: str) -> None:
+    assert choose_engine(Config(model=model), there) == chosen
+
+
+def test_folders_and_files(tmp_path: Path) -> None:
+    with_gpu = sites("vllm", gpus=[GPU])
+    (tmp_path / "m.gguf").touch()
+    assert choose_engine(Config(model=str(tmp_path / "m.gguf")), with_gpu) == "llamacpp"
+    assert choose_engine(Config(model=str(tmp_path)), with_gpu) == "llamacpp"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    assert choose_engine(Config(model=str(folder)), with_gpu) == "vllm"
+    with pytest.raises(BadConfiguration, match="no GGUF file"):
+        choose_engine(Config(model=str(folder)), sites("vllm"))
+
+
+def test_what_is_named_is_taken() -> None:
+    assert choose_engine(Config(engine="sglang", model="org/weights"), sites()) == "sglang"
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (sites(), ("no GPU", "pip install 'singletree[vllm]'")),
+        (sites("sglang"), ("no GPU", "--engine sglang --model org/weights")),
+        (sites(gpus=[GPU]), ("neither vLLM nor SGLang is installed", "pip install 'singletree[vllm]'")),
+    ],
+)
+def test_none_fits_and_three_commands_help(there: EngineSites, says: tuple[str, ...]) -> None:
+    with pytest.raises(BadConfiguration) as caught:
+        choose_engine(Config(model="org/weights"), there)
+    for words in (*says, "singletree serve --engine-url", "singletree serve --model Qwen2.5-Coder"):
+        assert words in caught.value.message
+    assert len(caught.value.message.splitlines()) == 4
+
+
+def test_a_model_that_is_nowhere_is_the_hubs_to_refuse() -> None:
+    with pytest.raises(WeightsUnavailable):
+        choose_engine(Config(model="org/none"), sites())
+
+
+def test_arguments_for_an_engine_that_takes_none() -> None:
+    given = ("--tensor-parallel-size", "4")
+    engine_arguments_apply(Config(engine_arguments=given), "vllm")
+    with pytest.raises(BadConfiguration, match="unknown arguments: --tensor-parallel-size 4"):
+        engine_arguments_apply(Config(engine_arguments=given), "llamacpp")
+    with pytest.raises(BadConfiguration, match="runs already"):
+        engine_arguments_apply(Config(engine_url="http://127.0.0.1:1", engine_arguments=given), "vllm")

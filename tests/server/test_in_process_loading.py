@@ -1,0 +1,91 @@
+"""How an engine that runs inside the server is loaded: its checkpoint, its arguments, and what the user reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from singletree.engines.engine import EngineInfo
+from singletree.engines.weights import resolve as weights
+from singletree.engines.weights.progress import no_progress
+from singletree.engines.weights.resolve import Checkpoint
+from singletree.errors import BadConfiguration
+from singletree.server.models import byte_model, loaders
+from singletree.server.models.config import Config, EngineName
+
+
+class Engine:
+    """Remembers how it was made."""
+
+    last: Engine
+
+    def __init__(self, settings: Any, **more: Any) -> None:
+        self.settings, self.more, self.runs = settings, more, False
+        Engine.last = self
+
+    async def start(self) -> None:
+        """Run."""
+        self.runs = True
+
+    async def close(self) -> None:
+        """Stop."""
+
+    def info(self) -> EngineInfo:
+        """As an engine."""
+        return EngineInfo("m", 4096)
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, bool]]:
+    """The models that were asked for, and whether their weights were needed."""
+    wanted: list[tuple[str, bool]] = []
+    (tmp_path / "m.gguf").touch()
+
+    def resolve(model: str, *, progress: Any, weights: bool = False) -> Checkpoint:
+        wanted.append((model, weights))
+        path = tmp_path / "m.gguf" if model.endswith("gguf") else tmp_path
+        return Checkpoint(model, path, 4096, "hub", ("short",))
+
+    monkeypatch.setattr(weights, "resolve", resolve)
+    monkeypatch.setattr("singletree.engines.vllm.in_process.InProcessVllmEngine", Engine)
+    monkeypatch.setattr("singletree.engines.sglang.in_process.InProcessSglangEngine", Engine)
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("vllm", "--enable-prefix-caching"), ("sglang", "--enable-priority-scheduling")]
+)
+async def test_the_engine_gets_the_checkpoint_and_the_arguments(
+    asked: list[tuple[str, bool]], tmp_path: Path, engine: EngineName, flag: str
+) -> None:
+    given = ("--tensor-parallel-size", "4")
+    config = Config(engine=engine, model="org/m", context_window=1024, slots=3, engine_arguments=given)
+    found = await loaders.find_model_source(config, no_progress)
+    assert asked == [("org/m", True)]
+    assert (found.names, found.engine) == (("org/m", "short"), engine)
+    assert any(note.startswith(f"set        {flag}") for note in found.notes)
+    await found.start_engine(byte_model.byte_tokenizer())
+    settings = Engine.last.settings
+    assert (settings.model, settings.context_window, settings.slots) == (str(tmp_path), 1024, 3)
+    assert settings.arguments == given
+    assert Engine.last.more["name"] == "org/m"
+    assert Engine.last.runs
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"engine": "vllm"}, "needs --model"),
+        ({"engine": "sglang", "model": "m.gguf"}, "--engine llamacpp"),
+        ({"engine": "vllm", "model": "org/m", "engine_arguments": ("--max-num-seqs", "3")}, "--slots"),
+        ({"engine": "llamacpp", "engine_arguments": ("--dtype", "half")}, "unknown arguments: --dtype half"),
+    ],
+    ids=["no model", "gguf", "own argument", "not its own"],
+)
+async def test_what_cannot_be_loaded_is_refused_before_the_engine_starts(
+    settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadConfiguration, match=says):
+        await loaders.find_model_source(Config(**settings), no_progress)

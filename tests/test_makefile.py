@@ -1,0 +1,84 @@
+"""The first command of a newcomer: what the installation prints, also when it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from source import ROOT
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+PYTHON = """#!/bin/sh
+# Stands in for Python and for pip, which is configured with further indexes and warns on each of them.
+case "$*" in
+  "-c "*) exit ${OLD:-0} ;;
+  "-m venv .venv")
+    test -z "$NO_VENV" || { echo "Error: ensurepip is not available" >&2; exit 1; }
+    mkdir -p .venv/bin && cp "$0" .venv/bin/python
+    printf '#!/bin/sh\\necho ready\\n' > .venv/bin/singletree && chmod +x .venv/bin/singletree ;;
+  "-m pip install "*)
+    echo "pip $*"
+    for i in $(seq 80); do echo "WARNING: index $i is not trusted" >&2; done
+    test -z "$NO_PIP" || { echo "ERROR: No matching distribution found for msgspec" >&2; exit 1; } ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    return tmp_path
+
+
+def make(clone: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``make serve`` in a fresh clone."""
+    command = ["make", "--no-print-directory", "serve", f"PYTHON={clone / 'python'}"]
+    known = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        command, cwd=clone, env={**known, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+@needs_make
+def test_the_first_screen_is_ours_alone(clone: Path) -> None:
+    done = make(clone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "Installing into .venv (about a minute) ...",
+        ".venv/bin/singletree serve ",
+        "ready",
+    ]
+    assert (clone / ".venv" / "install.log").read_text().count("is not trusted") == 160
+    assert "Installing" not in make(clone).stdout
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [("NO_PIP", "ERROR: No matching distribution found for msgspec"), ("NO_VENV", "Error: ensurepip is not available")],
+)  # fmt: skip
+def test_a_failed_installation_names_its_log_and_its_reason(clone: Path, broken: str, says: str) -> None:
+    done = make(clone, **{broken: "1"})
+    assert done.returncode != 0
+    lines = (done.stdout + done.stderr).splitlines()
+    assert says in lines
+    assert any("see .venv/install.log" in line for line in lines)
+    assert len(lines) < 8
+    assert "ready" not in lines
+    assert "ready" in make(clone).stdout.splitlines()  # to start again is all that it takes
+
+
+@needs_make
+def test_an_old_python_is_named(clone: Path) -> None:
+    done = make(clone, OLD="1")
+    assert done.returncode != 0
+    assert "needs Python 3.11 or newer" in done.stdout
