@@ -56,7 +56,8 @@ ROOMS: dict[str, list[set[str]]] = {
     ],
     "engines": [
         {"detection"},
-        {"failover", "llamacpp", "queueing", "scripted", "sglang", "tensorrt_llm", "unloading", "vllm"},
+        {"failover", "queueing", "routing", "unloading"},
+        {"llamacpp", "scripted", "sglang", "tensorrt_llm", "vllm"},
         {"remote"},
         {"abilities", "in_flight", "startup_log"},
         {"engine", "reading_time"},

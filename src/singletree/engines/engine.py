@@ -20,6 +20,23 @@ LogprobRow = Sequence[tuple[int, float]]
 """(token id, natural-log probability) of a token and of its alternatives, the token itself first. Empty: unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which of several engines a generation was sent to, and why.
+
+    Attributes:
+        worker: the name of the engine.
+        predicted_cached_tokens: how many tokens of the prompt were expected in its prefix cache; None if not predicted.
+        reason: why this engine, in a few words.
+        failovers: how many engines failed the generation before.
+    """
+
+    worker: str
+    predicted_cached_tokens: int | None = None
+    reason: str = ""
+    failovers: int = 0
+
+
 @dataclass(slots=True)
 class Chunk:
     """One step of a generation. Treat it as immutable: an engine may yield the same object twice.
@@ -36,6 +53,7 @@ class Chunk:
             them, and for a prompt without pictures.
         picture_tokens: how many of them are each picture's, in the order of ``GenerationJob.pictures``; None where the
             engine does not report them.
+        route: which of several engines generates; in the first chunk of each engine, None in the others.
     """
 
     token_ids: Sequence[int]
@@ -45,6 +63,7 @@ class Chunk:
     prompt_logprobs: Sequence[LogprobRow] | None = None
     prompt_tokens: int | None = None
     picture_tokens: Sequence[int] | None = None
+    route: Route | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +142,9 @@ class GenerationJob:
         priority: where requests wait for the engine, the lowest goes first.
         pictures: the pictures of the prompt, in their order, each with one placeholder.
         session: the client's own key of its session, for engines that keep a session in one place; empty if unknown.
+        cache_salt: keeps tenants apart: prompts share the prefix cache only with prompts of the same salt.
+        expected_tokens: how many tokens the client expects to be generated; None if unknown.
+        latency_sensitivity: higher for a generation that somebody waits for; None if unknown.
     """
 
     prompt_token_ids: Sequence[int]
@@ -133,6 +155,9 @@ class GenerationJob:
     priority: int = 0
     pictures: tuple[PromptPicture, ...] = ()
     session: str = ""
+    cache_salt: str = ""
+    expected_tokens: int | None = None
+    latency_sensitivity: float | None = None
 
 
 FIRST_PICTURE_NUMBER = 1 << 31

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from singletree.conversation import Request, Sampling
+from singletree.engines.engine import Route
 from singletree.events import Event, Finished, FinishReason, Usage
 from singletree.prompts.prompt_writer import Prompt
 from singletree.protocols.answer import Seal, SealEnd
@@ -32,6 +33,7 @@ class Generation:
         logprob_reader: reads tokens with their log-probabilities; None if the client asked for none.
         cached_tokens: prompt tokens that the engine had in its prefix cache; None until it reports them.
         prompt_tokens: how many tokens the engine read as the prompt, with its pictures; None until it reports them.
+        route: which of several engines generates; None where there is one.
         token_ids: the tokens that the engine generated so far.
         events: the events of the turn so far, one token's after another's.
         ended: why the turn ended; None while it is generated.
@@ -49,6 +51,7 @@ class Generation:
     logprob_reader: LogprobReader | None = None
     cached_tokens: int | None = None
     prompt_tokens: int | None = None
+    route: Route | None = None
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     events: list[Event] = field(default_factory=list)
     ended: FinishReason | None = None

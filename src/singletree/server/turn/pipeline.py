@@ -63,6 +63,8 @@ async def run(generation: Generation, request_id: str) -> Batches:
             priority=generation.request.hints.rank,
             pictures=generation.prompt.pictures,
             session=generation.request.session or generation.request.agent.session_id,
+            expected_tokens=generation.request.hints.expected_tokens,
+            latency_sensitivity=generation.request.hints.latency_sensitivity,
         )
     )
     reason: FinishReason | None = None
@@ -71,6 +73,8 @@ async def run(generation: Generation, request_id: str) -> Batches:
             async for chunk in chunks:
                 if chunk.cached_tokens is not None:
                     generation.cached_tokens = chunk.cached_tokens
+                if chunk.route is not None:
+                    generation.route = chunk.route
                 if chunk.prompt_tokens is not None:
                     _take_prompt_tokens(generation, chunk)
                 generation.token_ids.extend(chunk.token_ids)

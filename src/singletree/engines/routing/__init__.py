@@ -1,0 +1,1 @@
+"""Routing: several engines of one model are used as one."""

@@ -1,0 +1,50 @@
+"""The interface by which a pool chooses the engine for a generation, and is told how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from singletree.engines.engine import GenerationJob
+from singletree.engines.routing.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine for a generation.
+
+    Attributes:
+        worker: the engine.
+        predicted_cached_tokens: how many tokens of the prompt are expected in its prefix cache; None if the policy
+            does not predict.
+        reason: why this engine, in a few words.
+    """
+
+    worker: Worker
+    predicted_cached_tokens: int | None = None
+    reason: str = ""
+
+
+class RoutingPolicy(Protocol):
+    """Chooses engines. It is used by one event loop, and its methods do not block."""
+
+    def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
+        """Return the engine for ``job``.
+
+        Args:
+            workers: the engines that take new generations; at least one.
+        """
+        ...
+
+    def sent(self, job: GenerationJob, choice: Choice) -> None:
+        """Note that ``job`` goes to the chosen engine."""
+
+    def prompt_read(self, job: GenerationJob, choice: Choice, cached_tokens: int | None) -> None:
+        """Note that the engine has read the prompt, and how many of its tokens were cached (None: not reported)."""
+
+    def ended(self, job: GenerationJob, choice: Choice, generated: Sequence[int]) -> None:
+        """Note that the generation has ended, finished or not, after the tokens ``generated``."""
+
+    def worker_lost(self, worker: Worker) -> None:
+        """Note that the engine's cache is lost: it went down or was restarted."""
