@@ -64,4 +64,4 @@ class Lifecycle:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
         self.trace.generated(Finished(reason, self.choices.usage))
         if self.session is not None:
-            self.session.sessions.close(self.session.opened, self.choices.first)
+            self.session.sessions.close(self.session.opened, self.choices.first, self.choices.id)

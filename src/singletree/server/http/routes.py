@@ -42,6 +42,7 @@ from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.storage.response_store import Store
 from singletree.server.turn import compaction, complete_calls, pipeline
+from singletree.server.turn.generation import Generation
 from singletree.server.turn.picture_tokens import exact_length
 from singletree.server.turn.prompt import fit_prompt, write_prompt
 from singletree.server.turn.protocol import CHAT, COMPACT, RESPONSES, WireProtocol, protocol_for
@@ -158,6 +159,7 @@ async def answer_turn(
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt)
     call.trace.record_step(opened.step)
+    _compare_answers(service, generation)
     keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
     generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
     warnings = [
@@ -176,6 +178,17 @@ async def answer_turn(
     if keep is not None and request.options.stored_state.background:
         return _start_job(service, lifecycle)
     return respond(call, lifecycle)
+
+
+def _compare_answers(service: Service, generation: Generation) -> None:
+    """Report how the prompt compares with that of the earlier answer that the request names, if it names one."""
+    request = generation.request
+    if request.options.compared_answer:
+        found = service.sessions.compare_with(
+            request.options.compared_answer, generation.model, generation.prompt
+        )
+        report = replace(request.prompt_report, cache_diagnosis=found)
+        generation.request = replace(request, prompt_report=report)
 
 
 def respond(call: Call, lifecycle: Lifecycle) -> TurnResponse:
