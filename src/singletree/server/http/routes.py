@@ -25,6 +25,7 @@ from singletree.server.answers.frame_sinks import ResponseHeader
 from singletree.server.answers.header_flags import flag_of
 from singletree.server.answers.lifecycle import Lifecycle, SessionStep
 from singletree.server.answers.request_body import read_body
+from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
@@ -63,6 +64,7 @@ class Service:
     store: Store | None = None
     jobs: Jobs = field(default_factory=Jobs)
     closing: bool = False
+    records: RequestRecords | None = None
     sessions: Sessions = field(init=False)
     media: MediaReader = field(init=False)
 
@@ -174,6 +176,7 @@ async def answer_turn(
         in_flight=service.in_flight,
         key=request_key(call.headers, request, call.trace.route, body),
         session=SessionStep(service.sessions, opened, _explains(call)),
+        records=service.records,
     )
     if keep is not None and request.options.stored_state.background:
         return _start_job(service, lifecycle)
