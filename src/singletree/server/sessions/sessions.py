@@ -200,6 +200,16 @@ class Opened:
     record: PromptRecord | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MovedSession:
+    """A session on its way to another process. The attributes are those of ``Session``."""
+
+    key: str
+    records: Sequence[PromptRecord]
+    steps: Sequence[Step]
+    requests: int
+
+
 class Sessions:
     """The sessions of one server, bounded in bytes; the least recently used ones are dropped first.
 
@@ -299,6 +309,27 @@ class Sessions:
                 break
             session.records.pop(number)
         self._sessions.put(step.session, session, session.bytes)
+
+    def take(self, key: str) -> MovedSession | None:
+        """Remove the session ``key`` and return it, for another process; None when it is not in memory."""
+        session = self._sessions.pop(key)
+        if session is None:
+            return None
+        oldest_first = session.records.values()[::-1]
+        return MovedSession(key, oldest_first, tuple(session.steps), session.requests)
+
+    def receive(self, moved: MovedSession) -> None:
+        """Add a session that another process had. If this process has a part of it, they become one."""
+        session = self._sessions.peek(moved.key) or Session(moved.key)
+        own = session.records.values()[::-1]
+        session.records, session.records_made = LruCache(entries=_RECORDS), 0
+        for record in (*moved.records, *own):
+            session.records_made += 1
+            session.records.put(session.records_made, record)
+        steps = sorted((*moved.steps, *session.steps), key=lambda step: step.at)
+        session.steps = deque(steps, maxlen=_STEPS)
+        session.requests += moved.requests
+        self._sessions.put(moved.key, session, session.bytes)
 
     def _candidates(self, key: str | None, head: bytes | None) -> list[Session]:
         keys = [key] if key is not None else self._nameless.peek(head or b"") or ()
