@@ -30,7 +30,7 @@ class Choices:
         new_id: creates the ids of the answer and its items; for ``req_`` it returns the id of the request.
         kept: (k, n): of every n consecutive generations the k most likely ones are answered (``best_of``).
         keep: gets the finished response, to store it; None to store nothing.
-        settle: waits until what ``keep`` got is stored; None where nobody else reads the store.
+        settle: waits until other processes know of the answer; None where there are none.
         id, created: the id of the answer, and when it was created in unix seconds.
     """
 
@@ -100,8 +100,8 @@ class Choices:
         return self.protocol.encode(best_choices(choices, *self.kept), self.usage)
 
     async def stored(self) -> None:
-        """Wait until other processes can find the finished response: its client may continue it at any of them."""
-        if self.settle is not None and self.keep is not None:
+        """Wait until other processes know of the finished answer: its client may go on at any of them."""
+        if self.settle is not None:
             await self.settle()
 
     def batches(self, index: int, request_id: str) -> Batches:

@@ -13,15 +13,23 @@ from singletree.server.answers.tracing import Trace
 from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
 from singletree.server.sessions.report_headers import report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
+from singletree.server.turn.generation import Generation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionStep:
     """The place of an answer in its session, and whether its response headers report it."""
 
     sessions: Sessions
     opened: Opened
     is_reported: bool = False
+    is_closed: bool = False
+
+    def close(self, generation: Generation) -> None:
+        """Record the end of the answer's first generation. Later calls have no effect."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.sessions.close(self.opened, generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +72,4 @@ class Lifecycle:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
         self.trace.generated(Finished(reason, self.choices.usage))
         if self.session is not None:
-            self.session.sessions.close(self.session.opened, self.choices.first)
+            self.session.close(self.choices.first)

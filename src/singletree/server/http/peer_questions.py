@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     # The service has this module's class as an attribute.
     from singletree.server.http.routes import Service
 
-_CANCEL_SECONDS = 10.0
-"""How long a background response may take to end when it is cancelled."""
+_JOB_SECONDS = 10.0
+"""How long a process may take to answer about a background response: one that is busy must not make it disappear."""
 
 
 class OtherProcesses:
@@ -38,7 +38,7 @@ class OtherProcesses:
         self._asking: set[asyncio.Task[None]] = set()
         in_flight, sessions = service.in_flight, service.sessions
         in_flight.repeat_elsewhere = self._cancel_repeated
-        peers.answer("ages of a request", in_flight.ages)
+        peers.answer("starts of a request", in_flight.starts)
         peers.answer("cancel a request", in_flight.cancel)
         peers.answer("take a session", sessions.take)
         peers.answer("list sessions", lambda: summarize(sessions))
@@ -75,7 +75,7 @@ class OtherProcesses:
 
     async def job_body(self, id: str) -> bytes | None:
         """Return the response object of the background response ``id``; None when no other process has it."""
-        found: tuple[int, bytes, bool] | None = _first(await self._peers.ask("job", id))
+        found: tuple[int, bytes, bool] | None = _first(await self._peers.ask("job", id, seconds=_JOB_SECONDS))
         return None if found is None else found[1]
 
     async def job_events(self, id: str, start: int) -> AsyncIterator[list[Frame]] | None:
@@ -83,20 +83,20 @@ class OtherProcesses:
 
         None when no other process has it, or it is not streamed.
         """
-        found = _first(await self._peers.ask("job", id))
+        found = _first(await self._peers.ask("job", id, seconds=_JOB_SECONDS))
         if found is None or not found[2]:
             return None
         return self._peers.stream(found[0], "events of a job", id, start)
 
     async def cancel_job(self, id: str) -> bytes | None:
         """Cancel the background response ``id`` and return its object; None when no other process has it."""
-        body: bytes | None = _first(await self._peers.ask("cancel a job", id, seconds=_CANCEL_SECONDS))
+        body: bytes | None = _first(await self._peers.ask("cancel a job", id, seconds=_JOB_SECONDS))
         return body
 
     async def drop_job(self, id: str) -> None:
         """Cancel the background response ``id``, and forget its events."""
         await self.cancel_job(id)
-        await self._peers.ask("drop a job", id)
+        await self._peers.ask("drop a job", id, seconds=_JOB_SECONDS)
 
     def _cancel_repeated(self, identity: RequestKey) -> None:
         task = asyncio.get_running_loop().create_task(self._cancel_elsewhere(identity))
@@ -105,8 +105,11 @@ class OtherProcesses:
 
     async def _cancel_elsewhere(self, identity: RequestKey) -> None:
         """Cancel the request of another process that ``identity``, which has just come, repeats."""
-        ages = [age for each in await self._peers.ask("ages of a request", identity.digest) for age in each]
-        if is_repetition(identity, ages) and len(self._service.in_flight.ages(identity.digest)) == 1:
+        elsewhere = await self._peers.ask("starts of a request", identity.digest)
+        own = self._service.in_flight.starts(identity.digest)
+        # Two equal requests ask about each other: only the one that came later may cancel the other.
+        ages = [own[0] - start for starts in elsewhere for start in starts] if len(own) == 1 else []
+        if is_repetition(identity, ages):
             await self._peers.ask("cancel a request", identity.digest)
 
     def _report(self, key: str) -> bytes | None:

@@ -43,6 +43,7 @@ from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.storage.response_store import Store
 from singletree.server.turn import compaction, complete_calls, pipeline
+from singletree.server.turn.generation import Generation
 from singletree.server.turn.picture_tokens import exact_length
 from singletree.server.turn.prompt import fit_prompt, write_prompt
 from singletree.server.turn.protocol import CHAT, COMPACT, RESPONSES, WireProtocol, protocol_for
@@ -174,23 +175,37 @@ async def answer_turn(
         *generation.constraints.warnings,
         *_unseen_tools(model, request),
     ]
+    step = SessionStep(service.sessions, opened, _explains(call))
     lifecycle = Lifecycle(
-        Choices(protocol, generations, call.trace.new_id, keep=keep, settle=_settle(service)),
+        Choices(protocol, generations, call.trace.new_id, keep=keep, settle=_settle(service, step, generation)),
         call.trace,
         headers=warning_headers(warnings),
         in_flight=service.in_flight,
         key=request_key(call.headers, request, call.trace.route, body),
-        session=SessionStep(service.sessions, opened, _explains(call)),
+        session=step,
     )
     if keep is not None and request.options.stored_state.background:
         return _start_job(service, lifecycle)
     return respond(call, lifecycle)
 
 
-def _settle(service: Service) -> Callable[[], Awaitable[None]] | None:
-    """Return what waits until a response is stored; None where only this process reads the store."""
-    shares = service.others is not None or service.config.store_url is not None
-    return service.store.settled if shares and service.store is not None else None
+def _settle(
+    service: Service, step: SessionStep, generation: Generation
+) -> Callable[[], Awaitable[None]] | None:
+    """Return what makes an answer known to other processes before its client has all of it; None without others.
+
+    The next request may come to another process at once: it has to find the session and the response.
+    """
+    if service.others is None and service.config.store_url is None:
+        return None
+
+    async def settle() -> None:
+        if generation.ended is not None:
+            step.close(generation)
+        if service.store is not None:
+            await service.store.settled()
+
+    return settle
 
 
 def respond(call: Call, lifecycle: Lifecycle) -> TurnResponse:

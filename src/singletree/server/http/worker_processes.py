@@ -127,7 +127,7 @@ class ProcessGroup:
         self._ready = {number: asyncio.Event() for number in self._loaded}
         self._has_opened = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self._stopping = self._serves = False
         self._failure: SingletreeError | None = None
 
     async def run(self) -> None:
@@ -163,6 +163,7 @@ class ProcessGroup:
         self._has_opened.set()
         for ready in self._ready.values():
             await ready.wait()
+        self._serves = True
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         self._report(f"ready      http://{host}:{self._config.port} ({self._config.workers} processes)")
 
@@ -232,6 +233,8 @@ class ProcessGroup:
         if "line" in message:
             line = message["line"]
             if line.startswith("ready"):
+                if self._serves:
+                    self._report(f"process    {number} serves again")
                 self._ready[number].set()
             elif (number == 1 and not self._has_opened.is_set()) or line.startswith("WARNING"):
                 self._report(line)

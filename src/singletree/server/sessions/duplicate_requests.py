@@ -100,9 +100,9 @@ class InFlight:
             return None
         return running[0] if is_repetition(identity, [self._now() - running[0].since]) else None
 
-    def ages(self, digest: bytes) -> list[float]:
-        """Return for how many seconds each request with ``digest`` has run."""
-        return [self._now() - each.since for each in self._held.get(digest, ())]
+    def starts(self, digest: bytes) -> list[float]:
+        """Return when each request with ``digest`` came, by the clock that all processes of a machine have."""
+        return [each.since for each in self._held.get(digest, ())]
 
     def cancel(self, digest: bytes) -> None:
         """Cancel the request with ``digest``, if there is exactly one: it is repeated in another process."""
@@ -116,9 +116,9 @@ def is_repetition(identity: RequestKey, ages: Sequence[float]) -> bool:
 
     Args:
         identity: identifies both.
-        ages: for how many seconds each equal request has run.
+        ages: for how many seconds each equal request has run; negative for one that came later.
     """
-    return len(ages) == 1 and (identity.certain or ages[0] >= SOONEST_REPETITION)
+    return len(ages) == 1 and ages[0] >= (0 if identity.certain else SOONEST_REPETITION)
 
 
 def request_key(headers: Mapping[str, str], request: Request, path: str, body: bytes) -> RequestKey | None:

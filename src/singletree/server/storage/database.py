@@ -68,6 +68,15 @@ class Database(Protocol):
         ...
 
 
+def storable(value: Any) -> Any:
+    """Return ``value`` without characters that a database refuses: a client may send any id, and this server makes no
+    id with such characters.
+    """
+    if not isinstance(value, str):
+        return value
+    return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
 class SqliteDatabase:
     """An SQLite file, for the processes of one machine. It is opened by its first use.
 
@@ -83,11 +92,11 @@ class SqliteDatabase:
 
     def execute(self, query: str, values: Sequence[Any] = ()) -> int:
         """Change rows, and return how many. Raises sqlite3.Error."""
-        return self._connection.execute(query, values).rowcount
+        return self._connection.execute(query, [storable(value) for value in values]).rowcount
 
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds. Raises sqlite3.Error."""
-        return self._connection.execute(query, values).fetchall()
+        return self._connection.execute(query, [storable(value) for value in values]).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

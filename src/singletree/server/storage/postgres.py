@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from singletree.errors import BadConfiguration
-from singletree.server.storage.database import SCHEMA, DatabaseUnavailable
+from singletree.server.storage.database import SCHEMA, DatabaseUnavailable, storable
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -119,7 +119,7 @@ class PostgresDatabase:
         return self._opened
 
     def _run(self, query: str, values: Sequence[Any]) -> Any:
-        statement, given = query.replace("?", "%s"), [_storable(value) for value in values]
+        statement, given = query.replace("?", "%s"), [storable(value) for value in values]
         reused = self._opened is not None
         with self._reported():
             try:
@@ -141,10 +141,3 @@ class PostgresDatabase:
                 with suppress(self._error):
                     self.close()
             raise DatabaseUnavailable(str(error).strip()) from None
-
-
-def _storable(value: Any) -> Any:
-    """Return ``value`` without characters that PostgreSQL refuses; no id of this server has them."""
-    if not isinstance(value, str):
-        return value
-    return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

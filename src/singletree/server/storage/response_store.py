@@ -106,11 +106,17 @@ class Store:
         self._last = self._thread.submit(self._put, response)
         self._last.add_done_callback(_log_failure)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether other processes can find what was put, or it could not be stored."""
+        return self._last is None or self._last.done()
+
     async def settled(self) -> None:
-        """Wait until other processes can find what was put, for a second at most."""
-        last = self._last
-        if last is not None and not last.done():
-            await asyncio.wait({asyncio.wrap_future(last)}, timeout=_SETTLE_SECONDS)
+        """Wait until ``is_settled``, for a second at most."""
+        if self._last is not None and not self._last.done():
+            last = asyncio.wrap_future(self._last)
+            last.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged already
+            await asyncio.wait({last}, timeout=_SETTLE_SECONDS)
 
     async def body(self, id: str) -> bytes | None:
         """Return the response object ``id``; None when it is not stored."""
