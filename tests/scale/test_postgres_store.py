@@ -69,7 +69,7 @@ async def test_one_that_is_away_is_refused_in_words(
     finally:
         postgres.start()
     real = time.monotonic
-    monkeypatch.setattr(postgres_module.time, "monotonic", lambda: real() + 2000)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 2000)
     await store.put(turn(2))
     assert ids(await store.history("r2")) == ["in2", "out2"]
 

@@ -24,8 +24,8 @@ RIVALS = 9
 learns that there were others.
 """
 
-_WAIT_SECONDS = 0.25
-"""How long one access may wait for another process."""
+_READ_SECONDS, _WRITE_SECONDS = 0.25, 2.0
+"""How long one access may wait for other processes. A turn waits for what it reads; what it writes, a thread writes."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shared_turns (
@@ -114,7 +114,8 @@ class SqliteTurnStore:
     def __init__(self, path: Path, limit: int, *, is_durable: bool = True) -> None:
         self._limit = limit
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        self._reader, self._writer = (_connect(path, is_durable=is_durable) for _ in range(2))
+        self._writer = _connect(path, _WRITE_SECONDS, is_durable=is_durable)
+        self._reader = _connect(path, _READ_SECONDS, is_durable=is_durable)
         self._reading, self._writing = Lock(), Lock()
 
     def add(self, turn: StoredTurn) -> None:
@@ -202,9 +203,9 @@ class SqliteTurnStore:
             )
 
 
-def _connect(path: Path, *, is_durable: bool) -> sqlite3.Connection:
+def _connect(path: Path, seconds: float, *, is_durable: bool) -> sqlite3.Connection:
     # Transactions are begun by hand: the module would begin one only before the first change.
-    database = sqlite3.connect(path, timeout=_WAIT_SECONDS, check_same_thread=False, isolation_level=None)
+    database = sqlite3.connect(path, timeout=seconds, check_same_thread=False, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute(f"PRAGMA synchronous = {'NORMAL' if is_durable else 'OFF'}")
     database.executescript(_SCHEMA)
