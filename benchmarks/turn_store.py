@@ -18,6 +18,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -69,10 +70,10 @@ def timed(work: Callable[[], object]) -> float:
 def measure(store: TurnStore, count: int) -> list[float]:
     """The median times to add, to look up and to read, in µs."""
     turns = [turn() for _ in range(count)]
-    add = median(timed(lambda each=each: store.add(each)) for each in turns)
+    add = median(timed(partial(store.add, each)) for each in turns)
     random.shuffle(turns)
-    look = median(timed(lambda each=each: store.names(each.keys)) for each in turns)
-    read = median(timed(lambda each=each: store.turns([each.name])) for each in turns)
+    look = median(timed(partial(store.names, each.keys)) for each in turns)
+    read = median(timed(partial(store.turns, [each.name])) for each in turns)
     return [add, look, read]
 
 
@@ -85,7 +86,22 @@ def write_until(opened: Open, stop: object) -> None:
 
 def conversation(tokens: int) -> tuple[Conversation, list[GeneratedTurn]]:
     """An agent's conversation of about so many tokens, and its generated turns."""
-    words = "the river carries a small boat past seven quiet houses while children count birds ".split()
+    words = [
+        "the",
+        "river",
+        "carries",
+        "a",
+        "small",
+        "boat",
+        "past",
+        "seven",
+        "quiet",
+        "houses",
+        "while",
+        "children",
+        "count",
+        "birds",
+    ]
     turns, generated, chance = [Turn("user", (Text("Begin."),))], list[GeneratedTurn](), random.Random(1)
     for number in range(tokens // 1000):
         text = " ".join(chance.choices(words, k=150))
@@ -102,7 +118,9 @@ def moved(chat_format: ChatFormat, store: Open) -> None:
     """Print what the next prompt costs here and at another process."""
     capsules = Capsules([b"k" * 32], b"model")
     grown, generated = conversation(50_000)
-    here = replace(chat_format, memory=SharedTurnMemory(_LIMIT, store(), capsules), prompt_cache=PromptCache(2**28))
+    here = replace(
+        chat_format, memory=SharedTurnMemory(_LIMIT, store(), capsules), prompt_cache=PromptCache(2**28)
+    )
     for at, each in enumerate(generated):
         here.memory.remember(each, behind=generated[:at])  # type: ignore[union-attr]
     before = Request("", replace(grown, turns=grown.turns[:-2]))
@@ -119,13 +137,17 @@ def moved(chat_format: ChatFormat, store: Open) -> None:
     for _ in range(5):
         memory = SharedTurnMemory(_LIMIT, store(), capsules)
         there = replace(chat_format, memory=memory, prompt_cache=PromptCache(2**28))
-        cold.append(timed(lambda there=there: write(there)))
-    print(f"prompt of {tokens} tokens: {appended / 1e3:.1f} ms where it grew, {median(cold) / 1e3:.1f} ms elsewhere")
+        cold.append(timed(partial(write, there)))
+    print(
+        f"prompt of {tokens} tokens: {appended / 1e3:.1f} ms where it grew, {median(cold) / 1e3:.1f} ms elsewhere"
+    )
 
 
 def main() -> None:
     """Print a line for each store, and one for the prompt."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--redis", default="", metavar="URL")
     parser.add_argument("--count", type=int, default=2000)
     options = parser.parse_args()

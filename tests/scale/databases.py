@@ -119,7 +119,14 @@ def _postgres(folder: Path) -> Iterator[Database]:
     line = [initialize, "-D", str(data), "-U", "singletree", "-A", "trust", "-N", "-E", "UTF8"]
     made = subprocess.run(line, capture_output=True, user=user, cwd=data, text=True)
     assert made.returncode == 0, made.stderr
-    settings = ["-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={data}", "-c", "fsync=off"]
+    settings = [
+        "-c",
+        "listen_addresses=127.0.0.1",
+        "-c",
+        f"unix_socket_directories={data}",
+        "-c",
+        "fsync=off",
+    ]
     line = [program, "-D", str(data), "-p", str(port), *settings]
     asks = [install("postgresql", "pg_isready"), "-h", "127.0.0.1", "-p", str(port)]
     database = Database(

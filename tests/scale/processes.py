@@ -103,7 +103,10 @@ def ask(
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     data = None if body is None else json.dumps(body).encode()
     connection.request(
-        method or ("GET" if body is None else "POST"), path, data, {"content-type": "application/json", **names}
+        method or ("GET" if body is None else "POST"),
+        path,
+        data,
+        {"content-type": "application/json", **names},
     )
     answer = connection.getresponse()
     return Answer(answer.status, answer.read())

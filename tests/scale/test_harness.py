@@ -123,7 +123,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started
 
 
-@pytest.mark.parametrize("harness", [CODEX, PI._replace(api="chat"), PI._replace(api="responses")], ids=lambda each: each.title)
+@pytest.mark.parametrize(
+    "harness", [CODEX, PI._replace(api="chat"), PI._replace(api="responses")], ids=lambda each: each.title
+)
 def test_each_prompt_continues_the_last_one_at_another_process(
     server: Server,
     workspace: Workspace,  # noqa: F811 (the fixture)

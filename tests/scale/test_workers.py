@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -26,7 +27,9 @@ SESSIONS = "/v1/singletree/sessions"
 
 PATIENCE_SECONDS = 120
 
-CALL = '<think>\nI look.\n</think>\n\n<tool_call>\n{"name":   "look", "arguments": {"at":  "it"}}\n</tool_call>'
+CALL = (
+    '<think>\nI look.\n</think>\n\n<tool_call>\n{"name":   "look", "arguments": {"at":  "it"}}\n</tool_call>'
+)
 """A call that the model writes in another way than its template does: only its own tokens continue the prompt."""
 
 TOOL = {
@@ -61,7 +64,7 @@ def continues(group: Group, script: str, count: int) -> None:
     """Check that each of ``count`` prompts begins with all tokens of the one before and of its turn."""
     plays = [play for play in group.plays() if play["script"] == script]
     assert len(plays) == count
-    for before, after in zip(plays, plays[1:], strict=False):
+    for before, after in itertools.pairwise(plays):
         cached = before["prompt_token_ids"] + before["token_ids"]
         assert after["prompt_token_ids"][: len(cached)] == cached
 
@@ -75,7 +78,11 @@ def test_turns_are_exact_whichever_process_answers(two: Group) -> None:
     assert reports[0] == reports[1]
     assert [step["course"] for step in reports[0]["steps"]] == ["first", "appended", "appended", "appended"]
     lists = [ask(connection, SESSIONS).json["data"] for connection in (first, second)]
-    assert [each["id"] for each in lists[0]].count("loop") == [each["id"] for each in lists[1]].count("loop") == 1
+    assert (
+        [each["id"] for each in lists[0]].count("loop")
+        == [each["id"] for each in lists[1]].count("loop")
+        == 1
+    )
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
@@ -97,7 +104,11 @@ def test_a_scrape_has_the_metrics_of_all_processes(two: Group) -> None:
     count = 'singletree_requests_total{route="/v1/messages",status="200"}'
     connections = [two.connect(1), two.connect(2)]
     before = [metrics(connection).get(count, 0.0) for connection in connections]
-    body = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "[[script:counted]]"}]}
+    body = {
+        "model": "scripted",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "[[script:counted]]"}],
+    }
     for connection in (*connections, connections[1]):
         assert ask(connection, MESSAGES, body).status == 200
     assert [metrics(connection)[count] for connection in connections] == [before[0] + 3] * 2
@@ -228,7 +239,7 @@ def test_two_servers_share_turns_in_redis(tmp_path: Path, redis: Database) -> No
             group.write_scripts(shared=CALL)
         talk([here.connect(), there.connect(), there.connect(), here.connect()], "shared")
         plays = sorted([*here.plays(), *there.plays()], key=lambda play: len(play["prompt_token_ids"]))
-        for before, after in zip(plays, plays[1:], strict=False):
+        for before, after in itertools.pairwise(plays):
             cached = before["prompt_token_ids"] + before["token_ids"]
             assert after["prompt_token_ids"][: len(cached)] == cached
         redis.freeze()

@@ -123,7 +123,9 @@ class BrokenStore:
 
 
 def failures(access: str) -> float:
-    return next(s.value for m in STORE_FAILURES.collect() for s in m.samples if s.labels == {"access": access})
+    return next(
+        s.value for m in STORE_FAILURES.collect() for s in m.samples if s.labels == {"access": access}
+    )
 
 
 async def test_a_store_that_is_down_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,7 +55,11 @@ def test_all_models_of_all_processes_have_the_same_key(tmp_path: Path) -> None:
     [
         ({"turn_memory_url": "redis://127.0.0.1"}, "--turn-memory-url needs --capsule-key"),
         (
-            {"turn_memory_url": "redis://127.0.0.1", "turn_memory_path": Path("t"), "capsule_key": ("k" * 16,)},
+            {
+                "turn_memory_url": "redis://127.0.0.1",
+                "turn_memory_path": Path("t"),
+                "capsule_key": ("k" * 16,),
+            },
             "leave one of them out",
         ),
         ({"store_url": "postgresql://a", "store_path": Path("s")}, "leave one of them out"),
@@ -74,7 +78,9 @@ def test_the_causes_of_breaks_go_to_another_process() -> None:
 async def _ask(served: Any, content: str, *earlier: dict[str, str]) -> dict[str, str]:
     messages = [*earlier, {"role": "user", "content": content}]
     reply = await served.client.post(
-        "/v1/chat/completions", {"model": "alias", "messages": messages}, headers={"x-singletree-session": "s"}
+        "/v1/chat/completions",
+        {"model": "alias", "messages": messages},
+        headers={"x-singletree-session": "s"},
     )
     return {"role": "assistant", "content": reply.json["choices"][0]["message"]["content"]}
 

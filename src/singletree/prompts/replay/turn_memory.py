@@ -331,7 +331,7 @@ class TurnMemory:
 
 
 def turn_slots(remembered: GeneratedTurn) -> list[str]:
-    """Return the slots in which a turn is kept. A key made from an id of this server has no rivals and is its own slot."""
+    """Return the slots in which a turn is kept. A key made from a server's id has no rivals and is its own slot."""
     keys = lookup_keys(remembered.turn, remembered.history_digest)
     if not remembered.history_digest:
         return keys

@@ -135,4 +135,3 @@ class OtherProcesses:
 
 def _first(answers: list[Any]) -> Any:
     return next((answer for answer in answers if answer is not None), None)
-

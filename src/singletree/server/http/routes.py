@@ -177,7 +177,9 @@ async def answer_turn(
     ]
     step = SessionStep(service.sessions, opened, _explains(call))
     lifecycle = Lifecycle(
-        Choices(protocol, generations, call.trace.new_id, keep=keep, settle=_settle(service, step, generation)),
+        Choices(
+            protocol, generations, call.trace.new_id, keep=keep, settle=_settle(service, step, generation)
+        ),
         call.trace,
         headers=warning_headers(warnings),
         in_flight=service.in_flight,

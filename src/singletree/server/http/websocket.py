@@ -35,7 +35,7 @@ from singletree.server.answers.stream import client_error
 from singletree.server.answers.tool_dispatch import DispatchOptions
 from singletree.server.answers.tracing import Trace
 from singletree.server.http.offload import offload
-from singletree.server.http.routes import Call, Service, answer_turn, recall_waits, read_response
+from singletree.server.http.routes import Call, Service, answer_turn, read_response, recall_waits
 from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.turn import pipeline

@@ -155,9 +155,7 @@ class ProcessGroup:
     async def _start(self, watching: list[asyncio.Task[None]]) -> None:
         # The first one alone: it downloads what is missing, and an error is reported once.
         await self._loaded[1].wait()
-        watching += [
-            asyncio.create_task(self._keep_running(number)) for number in self._loaded if number > 1
-        ]
+        watching += [asyncio.create_task(self._keep_running(number)) for number in self._loaded if number > 1]
         for loaded in self._loaded.values():
             await loaded.wait()
         self._has_opened.set()
@@ -212,7 +210,8 @@ class ProcessGroup:
             start_new_session=True,  # a signal of the terminal goes to this process only
         )
         self._children[number] = child
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         try:
             settings = pickle.dumps((self._config, number))
             # The pipe stays open: when it closes, this process has died, and the child ends.

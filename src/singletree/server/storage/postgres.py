@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,7 +90,9 @@ class PostgresDatabase:
     def used(self) -> int:
         """Return the size of the stored items and responses in bytes, without indexes and deleted rows."""
         parts = ("octet_length(body) FROM responses", "octet_length(item) FROM items")
-        return sum(int(self.fetch(f"SELECT coalesce(sum(n), 0) FROM (SELECT {p}) AS s(n)")[0][0]) for p in parts)
+        return sum(
+            int(self.fetch(f"SELECT coalesce(sum(n), 0) FROM (SELECT {p}) AS s(n)")[0][0]) for p in parts
+        )
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,4 +1,4 @@
-"""Store responses and conversations in a database, for ``previous_response_id``, ``conversation`` and references to items.
+"""Store responses and conversations, for ``previous_response_id``, ``conversation`` and references to items.
 
 A response is stored with its own input and output only; earlier items are stored with the responses that it continues.
 So storing a turn costs only the turn's own length. One thread does all work in order, so later reads find what was put
