@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from singletree.events import Finished, FinishReason
 from singletree.server.answers.choices import Choices
 from singletree.server.answers.frame_sinks import ResponseHeader
+from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.tracing import Trace
 from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
 from singletree.server.sessions.report_headers import report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
-from singletree.server.turn.generation import Generation
 
 
 @dataclass(slots=True)
@@ -25,11 +25,11 @@ class SessionStep:
     is_reported: bool = False
     is_closed: bool = False
 
-    def close(self, generation: Generation) -> None:
+    def close(self, choices: Choices) -> None:
         """Record the end of the answer's first generation. Later calls have no effect."""
         if not self.is_closed:
             self.is_closed = True
-            self.sessions.close(self.opened, generation)
+            self.sessions.close(self.opened, choices.first, choices.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Lifecycle:
         in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
         key: identifies the request among them; None for a request that is never treated as a repetition.
         session: the place in the session; None for a prompt without a session.
+        records: takes a record of the answer; None to record nothing.
     """
 
     choices: Choices
@@ -51,6 +52,7 @@ class Lifecycle:
     in_flight: InFlight | None = None
     key: RequestKey | None = None
     session: SessionStep | None = None
+    records: RequestRecords | None = None
 
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
         """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
@@ -72,4 +74,7 @@ class Lifecycle:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
         self.trace.generated(Finished(reason, self.choices.usage))
         if self.session is not None:
-            self.session.close(self.choices.first)
+            if self.records is not None:
+                finished = Finished(self.choices.first.ended or reason, self.choices.usage)
+                self.records.add(self.trace, self.choices, self.session.opened.step, finished)
+            self.session.close(self.choices)

@@ -25,6 +25,7 @@ from singletree.server.answers.frame_sinks import ResponseHeader
 from singletree.server.answers.header_flags import flag_of
 from singletree.server.answers.lifecycle import Lifecycle, SessionStep
 from singletree.server.answers.request_body import read_body
+from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
@@ -70,6 +71,7 @@ class Service:
     jobs: Jobs = field(default_factory=Jobs)
     closing: bool = False
     others: OtherProcesses | None = None
+    records: RequestRecords | None = None
     sessions: Sessions = field(init=False)
     media: MediaReader = field(init=False)
 
@@ -168,6 +170,7 @@ async def answer_turn(
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt)
     call.trace.record_step(opened.step)
+    _compare_answers(service, generation)
     keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
     generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
     warnings = [
@@ -176,24 +179,23 @@ async def answer_turn(
         *_unseen_tools(model, request),
     ]
     step = SessionStep(service.sessions, opened, _explains(call))
+    choices = Choices(protocol, generations, call.trace.new_id, keep=keep)
+    choices.settle = _settle(service, step, choices)
     lifecycle = Lifecycle(
-        Choices(
-            protocol, generations, call.trace.new_id, keep=keep, settle=_settle(service, step, generation)
-        ),
+        choices,
         call.trace,
         headers=warning_headers(warnings),
         in_flight=service.in_flight,
         key=request_key(call.headers, request, call.trace.route, body),
         session=step,
+        records=service.records,
     )
     if keep is not None and request.options.stored_state.background:
         return _start_job(service, lifecycle)
     return respond(call, lifecycle)
 
 
-def _settle(
-    service: Service, step: SessionStep, generation: Generation
-) -> Callable[[], Awaitable[None]] | None:
+def _settle(service: Service, step: SessionStep, choices: Choices) -> Callable[[], Awaitable[None]] | None:
     """Return what makes an answer known to other processes before its client has all of it; None without others.
 
     The next request may come to another process at once: it has to find the session and the response.
@@ -202,12 +204,23 @@ def _settle(
         return None
 
     async def settle() -> None:
-        if generation.ended is not None:
-            step.close(generation)
+        if choices.first.ended is not None:
+            step.close(choices)
         if service.store is not None:
             await service.store.settled()
 
     return settle
+
+
+def _compare_answers(service: Service, generation: Generation) -> None:
+    """Report how the prompt compares with that of the earlier answer that the request names, if it names one."""
+    request = generation.request
+    if request.options.compared_answer:
+        found = service.sessions.compare_with(
+            request.options.compared_answer, generation.model, generation.prompt
+        )
+        report = replace(request.prompt_report, cache_diagnosis=found)
+        generation.request = replace(request, prompt_report=report)
 
 
 def respond(call: Call, lifecycle: Lifecycle) -> TurnResponse:

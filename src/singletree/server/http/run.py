@@ -17,6 +17,7 @@ from granian.server.embed import Server
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.engines.weights.resolve import cache_folder
 from singletree.errors import BadConfiguration, EngineFailed
+from singletree.server.answers.request_records import RecordFile, RequestRecords
 from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
 from singletree.server.http.routes import Service
@@ -64,9 +65,11 @@ async def run_server(
     """
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
-    loaded = await load_models(config, report, progress)
     store = open_store(config)
-    service = Service(config, loaded, Tracing(), store=store if config.store else None)
+    file = None if config.trace_path is None else RecordFile(config.trace_path, config.trace_limit)
+    records = None if file is None else RequestRecords(file)
+    loaded = await load_models(config, report, progress)
+    service = Service(config, loaded, Tracing(), store=store if config.store else None, records=records)
     server = Server(
         App(service, address),
         address=address,
@@ -100,6 +103,8 @@ async def run_server(
         if service.others is not None:
             await service.others.close()
         store.close()
+        if records is not None:
+            records.close()
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.gather(listening, return_exceptions=True)
 

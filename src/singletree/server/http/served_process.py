@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from threading import Thread
 
@@ -61,6 +62,11 @@ async def _serve(config: Config, number: int) -> None:
 def _read_settings() -> tuple[Config, int]:
     length = int.from_bytes(_read_exactly(8), "big")
     config, number = pickle.loads(_read_exactly(length))
+    path = config.trace_path
+    if path is not None:
+        # The files are renamed when they are full, which only one process can do.
+        path = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        config = replace(config, trace_path=path, trace_limit=max(1, config.trace_limit // config.workers))
     return config, number
 
 

@@ -13,9 +13,10 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from singletree.cache_diagnosis import CacheDiagnosis
 from singletree.conversation import Request, Tool, Turn
 from singletree.engines.engine import comparable_tokens
 from singletree.events import FinishReason
@@ -24,6 +25,7 @@ from singletree.prefixes import common_prefix, common_text_prefix
 from singletree.prompts.prompt_writer import Prompt
 from singletree.server.models.catalog import Model
 from singletree.server.sessions.break_causes import Break, explain_break
+from singletree.server.sessions.compared_answer import AnswerEnd, compare_prompt, cut_at
 from singletree.server.sessions.divergence import (
     WIDTH,
     Fingerprint,
@@ -80,6 +82,8 @@ _HEAD_TOKENS = 16
 _ALIKE = 64
 """Most sessions without a name that are kept for the same first tokens."""
 _HEADS = 4096
+_ANSWERS = 16_384
+"""How many answers can be named by later requests, for a comparison of the prompts."""
 _COMPLETE: tuple[FinishReason, ...] = ("stop", "length", "context_overflow")
 """Ends of a generation whose turn the next prompt should contain."""
 
@@ -202,12 +206,18 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class MovedSession:
-    """A session on its way to another process. The attributes are those of ``Session``."""
+    """A session on its way to another process. The attributes are those of ``Session``, oldest first.
+
+    Attributes:
+        answers: its answers that later requests may name, by id.
+    """
 
     key: str
-    records: Sequence[PromptRecord]
+    records: Sequence[tuple[int, PromptRecord]]
     steps: Sequence[Step]
     requests: int
+    records_made: int
+    answers: Mapping[str, AnswerEnd]
 
 
 class Sessions:
@@ -221,6 +231,7 @@ class Sessions:
         self._limit = limit
         self._sessions: LruCache[str, Session] = LruCache(limit)
         self._nameless: LruCache[bytes, deque[str]] = LruCache(entries=_HEADS)
+        self._answers: LruCache[str, AnswerEnd] = LruCache(entries=_ANSWERS)
 
     def __iter__(self) -> Iterator[Session]:
         """Iterate over the sessions, the most recently used first."""
@@ -287,8 +298,22 @@ class Sessions:
         replaced = None if back else found.record
         return Opened(step, model, tokens, divergence.messages, tools, ends, found.session.head, replaced)
 
-    def close(self, opened: Opened, generation: Generation) -> None:
-        """Record the end of a request: the next one should continue its prompt and the generated turn."""
+    def compare_with(self, answer: str, model: Model, prompt: Prompt) -> CacheDiagnosis:
+        """Return how ``prompt`` compares with that of the answer with the id ``answer``."""
+        known = self._answers.get(answer)
+        if known is None:
+            return "not_found"
+        session = self._sessions.peek(known.session)
+        record = None if session is None else session.records.peek(known.record_number)
+        record = None if record is None else cut_at(record, known.end)
+        return "unavailable" if record is None else compare_prompt(record, model, prompt)
+
+    def close(self, opened: Opened, generation: Generation, answer: str = "") -> None:
+        """Record the end of a request: the next one should continue its prompt and the generated turn.
+
+        Args:
+            answer: the id of the answer, by which later requests may name it; empty for none.
+        """
         step = opened.step
         step.generated, step.cached = len(generation.token_ids), generation.reported_cached_tokens()
         if self._limit == 0:
@@ -299,6 +324,8 @@ class Sessions:
             # Another request has continued the same record in the meantime.
             step.record_number = session.records_made = session.records_made + 1
         session.records.put(step.record_number, record)
+        if answer:
+            self._answers.put(answer, AnswerEnd(step.session, step.record_number, record.ends[-1]))
         session.steps.append(step)
         session.requests += 1
         if session.head is not None:
@@ -315,21 +342,29 @@ class Sessions:
         session = self._sessions.pop(key)
         if session is None:
             return None
-        oldest_first = session.records.values()[::-1]
-        return MovedSession(key, oldest_first, tuple(session.steps), session.requests)
+        records, steps = session.records.items()[::-1], tuple(session.steps)
+        answers = self._answers_of(key)
+        return MovedSession(key, records, steps, session.requests, session.records_made, answers)
 
     def receive(self, moved: MovedSession) -> None:
         """Add a session that another process had. If this process has a part of it, they become one."""
         session = self._sessions.peek(moved.key) or Session(moved.key)
-        own = session.records.values()[::-1]
-        session.records, session.records_made = LruCache(entries=_RECORDS), 0
-        for record in (*moved.records, *own):
-            session.records_made += 1
-            session.records.put(session.records_made, record)
-        steps = sorted((*moved.steps, *session.steps), key=lambda step: step.at)
-        session.steps = deque(steps, maxlen=_STEPS)
+        added = moved.records_made  # The numbers of this process's records follow those that come.
+        own = [(number + added, record) for number, record in session.records.items()[::-1]]
+        for id, end in self._answers_of(moved.key).items():
+            self._answers.put(id, replace(end, record_number=end.record_number + added))
+        for id, end in moved.answers.items():
+            self._answers.put(id, end)
+        session.records = LruCache(entries=_RECORDS)
+        for number, record in (*moved.records, *own):
+            session.records.put(number, record)
+        session.records_made += added
+        session.steps = deque(sorted((*moved.steps, *session.steps), key=lambda step: step.at), maxlen=_STEPS)
         session.requests += moved.requests
         self._sessions.put(moved.key, session, session.bytes)
+
+    def _answers_of(self, key: str) -> dict[str, AnswerEnd]:
+        return {id: end for id, end in self._answers.items()[::-1] if end.session == key}
 
     def _candidates(self, key: str | None, head: bytes | None) -> list[Session]:
         keys = [key] if key is not None else self._nameless.peek(head or b"") or ()
