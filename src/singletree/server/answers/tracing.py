@@ -116,6 +116,7 @@ class Tracing:
 
     @running.setter
     def running(self, count: int) -> None:
+        """Set the number, here and in the metric."""
         self._running = count
         self._in_flight.set(count)
 

@@ -7,6 +7,7 @@ pass its state and its events on.
 from __future__ import annotations
 
 import asyncio
+import copyreg
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from singletree.errors import RouteNotFound
 from singletree.protocols.answer import Frame
 from singletree.server.http.session_report import encode_session, summarize
 from singletree.server.peers import Peers
+from singletree.server.sessions.break_causes import CAUSES, Cause
 from singletree.server.sessions.duplicate_requests import RequestKey, is_repetition
 
 if TYPE_CHECKING:
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 
 _JOB_SECONDS = 10.0
 """How long a process may take to answer about a background response: one that is busy must not make it disappear."""
+
+
+def _cause(name: str) -> Cause:
+    return next(cause for cause in CAUSES if cause.name == name)
+
+
+# A session has the causes of its breaks. The functions of their table cannot be pickled, so their names are.
+copyreg.pickle(Cause, lambda cause: (_cause, (cause.name,)))
 
 
 class OtherProcesses:

@@ -141,14 +141,6 @@ class Cause:
     matches: Callable[[BreakContext], bool]
     cure_of: Callable[[BreakContext], str] | None = None
 
-    def __reduce__(self) -> tuple[Callable[[str], Cause], tuple[str]]:
-        """Pickle the name, for another process: functions of a table cannot be pickled."""
-        return _named, (self.name,)
-
-
-def _named(name: str) -> Cause:
-    return next(cause for cause in CAUSES if cause.name == name)
-
 
 def _billing(context: BreakContext) -> bool:
     return any("-billing-header" in (context.before + side).lower() for side in (context.was, context.now))
