@@ -79,7 +79,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"sessions", "storage"},
         {"pictures", "turn"},
         {"models"},
-        {"cross_origin"},
+        {"cross_origin", "peers"},
     ],
 }
 """The rooms of an area, top to bottom. A room imports from itself and from rooms further down."""

@@ -31,8 +31,11 @@ def serve(
         config = replace(config, engine_arguments=(*config.engine_arguments, *engine_arguments))
     config = with_each_model(config)
     from singletree.engines.weights.progress import TerminalProgress
-    from singletree.server.http import run
+    from singletree.server.http import run, worker_processes
 
+    if config.workers > 1:
+        asyncio.run(worker_processes.run_workers(config, _print_line))
+        return
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )

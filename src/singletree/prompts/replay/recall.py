@@ -125,6 +125,7 @@ class RecallTurns:
         recalled = Recalled(conversation, {}, digests)
         if self.memory is not None:
             found = {}
+            self.memory.refresh(conversation.turns, digests)
             if checkpoint is not None:
                 found = self._found_before(self.memory, checkpoint, conversation.tools, same)
             recalled = self._recall(self.memory, conversation, digests, checkpoint, found)

@@ -141,6 +141,9 @@ class TurnMemory:
         limit: the size in bytes at which turns are evicted.
     """
 
+    waits = False
+    """Whether ``refresh`` may wait for another machine, so that it has to run outside the event loop."""
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._by_slot: dict[str, _Entry] = {}
@@ -157,7 +160,7 @@ class TurnMemory:
         Args:
             behind: the remembered turns before it in its conversation, in order.
         """
-        remembered.keys[:] = _slots(remembered)
+        remembered.keys[:] = turn_slots(remembered)
         with self._lock:
             if self._add(remembered):
                 self._added(remembered, behind[-1] if behind else None)
@@ -191,6 +194,17 @@ class TurnMemory:
         with self._lock:
             return {i: known for i, known in found.items() if all(map(partial(self._has, known), known.keys))}
 
+    def refresh(self, turns: Sequence[Turn], digests: HistoryDigests) -> None:
+        """Hook for subclasses that share their turns with other processes: ``turns`` are about to be looked up.
+
+        Args:
+            turns: the turns of a conversation as the client sent them.
+            digests: the digests of the history before each of them.
+        """
+
+    async def settled(self) -> None:
+        """Hook for such subclasses: wait until other processes can find the turns that were added."""
+
     def _has(self, known: GeneratedTurn, slot: str) -> bool:
         if slot not in self._by_slot or self._by_slot[slot].remembered is not known:
             return False
@@ -205,7 +219,7 @@ class TurnMemory:
 
     def _restore(self, remembered: GeneratedTurn) -> None:
         """Add a turn of an earlier process; it is evicted after the turns that were restored before it."""
-        remembered.keys[:] = _slots(remembered)
+        remembered.keys[:] = turn_slots(remembered)
         with self._lock:
             if not self._add(remembered):
                 self._dropped(remembered)
@@ -263,6 +277,13 @@ class TurnMemory:
             if id(known) in self._entries:
                 self._entries.move_to_end(id(known))
 
+    def _sort_rivals(self, key: str, order: Sequence[GeneratedTurn]) -> None:
+        """Put the turns of ``key`` into the order in which they were generated, the latest last."""
+        rivals = self._rivals.get(key, [])
+        place = {slot: i for i, known in enumerate(order) for slot in known.keys}
+        # A turn that is not in ``order`` was generated just now.
+        rivals.sort(key=lambda slot: place.get(slot, len(order)))
+
     def _make_room(self) -> None:
         while self.bytes > self._limit:
             self._drop(next(iter(self._entries.values())))
@@ -299,7 +320,7 @@ class TurnMemory:
             The turns, and whether the search was complete: False if another turn with the same key was forgotten.
         """
         found: dict[int, GeneratedTurn] = {}
-        keys = _keys(turn, history_digest)
+        keys = lookup_keys(turn, history_digest)
         with self._lock:
             for key in keys:
                 for slot in self._rivals.get(key, ()) if history_digest else (key,):
@@ -309,9 +330,9 @@ class TurnMemory:
             return list(found.values()), self._incomplete.isdisjoint(keys)
 
 
-def _slots(remembered: GeneratedTurn) -> list[str]:
-    """Return the slots of a turn. A key made from an id of this server has no rivals and is its own slot."""
-    keys = _keys(remembered.turn, remembered.history_digest)
+def turn_slots(remembered: GeneratedTurn) -> list[str]:
+    """Return the slots in which a turn is kept. A key made from a server's id has no rivals and is its own slot."""
+    keys = lookup_keys(remembered.turn, remembered.history_digest)
     if not remembered.history_digest:
         return keys
     return [key if key.startswith(_REASONING_KEY) else _slot(key, remembered) for key in keys]
@@ -408,12 +429,16 @@ def _size(remembered: GeneratedTurn) -> int:
     return _ENTRY_BYTES + _KEY_BYTES * len(remembered.keys) + tokens + 4 * (generated + names + prompted)
 
 
-def _keys(turn: Turn, history_digest: str) -> list[str]:
-    """Return the keys of a turn: the id of each call, or its text where it has no calls; and the ids of its reasoning.
+def lookup_keys(turn: Turn, history_digest: str) -> list[str]:
+    """Return the keys under which a turn is remembered.
 
-    All keys but those of reasoning are bound to the history. Some clients replace ids that have other characters than
-    OpenAI's (OpenClaw on Responses replaces ``functions.exec:0``): for them the names of the called tools are a key,
-    too.
+    They are the id of each call, or its text where it has no calls; and the ids of its reasoning. All keys but those of
+    reasoning are bound to the history. Some clients replace ids that have other characters than OpenAI's (OpenClaw on
+    Responses replaces ``functions.exec:0``): for them the names of the called tools are a key, too.
+
+    Args:
+        turn: the turn as it was generated, or as a client sent it back.
+        history_digest: the digest of the history before it; empty for the keys made of server ids only.
     """
     names = [f"call {normalized_id(c.id)}" for c in turn.tool_calls if normalized_id(c.id)]
     if not names and turn.text.strip():

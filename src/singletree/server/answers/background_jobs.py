@@ -134,11 +134,14 @@ class Job:
 
 
 class JobStream:
-    """The ASGI application that sends the events of a job from index ``start`` on. The job does not depend on it."""
+    """The ASGI application that sends the events of a job. The job does not depend on it.
 
-    def __init__(self, job: Job, start: int = 0) -> None:
-        self._job = job
-        self._start = start
+    Args:
+        events: yields them as they come.
+    """
+
+    def __init__(self, events: AsyncIterator[list[Frame]]) -> None:
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Raises ClientLeft when the client disconnects."""
@@ -150,7 +153,7 @@ class JobStream:
 
     async def _copy(self, sink: FrameSink) -> None:
         await sink.open(())
-        async for frames in self._job.log.read(self._start):
+        async for frames in self._events:
             await sink.write(frames)
         await sink.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ class Choices:
         new_id: creates the ids of the answer and its items; for ``req_`` it returns the id of the request.
         kept: (k, n): of every n consecutive generations the k most likely ones are answered (``best_of``).
         keep: gets the finished response, to store it; None to store nothing.
+        settle: waits until other processes know of the answer; None where there are none.
         id, created: the id of the answer, and when it was created in unix seconds.
     """
 
@@ -38,6 +39,7 @@ class Choices:
     new_id: NewId
     kept: tuple[int, int] = (1, 1)
     keep: Callable[[EncodedResponse], None] | None = None
+    settle: Callable[[], Awaitable[None]] | None = None
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -96,6 +98,11 @@ class Choices:
             for context, fold, end in zip(self.contexts(), folds, ends, strict=True)
         ]
         return self.protocol.encode(best_choices(choices, *self.kept), self.usage)
+
+    async def stored(self) -> None:
+        """Wait until other processes know of the finished answer: its client may go on at any of them."""
+        if self.settle is not None:
+            await self.settle()
 
     def batches(self, index: int, request_id: str) -> Batches:
         """Yield the batches of the choice number ``index``, as ``pipeline.generate`` does."""

@@ -16,13 +16,20 @@ from singletree.server.sessions.report_headers import report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionStep:
     """The place of an answer in its session, and whether its response headers report it."""
 
     sessions: Sessions
     opened: Opened
     is_reported: bool = False
+    is_closed: bool = False
+
+    def close(self, choices: Choices) -> None:
+        """Record the end of the answer's first generation. Later calls have no effect."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.sessions.close(self.opened, choices.first, choices.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +77,4 @@ class Lifecycle:
             if self.records is not None:
                 finished = Finished(self.choices.first.ended or reason, self.choices.usage)
                 self.records.add(self.trace, self.choices, self.session.opened.step, finished)
-            self.session.sessions.close(self.session.opened, self.choices.first, self.choices.id)
+            self.session.close(self.choices)

@@ -119,6 +119,7 @@ class TurnResponse:
         await run_together([collect(index) for index in range(count)], lambda: False)
         self._trace.generated(Finished(ends[0].reason, self._choices.usage))
         body = self._choices.encode(folds, ends)
+        await self._choices.stored()
         length = (b"content-length", b"%d" % len(body))
         headers = (_JSON, length, *self._lifecycle.response_headers())
         await send({"type": "http.response.start", "status": 200, "headers": headers})

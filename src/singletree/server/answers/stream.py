@@ -128,7 +128,9 @@ class Stream:
                 if isinstance(batch, Finished):
                     self._ends[index] = batch
                     self._has_sent = True
-                    buffer.put(encoder.end(batch))
+                    frames = encoder.end(batch)
+                    await self._choices.stored()
+                    buffer.put(frames)
                 elif batch:
                     if not self._has_sent:
                         self._has_sent = True

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import fields
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    multiprocess,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from singletree.conversation import AgentContext, Hints
 from singletree.errors import Rejected, SingletreeError
 from singletree.events import Finished, Usage
+from singletree.server.models.shared_turns import STORE_FAILURES
 from singletree.server.sessions.sessions import Step
 from singletree.server.turn.ids import new_id
 
@@ -21,16 +30,23 @@ LOG = logging.getLogger("singletree.requests")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _CLIENT_LEFT = 499
 _PATH_LENGTH = 128
+_SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable with which prometheus_client keeps metrics in files that several processes share."""
 
 
 class Tracing:
-    """The metrics of one server. ``running`` is the number of generations that are not over."""
+    """The metrics of one server.
+
+    A metric has to count in files too, for ``--workers``: a gauge is ``set``, with a ``multiprocess_mode``, and never
+    computed while it is read.
+    """
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self.running = 0
+        self._running = 0
         self.registry = CollectorRegistry()
+        self.registry.register(STORE_FAILURES)
         self.requests = Counter(
             "singletree_requests",
             "Requests by route and HTTP status.",
@@ -56,8 +72,12 @@ class Tracing:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        in_flight = Gauge("singletree_generations_in_flight", "Generations now.", registry=self.registry)
-        in_flight.set_function(lambda: self.running)
+        self._in_flight = Gauge(
+            "singletree_generations_in_flight",
+            "Generations now.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
         self.rules = Counter(
             "singletree_stability_rules",
             "Prompts that a stability rule changed.",
@@ -89,9 +109,25 @@ class Tracing:
             registry=self.registry,
         )
 
+    @property
+    def running(self) -> int:
+        """The number of generations that are not over, in this process."""
+        return self._running
+
+    @running.setter
+    def running(self, count: int) -> None:
+        """Set the number, here and in the metric."""
+        self._running = count
+        self._in_flight.set(count)
+
     def exposition(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
-        return generate_latest(self.registry)
+        """Return all metrics in the Prometheus text format: where several processes serve, those of all together."""
+        if _SHARED_METRICS not in os.environ:
+            return generate_latest(self.registry)
+        # The files of processes that died count as well: a counter never falls.
+        together = CollectorRegistry()
+        multiprocess.MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return generate_latest(together)
 
 
 class Trace:

@@ -14,10 +14,12 @@ the fast encoder and 600 ms without it; a thread costs a tenth of a millisecond.
 """
 
 
-async def offload(size: int, work: Callable[[], T]) -> T:
+async def offload(size: int, work: Callable[[], T], *, waits: bool = False) -> T:
     """Return ``work()``, run in a thread when it processes at least ``LARGE_BYTES``. Raises what ``work`` raises.
 
     Args:
         size: how many bytes ``work`` processes.
+        work: what is run.
+        waits: whether it may wait for another machine, so that it runs in a thread in any case.
     """
-    return work() if size < LARGE_BYTES else await asyncio.to_thread(work)
+    return work() if size < LARGE_BYTES and not waits else await asyncio.to_thread(work)

@@ -30,8 +30,9 @@ from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
 from singletree.server.http.offload import offload
+from singletree.server.http.peer_questions import OtherProcesses
 from singletree.server.http.session_report import PATH as SESSIONS_PATH
-from singletree.server.http.session_report import encode_session, encode_sessions
+from singletree.server.http.session_report import encode_session, encode_summaries, summarize
 from singletree.server.models.catalog import Model
 from singletree.server.models.config import REASONING_FIELD_NAMES, Config
 from singletree.server.models.served_models import Catalog
@@ -55,7 +56,12 @@ _WARNING_BYTES = 1024
 
 @dataclass(slots=True)
 class Service:
-    """What all operations share. ``closing`` is true once the server is shutting down."""
+    """What all operations share.
+
+    Attributes:
+        closing: true once the server is shutting down.
+        others: the other processes of the server; None where this is the only one.
+    """
 
     config: Config
     catalog: Catalog
@@ -64,6 +70,7 @@ class Service:
     store: Store | None = None
     jobs: Jobs = field(default_factory=Jobs)
     closing: bool = False
+    others: OtherProcesses | None = None
     records: RequestRecords | None = None
     sessions: Sessions = field(init=False)
     media: MediaReader = field(init=False)
@@ -154,10 +161,12 @@ async def answer_turn(
     live = flag_of(call.headers, complete_calls.HEADER, service.config.live_arguments)
     request = replace(with_hints(call, request), live_arguments=live)
     model = await service.catalog.ready(request.model)
-    session = session_key(call.headers, request)
+    session = await _session(call, request)
     request = await service.media.read(request, model)
     tools_of = partial(service.sessions.tools_of, session, model.name)
-    generation = await offload(len(body), partial(pipeline.prepare, model, request, tools_of))
+    generation = await offload(
+        len(body), partial(pipeline.prepare, model, request, tools_of), waits=recall_waits(model)
+    )
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt)
     call.trace.record_step(opened.step)
@@ -169,18 +178,38 @@ async def answer_turn(
         *generation.constraints.warnings,
         *_unseen_tools(model, request),
     ]
+    step = SessionStep(service.sessions, opened, _explains(call))
+    choices = Choices(protocol, generations, call.trace.new_id, keep=keep)
+    choices.settle = _settle(service, step, choices)
     lifecycle = Lifecycle(
-        Choices(protocol, generations, call.trace.new_id, keep=keep),
+        choices,
         call.trace,
         headers=warning_headers(warnings),
         in_flight=service.in_flight,
         key=request_key(call.headers, request, call.trace.route, body),
-        session=SessionStep(service.sessions, opened, _explains(call)),
+        session=step,
         records=service.records,
     )
     if keep is not None and request.options.stored_state.background:
         return _start_job(service, lifecycle)
     return respond(call, lifecycle)
+
+
+def _settle(service: Service, step: SessionStep, choices: Choices) -> Callable[[], Awaitable[None]] | None:
+    """Return what makes an answer known to other processes before its client has all of it; None without others.
+
+    The next request may come to another process at once: it has to find the session and the response.
+    """
+    if service.others is None and service.config.store_url is None:
+        return None
+
+    async def settle() -> None:
+        if choices.first.ended is not None:
+            step.close(choices)
+        if service.store is not None:
+            await service.store.settled()
+
+    return settle
 
 
 def _compare_answers(service: Service, generation: Generation) -> None:
@@ -208,7 +237,7 @@ def _start_job(service: Service, lifecycle: Lifecycle) -> JobStream | Response:
     """Start a background job, and answer with its events or with the response object in its present state."""
     job = Job(lifecycle, service.tracing)
     service.jobs.add(job)
-    return JobStream(job) if job.is_streamed else Response(job.body(), media_type=JSON)
+    return JobStream(job.log.read(0)) if job.is_streamed else Response(job.body(), media_type=JSON)
 
 
 async def _read(call: Call, body: bytes) -> Request:
@@ -247,6 +276,19 @@ async def read_response(call: Call, body: bytes, recent: ConnectionResponses | N
     return replace(request, options=replace(request.options, include=include))
 
 
+async def _session(call: Call, request: Request) -> str | None:
+    """Return the key of the request's session, if it has one, and move the session into this process."""
+    key = session_key(call.headers, request)
+    if call.service.others is not None:
+        await call.service.others.fetch_session(key)
+    return key
+
+
+def recall_waits(model: Model) -> bool:
+    """Return whether writing a prompt for ``model`` may wait for another machine."""
+    return model.memory is not None and model.memory.waits
+
+
 def _explains(call: Call) -> bool:
     return call.service.config.explain or wants_report(call.headers)
 
@@ -257,13 +299,14 @@ async def count_tokens(call: Call) -> ASGIApp:
     body = await call.body()
     request = await _read(call, body) if decode is None else decode(body, call.headers)
     model = await call.service.catalog.ready(request.model)
-    tools_of = partial(call.service.sessions.tools_of, session_key(call.headers, request), model.name)
+    tools_of = partial(call.service.sessions.tools_of, await _session(call, request), model.name)
     request = await call.service.media.read(request, model)
-    request, prompt = await offload(len(body), partial(fit_prompt, model, request, tools_of))
+    waits = recall_waits(model)
+    request, prompt = await offload(len(body), partial(fit_prompt, model, request, tools_of), waits=waits)
     whole = prompt
     if prompt.applied_edits:
         unedited = replace(request, context_edits=())
-        whole = await offload(len(body), partial(write_prompt, model, unedited, tools_of))
+        whole = await offload(len(body), partial(write_prompt, model, unedited, tools_of), waits=waits)
     original = await _exact_length(model, whole) if request.context_edits else None
     return Response(encode(await _exact_length(model, prompt), original), media_type=JSON)
 
@@ -299,7 +342,7 @@ async def tokenize_text(call: Call) -> ASGIApp:
         ids = await offload(len(sent), partial(model.tokenizer.encode, request.prompt or ""))
     else:
         write = partial(write_prompt, model, await call.service.media.read(request.chat, model))
-        ids = (await offload(len(sent), write)).token_ids.tolist()
+        ids = (await offload(len(sent), write, waits=recall_waits(model))).token_ids.tolist()
     texts = [model.tokenizer.decode([id]) for id in ids] if request.return_token_strs else None
     body = tokenize.encode_tokenize(ids, max_model_len=model.context_window, token_strs=texts)
     return Response(body, media_type=JSON)
@@ -320,12 +363,18 @@ async def detokenize(call: Call) -> ASGIApp:
 
 async def list_sessions(call: Call) -> ASGIApp:
     """List the sessions in memory."""
-    return Response(encode_sessions(call.service.sessions), media_type=JSON)
+    others = call.service.others
+    elsewhere = [] if others is None else await others.session_summaries()
+    return Response(encode_summaries([*summarize(call.service.sessions), *elsewhere]), media_type=JSON)
 
 
 async def get_session(call: Call) -> ASGIApp:
     """Report how the prompts of one session continue one another, with excerpts at the breaks."""
-    return Response(encode_session(call.service.sessions, call.http.path_params["id"]), media_type=JSON)
+    service, key = call.service, call.http.path_params["id"]
+    elsewhere = None
+    if service.others is not None and service.sessions.get(key) is None:
+        elsewhere = await service.others.session_report(key)
+    return Response(elsewhere or encode_session(service.sessions, key), media_type=JSON)
 
 
 async def refuse_upgrade(call: Call) -> ASGIApp:

@@ -41,7 +41,13 @@ _CANNOT_LISTEN = {
 }
 
 
-async def run_server(config: Config, report: Callable[[str], None], progress: Progress = no_progress) -> None:
+async def run_server(
+    config: Config,
+    report: Callable[[str], None],
+    progress: Progress = no_progress,
+    *,
+    before_listening: Callable[[Service], Awaitable[None]] | None = None,
+) -> None:
     """Serve until the process receives SIGINT or SIGTERM.
 
     After the first signal, running generations have ``config.shutdown_seconds`` to finish; a second signal ends them
@@ -50,16 +56,19 @@ async def run_server(config: Config, report: Callable[[str], None], progress: Pr
     Args:
         report: prints a line for the user, such as a step of the start.
         progress: reports downloads.
+        before_listening: called when all is loaded; for one of several processes that share the port, which has been
+            chosen and tried.
 
     Raises:
         BadConfiguration: a setting is wrong, or the port is in use.
         WeightsUnavailable, EngineFailed: the model cannot be loaded.
     """
-    address, port = choose_address(config.host, config.port)
+    is_alone = before_listening is None
+    address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
+    store = open_store(config)
     file = None if config.trace_path is None else RecordFile(config.trace_path, config.trace_limit)
     records = None if file is None else RequestRecords(file)
     loaded = await load_models(config, report, progress)
-    store = Store(config.store_path or cache_folder() / "responses.sqlite", config.store_limit)
     service = Service(config, loaded, Tracing(), store=store if config.store else None, records=records)
     server = Server(
         App(service, address),
@@ -71,9 +80,11 @@ async def run_server(config: Config, report: Callable[[str], None], progress: Pr
         log_enabled=False,
         backlog=1024,
     )
+    if before_listening is not None:
+        await before_listening(service)
     listening = asyncio.create_task(server.serve())
     try:
-        with _signals() as signalled:
+        with stop_signals() as signalled:
             if not config.api_key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
                 report(
                     f"WARNING    anyone who can connect to {address} can use the model; set a key with --api-key"
@@ -89,11 +100,22 @@ async def run_server(config: Config, report: Callable[[str], None], progress: Pr
         await loaded.close()
         await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
         await service.jobs.close()
+        if service.others is not None:
+            await service.others.close()
         store.close()
         if records is not None:
             records.close()
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.gather(listening, return_exceptions=True)
+
+
+def open_store(config: Config) -> Store:
+    """Return the store of responses that ``config`` names. Raises BadConfiguration for a wrong URL."""
+    if config.store_url is None:
+        return Store(config.store_path or cache_folder() / "responses.sqlite", config.store_limit)
+    from singletree.server.storage.postgres import PostgresDatabase
+
+    return Store(PostgresDatabase(config.store_url), config.store_limit)
 
 
 def choose_address(
@@ -151,7 +173,7 @@ def _in_url(host: str) -> str:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[asyncio.Semaphore]:
+def stop_signals() -> Iterator[asyncio.Semaphore]:
     """Yield a semaphore that every SIGINT or SIGTERM releases once."""
     loop, signalled = asyncio.get_running_loop(), asyncio.Semaphore(0)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -18,9 +18,15 @@ from singletree.server.sessions.sessions import Session, Sessions, Step
 PATH = "/v1/singletree/sessions"
 
 
-def encode_sessions(sessions: Iterable[Session]) -> bytes:
-    """Encode the summaries of ``sessions`` as JSON, without their steps."""
-    return msgspec.json.encode({"object": "list", "data": [_summary(each) for each in sessions]})
+def summarize(sessions: Iterable[Session]) -> list[dict[str, Any]]:
+    """Return the summaries of ``sessions``, without their steps."""
+    return [_summary(each) for each in sessions]
+
+
+def encode_summaries(summaries: Iterable[dict[str, Any]]) -> bytes:
+    """Encode the summaries of sessions as JSON, the session that was used last first."""
+    ordered = sorted(summaries, key=lambda each: float(each["last_at"]), reverse=True)
+    return msgspec.json.encode({"object": "list", "data": ordered})
 
 
 def encode_session(sessions: Sessions, key: str) -> bytes:

@@ -65,18 +65,23 @@ def _answer(value: Any) -> ASGIApp:
 async def get_response(call: Call) -> ASGIApp:
     """Answer with a stored or running response, or with its events when the query asks to ``stream``."""
     id, query = call.http.path_params["id"], call.http.query_params
-    job = call.service.jobs.get(id)
+    job, others = call.service.jobs.get(id), call.service.others
     if query.get("stream") in ("true", "1"):
-        if job is None or not job.is_streamed:
+        start = _after(query) + 1
+        events = job.log.read(start) if job is not None and job.is_streamed else None
+        if job is None and others is not None:
+            events = await others.job_events(id, start)
+        if events is None:
             raise InvalidRequest(
                 "only a recent response that was created with background and stream can be streamed again;"
                 " leave stream out",
                 param="stream",
             )
-        return JobStream(job, _after(query) + 1)
-    if job is not None:
-        return _answer(job.body())
-    return _answer(_found("Response", id, await _store(call).body(id)))
+        return JobStream(events)
+    body = job.body() if job is not None else None
+    if body is None and others is not None:
+        body = await others.job_body(id)
+    return _answer(body or _found("Response", id, await _store(call).body(id)))
 
 
 async def delete_response(call: Call) -> ASGIApp:
@@ -85,6 +90,8 @@ async def delete_response(call: Call) -> ASGIApp:
     if (job := call.service.jobs.get(id)) is not None:
         await job.cancel()
         call.service.jobs.drop(id)
+    elif call.service.others is not None:
+        await call.service.others.drop_job(id)
     if not await _store(call).delete(id):
         raise NotStored("Response", id)
     return _answer({"id": id, "object": "response", "deleted": True})
@@ -96,6 +103,9 @@ async def cancel_response(call: Call) -> ASGIApp:
     job = call.service.jobs.get(id)
     if job is not None:
         return _answer(await job.cancel())
+    others = call.service.others
+    if others is not None and (cancelled := await others.cancel_job(id)) is not None:
+        return _answer(cancelled)
     body = _found("Response", id, await _store(call).body(id))
     if not msgspec.json.decode(body, type=_Background).background:
         raise InvalidRequest("Cannot cancel a synchronous response.")

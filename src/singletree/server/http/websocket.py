@@ -35,7 +35,7 @@ from singletree.server.answers.stream import client_error
 from singletree.server.answers.tool_dispatch import DispatchOptions
 from singletree.server.answers.tracing import Trace
 from singletree.server.http.offload import offload
-from singletree.server.http.routes import Call, Service, answer_turn, read_response
+from singletree.server.http.routes import Call, Service, answer_turn, read_response, recall_waits
 from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.turn import pipeline
@@ -146,7 +146,8 @@ class Socket:
         """Let the engine prefill the prompt, and keep the input as an empty response."""
         model = await self._service.catalog.ready(request.model)
         request = await self._service.media.read(request, model)
-        generation = await offload(size, partial(pipeline.prepare, model, request))
+        prepare = partial(pipeline.prepare, model, request)
+        generation = await offload(size, prepare, waits=recall_waits(model))
         keep = response_state.response_keeper(self._service.store, request, new_id, self._recent)
         [encoder] = Choices(RESPONSES, [generation], new_id, keep=keep).encoders(DispatchOptions())
         await self.write(encoder.start())

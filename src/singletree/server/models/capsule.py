@@ -161,6 +161,14 @@ class Capsules:
         sealed: bytes = self._cipher.encrypt(_nonce(head), data, purpose + head)
         return head + sealed
 
+    def names(self, text: str, purpose: bytes) -> list[bytes]:
+        """Return ``text`` as a name of 16 bytes that reveals nothing of it: one for each key, the encrypting key first.
+
+        The names of two models differ.
+        """
+        data = purpose + self.fingerprint + text.encode("utf-8", "surrogatepass")
+        return [hashlib.blake2b(data, digest_size=16, key=key).digest() for key in self._keys.values()]
+
     def open_bytes(self, data: bytes, purpose: bytes) -> bytes | None:
         """Decrypt the result of ``seal_bytes``; None if it was encrypted under another key.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -33,7 +34,10 @@ from singletree.server.models.capsule import Capsules, load_capsules, model_fing
 from singletree.server.models.eyes import Eyes, find_eyes
 from singletree.server.models.model_card import Card, read_card, read_profiles
 from singletree.server.models.pending_model import ANY_NAME
+from singletree.server.models.redis_turn_store import RedisTurnStore
+from singletree.server.models.shared_turns import SharedTurnMemory
 from singletree.server.models.turn_journal import JournalledMemory
+from singletree.server.models.turn_store import SqliteTurnStore
 
 if TYPE_CHECKING:
     # Imported for its type alone: it brings in the command-line library.
@@ -131,7 +135,7 @@ class Model(ChatFormat):
     async def close(self) -> None:
         """Close the engine; generations in flight end with EngineFailed."""
         await self.engine.close()
-        if isinstance(self.memory, JournalledMemory):
+        if isinstance(self.memory, JournalledMemory | SharedTurnMemory):
             await asyncio.to_thread(self.memory.close)
 
 
@@ -238,10 +242,24 @@ def _capsules(config: Config, name: str, chat_format: ChatFormat, report: Report
 
 
 def _memory(config: Config, chat_format: ChatFormat) -> TurnMemory | None:
-    """Return the turn memory of ``chat_format``, loaded from its file if there is one."""
-    if config.turn_memory_path is None or chat_format.memory is None or chat_format.capsules is None:
+    """Return the turn memory of ``chat_format``: its own, kept in a file, or shared with other processes.
+
+    Raises:
+        BadConfiguration: the file or the store cannot be used.
+    """
+    limit, path, capsules = config.turn_memory, config.turn_memory_path, chat_format.capsules
+    if chat_format.memory is None or capsules is None:
         return chat_format.memory
-    return JournalledMemory(config.turn_memory, config.turn_memory_path, chat_format.capsules)
+    if config.turn_memory_url is not None:
+        return SharedTurnMemory(limit, RedisTurnStore(config.turn_memory_url), capsules)
+    if config.shared_folder is not None:
+        file = path or config.shared_folder / f"turns-{capsules.fingerprint.hex()}.sqlite"
+        try:
+            store = SqliteTurnStore(file, limit, is_durable=path is not None)
+        except (OSError, sqlite3.Error) as error:
+            raise BadConfiguration(f"--turn-memory-path {file}: {error}") from None
+        return SharedTurnMemory(limit, store, capsules)
+    return chat_format.memory if path is None else JournalledMemory(limit, path, capsules)
 
 
 def choose_family(

@@ -80,6 +80,12 @@ class Config:
     port: Annotated[int, _flag("--port", "--http-port")] = 8000
     """Port to listen on; 0 for any that is free."""
 
+    workers: int = 1
+    """Number of server processes that share the port, the turns and the responses, for engines at --engine-url."""
+
+    shared_folder: Annotated[Path | None, Parameter(parse=False)] = None
+    """Folder that the processes of --workers share while they run; None for one process."""
+
     api_key: Annotated[tuple[str, ...], _flag("--api-key", negative="")] = ()
     """Key that requests must carry, as x-api-key or Bearer. May be given several times."""
 
@@ -254,6 +260,10 @@ class Config:
     turn_memory_path: Path | None = None
     """File that keeps the turn memory over a restart, encrypted with --capsule-key; none by default."""
 
+    turn_memory_url: str | None = None
+    """Redis or Valkey server in which many servers share the turn memory, such as redis://10.0.0.5:6379/0, encrypted
+    with --capsule-key; none by default."""
+
     capsule_key: Annotated[
         tuple[str, ...], _flag("--capsule-key", negative="", env_var_split=_by_commas)
     ] = ()
@@ -272,6 +282,10 @@ class Config:
 
     store_path: Path | None = None
     """File (SQLite) for stored responses; by default responses.sqlite in the cache."""
+
+    store_url: str | None = None
+    """PostgreSQL database in which many servers share stored responses, such as
+    postgresql://user@10.0.0.5/singletree; by default --store-path."""
 
     store_limit: Annotated[int, _flag("--store-limit", converter=_bytes)] = 2**30
     """Largest size of stored responses, such as 1GiB; the oldest are deleted first."""
@@ -307,6 +321,7 @@ class Config:
             object.__setattr__(self, "model", self.models[0])
         limits: dict[str, tuple[float, float]] = {
             "port": (0, 65535),
+            "workers": (1, 256),
             "slots": (1, 4096),
             "threads": (1, 1024),
             "context_window": (2, 2**31),
@@ -351,6 +366,12 @@ class Config:
             raise BadConfiguration("--api-key is empty; give a key, or leave the flag out")
         if self.turn_memory_path and not self.capsule_key:
             raise BadConfiguration("--turn-memory-path needs --capsule-key, which encrypts the turns in it")
+        if self.turn_memory_url and not self.capsule_key:
+            raise BadConfiguration("--turn-memory-url needs --capsule-key, which encrypts the turns there")
+        if self.turn_memory_url and self.turn_memory_path:
+            raise BadConfiguration("--turn-memory-url replaces --turn-memory-path: leave one of them out")
+        if self.store_url and self.store_path:
+            raise BadConfiguration("--store-url replaces --store-path: leave one of them out")
 
 
 def _flag_name(name: str) -> str:

@@ -126,7 +126,7 @@ class JournalledMemory(TurnMemory):
         for row, sealed in self._file.execute("SELECT id, sealed FROM turns ORDER BY id"):
             self._last_row = row
             self._file_bytes += len(sealed)
-            turn = _remembered(sealed, self._capsules)
+            turn = open_turn(sealed, self._capsules)
             if turn is None:
                 self._unreadable.append(row)
             else:
@@ -161,7 +161,9 @@ class JournalledMemory(TurnMemory):
             for change in changes:
                 if change.remembered is None:
                     self._delete(change.row)
-                elif change.row not in gone and (sealed := _sealed(change, self._capsules)):
+                elif change.row not in gone and (
+                    sealed := seal_turn(change.remembered, self._capsules, change.behind)
+                ):
                     self._file.execute("INSERT INTO turns (id, sealed) VALUES (?, ?)", (change.row, sealed))
                     self._file_bytes += len(sealed)
             # The memory itself stays within the limit; rows that another key or model wrote come in addition.
@@ -203,9 +205,14 @@ def _least_needed_first(behind: Mapping[int, int]) -> list[int]:
     return sorted(behind, key=lambda row: (last[row], -depth[row]))
 
 
-def _sealed(change: _Change, capsules: Capsules) -> bytes:
-    known = change.remembered
-    assert known is not None
+def seal_turn(known: GeneratedTurn, capsules: Capsules, behind: int = 0) -> bytes:
+    """Return ``known`` encrypted, for a file or a store; empty if it cannot be written.
+
+    Args:
+        known: the turn.
+        capsules: encrypt it.
+        behind: the row of the turn before it, where rows have an order.
+    """
     parts: list[_Text | _Call] = []
     for part in known.turn.parts:
         if isinstance(part, ToolCall):
@@ -221,7 +228,7 @@ def _sealed(change: _Change, capsules: Capsules) -> bytes:
         known.history_digest,
         len(ids),
         pack_token_ids(ids),
-        change.behind,
+        behind,
     )
     try:
         return capsules.seal_bytes(_encode(record), _PURPOSE)
@@ -229,7 +236,7 @@ def _sealed(change: _Change, capsules: Capsules) -> bytes:
         return b""  # A lone surrogate, from an escape in a name, has no UTF-8: the turn is not written.
 
 
-def _remembered(sealed: bytes, capsules: Capsules) -> tuple[GeneratedTurn, int] | None:
+def open_turn(sealed: bytes, capsules: Capsules) -> tuple[GeneratedTurn, int] | None:
     """Return the turn and the row of the turn before it; None if another key or model wrote it, or it is damaged."""
     try:
         data = capsules.open_bytes(sealed, _PURPOSE)

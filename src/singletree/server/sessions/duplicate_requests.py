@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -55,11 +55,16 @@ class InFlight:
 
     Args:
         now: returns the time in seconds.
+
+    Attributes:
+        repeat_elsewhere: called with each request that repeats none here and has no equal one here, so that those of
+            other processes are looked at; None where there are none.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._held: dict[bytes, list[_Running]] = {}
         self._now = now
+        self.repeat_elsewhere: Callable[[RequestKey], None] | None = None
 
     @contextmanager
     def guard(self, identity: RequestKey | None, cancel: Cancel) -> Iterator[None]:
@@ -75,6 +80,8 @@ class InFlight:
         this = _Running(cancel, self._now())
         running = self._held.setdefault(identity.digest, [])
         repeated = self._repeated(identity, running)
+        if not running and self.repeat_elsewhere is not None:
+            self.repeat_elsewhere(identity)
         running.append(this)
         if repeated is not None:
             running.remove(repeated)
@@ -91,8 +98,27 @@ class InFlight:
         """Return the earlier request that a request arriving now repeats; None where it repeats none."""
         if len(running) != 1:
             return None
-        waited = self._now() - running[0].since
-        return running[0] if identity.certain or waited >= SOONEST_REPETITION else None
+        return running[0] if is_repetition(identity, [self._now() - running[0].since]) else None
+
+    def starts(self, digest: bytes) -> list[float]:
+        """Return when each request with ``digest`` came, by the clock that all processes of a machine have."""
+        return [each.since for each in self._held.get(digest, ())]
+
+    def cancel(self, digest: bytes) -> None:
+        """Cancel the request with ``digest``, if there is exactly one: it is repeated in another process."""
+        running = self._held.get(digest, [])
+        if len(running) == 1:
+            running.pop().cancel()
+
+
+def is_repetition(identity: RequestKey, ages: Sequence[float]) -> bool:
+    """Return whether a request that arrives now repeats an equal one.
+
+    Args:
+        identity: identifies both.
+        ages: for how many seconds each equal request has run; negative for one that came later.
+    """
+    return len(ages) == 1 and ages[0] >= (0 if identity.certain else SOONEST_REPETITION)
 
 
 def request_key(headers: Mapping[str, str], request: Request, path: str, body: bytes) -> RequestKey | None:

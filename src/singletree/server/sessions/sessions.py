@@ -13,7 +13,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from singletree.cache_diagnosis import CacheDiagnosis
@@ -204,6 +204,22 @@ class Opened:
     record: PromptRecord | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MovedSession:
+    """A session on its way to another process. The attributes are those of ``Session``, oldest first.
+
+    Attributes:
+        answers: its answers that later requests may name, by id.
+    """
+
+    key: str
+    records: Sequence[tuple[int, PromptRecord]]
+    steps: Sequence[Step]
+    requests: int
+    records_made: int
+    answers: Mapping[str, AnswerEnd]
+
+
 class Sessions:
     """The sessions of one server, bounded in bytes; the least recently used ones are dropped first.
 
@@ -320,6 +336,35 @@ class Sessions:
                 break
             session.records.pop(number)
         self._sessions.put(step.session, session, session.bytes)
+
+    def take(self, key: str) -> MovedSession | None:
+        """Remove the session ``key`` and return it, for another process; None when it is not in memory."""
+        session = self._sessions.pop(key)
+        if session is None:
+            return None
+        records, steps = session.records.items()[::-1], tuple(session.steps)
+        answers = self._answers_of(key)
+        return MovedSession(key, records, steps, session.requests, session.records_made, answers)
+
+    def receive(self, moved: MovedSession) -> None:
+        """Add a session that another process had. If this process has a part of it, they become one."""
+        session = self._sessions.peek(moved.key) or Session(moved.key)
+        added = moved.records_made  # The numbers of this process's records follow those that come.
+        own = [(number + added, record) for number, record in session.records.items()[::-1]]
+        for id, end in self._answers_of(moved.key).items():
+            self._answers.put(id, replace(end, record_number=end.record_number + added))
+        for id, end in moved.answers.items():
+            self._answers.put(id, end)
+        session.records = LruCache(entries=_RECORDS)
+        for number, record in (*moved.records, *own):
+            session.records.put(number, record)
+        session.records_made += added
+        session.steps = deque(sorted((*moved.steps, *session.steps), key=lambda step: step.at), maxlen=_STEPS)
+        session.requests += moved.requests
+        self._sessions.put(moved.key, session, session.bytes)
+
+    def _answers_of(self, key: str) -> dict[str, AnswerEnd]:
+        return {id: end for id, end in self._answers.items()[::-1] if end.session == key}
 
     def _candidates(self, key: str | None, head: bytes | None) -> list[Session]:
         keys = [key] if key is not None else self._nameless.peek(head or b"") or ()

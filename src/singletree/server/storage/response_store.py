@@ -1,4 +1,4 @@
-"""Store responses and conversations in SQLite, for ``previous_response_id``, ``conversation`` and references to items.
+"""Store responses and conversations, for ``previous_response_id``, ``conversation`` and references to items.
 
 A response is stored with its own input and output only; earlier items are stored with the responses that it continues.
 So storing a turn costs only the turn's own length. One thread does all work in order, so later reads find what was put
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+from singletree.errors import Overloaded
+from singletree.server.storage.database import Database, DatabaseUnavailable, SqliteDatabase
 
 LOG = logging.getLogger(__name__)
 
@@ -25,23 +27,7 @@ T = TypeVar("T")
 KEPT_SECONDS = 30 * 24 * 3600
 """How long a response is kept: 30 days, as on the native API."""
 _LONGEST_CHAIN = 10_000
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, created INTEGER NOT NULL, previous TEXT, conversation TEXT, body BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS responses_created ON responses (created);
-CREATE TABLE IF NOT EXISTS conversations (
-    id TEXT PRIMARY KEY, created INTEGER NOT NULL, metadata BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS items (
-    at INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, response TEXT, conversation TEXT,
-    is_output INTEGER NOT NULL, item BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS items_id ON items (id);
-CREATE INDEX IF NOT EXISTS items_response ON items (response);
-CREATE INDEX IF NOT EXISTS items_conversation ON items (conversation);
-"""
+_SETTLE_SECONDS = 1.0
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, depth) AS (
@@ -91,21 +77,25 @@ class StoredConversation:
 
 
 class Store:
-    """A store of responses and conversations.
+    """A store of responses and conversations. Several processes may have stores on one database.
 
     Args:
-        path: the SQLite file; None to store in memory.
+        database: the database, or the path of an SQLite file; None to store in memory.
         limit: size in bytes above which the oldest responses are deleted.
 
     Raises:
         sqlite3.Error: from any awaited method, when the file cannot be used.
+        Overloaded: from any awaited method, when the database does not answer.
     """
 
-    def __init__(self, path: Path | None, limit: int) -> None:
+    def __init__(self, database: Database | Path | None, limit: int) -> None:
         self._limit = limit
         self._thread = ThreadPoolExecutor(1, "store")
-        self._path = path
-        self._opened: sqlite3.Connection | None = None
+        self._database: Database = (
+            SqliteDatabase(database) if database is None or isinstance(database, Path) else database
+        )
+        self._last: Future[None] | None = None
+        self._unmeasured = 0
 
     async def put(self, response: StoredResponse) -> None:
         """Store ``response``, and append its items to its conversation."""
@@ -113,7 +103,20 @@ class Store:
 
     def put_soon(self, response: StoredResponse) -> None:
         """Store ``response`` without waiting; a failure is logged."""
-        self._thread.submit(self._put, response).add_done_callback(_log_failure)
+        self._last = self._thread.submit(self._put, response)
+        self._last.add_done_callback(_log_failure)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether other processes can find what was put, or it could not be stored."""
+        return self._last is None or self._last.done()
+
+    async def settled(self) -> None:
+        """Wait until ``is_settled``, for a second at most."""
+        if self._last is not None and not self._last.done():
+            last = asyncio.wrap_future(self._last)
+            last.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged already
+            await asyncio.wait({last}, timeout=_SETTLE_SECONDS)
 
     async def body(self, id: str) -> bytes | None:
         """Return the response object ``id``; None when it is not stored."""
@@ -181,31 +184,26 @@ class Store:
     # On the thread
 
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
-
-    @property
-    def _database(self) -> sqlite3.Connection:
-        if self._opened is None:
-            self._opened = _open(self._path)
-        return self._opened
+        try:
+            return await asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
+        except DatabaseUnavailable as error:
+            LOG.warning("the store of responses does not answer: %s", error)
+            raise Overloaded("the store of responses does not answer; try again in a moment") from None
 
     def _close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        self._database.close()
 
     def _fetch_one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        row: tuple[Any, ...] | None = self._database.execute(query, values).fetchone()
-        return row
+        return next(iter(self._database.fetch(query, values)), None)
 
     def _fetch_all(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return self._database.execute(query, values).fetchall()
+        return self._database.fetch(query, values)
 
     def _change(self, query: str, values: Sequence[Any]) -> None:
-        with self._database:
-            self._database.execute(query, values)
+        self._database.execute(query, values)
 
     def _put(self, response: StoredResponse) -> None:
-        with self._database:
+        with self._database.transaction():
             self._forget(response.id)
             row = (response.id, response.created, response.previous, response.conversation, response.body)
             self._database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", row)
@@ -216,15 +214,15 @@ class Store:
     def _add_items(
         self, response: str | None, conversation: str, items: Sequence[StoredItem], is_output: bool
     ) -> None:
-        with self._database:
+        with self._database.transaction():
             self._insert(response, conversation, items, is_output)
 
     def _insert(
         self, response: str | None, conversation: str | None, items: Iterable[StoredItem], is_output: bool
     ) -> None:
-        rows = [(item.id, response, conversation, is_output, item.json) for item in items]
         query = "INSERT INTO items (id, response, conversation, is_output, item) VALUES (?, ?, ?, ?, ?)"
-        self._database.executemany(query, rows)
+        for item in items:
+            self._database.execute(query, (item.id, response, conversation, int(is_output), item.json))
 
     def _history(self, id: str, *, without_output_of: str = "") -> list[bytes] | None:
         values = (id, _LONGEST_CHAIN)
@@ -233,7 +231,7 @@ class Store:
             return None
         query = (
             "SELECT item FROM chain JOIN items ON items.response = chain.id"
-            " WHERE NOT (is_output AND response = ?) ORDER BY depth DESC, at"
+            " WHERE NOT (is_output = 1 AND response = ?) ORDER BY depth DESC, at"
         )
         return [bytes(item) for (item,) in self._fetch_all(_CHAIN + query, (*values, without_output_of))]
 
@@ -243,16 +241,16 @@ class Store:
             return self._history(id, without_output_of=id)
         query = (
             "SELECT item FROM items WHERE conversation = ? AND at <="
-            " (SELECT max(at) FROM items WHERE response = ? AND NOT is_output) ORDER BY at"
+            " (SELECT max(at) FROM items WHERE response = ? AND is_output = 0) ORDER BY at"
         )
         return [bytes(item) for (item,) in self._fetch_all(query, (found[0], id))]
 
     def _delete(self, id: str) -> bool:
-        with self._database:
+        with self._database.transaction():
             return self._forget(id)
 
     def _forget(self, id: str) -> bool:
-        gone = self._database.execute("DELETE FROM responses WHERE id = ?", (id,)).rowcount > 0
+        gone = self._database.execute("DELETE FROM responses WHERE id = ?", (id,)) > 0
         if gone:
             self._database.execute("DELETE FROM items WHERE response = ? AND conversation IS NULL", (id,))
         return gone
@@ -263,7 +261,7 @@ class Store:
 
     def _detach_items(self, which: str, values: Sequence[Any]) -> None:
         """Remove items from their conversation, and delete those that belong to no response either."""
-        with self._database:
+        with self._database.transaction():
             orphans = f"{which} AND (response IS NULL OR response NOT IN (SELECT id FROM responses))"
             self._database.execute(f"DELETE FROM items WHERE {orphans}", values)
             self._database.execute(f"UPDATE items SET conversation = NULL WHERE {which}", values)
@@ -273,44 +271,29 @@ class Store:
         old = "SELECT id FROM responses WHERE created < ?"
         for (id,) in self._fetch_all(old, (int(time.time()) - KEPT_SECONDS,)):
             self._delete(id)
-        while self._used() > self._limit:
-            oldest = self._fetch_one(
-                "SELECT id FROM responses WHERE id <> ? ORDER BY created, id LIMIT 1", (newest,)
-            )
-            if oldest is not None:
-                self._delete(oldest[0])
-            elif not self._evict_conversation(newest):
+        self._unmeasured += 1
+        if self._unmeasured < self._database.measured_every:
+            return
+        self._unmeasured = 0
+        while self._database.used() > self._limit:
+            query = "SELECT id FROM responses WHERE id <> ? ORDER BY created, id LIMIT ?"
+            oldest = self._fetch_all(query, (newest, self._database.measured_every))
+            for (id,) in oldest:
+                self._delete(id)
+            if not oldest and not self._evict_conversation(newest):
                 return
 
     def _evict_conversation(self, newest: str) -> bool:
         """Delete the oldest conversation other than that of ``newest``; return False when there is none."""
         query = (
-            "SELECT id FROM conversations WHERE id IS NOT (SELECT conversation FROM responses WHERE id = ?)"
+            "SELECT id FROM conversations"
+            " WHERE id <> coalesce((SELECT conversation FROM responses WHERE id = ?), '')"
             " ORDER BY created, id LIMIT 1"
         )
         oldest = self._fetch_one(query, (newest,))
         if oldest is not None:
             self._delete_conversation(oldest[0])
         return oldest is not None
-
-    def _used(self) -> int:
-        """Return the size of the pages in use, in bytes."""
-        numbers = [
-            self._fetch_one(f"PRAGMA {name}", ()) for name in ("page_count", "freelist_count", "page_size")
-        ]
-        pages, free, size = (int(number[0]) if number else 0 for number in numbers)
-        return (pages - free) * size
-
-
-def _open(path: Path | None) -> sqlite3.Connection:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-    database = sqlite3.connect(path or ":memory:", timeout=30)
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    database.executescript(_SCHEMA)
-    return database
 
 
 def _log_failure(done: Future[None]) -> None:

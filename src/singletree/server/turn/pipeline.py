@@ -95,6 +95,9 @@ async def run(generation: Generation, request_id: str) -> Batches:
     generation.ended = decoder.ended or reason
     if recording is not None:
         recording.close(generation.ended)
+        if model.memory is not None:
+            # The next turn may be asked of another process, as soon as the client has this one.
+            await model.memory.settled()
     if calls is not None:
         last = calls.feed(last)
     if last:

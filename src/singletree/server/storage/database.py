@@ -1,0 +1,131 @@
+"""The databases of the store of responses: what a store needs of one, and SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, created {number} NOT NULL, previous TEXT, conversation TEXT, body {bytes} NOT NULL
+){keyed};
+CREATE INDEX IF NOT EXISTS responses_created ON responses (created);
+CREATE TABLE IF NOT EXISTS conversations (
+    id TEXT PRIMARY KEY, created {number} NOT NULL, metadata {bytes} NOT NULL
+){keyed};
+CREATE TABLE IF NOT EXISTS items (
+    at {ascending}, id TEXT NOT NULL, response TEXT, conversation TEXT,
+    is_output {number} NOT NULL, item {bytes} NOT NULL
+);
+CREATE INDEX IF NOT EXISTS items_id ON items (id);
+CREATE INDEX IF NOT EXISTS items_response ON items (response);
+CREATE INDEX IF NOT EXISTS items_conversation ON items (conversation);
+"""
+"""The tables. The names of types, and what a table with a key of its own is, are those of a database."""
+
+_TYPES = {
+    "number": "INTEGER",
+    "bytes": "BLOB",
+    "keyed": " WITHOUT ROWID",
+    "ascending": "INTEGER PRIMARY KEY AUTOINCREMENT",
+}
+
+
+class DatabaseUnavailable(Exception):
+    """A database did not answer, or not in time."""
+
+
+class Database(Protocol):
+    """A database with the tables of ``SCHEMA``. One thread uses it. Statements have ``?`` for their values.
+
+    Attributes:
+        measured_every: after how many additions its size is worth measuring.
+    """
+
+    measured_every: int
+
+    def execute(self, query: str, values: Sequence[Any] = ()) -> int:
+        """Change rows, and return how many. Raises DatabaseUnavailable."""
+        ...
+
+    def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows that a query finds. Raises DatabaseUnavailable."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Return a context whose changes are made together, or not at all if it raises."""
+        ...
+
+    def used(self) -> int:
+        """Return the size of what is stored, in bytes."""
+        ...
+
+    def close(self) -> None:
+        """Close the database."""
+        ...
+
+
+def storable(value: Any) -> Any:
+    """Return ``value`` without characters that a database refuses: a client may send any id, and this server makes no
+    id with such characters.
+    """
+    if not isinstance(value, str):
+        return value
+    return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+class SqliteDatabase:
+    """An SQLite file, for the processes of one machine. It is opened by its first use.
+
+    Args:
+        path: the file; None to store in memory.
+    """
+
+    measured_every = 1
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._opened: sqlite3.Connection | None = None
+
+    def execute(self, query: str, values: Sequence[Any] = ()) -> int:
+        """Change rows, and return how many. Raises sqlite3.Error."""
+        return self._connection.execute(query, [storable(value) for value in values]).rowcount
+
+    def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows that a query finds. Raises sqlite3.Error."""
+        return self._connection.execute(query, [storable(value) for value in values]).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make changes together, or not at all if the context raises."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        with self._connection:
+            yield
+
+    def used(self) -> int:
+        """Return the size of the pages in use, in bytes."""
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        return int((pages - free) * size)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._opened is not None:
+            self._opened.close()
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None:
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.touch(mode=0o600)
+            # Each statement is a transaction, unless one is begun by hand.
+            database = sqlite3.connect(self._path or ":memory:", timeout=30, isolation_level=None)
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.executescript(SCHEMA.format_map(_TYPES))
+            self._opened = database
+        return self._opened

@@ -1,0 +1,142 @@
+"""The contract of the store, for every database: chains of responses, conversations, references, and what is dropped.
+
+A module that imports these tests has a fixture ``open_store``, which opens an empty store with a limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from singletree.server.storage.response_store import (
+    KEPT_SECONDS,
+    Store,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
+
+OpenStore = Callable[[int], Store]
+
+NOW = int(time.time())
+
+
+def item(id: str, size: int = 0) -> StoredItem:
+    return StoredItem(id, b'{"id":"%b","text":"%b"}' % (id.encode(), b"x" * size))
+
+
+def turn(number: int, *, previous: str | None = None, size: int = 0, created: int = NOW) -> StoredResponse:
+    asked, said = item(f"in{number}", size), item(f"out{number}", size)
+    return StoredResponse(f"r{number}", created, b"{}", [asked], [said], previous)
+
+
+def ids(items: list[bytes] | None) -> list[str]:
+    assert items is not None
+    return [one.split(b'"')[3].decode() for one in items]
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> Store:
+    """A store with room for everything."""
+    return open_store(2**30)
+
+
+async def test_a_response_follows_those_before_it(store: Store) -> None:
+    for number in range(3):
+        await store.put(turn(number, previous=f"r{number - 1}" if number else None))
+    assert ids(await store.history("r2")) == ["in0", "out0", "in1", "out1", "in2", "out2"]
+    assert ids(await store.input_items("r2")) == ["in0", "out0", "in1", "out1", "in2"]
+    assert ids(await store.history("r1")) == ["in0", "out0", "in1", "out1"]
+
+
+async def test_two_may_follow_one(store: Store) -> None:
+    await store.put(turn(0))
+    await store.put(turn(1, previous="r0"))
+    await store.put(turn(2, previous="r0"))
+    assert ids(await store.history("r2")) == ["in0", "out0", "in2", "out2"]
+
+
+async def test_what_was_put_soon_is_found_at_once(store: Store) -> None:
+    store.put_soon(turn(0))
+    assert await store.body("r0") == b"{}"
+
+
+async def test_an_item_is_found_by_its_id(store: Store) -> None:
+    await store.put(turn(0))
+    assert await store.item("out0") == item("out0").json
+    assert await store.item("none") is None
+
+
+async def test_a_chain_with_a_hole_is_no_history(store: Store) -> None:
+    await store.put(turn(0))
+    await store.put(turn(1, previous="r0"))
+    assert await store.delete("r0")
+    assert await store.history("r1") is None
+    assert await store.body("r1") == b"{}"
+    assert await store.item("in0") is None
+    assert not await store.delete("r0")
+
+
+async def test_the_oldest_go_when_it_is_full(open_store: OpenStore) -> None:
+    store = open_store(400_000)
+    for number in range(20):
+        await store.put(turn(number, size=20_000, created=NOW + number))
+    assert await store.body("r0") is None
+    assert await store.body("r19") == b"{}"
+    left = [number for number in range(20) if await store.body(f"r{number}") is not None]
+    assert left == list(range(left[0], 20))
+    assert len(left) >= 5
+
+
+async def test_one_that_is_larger_than_the_limit_is_kept_until_the_next(open_store: OpenStore) -> None:
+    store = open_store(1)
+    await store.put(turn(0))
+    assert await store.body("r0") == b"{}"
+    await store.put(turn(1))
+    assert await store.body("r0") is None
+
+
+async def test_a_response_is_kept_for_its_time(store: Store) -> None:
+    await store.put(turn(0, created=NOW - KEPT_SECONDS - 1))
+    await store.put(turn(1))
+    assert await store.body("r0") is None
+
+
+async def test_a_conversation_takes_the_items_of_its_responses(store: Store) -> None:
+    await store.add_conversation(StoredConversation("c", NOW, b"{}"), [item("a")])
+    await store.put(StoredResponse("r", NOW, b"{}", [item("b")], [item("c")], conversation="c"))
+    assert ids(await store.items_of("c")) == ["a", "b", "c"]
+    assert ids(await store.input_items("r")) == ["a", "b"]
+    await store.delete_item("c", "b")
+    assert ids(await store.items_of("c")) == ["a", "c"]
+    await store.delete("r")
+    assert ids(await store.items_of("c")) == ["a", "c"], "they are the conversation's now"
+    await store.set_metadata("c", b'{"a":"b"}')
+    assert await store.conversation("c") == StoredConversation("c", NOW, b'{"a":"b"}')
+    await store.delete_conversation("c")
+    assert await store.conversation("c") is None
+    assert await store.items_of("c") == []
+    assert await store.item("a") is None, "nobody has it any more"
+
+
+async def test_conversations_go_when_no_response_is_left_to_go(open_store: OpenStore) -> None:
+    store = open_store(200_000)
+    await store.add_conversation(StoredConversation("c", NOW, b"{}"), [item("a", 300_000)])
+    await store.put(turn(0))
+    assert await store.conversation("c") is None
+    assert await store.body("r0") is not None
+
+
+async def test_ids_with_odd_characters_are_ids(store: Store) -> None:
+    assert await store.body("r\0\ud800") is None
+    await store.put(StoredResponse("odd", NOW, b"{}", [item("a")], [item("b")], conversation="none"))
+    assert ids(await store.items_of("none")) == ["a", "b"]
+
+
+async def test_what_was_put_has_settled(store: Store) -> None:
+    await store.settled()
+    store.put_soon(turn(0))
+    await store.settled()
+    assert store.is_settled

@@ -1,0 +1,172 @@
+"""Turns that one process generated are exact in another one, and a store that fails stops nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from singletree.conversation import Text, Turn
+from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests
+from singletree.server.models.shared_turns import STORE_FAILURES, SharedTurnMemory
+from singletree.server.models.turn_store import SqliteTurnStore, StoredTurn, StoreUnavailable
+
+from .carrying import capsules
+from .turn_stores import conversation, generated
+
+ROOM = 2**20
+
+Process = Callable[[], SharedTurnMemory]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Process:
+    """Start one more process that shares the turns."""
+    return lambda: SharedTurnMemory(ROOM, SqliteTurnStore(tmp_path / "turns", ROOM), capsules())
+
+
+def digest(turns: Sequence[Turn] = (Turn("user", (Text("Go on."),)),)) -> str:
+    return HistoryDigests(turns)[len(turns)]
+
+
+async def test_a_turn_is_found_by_another_process(process: Process) -> None:
+    here, there = process(), process()
+    by_id, by_text = generated("one", call="call_1"), generated("two", digest=digest())
+    for each in (by_id, by_text):
+        here.remember(each)
+    await here.settled()
+    for each in (by_id, by_text):
+        turns, digests = conversation(each)
+        assert there.find(turns[1], digests[1]) is None
+        there.refresh(turns, digests)
+        found = there.find(turns[1], digests[1])
+        assert found is not None
+        assert (found.turn, found.token_ids, found.opening) == (each.turn, each.token_ids, each.opening)
+
+
+async def test_rivals_have_the_same_order_everywhere(process: Process) -> None:
+    here, there, third = process(), process(), process()
+    ours, theirs = (
+        generated(text, digest=digest(), reasoning="Hm.") for text in ("Yes, sure.", "Yes,  sure.")
+    )
+    here.remember(ours)
+    await here.settled()
+    there.remember(theirs)
+    await there.settled()
+    turns, digests = conversation(ours)
+    for memory in (here, there, third):
+        memory.refresh(turns, digests)
+        found, is_complete = memory.find_candidates(turns[1], digests[1], lambda turn, known: True)
+        assert [each.token_ids for each in found] == [ours.token_ids, theirs.token_ids]
+        assert is_complete
+
+
+async def test_one_turn_of_two_processes_is_one_turn(process: Process) -> None:
+    here, there = process(), process()
+    for memory in (here, there):
+        memory.remember(generated("Fine.", digest=digest()))
+        await memory.settled()
+    turns, digests = conversation(generated("Fine.", digest=digest()))
+    for memory in (here, there):
+        memory.refresh(turns, digests)
+        before = memory.find(turns[1], digests[1])
+        memory.refresh(turns, digests)
+        assert memory.find(turns[1], digests[1]) is before is not None
+
+
+async def test_another_key_reads_nothing(tmp_path: Path, process: Process) -> None:
+    here = process()
+    known = generated("Secret words.", digest=digest())
+    here.remember(known)
+    await here.settled()
+    stranger = SharedTurnMemory(ROOM, SqliteTurnStore(tmp_path / "turns", ROOM), capsules(key=b"x" * 32))
+    turns, digests = conversation(known)
+    stranger.refresh(turns, digests)
+    assert stranger.find(turns[1], digests[1]) is None
+    here.close()
+    stranger.close()
+    assert b"Secret" not in (tmp_path / "turns").read_bytes()
+
+
+class BrokenStore:
+    """A store that answers when it is told to."""
+
+    is_remote = False
+
+    def __init__(self) -> None:
+        self.is_up = False
+        self.asked = 0
+        self.added: list[StoredTurn] = []
+
+    def add(self, turn: StoredTurn) -> None:
+        self._ask()
+        self.added.append(turn)
+
+    def names(self, keys: Sequence[bytes]) -> list[list[bytes]]:
+        self._ask()
+        return [[each.name for each in self.added if key in each.keys] for key in keys]
+
+    def turns(self, names: Sequence[bytes]) -> dict[bytes, StoredTurn]:
+        self._ask()
+        return {each.name: each for each in self.added if each.name in names}
+
+    def close(self) -> None:
+        pass
+
+    def _ask(self) -> None:
+        self.asked += 1
+        if not self.is_up:
+            raise StoreUnavailable("it is down")
+
+
+def failures(access: str) -> float:
+    return next(
+        s.value for m in STORE_FAILURES.collect() for s in m.samples if s.labels == {"access": access}
+    )
+
+
+async def test_a_store_that_is_down_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    store, time = BrokenStore(), [0.0]
+    memory = SharedTurnMemory(ROOM, store, capsules(), now=lambda: time[0])
+    first, second = generated("one", call="call_1"), generated("two", call="call_2")
+    STORE_FAILURES.labels("write").inc(0)
+    before = failures("write")
+    for each in (first, second):
+        memory.remember(each)
+        await memory.settled()
+    turns, digests = conversation(first, second)
+    memory.refresh(turns, digests)
+    assert memory.find(turns[1], digests[1]) is first
+    assert (store.asked, failures("write") - before, len(caplog.records)) == (1, 1, 1)
+    store.is_up, time[0] = True, 60.0
+    memory.remember(third := generated("three", call="call_3"))
+    await memory.settled()
+    # What was generated meanwhile is stored, too.
+    other = SharedTurnMemory(ROOM, store, capsules())
+    turns, digests = conversation(first, second, third)
+    other.refresh(turns, digests)
+    assert [other.find(turn) is not None for turn in turns[1::2]] == [True, True, True]
+
+
+async def test_the_least_recently_used_conversation_goes_first(tmp_path: Path) -> None:
+    path, room = tmp_path / "turns", 800
+    memory = SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
+    chains: dict[str, list[GeneratedTurn]] = {"a": [], "b": [], "c": []}
+    for name in "aabbcc":
+        turn = generated(f"{name}{len(chains[name])}" * 300, call=f"call_{name}{len(chains[name])}")
+        memory.remember(turn, behind=chains[name])
+        chains[name].append(turn)
+    await memory.settled()
+    fresh = SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
+    kept: dict[str, list[bool]] = {}
+    for name, chain in chains.items():
+        turns, digests = conversation(*chain)
+        fresh.refresh(turns, digests)
+        kept[name] = [fresh.find(turn) is not None for turn in turns[1::2]]
+    with closing(sqlite3.connect(path)) as file:
+        [size] = file.execute("SELECT sum(bytes) FROM shared_turns").fetchone()
+    assert size <= room
+    assert kept == {"a": [True, False], "b": [True, True], "c": [True, True]}
