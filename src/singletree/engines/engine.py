@@ -75,10 +75,13 @@ class PictureSupport:
             for one. ``mark``: a mark in the text of a message, which the engine replaces by the picture and by all that
             the model expects around it.
         media_types: the formats that it decodes; pictures of others are converted.
+        reads_text: whether it looks for the places of pictures in the text of the token ids. Text that only reads
+            like a placeholder must not be in a prompt then.
     """
 
     place: Literal["template", "mark"]
     media_types: frozenset[str]
+    reads_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)

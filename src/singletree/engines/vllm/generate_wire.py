@@ -16,18 +16,16 @@ import msgspec
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, GenerationJob, LogprobRow
 from singletree.engines.remote.events import EventReader, TokenId
-from singletree.engines.remote.pictures import data_url, pictures_of
+from singletree.engines.remote.pictures import SentPictures, data_url, pictures_of
 from singletree.engines.remote.refusals import ServerRefusal
-from singletree.engines.remote.wire import WireReader
+from singletree.engines.remote.wire import DefaultWire, WireReader
+from singletree.engines.vllm.pictures import UNKNOWN_PICTURE, picture_uuid
 from singletree.engines.vllm.sampling import FINISHES, sampling_fields
 from singletree.engines.vllm.wire import TokenUsage, decode_vllm_error, vllm_words
 from singletree.errors import EngineUnfit, InvalidRequest, SingletreeError
-from singletree.lru import LruCache
 
 _PATH = "/inference/v1/generate"
 _WORDS = vllm_words(_PATH)
-_UNKNOWN_PICTURE = "Cache miss for"
-_SENT_BYTES = 2**20  # of keys of pictures that vLLM may still have
 
 
 class WeightVersion(msgspec.Struct):
@@ -137,7 +135,7 @@ def _row(token_id: int, position: _Position) -> LogprobRow:
     return [(token_id, position.logprob), *others]
 
 
-class GenerateWire:
+class GenerateWire(DefaultWire):
     """vLLM's ``/inference/v1/generate``; see ``Wire``.
 
     The bytes of a picture are sent once. When vLLM no longer has it, the request is sent again with all bytes.
@@ -148,7 +146,7 @@ class GenerateWire:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._sent: LruCache[str, bool] = LruCache(_SENT_BYTES)
+        self._sent = SentPictures()
 
     def accepts(self, job: GenerationJob) -> bool:
         """Return whether the job asks for no log-probabilities of the prompt, which this endpoint cannot stream."""
@@ -172,8 +170,8 @@ class GenerateWire:
                 # The id takes the place of the bytes in the key of the prefix cache: so it has to be their hash.
                 {
                     "type": "image_url",
-                    "url": None if self._sent.get(picture.key) else data_url(picture),
-                    "uuid": f"sha256:{picture.key}",
+                    "url": None if picture in self._sent else data_url(picture),
+                    "uuid": picture_uuid(picture),
                 }
                 for picture in pictures
             ]
@@ -198,15 +196,11 @@ class GenerateWire:
 
     def accepted(self, job: GenerationJob) -> None:
         """Note that vLLM has the pictures of the job."""
-        for picture in job.pictures:
-            self._sent.put(picture.key, True, len(picture.key))
+        self._sent.note(job.pictures)
 
     def resends(self, job: GenerationJob, refusal: SingletreeError) -> bool:
         """Return whether vLLM no longer has a picture whose bytes were not sent; afterwards all bytes are sent."""
-        if not _is_unknown_picture(refusal):
-            return False
-        forgotten = [self._sent.pop(picture.key) for picture in job.pictures]
-        return any(forgotten)
+        return _is_unknown_picture(refusal) and self._sent.forget(job.pictures)
 
     def encode_picture_probe(self) -> bytes | None:
         """Encode a request with a picture that vLLM does not have, and without its bytes.
@@ -227,4 +221,4 @@ class GenerateWire:
 
 
 def _is_unknown_picture(refusal: SingletreeError) -> bool:
-    return isinstance(refusal, InvalidRequest) and _UNKNOWN_PICTURE in refusal.message
+    return isinstance(refusal, InvalidRequest) and UNKNOWN_PICTURE in refusal.message

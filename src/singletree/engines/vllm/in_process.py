@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import zlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -27,13 +27,16 @@ from singletree.engines.engine import (
     token_limit,
 )
 from singletree.engines.engine_arguments import EngineSettings
+from singletree.engines.remote.pictures import SentPictures, pictures_of
 from singletree.engines.remote.refusals import ServerRefusal, convert_refusal
 from singletree.engines.restart_backoff import RestartBackoff
+from singletree.engines.vllm.pictures import UNKNOWN_PICTURE, picture_uuid
 from singletree.engines.vllm.sampling import CONSTRAINT_KINDS, FINISHES, sampling_fields
 from singletree.engines.vllm.startup import load_vllm, vllm_version
 from singletree.engines.vllm.wire import vllm_words
 from singletree.engines.weights.progress import Progress, no_progress
-from singletree.errors import EngineFailed, SingletreeError
+from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, SingletreeError
+from singletree.pictures import PromptPicture
 
 _LOG = logging.getLogger(__name__)
 _WORDS = vllm_words("the engine in this process")
@@ -56,6 +59,9 @@ class VllmApi:
         refused: the exceptions that mean that the request is at fault.
         full: the exceptions that mean that vLLM accepts no more requests now.
         dead: the exception that means that vLLM's processes have ended.
+        picture_prompt: makes a prompt that is not rendered yet from token ids and pictures, each as its id and its
+            bytes; without them vLLM has to know the id. Blocks.
+        takes_pictures: returns whether the model of an ``AsyncLLM`` does.
     """
 
     load: Callable[[EngineSettings, Progress], Any]
@@ -64,13 +70,16 @@ class VllmApi:
     refused: tuple[type[Exception], ...]
     full: tuple[type[Exception], ...]
     dead: type[Exception]
+    picture_prompt: Callable[[list[int], Sequence[tuple[str, bytes | None]]], Any]
+    takes_pictures: Callable[[Any], bool]
 
 
 def vllm_api() -> VllmApi:
     """Import vLLM. Raises BadConfiguration when it is not installed or too old."""
     vllm_version()
     from vllm.exceptions import GracefulHTTPError, VLLMClientError
-    from vllm.inputs import tokens_input
+    from vllm.inputs import TokensPrompt, tokens_input
+    from vllm.multimodal.media import ImageMediaIO
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -81,8 +90,28 @@ def vllm_api() -> VllmApi:
             **fields, detokenize=False, output_kind=RequestOutputKind.DELTA, skip_clone=True
         )
 
+    def picture_prompt(token_ids: list[int], pictures: Sequence[tuple[str, bytes | None]]) -> Any:
+        reader = ImageMediaIO()
+        images = [None if data is None else reader.load_bytes(data) for _, data in pictures]
+        return TokensPrompt(
+            prompt_token_ids=token_ids,
+            multi_modal_data={"image": images},
+            multi_modal_uuids={"image": [uuid for uuid, _ in pictures]},
+        )
+
+    def takes_pictures(llm: Any) -> bool:
+        processor = llm.renderer.mm_processor
+        return processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0
+
     return VllmApi(
-        load_vllm, tokens_input, sampling, (VLLMClientError,), (GracefulHTTPError,), EngineDeadError
+        load_vllm,
+        tokens_input,
+        sampling,
+        (VLLMClientError,),
+        (GracefulHTTPError,),
+        EngineDeadError,
+        picture_prompt,
+        takes_pictures,
     )
 
 
@@ -121,6 +150,7 @@ class InProcessVllmEngine:
         self._ranks = 1
         self._closed = False
         self._in_flight: dict[str, _Ending] = {}
+        self._sent = SentPictures()
         self._numbers = count()
         self._reviving: asyncio.Task[None] | None = None
         self._backoff = RestartBackoff()
@@ -154,10 +184,11 @@ class InProcessVllmEngine:
         config = llm.vllm_config
         self._defaults = dict(config.model_config.get_diff_sampling_param())
         self._ranks = config.parallel_config.data_parallel_size
-        self._info = self._describe(config)
+        self._info = self._describe(config, api.takes_pictures(llm))
+        self._sent = SentPictures()
         self._llm = llm
 
-    def _describe(self, config: Any) -> EngineInfo:
+    def _describe(self, config: Any, takes_pictures: bool) -> EngineInfo:
         blocks, block = config.cache_config.num_gpu_blocks, config.cache_config.block_size
         backend = config.structured_outputs_config.backend
         details = {
@@ -172,6 +203,7 @@ class InProcessVllmEngine:
             config.scheduler_config.max_num_seqs,
             details,
             constraints=_BACKENDS.get(backend, CONSTRAINT_KINDS),
+            blindness=None if takes_pictures else "vLLM runs this model without pictures",
         )
 
     async def close(self) -> None:
@@ -214,15 +246,29 @@ class InProcessVllmEngine:
         id = f"{job.request_id}#{next(self._numbers)}"
         ending = self._in_flight[id] = _Ending(job.request_id)
         finished, queue = False, None
-        reports_cached = True
+        reports_cached, may_resend = True, bool(job.pictures)
         try:
-            queue = await self._submit(llm, api, job, id, max_tokens)
+            engine_input, lengths = await self._render(llm, api, job)
+            if lengths is not None:
+                max_tokens = self._room(job, engine_input)
+            queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
             if ending.outcome is not None:
                 await llm.abort(id)
             while not finished:
                 output = queue.get_nowait() or await queue.get()
                 finished = output.finished
+                if may_resend and output.outputs[0].finish_reason == "error":
+                    # vLLM's processes disagree about which pictures they have. With all bytes they agree again.
+                    may_resend = finished = False
+                    queue.close()
+                    self._sent.forget(job.pictures)
+                    engine_input, lengths = await self._render(llm, api, job)
+                    queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
+                    continue
+                may_resend = False
                 chunk = _chunk(output, reports_cached)
+                if lengths is not None and reports_cached:
+                    chunk.prompt_tokens, chunk.picture_tokens = len(output.prompt_token_ids), lengths
                 if (
                     chunk.finish == "cancelled"
                     and ending.outcome is not None
@@ -243,17 +289,75 @@ class InProcessVllmEngine:
             if queue is not None:
                 queue.close()
 
-    async def _submit(self, llm: Any, api: VllmApi, job: GenerationJob, id: str, max_tokens: int) -> Any:
+    def _room(self, job: GenerationJob, engine_input: Any) -> int:
+        """Return how many tokens may follow the prompt with its pictures expanded. Raises ContextOverflow."""
+        read_tokens = len(engine_input["prompt_token_ids"])
+        return max(1, token_limit(read_tokens, job.sampling.max_tokens, self.info().context_window))
+
+    async def _render(self, llm: Any, api: VllmApi, job: GenerationJob) -> tuple[Any, Sequence[int] | None]:
+        """Return the engine input of a job, and the length of each of its pictures; None where it has none.
+
+        A picture is decoded once: while vLLM has it, its id is enough.
+        """
+        prompt = job.prompt_token_ids
+        token_ids = prompt if isinstance(prompt, list) else list(prompt)
+        if not job.pictures:
+            return api.prompt(token_ids), None
+        if self.info().pictures is None:
+            raise InvalidRequest(f"this model takes no pictures: {self.info().blindness}")
+        pictures = pictures_of(job)
+        try:
+            found = await self._expand(llm, api, token_ids, pictures)
+        except ValueError as error:
+            if UNKNOWN_PICTURE not in str(error) or not self._sent.forget(pictures):
+                raise InvalidRequest(f"the engine refused the pictures: {str(error)[:400]}") from error
+            found = await self._expand(llm, api, token_ids, pictures)
+        self._sent.note(pictures)
+        return found, [place.length for place in found["mm_placeholders"]["image"]]
+
+    async def _expand(
+        self,
+        llm: Any,
+        api: VllmApi,
+        token_ids: list[int],
+        pictures: Sequence[PromptPicture],
+        *,
+        counts_only: bool = False,
+    ) -> Any:
+        given = [
+            (picture_uuid(each), None if each in self._sent and not counts_only else each.data)
+            for each in pictures
+        ]
+        prompt = await asyncio.to_thread(api.picture_prompt, token_ids, given)
+        # What is only counted never reaches vLLM's other process, so the cache that both share must not have it.
+        (engine_input,) = await llm.renderer.render_cmpl_async([prompt], skip_mm_cache=counts_only)
+        return engine_input
+
+    async def count_picture_tokens(self, picture: PromptPicture) -> int:
+        """Return how many tokens vLLM's processor makes of the picture; nothing is generated."""
+        if self.info().pictures is None:
+            raise EngineUnfit(f"the engine takes no pictures: {self.info().blindness}")
+        llm, api = await self._running()
+        prompt, alone = picture.alone()
+        try:
+            found = await self._expand(llm, api, prompt, (alone,), counts_only=True)
+        except Exception as error:
+            raise InvalidRequest(f"the engine refused a picture: {str(error)[:400]}") from error
+        length: int = found["mm_placeholders"]["image"][0].length
+        return length
+
+    async def _submit(
+        self, llm: Any, api: VllmApi, job: GenerationJob, engine_input: Any, id: str, max_tokens: int
+    ) -> Any:
         """Hand the job to vLLM, and return the queue of its outputs."""
         fields = {**self._defaults, **sampling_fields(job, max_tokens=max_tokens)}
         if stops := self._defaults.get("stop_token_ids"):
             fields["stop_token_ids"] = list(dict.fromkeys([*job.stop_token_ids, *stops]))
         if job.sampling.prompt_logprobs is not None:
             fields["prompt_logprobs"] = job.sampling.prompt_logprobs
-        prompt = job.prompt_token_ids
         return await llm.add_request(
             id,
-            api.prompt(prompt if isinstance(prompt, list) else list(prompt)),
+            engine_input,
             api.sampling(fields),
             priority=job.priority,
             session_id=job.session or None,
