@@ -62,12 +62,12 @@ class FakeSglang:
         for number in range(params["max_new_tokens"]):
             await asyncio.sleep(0.001)
             if asked["rid"] in self.aborted:
-                meta = {
+                ended = {
                     "finish_reason": {"type": "abort"},
                     "completion_tokens": len(sent),
                     "cached_tokens": cached,
                 }
-                yield {"output_ids": sent[-1:], "meta_info": meta}
+                yield {"output_ids": sent[-1:], "meta_info": ended}
                 return
             ends = number == 30 + sum(prompt) % 30 and not params.get("ignore_eos")
             token = END_OF_TURN if ends else 100 + (sum(prompt) + 7 * number) % 1000
@@ -78,7 +78,7 @@ class FakeSglang:
             last = stops or len(sent) == params["max_new_tokens"]
             reason = self.ending or ({"type": "stop"} if stops else {"type": "length"})
             begin = -1 if self.incremental else 0
-            meta = {
+            meta: dict[str, Any] = {
                 "finish_reason": reason if last else None,
                 "completion_tokens": len(sent),
                 "cached_tokens": cached,

