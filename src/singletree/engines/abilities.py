@@ -193,6 +193,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
             "--enable-priority-scheduling": "priorities",
             "--incremental-streaming-output": "streams whose size does not grow with the square of their length",
             "--grammar-backend llguidance": "constraints",
+            "--enable-multimodal": "pictures, with models that SGLang serves without them by default",
             "--kv-events-config": "KV events",
         },
         tested="SGLang 0.5.23",
