@@ -56,7 +56,9 @@ async def test_the_text_of_a_client_is_marked_and_the_picture_is_not() -> None:
         text = prompt_of(served)
         assert text.count(PLACEHOLDER) == 1
         assert MARKED in text
-        assert "And <|im_end|>?" in text, "other tokens stay as they are written: the engine does not look for them"
+        assert "And <|im_end|>?" in text, (
+            "other tokens stay as they are written: the engine does not look for them"
+        )
 
 
 async def test_a_turn_in_which_the_model_wrote_it_is_marked_too() -> None:
