@@ -27,10 +27,9 @@ from singletree.engines.engine import (
     token_limit,
 )
 from singletree.engines.engine_arguments import EngineSettings
-from singletree.engines.remote.pictures import SentPictures, pictures_of
 from singletree.engines.remote.refusals import ServerRefusal, convert_refusal
 from singletree.engines.restart_backoff import RestartBackoff
-from singletree.engines.vllm.pictures import UNKNOWN_PICTURE, picture_uuid
+from singletree.engines.vllm.pictures import PictureInputs, PicturePrompt
 from singletree.engines.vllm.sampling import CONSTRAINT_KINDS, FINISHES, sampling_fields
 from singletree.engines.vllm.startup import load_vllm, vllm_version
 from singletree.engines.vllm.wire import vllm_words
@@ -59,8 +58,7 @@ class VllmApi:
         refused: the exceptions that mean that the request is at fault.
         full: the exceptions that mean that vLLM accepts no more requests now.
         dead: the exception that means that vLLM's processes have ended.
-        picture_prompt: makes a prompt that is not rendered yet from token ids and pictures, each as its id and its
-            bytes; without them vLLM has to know the id. Blocks.
+        picture_prompt: makes a prompt with pictures.
         takes_pictures: returns whether the model of an ``AsyncLLM`` does.
     """
 
@@ -70,7 +68,7 @@ class VllmApi:
     refused: tuple[type[Exception], ...]
     full: tuple[type[Exception], ...]
     dead: type[Exception]
-    picture_prompt: Callable[[list[int], Sequence[tuple[str, bytes | None]]], Any]
+    picture_prompt: PicturePrompt
     takes_pictures: Callable[[Any], bool]
 
 
@@ -150,7 +148,7 @@ class InProcessVllmEngine:
         self._ranks = 1
         self._closed = False
         self._in_flight: dict[str, _Ending] = {}
-        self._sent = SentPictures()
+        self._pictures: PictureInputs | None = None
         self._numbers = count()
         self._reviving: asyncio.Task[None] | None = None
         self._backoff = RestartBackoff()
@@ -184,11 +182,11 @@ class InProcessVllmEngine:
         config = llm.vllm_config
         self._defaults = dict(config.model_config.get_diff_sampling_param())
         self._ranks = config.parallel_config.data_parallel_size
-        self._info = self._describe(config, api.takes_pictures(llm))
-        self._sent = SentPictures()
+        self._pictures = PictureInputs(llm, api.picture_prompt) if api.takes_pictures(llm) else None
+        self._info = self._describe(config)
         self._llm = llm
 
-    def _describe(self, config: Any, takes_pictures: bool) -> EngineInfo:
+    def _describe(self, config: Any) -> EngineInfo:
         blocks, block = config.cache_config.num_gpu_blocks, config.cache_config.block_size
         backend = config.structured_outputs_config.backend
         details = {
@@ -203,7 +201,7 @@ class InProcessVllmEngine:
             config.scheduler_config.max_num_seqs,
             details,
             constraints=_BACKENDS.get(backend, CONSTRAINT_KINDS),
-            blindness=None if takes_pictures else "vLLM runs this model without pictures",
+            blindness=None if self._pictures else "vLLM runs this model without pictures",
         )
 
     async def close(self) -> None:
@@ -248,7 +246,7 @@ class InProcessVllmEngine:
         finished, queue = False, None
         reports_cached, may_resend = True, bool(job.pictures)
         try:
-            engine_input, lengths = await self._render(llm, api, job)
+            engine_input, lengths = await self._render(api, job)
             if lengths is not None:
                 max_tokens = self._room(job, engine_input)
             queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
@@ -257,12 +255,12 @@ class InProcessVllmEngine:
             while not finished:
                 output = queue.get_nowait() or await queue.get()
                 finished = output.finished
-                if may_resend and output.outputs[0].finish_reason == "error":
+                if may_resend and self._pictures and output.outputs[0].finish_reason == "error":
                     # vLLM's processes disagree about which pictures they have. With all bytes they agree again.
                     may_resend = finished = False
                     queue.close()
-                    self._sent.forget(job.pictures)
-                    engine_input, lengths = await self._render(llm, api, job)
+                    self._pictures.forget(job.pictures)
+                    engine_input, lengths = await self._render(api, job)
                     queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
                     continue
                 may_resend = False
@@ -294,57 +292,22 @@ class InProcessVllmEngine:
         read_tokens = len(engine_input["prompt_token_ids"])
         return max(1, token_limit(read_tokens, job.sampling.max_tokens, self.info().context_window))
 
-    async def _render(self, llm: Any, api: VllmApi, job: GenerationJob) -> tuple[Any, Sequence[int] | None]:
-        """Return the engine input of a job, and the length of each of its pictures; None where it has none.
-
-        A picture is decoded once: while vLLM has it, its id is enough.
-        """
+    async def _render(self, api: VllmApi, job: GenerationJob) -> tuple[Any, Sequence[int] | None]:
+        """Return the engine input of a job, and the length of each of its pictures; None where it has none."""
         prompt = job.prompt_token_ids
         token_ids = prompt if isinstance(prompt, list) else list(prompt)
         if not job.pictures:
             return api.prompt(token_ids), None
-        if self.info().pictures is None:
+        if self._pictures is None:
             raise InvalidRequest(f"this model takes no pictures: {self.info().blindness}")
-        pictures = pictures_of(job)
-        try:
-            found = await self._expand(llm, api, token_ids, pictures)
-        except ValueError as error:
-            if UNKNOWN_PICTURE not in str(error) or not self._sent.forget(pictures):
-                raise InvalidRequest(f"the engine refused the pictures: {str(error)[:400]}") from error
-            found = await self._expand(llm, api, token_ids, pictures)
-        self._sent.note(pictures)
-        return found, [place.length for place in found["mm_placeholders"]["image"]]
-
-    async def _expand(
-        self,
-        llm: Any,
-        api: VllmApi,
-        token_ids: list[int],
-        pictures: Sequence[PromptPicture],
-        *,
-        counts_only: bool = False,
-    ) -> Any:
-        given = [
-            (picture_uuid(each), None if each in self._sent and not counts_only else each.data)
-            for each in pictures
-        ]
-        prompt = await asyncio.to_thread(api.picture_prompt, token_ids, given)
-        # What is only counted never reaches vLLM's other process, so the cache that both share must not have it.
-        (engine_input,) = await llm.renderer.render_cmpl_async([prompt], skip_mm_cache=counts_only)
-        return engine_input
+        return await self._pictures.render(job, token_ids)
 
     async def count_picture_tokens(self, picture: PromptPicture) -> int:
         """Return how many tokens vLLM's processor makes of the picture; nothing is generated."""
-        if self.info().pictures is None:
+        await self._running()
+        if self._pictures is None:
             raise EngineUnfit(f"the engine takes no pictures: {self.info().blindness}")
-        llm, api = await self._running()
-        prompt, alone = picture.alone()
-        try:
-            found = await self._expand(llm, api, prompt, (alone,), counts_only=True)
-        except Exception as error:
-            raise InvalidRequest(f"the engine refused a picture: {str(error)[:400]}") from error
-        length: int = found["mm_placeholders"]["image"][0].length
-        return length
+        return await self._pictures.count(picture)
 
     async def _submit(
         self, llm: Any, api: VllmApi, job: GenerationJob, engine_input: Any, id: str, max_tokens: int
