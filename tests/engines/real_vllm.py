@@ -154,6 +154,13 @@ def environment() -> dict[str, str]:
     }
 
 
+def program() -> tuple[Path, dict[str, str]]:
+    """The Python in which singletree runs with vLLM inside, and the variables for it."""
+    venv, _ = install_in_process()
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "docs"))
+    return venv / "bin" / "python", {**environment(), "PYTHONPATH": paths}
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

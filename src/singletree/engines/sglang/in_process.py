@@ -32,6 +32,7 @@ from singletree.engines.sglang.sampling import (
 from singletree.engines.sglang.startup import load_sglang, sglang_version
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, SingletreeError
+from singletree.events import WeightVersion
 
 _LOG = logging.getLogger(__name__)
 _PROBE = GenerationJob((0,), Sampling(max_tokens=1, temperature=0.0), "singletree-probe")
@@ -190,6 +191,8 @@ class InProcessSglangEngine:
         fields |= {"rid": id, "input_ids": list(job.prompt_token_ids)}
         if self._priority_sign:
             fields["priority"] = self._priority_sign * job.priority
+        if job.cache_salt:
+            fields["cache_salt"] = job.cache_salt
         if job.session:
             fields["session_id"] = job.session
             if self._ranks > 1:
@@ -306,7 +309,15 @@ class _OutputReader:
         self._reported = self._reported or cached is not None
         if not new and self.finish is None and cached is None and prompt_rows is None:
             return None
-        return Chunk(new[: len(new) - dropped], self.finish, cached, logprobs, prompt_rows)
+        versions = () if self.finish is None else meta.get("weight_versions") or ()
+        return Chunk(
+            new[: len(new) - dropped],
+            self.finish,
+            cached,
+            logprobs,
+            prompt_rows,
+            weight_versions=[WeightVersion(each["version"], each["start"], each["end"]) for each in versions],
+        )
 
 
 def _rows(own: Sequence[Any], top: Sequence[Any] | None) -> list[LogprobRow]:

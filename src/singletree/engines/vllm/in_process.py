@@ -34,6 +34,7 @@ from singletree.engines.vllm.startup import load_vllm, vllm_version
 from singletree.engines.vllm.wire import vllm_words
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import EngineFailed, SingletreeError
+from singletree.events import WeightVersion
 
 _LOG = logging.getLogger(__name__)
 _WORDS = vllm_words("the engine in this process")
@@ -51,19 +52,21 @@ class VllmApi:
 
     Attributes:
         load: starts vLLM and returns its ``AsyncLLM``; blocks.
-        prompt: makes an engine input from a list of token ids.
+        prompt: makes an engine input from a list of token ids and the salt of its cache, None for none.
         sampling: makes ``SamplingParams`` from fields.
         refused: the exceptions that mean that the request is at fault.
         full: the exceptions that mean that vLLM accepts no more requests now.
         dead: the exception that means that vLLM's processes have ended.
+        encode_array: encodes an array as an ``.npy`` file in base64.
     """
 
     load: Callable[[EngineSettings, Progress], Any]
-    prompt: Callable[[list[int]], Any]
+    prompt: Callable[[list[int], str | None], Any]
     sampling: Callable[[dict[str, Any]], Any]
     refused: tuple[type[Exception], ...]
     full: tuple[type[Exception], ...]
     dead: type[Exception]
+    encode_array: Callable[[Any], str]
 
 
 def vllm_api() -> VllmApi:
@@ -72,6 +75,7 @@ def vllm_api() -> VllmApi:
     from vllm.exceptions import GracefulHTTPError, VLLMClientError
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from vllm.utils.serial_utils import numpy2base64
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def sampling(fields: dict[str, Any]) -> Any:
@@ -81,8 +85,17 @@ def vllm_api() -> VllmApi:
             **fields, detokenize=False, output_kind=RequestOutputKind.DELTA, skip_clone=True
         )
 
+    def prompt(token_ids: list[int], cache_salt: str | None) -> Any:
+        return tokens_input(token_ids, cache_salt=cache_salt)
+
     return VllmApi(
-        load_vllm, tokens_input, sampling, (VLLMClientError,), (GracefulHTTPError,), EngineDeadError
+        load_vllm,
+        prompt,
+        sampling,
+        (VLLMClientError,),
+        (GracefulHTTPError,),
+        EngineDeadError,
+        numpy2base64,
     )
 
 
@@ -222,7 +235,7 @@ class InProcessVllmEngine:
             while not finished:
                 output = queue.get_nowait() or await queue.get()
                 finished = output.finished
-                chunk = _chunk(output, reports_cached)
+                chunk = _chunk(output, reports_cached, api)
                 if (
                     chunk.finish == "cancelled"
                     and ending.outcome is not None
@@ -253,7 +266,7 @@ class InProcessVllmEngine:
         prompt = job.prompt_token_ids
         return await llm.add_request(
             id,
-            api.prompt(prompt if isinstance(prompt, list) else list(prompt)),
+            api.prompt(prompt if isinstance(prompt, list) else list(prompt), job.cache_salt or None),
             api.sampling(fields),
             priority=job.priority,
             session_id=job.session or None,
@@ -343,7 +356,7 @@ def _shut_down_loaded(loading: asyncio.Task[Any]) -> None:
         loading.result().shutdown()
 
 
-def _chunk(output: Any, reports_cached: bool) -> Chunk:
+def _chunk(output: Any, reports_cached: bool, api: VllmApi) -> Chunk:
     """Return the chunk of one output of vLLM. Raises EngineFailed for a finish reason that stands for a failure."""
     completion = output.outputs[0]
     finish = None
@@ -360,6 +373,12 @@ def _chunk(output: Any, reports_cached: bool) -> Chunk:
         output.num_cached_tokens if reports_cached else None,
         None if logprobs is None else list(map(_row, token_ids, logprobs)),
         list(map(_row, output.prompt_token_ids, prompt_logprobs)) if prompt_logprobs else None,
+        weight_versions=[
+            WeightVersion(each.version, each.start, each.end) for each in completion.weight_versions or ()
+        ],
+        routed_experts=None
+        if finish is None or completion.routed_experts is None
+        else api.encode_array(completion.routed_experts),
     )
 
 
