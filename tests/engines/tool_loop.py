@@ -99,10 +99,15 @@ Post = Callable[[str, dict[str, Any]], Awaitable[tuple[int, bytes]]]
 """Posts a body to a path, and returns the status and the body of the answer."""
 
 
-async def play_tool_loop(post: Post, dialect: Dialect, turns: int = 4, history: Sequence[Any] = ()) -> Loop:
+_BEGIN = ({"role": "user", "content": "How is the weather in Paris?"},)
+
+
+async def play_tool_loop(
+    post: Post, dialect: Dialect, turns: int = 4, history: Sequence[Any] = _BEGIN
+) -> Loop:
     """Play ``turns`` of a tool loop, each forced to one call; ``history`` is what came before."""
     counts = []
-    history = [*history] or [{"role": "user", "content": "How is the weather in Paris?"}]
+    history = [*history]
     for _ in range(turns):
         body = {"model": real_vllm.MODEL, "temperature": 0, **dialect.write(history)}
         status, reply = await post(dialect.path, body)
