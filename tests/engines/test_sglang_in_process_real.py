@@ -15,7 +15,15 @@ import pytest
 import pytest_asyncio
 
 from engines import real_sglang, real_vllm
-from engines.contract import CHECKS, Check, Subject, closing_ends_what_is_in_flight, collect, tokens_of
+from engines.contract import (
+    CHECKS,
+    Check,
+    Subject,
+    closing_ends_what_is_in_flight,
+    collect,
+    keeps_tenants_apart,
+    tokens_of,
+)
 from engines.tool_loop import DIALECTS, Dialect, forced_calls
 from engines.vllm_recording import PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
 from singletree.conversation import Sampling
@@ -81,6 +89,12 @@ async def asked(
 )
 async def test_contract(subject: Subject, check: Check) -> None:
     await check(subject)
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cache_salt_keeps_tenants_apart(subject: Subject) -> None:
+    await keeps_tenants_apart(subject)
 
 
 @inside

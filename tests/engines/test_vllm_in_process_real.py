@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from engines import real_vllm
-from engines.contract import CHECKS, Check, Subject, collect, tokens_of
+from engines.contract import CHECKS, Check, Subject, collect, keeps_tenants_apart, tokens_of
 from engines.real_vllm import children
 from engines.tool_loop import DIALECTS, Dialect, forced_calls, served
 from engines.vllm_recording import OF, PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
@@ -83,6 +83,12 @@ async def asked(
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_contract(subject: Subject, check: Check) -> None:
     await check(subject)
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cache_salt_keeps_tenants_apart(subject: Subject) -> None:
+    await keeps_tenants_apart(subject)
 
 
 @inside
