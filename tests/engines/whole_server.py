@@ -23,7 +23,7 @@ from engines import real_sglang, real_vllm
 from engines.cache_rule import VLLM_BLOCK
 from server.serving import TEMPLATE
 
-SLOTS = 8
+SLOTS = 2
 WINDOW = 4096
 PATIENCE = 300.0
 """Seconds after which a server that is silent has failed the test."""
@@ -42,6 +42,7 @@ class Setup:
         child: in the name of the child process of singletree that is the engine.
         revives: whether singletree itself starts the engine again.
         weights: the version of the weights that the engine reports.
+        late: whether the engine keeps a cancelled turn out of its cache for a while; see ``cached_as_predicted``.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Setup:
     child: str = ""
     revives: bool = False
     weights: str | None = "default"
+    late: bool = False
 
 
 def _model() -> str:
@@ -77,14 +79,19 @@ SETUPS = (
         VLLM_BLOCK,
         lambda: ["--engine-url", "{url}", "--model", _model()],
         behind=lambda port: real_vllm.running(
-            "--enable-scale-out", "--scheduling-policy", "priority", max_model_len=WINDOW, port=port
+            "--enable-scale-out",
+            *("--scheduling-policy", "priority"),
+            *("--max-num-seqs", str(SLOTS)),
+            max_model_len=WINDOW,
+            port=port,
         ),
     ),
     Setup(
         "sglang-server",
         real_sglang.PAGE,
         lambda: ["--engine-url", "{url}", "--model", _model()],
-        behind=lambda port: real_sglang.running_sglang(port=port),
+        behind=lambda port: real_sglang.running_sglang("--max-running-requests", str(SLOTS), port=port),
+        late=True,
     ),
     Setup(
         "sglang-in-process",
@@ -92,6 +99,7 @@ SETUPS = (
         lambda: ["--engine", "sglang", "--model", _model(), *_slots(), "--", *real_sglang.IN_PROCESS],
         program=real_sglang.sglang_program,
         child="sglang::sched",
+        late=True,
     ),
 )
 
