@@ -87,6 +87,8 @@ class FakeSglang:
             if pictures := asked.get("image_data"):
                 meta["image_tokens"] = sum(self.picture_lengths[each] for each in pictures)
                 meta["prompt_tokens"] += meta["image_tokens"] - len(pictures)
+            if last:
+                meta["weight_versions"] = [{"version": "7", "start": 0, "end": len(sent)}]
             if asked.get("return_logprob"):
                 meta["output_token_logprobs"] = rows[begin:]
                 meta["output_top_logprobs"] = [

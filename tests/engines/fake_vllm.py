@@ -14,6 +14,7 @@ from engines.vllm_recording import END_OF_TURN
 from singletree.engines.engine_arguments import EngineSettings
 from singletree.engines.vllm.in_process import InProcessVllmEngine, VllmApi
 from singletree.engines.weights.progress import Progress
+from singletree.events import WeightVersion
 
 WINDOW = 512
 PAD = 151655  # stands for a picture
@@ -67,7 +68,12 @@ class Queue:
 
     def put(self, token_ids: list[int], finish: str | None = None, **more: Any) -> None:
         """Add the tokens of a step."""
-        completion = SimpleNamespace(token_ids=token_ids, finish_reason=finish, logprobs=more.get("logprobs"))
+        at_the_end: dict[str, Any] = {"weight_versions": None, "routed_experts": None}
+        if finish is not None:
+            at_the_end = {"weight_versions": [WeightVersion("7", 0, 30)], "routed_experts": "experts"}
+        completion = SimpleNamespace(
+            token_ids=token_ids, finish_reason=finish, logprobs=more.get("logprobs"), **at_the_end
+        )
         output = Output(
             [completion], finish is not None, self.cached, self.prompt, more.get("prompt_logprobs")
         )
@@ -245,12 +251,13 @@ def fake_engine(*llms: FakeAsyncLLM, **settings: Any) -> InProcessVllmEngine:
 
     api = VllmApi(
         load,
-        lambda ids: {"type": "token", "prompt_token_ids": ids},
+        lambda ids, salt: {"type": "token", "prompt_token_ids": ids, "cache_salt": salt},
         lambda fields: fields,
         (Refused,),
         (Full,),
         Dead,
-        lambda ids, pictures: {"prompt_token_ids": ids, "pictures": pictures},
+        lambda array: f"npy of {array}",
+        lambda ids, pictures, salt: {"prompt_token_ids": ids, "pictures": pictures},
         lambda llm: llm.sees,
     )
     return InProcessVllmEngine(EngineSettings("folder"), name="m", api=api, **settings)

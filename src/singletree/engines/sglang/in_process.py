@@ -39,6 +39,7 @@ from singletree.engines.sglang.sampling import (
 from singletree.engines.sglang.startup import load_sglang, sglang_version
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import ContextOverflow, EngineFailed, EngineUnfit, InvalidRequest, SingletreeError
+from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
 
 _LOG = logging.getLogger(__name__)
@@ -226,6 +227,8 @@ class InProcessSglangEngine:
         fields |= {"rid": id, "input_ids": list(job.prompt_token_ids)}
         if self._priority_sign:
             fields["priority"] = self._priority_sign * job.priority
+        if job.cache_salt:
+            fields["cache_salt"] = job.cache_salt
         if pictures := pictures_of(job):
             fields |= sglang_pictures(pictures)
         if job.session:
@@ -348,7 +351,15 @@ class _OutputReader:
         self._reported = self._reported or cached is not None
         if not new and self.finish is None and cached is None and prompt_rows is None and read is None:
             return None
-        chunk = Chunk(new[: len(new) - dropped], self.finish, cached, logprobs, prompt_rows)
+        versions = () if self.finish is None else meta.get("weight_versions") or ()
+        chunk = Chunk(
+            new[: len(new) - dropped],
+            self.finish,
+            cached,
+            logprobs,
+            prompt_rows,
+            weight_versions=[WeightVersion(each["version"], each["start"], each["end"]) for each in versions],
+        )
         if read is not None:
             chunk.prompt_tokens, chunk.picture_tokens = read, self._counts.learn(self._job, read)
         return chunk

@@ -22,6 +22,7 @@ from singletree.engines.remote.wire import DefaultWire, WireReader
 from singletree.engines.sglang.pictures import FIRST_ANSWER_SECONDS, sglang_pictures, unread_pictures
 from singletree.engines.sglang.sampling import SGLANG_FINISHES, SGLANG_SAMPLING, sglang_request
 from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
+from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
 
 _OVERFLOWS = tuple(
@@ -56,6 +57,7 @@ class _MetaInfo(msgspec.Struct):
     completion_tokens: _Count = 0
     cached_tokens: _Count | None = None
     finish_reason: _FinishReason | None = None
+    weight_versions: list[WeightVersion] | None = None
     output_token_logprobs: list[_Candidate] = []
     output_top_logprobs: list[list[_Candidate] | None] = []
     input_token_logprobs: list[_Candidate] = []
@@ -136,6 +138,8 @@ class SglangReader(EventReader):
             self._prompt_logprobs = _prompt_rows(meta, self._prompt_tokens)
         if meta.cached_tokens is not None:
             self.cached_tokens = meta.cached_tokens
+        if meta.weight_versions:
+            self._weight_versions = meta.weight_versions
         if reason is not None:
             self._take_finish(reason)
 
@@ -221,6 +225,8 @@ class SglangWire(DefaultWire):
         }
         if job.priority and self._priority_sign:
             body["priority"] = self._priority_sign * job.priority
+        if job.cache_salt:
+            body["extra_key"] = job.cache_salt
         if pictures:
             body |= sglang_pictures(pictures)
         return msgspec.json.encode(body)

@@ -8,7 +8,6 @@ no log-probabilities of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,17 +22,10 @@ from singletree.engines.vllm.pictures import UNKNOWN_PICTURE, picture_uuid
 from singletree.engines.vllm.sampling import FINISHES, sampling_fields
 from singletree.engines.vllm.wire import TokenUsage, decode_vllm_error, vllm_words
 from singletree.errors import EngineUnfit, InvalidRequest, SingletreeError
+from singletree.events import WeightVersion
 
 _PATH = "/inference/v1/generate"
 _WORDS = vllm_words(_PATH)
-
-
-class WeightVersion(msgspec.Struct):
-    """Tokens ``start`` to ``end`` of an answer were generated with the weights of this version."""
-
-    version: str | int | None = None
-    start: int = 0
-    end: int = 0
 
 
 class _Candidate(msgspec.Struct):
@@ -75,18 +67,14 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 class GenerateReader(EventReader):
     """Decode the event stream of ``/inference/v1/generate``.
 
-    Attributes:
-        weight_versions: which tokens came from which weights; empty until the last token.
-        routed_experts: the experts that each token was routed to, as vLLM sends them (an ``.npy`` file in base64);
-            None unless the server runs with ``--enable-return-routed-experts``.
+    vLLM reports routed experts only if it runs with ``--enable-return-routed-experts``.
     """
 
-    __slots__ = ("_picture_tokens", "_read_tokens", "routed_experts", "weight_versions")
+    __slots__ = ("_picture_tokens", "_read_tokens", "_routed_experts")
 
     def __init__(self, prompt_tokens: int, max_tokens: int) -> None:
         super().__init__(_WORDS, prompt_tokens, max_tokens)
-        self.weight_versions: Sequence[WeightVersion] = ()
-        self.routed_experts: str | None = None
+        self._routed_experts: str | None = None
         self._read_tokens: int | None = None
         self._picture_tokens: list[int] | None = None
 
@@ -107,6 +95,8 @@ class GenerateReader(EventReader):
         if chunk is not None and self._read_tokens is not None:
             chunk.prompt_tokens, chunk.picture_tokens = self._read_tokens, self._picture_tokens
             self._read_tokens = None
+        if chunk is not None and chunk.finish is not None:
+            chunk.routed_experts = self._routed_experts
         return chunk
 
     def _take_choice(self, choice: _Choice, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
@@ -120,9 +110,9 @@ class GenerateReader(EventReader):
             pairs = zip(choice.token_ids, choice.logprobs.content, strict=True)
             logprobs += [_row(token_id, position) for token_id, position in pairs]
         if choice.weight_versions:
-            self.weight_versions = choice.weight_versions
+            self._weight_versions = choice.weight_versions
         if choice.routed_experts is not None:
-            self.routed_experts = choice.routed_experts
+            self._routed_experts = choice.routed_experts
         if choice.finish_reason is not None:
             self._finish = FINISHES.get(choice.finish_reason)
             if self._finish is None:
@@ -181,6 +171,8 @@ class GenerateWire(DefaultWire):
             }  # for what the pictures take of the prompt
         if job.priority:
             body["priority"] = job.priority
+        if job.cache_salt:
+            body["cache_salt"] = job.cache_salt
         return msgspec.json.encode(body)
 
     def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:

@@ -35,6 +35,7 @@ from singletree.engines.vllm.startup import load_vllm, vllm_version
 from singletree.engines.vllm.wire import vllm_words
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, SingletreeError
+from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
 
 _LOG = logging.getLogger(__name__)
@@ -53,21 +54,23 @@ class VllmApi:
 
     Attributes:
         load: starts vLLM and returns its ``AsyncLLM``; blocks.
-        prompt: makes an engine input from a list of token ids.
+        prompt: makes an engine input from a list of token ids and the salt of its cache, None for none.
         sampling: makes ``SamplingParams`` from fields.
         refused: the exceptions that mean that the request is at fault.
         full: the exceptions that mean that vLLM accepts no more requests now.
         dead: the exception that means that vLLM's processes have ended.
+        encode_array: encodes an array as an ``.npy`` file in base64.
         picture_prompt: makes a prompt with pictures.
         takes_pictures: returns whether the model of an ``AsyncLLM`` does.
     """
 
     load: Callable[[EngineSettings, Progress], Any]
-    prompt: Callable[[list[int]], Any]
+    prompt: Callable[[list[int], str | None], Any]
     sampling: Callable[[dict[str, Any]], Any]
     refused: tuple[type[Exception], ...]
     full: tuple[type[Exception], ...]
     dead: type[Exception]
+    encode_array: Callable[[Any], str]
     picture_prompt: PicturePrompt
     takes_pictures: Callable[[Any], bool]
 
@@ -79,6 +82,7 @@ def vllm_api() -> VllmApi:
     from vllm.inputs import TokensPrompt, tokens_input
     from vllm.multimodal.media import ImageMediaIO
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from vllm.utils.serial_utils import numpy2base64
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def sampling(fields: dict[str, Any]) -> Any:
@@ -88,14 +92,22 @@ def vllm_api() -> VllmApi:
             **fields, detokenize=False, output_kind=RequestOutputKind.DELTA, skip_clone=True
         )
 
-    def picture_prompt(token_ids: list[int], pictures: Sequence[tuple[str, bytes | None]]) -> Any:
+    def prompt(token_ids: list[int], cache_salt: str | None) -> Any:
+        return tokens_input(token_ids, cache_salt=cache_salt)
+
+    def picture_prompt(
+        token_ids: list[int], pictures: Sequence[tuple[str, bytes | None]], cache_salt: str | None
+    ) -> Any:
         reader = ImageMediaIO()
         images = [None if data is None else reader.load_bytes(data) for _, data in pictures]
-        return TokensPrompt(
+        made = TokensPrompt(
             prompt_token_ids=token_ids,
             multi_modal_data={"image": images},
             multi_modal_uuids={"image": [uuid for uuid, _ in pictures]},
         )
+        if cache_salt is not None:
+            made["cache_salt"] = cache_salt
+        return made
 
     def takes_pictures(llm: Any) -> bool:
         processor = llm.renderer.mm_processor
@@ -103,11 +115,12 @@ def vllm_api() -> VllmApi:
 
     return VllmApi(
         load_vllm,
-        tokens_input,
+        prompt,
         sampling,
         (VLLMClientError,),
         (GracefulHTTPError,),
         EngineDeadError,
+        numpy2base64,
         picture_prompt,
         takes_pictures,
     )
@@ -264,7 +277,7 @@ class InProcessVllmEngine:
                     queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
                     continue
                 may_resend = False
-                chunk = _chunk(output, reports_cached)
+                chunk = _chunk(output, reports_cached, api)
                 if lengths is not None and reports_cached:
                     chunk.prompt_tokens, chunk.picture_tokens = len(output.prompt_token_ids), lengths
                 if (
@@ -297,7 +310,7 @@ class InProcessVllmEngine:
         prompt = job.prompt_token_ids
         token_ids = prompt if isinstance(prompt, list) else list(prompt)
         if not job.pictures:
-            return api.prompt(token_ids), None
+            return api.prompt(token_ids, job.cache_salt or None), None
         if self._pictures is None:
             raise InvalidRequest(f"this model takes no pictures: {self.info().blindness}")
         return await self._pictures.render(job, token_ids)
@@ -410,7 +423,7 @@ def _shut_down_loaded(loading: asyncio.Task[Any]) -> None:
         loading.result().shutdown()
 
 
-def _chunk(output: Any, reports_cached: bool) -> Chunk:
+def _chunk(output: Any, reports_cached: bool, api: VllmApi) -> Chunk:
     """Return the chunk of one output of vLLM. Raises EngineFailed for a finish reason that stands for a failure."""
     completion = output.outputs[0]
     finish = None
@@ -427,6 +440,12 @@ def _chunk(output: Any, reports_cached: bool) -> Chunk:
         output.num_cached_tokens if reports_cached else None,
         None if logprobs is None else list(map(_row, token_ids, logprobs)),
         list(map(_row, output.prompt_token_ids, prompt_logprobs)) if prompt_logprobs else None,
+        weight_versions=[
+            WeightVersion(each.version, each.start, each.end) for each in completion.weight_versions or ()
+        ],
+        routed_experts=None
+        if finish is None or completion.routed_experts is None
+        else api.encode_array(completion.routed_experts),
     )
 
 

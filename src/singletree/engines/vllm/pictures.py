@@ -14,9 +14,11 @@ from singletree.pictures import PromptPicture
 UNKNOWN_PICTURE = "Cache miss for"
 """How vLLM refuses a picture that it does not have and whose bytes were not sent."""
 
-PicturePrompt = Callable[[list[int], Sequence[tuple[str, bytes | None]]], Any]
-"""Makes a prompt of vLLM, not expanded yet, from token ids and pictures, each as its id and its bytes; without bytes
-vLLM has to know the id. Blocks while it decodes the pictures."""
+PicturePrompt = Callable[[list[int], Sequence[tuple[str, bytes | None]], str | None], Any]
+"""Makes a prompt of vLLM, not expanded yet, from token ids, pictures and the salt of its cache, None for none.
+
+A picture is its id and its bytes; without bytes vLLM has to know the id. Blocks while it decodes the pictures.
+"""
 
 _MAX_MESSAGE_LENGTH = 400
 
@@ -49,11 +51,11 @@ class PictureInputs:
         """
         pictures = pictures_of(job)
         try:
-            found = await self._expand(token_ids, pictures)
+            found = await self._expand(token_ids, pictures, job.cache_salt)
         except ValueError as error:
             if UNKNOWN_PICTURE not in str(error) or not self._sent.forget(pictures):
                 raise _refusal(error) from error
-            found = await self._expand(token_ids, pictures)
+            found = await self._expand(token_ids, pictures, job.cache_salt)
         self._sent.note(pictures)
         return found, _lengths(found)
 
@@ -72,13 +74,18 @@ class PictureInputs:
             raise _refusal(error) from error
 
     async def _expand(
-        self, token_ids: list[int], pictures: Sequence[PromptPicture], *, counts_only: bool = False
+        self,
+        token_ids: list[int],
+        pictures: Sequence[PromptPicture],
+        cache_salt: str = "",
+        *,
+        counts_only: bool = False,
     ) -> Any:
         given = [
             (picture_uuid(each), None if each in self._sent and not counts_only else each.data)
             for each in pictures
         ]
-        prompt = await asyncio.to_thread(self._make_prompt, token_ids, given)
+        prompt = await asyncio.to_thread(self._make_prompt, token_ids, given, cache_salt or None)
         # What is only counted never reaches vLLM's other process, so the cache that both share must not have it.
         (engine_input,) = await self._llm.renderer.render_cmpl_async([prompt], skip_mm_cache=counts_only)
         return engine_input

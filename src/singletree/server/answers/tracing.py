@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from singletree.conversation import AgentContext, Hints
 from singletree.errors import Rejected, SingletreeError
@@ -23,14 +26,27 @@ _CLIENT_LEFT = 499
 _PATH_LENGTH = 128
 
 
+MODEL_STATES = ("loaded", "unloaded", "lazy", "loading", "failed")
+"""In which state a model can be: its engine runs, it was stopped because nobody used it, the model waits for its first
+request, is being loaded, or did not start.
+"""
+
+
 class Tracing:
-    """The metrics of one server. ``running`` is the number of generations that are not over."""
+    """The metrics of one server.
+
+    Attributes:
+        running: number of generations that are not over.
+        model_states: returns the name and the state (``MODEL_STATES``) of every model.
+    """
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         self.running = 0
+        self.model_states: Callable[[], Iterable[tuple[str, str]]] = tuple
         self.registry = CollectorRegistry()
+        self.registry.register(_ModelStates(self))
         self.requests = Counter(
             "singletree_requests",
             "Requests by route and HTTP status.",
@@ -92,6 +108,23 @@ class Tracing:
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
+
+
+class _ModelStates(Collector):
+    """For each model a sample of every state: 1 for its own, 0 for the others."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the samples of now."""
+        states = GaugeMetricFamily(
+            "singletree_model_state", "1 for the state that the model is in.", labels=["model", "state"]
+        )
+        for model, current in self._tracing.model_states():
+            for state in MODEL_STATES:
+                states.add_metric([model, state], float(state == current))
+        return [states]
 
 
 class Trace:

@@ -99,6 +99,7 @@ class Model(ChatFormat):
         card: the operator's description of it.
         profiles: fields of Codex's ``ModelInfo`` that it inherits, by its name.
         aliases: further names, which lists do not show; ``*`` stands for any characters.
+        unloading: stops the engine when nobody uses it; None if it runs for ever.
     """
 
     names: tuple[str, ...]
@@ -109,6 +110,12 @@ class Model(ChatFormat):
     card: Card = field(default_factory=Card)
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    unloading: UnloadingEngine | None = None
+
+    @property
+    def state(self) -> str:
+        """One of ``MODEL_STATES``, for metrics."""
+        return "loaded" if self.unloading is None or self.unloading.is_loaded else "unloaded"
 
     @property
     def name(self) -> str:
@@ -163,9 +170,10 @@ async def load_model(config: Config, report: Report, progress: Progress = no_pro
     except BaseException:
         await source.close()
         raise
+    unloading = None
     if config.idle_unload is not None:
         start = partial(source.start_engine, chat_format.tokenizer)
-        engine = UnloadingEngine(engine, start, config.idle_unload)
+        engine = unloading = UnloadingEngine(engine, start, config.idle_unload)
     info = engine.info()
     window = min(info.context_window, config.context_window or info.context_window)
     report(f"engine     {source.engine}: {info.slots} at once, window of {window} tokens")
@@ -184,6 +192,7 @@ async def load_model(config: Config, report: Report, progress: Progress = no_pro
         created=int(time.time()),
         card=card,
         profiles=profiles,
+        unloading=unloading,
     )
 
 

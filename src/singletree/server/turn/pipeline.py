@@ -6,12 +6,13 @@ does the second half.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from singletree.conversation import Request, Sampling
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import EngineFailed, InvalidRequest
-from singletree.events import Finished, FinishReason, UsageUpdate
+from singletree.events import Finished, FinishReason, UsageUpdate, WeightVersion
 from singletree.prompts.history import canonicalization
 from singletree.prompts.history.canonicalization import ToolsOf
 from singletree.server.models.catalog import Model
@@ -68,6 +69,8 @@ async def run(generation: Generation, request_id: str) -> Batches:
         )
     )
     reason: FinishReason | None = None
+    weight_versions: Sequence[WeightVersion] = ()
+    routed_experts: str | None = None
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -84,6 +87,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
                 yield [UsageUpdate(generation.usage), *batch] if counts and batch else batch
                 reason = decoder.ended or chunk.finish
                 if reason is not None:
+                    weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
                     break
     except InvalidRequest as refusal:
         raise with_constraint_field(refusal, generation.request) from None
@@ -99,7 +103,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
         last = calls.feed(last)
     if last:
         yield last
-    yield Finished(generation.ended, generation.usage, decoder.stop_sequence)
+    yield Finished(generation.ended, generation.usage, decoder.stop_sequence, weight_versions, routed_experts)
 
 
 def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:
