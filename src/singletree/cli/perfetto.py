@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from singletree.cli.trace_records import Record, RequestEnd, ToolEnd
+from singletree.cli.trace_records import RequestEnd, ToolEnd, TraceRecord
 
-Event = dict[str, Any]
+TimelineEvent = dict[str, Any]
 
 
-def timeline(records: Iterable[Record]) -> dict[str, Any]:
+def timeline(records: Iterable[TraceRecord]) -> dict[str, Any]:
     """Return the timeline of ``records`` as a JSON value. Its times are in microseconds since 1970."""
     processes: dict[str, int] = {}
     threads: dict[tuple[int, str], int] = {}
-    events: list[Event] = []
+    events: list[TimelineEvent] = []
     for record in records:
         session = record.agent.session_id or "no session"
         process = processes.get(session)
@@ -38,11 +38,11 @@ def timeline(records: Iterable[Record]) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _name(kind: str, process: int, thread: int, name: str) -> Event:
+def _name(kind: str, process: int, thread: int, name: str) -> TimelineEvent:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _request(record: Record, request: RequestEnd, process: int, thread: int) -> Iterator[Event]:
+def _request(record: TraceRecord, request: RequestEnd, process: int, thread: int) -> Iterator[TimelineEvent]:
     place = {"pid": process, "tid": thread}
     start, end = record.started * 1000, record.ended * 1000
     read, cached = request.input_tokens or 0, request.cached_tokens or 0
@@ -70,7 +70,7 @@ def _request(record: Record, request: RequestEnd, process: int, thread: int) -> 
     yield {"ph": "C", "name": "prompt tokens", "ts": start, "pid": process, "args": counts}
 
 
-def _tool(record: Record, tool: ToolEnd, process: int, thread: int) -> Iterator[Event]:
+def _tool(record: TraceRecord, tool: ToolEnd, process: int, thread: int) -> Iterator[TimelineEvent]:
     same = {
         "cat": "tool",
         "name": tool.tool_class or "tool",

@@ -77,7 +77,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TraceRecord:
     """One record: of a request, or of a tool.
 
     Attributes:
@@ -98,7 +98,7 @@ class Record:
         return self.agent.trajectory_id or self.agent.session_id
 
 
-def read_records(paths: Iterable[Path]) -> list[Record]:
+def read_records(paths: Iterable[Path]) -> list[TraceRecord]:
     """Return the records of all files, by their start. Files whose names end in ``.gz`` are decompressed.
 
     Raises:
@@ -110,7 +110,7 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
     return records
 
 
-def _read(path: Path) -> Iterator[Record]:
+def _read(path: Path) -> Iterator[TraceRecord]:
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
@@ -121,7 +121,7 @@ def _read(path: Path) -> Iterator[Record]:
         raise BadConfiguration(f"{path}: {reason}; give a file that --trace-path wrote") from None
 
 
-def _record(path: Path, number: int, text: str) -> Iterator[Record]:
+def _record(path: Path, number: int, text: str) -> Iterator[TraceRecord]:
     try:
         value: Any = json.loads(text)
         # Dynamo's sinks may wrap a record.
@@ -134,7 +134,7 @@ def _record(path: Path, number: int, text: str) -> Iterator[Record]:
         start = line.request.request_received_ms
         took = line.request.total_time_ms
         end = line.event_time_unix_ms if took is None else start + took
-        yield Record(line.agent_context, start, max(start, end), request=line.request)
+        yield TraceRecord(line.agent_context, start, max(start, end), request=line.request)
     elif line.tool is not None and line.event_type in ("tool_end", "tool_error"):
         tool = line.tool
-        yield Record(line.agent_context, tool.started_at_unix_ms, tool.ended_at_unix_ms, tool=tool)
+        yield TraceRecord(line.agent_context, tool.started_at_unix_ms, tool.ended_at_unix_ms, tool=tool)

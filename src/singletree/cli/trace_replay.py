@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from singletree.cli.trace_records import Record, Replay
+from singletree.cli.trace_records import Replay, TraceRecord
 from singletree.errors import BadConfiguration
 
 _WORDS = (
@@ -67,13 +67,13 @@ class Replayer:
         self._url, self._model, self._speed = url, model, speed
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    async def run(self, records: Sequence[Record]) -> list[Sent]:
+    async def run(self, records: Sequence[TraceRecord]) -> list[Sent]:
         """Send all requests of ``records`` that have a shape, and return what came, in the order of the answers.
 
         Raises:
             BadConfiguration: no record has a shape, or no server answers.
         """
-        lanes: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        lanes: dict[tuple[str, str], list[TraceRecord]] = defaultdict(list)
         for record in records:
             if record.request is not None and record.request.replay is not None:
                 lanes[record.agent.session_id, record.lane].append(record)
@@ -102,7 +102,7 @@ class Replayer:
             ) from None
 
     async def _send_lane(
-        self, http: aiohttp.ClientSession, lane: Sequence[Record], begin: float, sent: list[Sent]
+        self, http: aiohttp.ClientSession, lane: Sequence[TraceRecord], begin: float, sent: list[Sent]
     ) -> None:
         before = begin
         for record in lane:
@@ -110,7 +110,7 @@ class Replayer:
             sent.append(await self._send(http, record))
             before = record.ended
 
-    async def _send(self, http: aiohttp.ClientSession, record: Record) -> Sent:
+    async def _send(self, http: aiohttp.ClientSession, record: TraceRecord) -> Sent:
         request = record.request
         assert request is not None
         assert request.replay is not None
@@ -159,7 +159,7 @@ def _has_text(choice: Mapping[str, Any]) -> bool:
     return any(value for name, value in (choice.get("delta") or {}).items() if name != "role")
 
 
-def summary(sent: Sequence[Sent], records: Sequence[Record]) -> dict[str, Any]:
+def summary(sent: Sequence[Sent], records: Sequence[TraceRecord]) -> dict[str, Any]:
     """Return the latencies and the cached share of ``sent``, beside those that ``records`` have. Times in seconds."""
     good = [each for each in sent if not each.error]
     requests = [record.request for record in records if record.request is not None]

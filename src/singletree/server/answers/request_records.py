@@ -46,7 +46,7 @@ _CLOSING_SECONDS = 5.0
 _CALLS = 16_384
 """How many calls may wait for their results."""
 
-Record = dict[str, Any]
+_Record = dict[str, Any]
 
 
 class RecordFile:
@@ -76,11 +76,11 @@ class RecordFile:
                 f"--trace-path {path}: {error.strerror}; give a file that can be written"
             ) from None
         self._handler.handleError = _log_failure  # type: ignore[method-assign]
-        self._waiting: queue.Queue[list[Record] | None] = queue.Queue(_WAITING)
+        self._waiting: queue.Queue[list[_Record] | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._write, name="request records", daemon=True)
         self._thread.start()
 
-    def put(self, records: list[Record]) -> None:
+    def put(self, records: list[_Record]) -> None:
         """Write ``records`` soon; drop them if too many wait."""
         try:
             self._waiting.put_nowait(records)
@@ -145,7 +145,7 @@ class RequestRecords:
         return self._file.dropped
 
     def add(self, trace: Trace, choices: Choices, step: Step, finished: Finished) -> None:
-        """Record the end of an answer.
+        """_Record the end of an answer.
 
         Args:
             trace: the request's times and id.
@@ -157,7 +157,7 @@ class RequestRecords:
         generation = choices.first
         agent = _agent_context(choices, step)
         calls = list(_calls(generation.events))
-        request: Record = {
+        request: _Record = {
             "request_id": trace.request_id,
             "model": step.model,
             "input_tokens": finished.usage.prompt_tokens,
@@ -190,7 +190,7 @@ class RequestRecords:
         """Write what waits, and close the file."""
         self._file.close()
 
-    def _tools(self, session: str, turns: Sequence[Turn], received: int) -> Iterable[Record]:
+    def _tools(self, session: str, turns: Sequence[Turn], received: int) -> Iterable[_Record]:
         """Yield an object for each tool whose result came with the request, if the call was recorded."""
         for turn in reversed(turns):
             if turn.role == "assistant":
@@ -210,7 +210,7 @@ class RequestRecords:
                     }
 
 
-def _head(kind: str, at: int, source: str = "singletree") -> Record:
+def _head(kind: str, at: int, source: str = "singletree") -> _Record:
     return {"schema": SCHEMA, "event_type": kind, "event_time_unix_ms": at, "event_source": source}
 
 
@@ -227,7 +227,7 @@ def _agent_context(choices: Choices, step: Step) -> Mapping[str, Any]:
     return {name: value for name, value in named.items() if value}
 
 
-def _calls(events: Iterable[Any]) -> Iterable[Record]:
+def _calls(events: Iterable[Any]) -> Iterable[_Record]:
     """Yield the complete calls of a turn, without their arguments."""
     started: dict[int, ToolCallStart] = {}
     for event in events:
@@ -237,7 +237,7 @@ def _calls(events: Iterable[Any]) -> Iterable[Record]:
             yield {"choice_index": 0, "tool_call_index": event.index, "id": call.id, "name": call.name}
 
 
-def _speed(trace: Trace, finished: Finished, total: int) -> Record:
+def _speed(trace: Trace, finished: Finished, total: int) -> _Record:
     if trace.first_seconds is None:
         return {}
     first = trace.first_seconds * 1000
@@ -250,10 +250,10 @@ def _speed(trace: Trace, finished: Finished, total: int) -> Record:
     }
 
 
-def _own_fields(choices: Choices, step: Step) -> Record:
+def _own_fields(choices: Choices, step: Step) -> _Record:
     """Return what singletree knows besides: how the prompt continues its session, and who generated."""
     generation = choices.first
-    fields: Record = {
+    fields: _Record = {
         "session": step.session,
         "course": step.course,
         "matched_tokens": step.matched,
