@@ -280,15 +280,16 @@ class RemoteEngine:
 
     def _wire_of(self, job: GenerationJob) -> Wire:
         constraint, pictures = job.constraint, pictures_of(job)
+        if pictures and self._blindness is not None:
+            reason = self._blindness or f"none at {self._served.wires[0].path}"
+            raise InvalidRequest(
+                f"{self._server.title} takes no pictures for this model ({reason}); remove them from the request"
+            )
         for wire in self._served.wires:
             if pictures and not wire.abilities.pictures:
                 continue
             if wire.accepts(job) and (constraint is None or constraint.kind in wire.abilities.constraints):
                 return wire
-        if pictures and not any(wire.abilities.pictures for wire in self._served.wires):
-            raise InvalidRequest(
-                f"{self._server.title} takes no pictures at {self._served.wires[0].path}; remove them from the request"
-            )
         if constraint is not None:
             kinds = ", ".join(self._served.wires[0].abilities.constraints)
             raise InvalidRequest(
