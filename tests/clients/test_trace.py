@@ -29,12 +29,24 @@ def test_a_session_is_recorded_and_sent_again(
     ran(harness, HERMES, turns, flags).went_well(ANSWER, generations=2)
     running = server(HERMES, flags)
 
-    subprocess.run([SINGLETREE, "trace", "perfetto", path, "--output", out], check=True, timeout=60)
+    subprocess.run(
+        [str(SINGLETREE), "trace", "perfetto", str(path), "--output", str(out)], check=True, timeout=60
+    )
     events = json.loads(out.read_text())["traceEvents"]
     assert sum(event.get("cat") == "request" for event in events) >= 2
     assert sum(event["ph"] == "b" for event in events) == 1, "the shell ran once"
 
-    command = [SINGLETREE, "trace", "replay", path, "--base-url", running.url, "--speed", "100", "--json"]
+    command = [
+        str(SINGLETREE),
+        "trace",
+        "replay",
+        str(path),
+        "--base-url",
+        running.url,
+        "--speed",
+        "100",
+        "--json",
+    ]
     done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert found["errors"] == {}
