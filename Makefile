@@ -52,8 +52,9 @@ golden: $(READY) ## rewrite the golden files; review the difference
 docs: $(READY) ## rewrite the documents made from the code
 	$(BIN)/python docs/make_docs.py
 
-engines: $(READY) ## the engine tests, on real vLLM and SGLang servers that this installs
-	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
+engines: $(READY) ## the engine tests, on real vLLM and SGLang that this installs, and the harnesses on vLLM
+	$(BIN)/python tests/clients/install.py
+	$(BIN)/python -m pytest -m engines tests/engines tests/clients/test_on_vllm.py $(ARGS)
 
 scale: $(READY) ## servers in several processes, with real databases: starts them on loopback
 	$(BIN)/python -m pytest -m scale tests/scale $(ARGS)

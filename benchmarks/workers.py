@@ -29,7 +29,7 @@ import uvloop
 
 from benchmarks.http_server import cpu_seconds
 from clients import install
-from clients.served import free_port
+from engines.real_vllm import free_port
 
 MODEL = "engine"
 _TOKENS = (1782, 374, 264, 3460, 11)

@@ -10,7 +10,7 @@ prompt already held from ``raw`` and ``text``, and the server replaces a ``ToolC
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -144,6 +144,15 @@ class UsageUpdate:
     raw: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class WeightVersion:
+    """The generated tokens from ``start`` to before ``end`` are of the weights of this version."""
+
+    version: str | int | None = None
+    start: int = 0
+    end: int = 0
+
+
 FinishReason = Literal["stop", "stop_sequence", "length", "context_overflow", "refusal", "cancelled", "error"]
 
 
@@ -152,12 +161,15 @@ class Finished:
     """The end of a generation.
 
     ``stop`` is the end of a plain answer and of one with tool calls alike; the events show whether calls were made.
-    ``stop_sequence`` is the client's stop string that matched; None when none did.
+    ``stop_sequence`` is the client's stop string that matched; None when none did. ``weight_versions`` and
+    ``routed_experts`` are those of the engine's last ``Chunk``.
     """
 
     reason: FinishReason
     usage: Usage = field(default_factory=Usage)
     stop_sequence: str | None = None
+    weight_versions: Sequence[WeightVersion] = ()
+    routed_experts: str | None = None
 
 
 Event = (

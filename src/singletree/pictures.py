@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = ["Picture", "PromptPicture"]
 
@@ -33,6 +33,8 @@ class PromptPicture:
             identity in its prefix cache: no client can choose it.
         media_type: the format of ``data``.
         data: the encoded picture, in a format that the engine decodes.
+        before: the token before the placeholder, and ``behind`` the one behind it; empty at the end of a prompt. Some
+            engines recognise a placeholder only between the tokens that the chat template prints around it.
     """
 
     position: int
@@ -40,3 +42,10 @@ class PromptPicture:
     key: str
     media_type: str
     data: bytes = field(repr=False)
+    before: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+
+    def alone(self) -> tuple[list[int], PromptPicture]:
+        """Return a prompt of this picture alone, with what is around it, and the picture as it is placed there."""
+        prompt = [*self.before, self.placeholder_id, *self.behind]
+        return prompt, replace(self, position=len(self.before))

@@ -1,23 +1,26 @@
-"""``singletree serve`` as a process of its own, with the scripted engine, on a free loopback port."""
+"""``singletree serve`` as a process of its own, with an engine that plays scripts, on a free loopback port."""
 
 from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from clients.harness import SINGLETREE
+from engines import real_vllm
+from engines.tiny_checkpoint import make_tiny_checkpoint
 
 MODEL = "scripted-qwen3"
-SECONDS_TO_START = 180
+
+SAMPLER = "engines.scripted_sampler:ScriptedSampler"
+SAMPLER_SCRIPTS, SAMPLER_LOG = "SINGLETREE_SAMPLER_SCRIPTS", "SINGLETREE_SAMPLER_LOG"
+"""What ``scripted_sampler`` is called and reads; only vLLM's environment can import it."""
 
 TURNS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 """Routes on which a turn is asked for."""
@@ -60,6 +63,10 @@ class Server(NamedTuple):
                 counted[found["status"]] += int(float(found["count"]))
         return counted
 
+    def explain(self, key: str) -> list[dict[str, Any]]:
+        """The steps of a session, as ``singletree explain`` prints them."""
+        return explain(self.url, key)
+
     def session(self, key: str) -> list[dict[str, Any]]:
         """The steps of a session, oldest first."""
         return list(json.loads(self._told(f"/v1/singletree/sessions/{key}"))["steps"])
@@ -73,42 +80,59 @@ class Server(NamedTuple):
             return bytes(answer.read())
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def explain(url: str, session: str) -> list[dict[str, Any]]:
+    """The steps of a session that ``singletree explain`` prints, oldest first."""
+    command = [str(SINGLETREE), "explain", session, "--base-url", url, "--json"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    return list(json.loads(done.stdout)["steps"])
 
 
 @contextmanager
 def serving(model: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
     """A server that runs until the block ends. ``folder`` takes its scripts, log and output."""
-    port = free_port()
-    server = Server(
-        f"http://127.0.0.1:{port}", folder / "scripts", folder / "plays.jsonl", folder / "output.txt"
-    )
-    server.scripts.mkdir(parents=True)
-    command = [str(SINGLETREE), "serve", "--engine", "scripted"]
-    told = ["--model", str(model), "--model-name", MODEL, "--port", str(port)]
-    watched = ["--script-dir", str(server.scripts), "--script-log", str(server.log)]
-    watched += ["--store-path", str(folder / "responses.sqlite")]
-    with server.output.open("w") as output:
-        process = subprocess.Popen([*command, *told, *watched, *flags], stdout=output, stderr=output)
-    try:
-        _wait(server, process)
+    watched = ["--script-dir", str(folder / "scripts"), "--script-log", str(folder / "plays.jsonl")]
+    with _playing(folder, ["--engine", "scripted", "--model", str(model), *watched, *flags]) as server:
         yield server
+
+
+@contextmanager
+def serving_scripted_vllm(tokenizer: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
+    """The same with a real vLLM inside, which samples the scripts; its model has made-up weights."""
+    python, environment = real_vllm.program()
+    model = make_tiny_checkpoint(folder / "tiny-qwen2", tokenizer)
+    vllm = ["--enforce-eager", "--load-format", "dummy", "--logits-processors", SAMPLER]
+    environment |= {SAMPLER_SCRIPTS: str(folder / "scripts"), SAMPLER_LOG: str(folder / "plays.jsonl")}
+    told = ["--engine", "vllm", "--model", str(model), "--slots", "8", *flags, "--", *vllm]
+    with _playing(folder, told, program=(str(python), "-m", "singletree"), environment=environment) as server:
+        yield server
+
+
+@contextmanager
+def _playing(folder: Path, told: Sequence[str], **more: Any) -> Iterator[Server]:
+    port = real_vllm.free_port()
+    url = f"http://127.0.0.1:{port}"
+    server = Server(url, folder / "scripts", folder / "plays.jsonl", folder / "output.txt")
+    server.scripts.mkdir(parents=True)
+    stored = ["--store-path", str(folder / "responses.sqlite")]
+    with running(["--model-name", MODEL, *stored, *told], port, server.output, **more):
+        yield server
+
+
+@contextmanager
+def running(
+    flags: Sequence[str],
+    port: int,
+    output: Path,
+    *,
+    program: Sequence[str] = (str(SINGLETREE),),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``singletree serve`` on a loopback port, until the block ends; it prints to ``output``."""
+    command = [*program, "serve", "--port", str(port), *flags]
+    with output.open("ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+    try:
+        real_vllm.wait_until_ready(f"http://127.0.0.1:{port}", process, output, "singletree serve")
+        yield process
     finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
-    """Until ``/health`` answers. Raises RuntimeError, with what the server printed, when it does not."""
-    until = time.monotonic() + SECONDS_TO_START
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{server.url}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError(f"singletree serve did not come up:\n{server.output.read_text()}")
+        real_vllm.stop_server(process)

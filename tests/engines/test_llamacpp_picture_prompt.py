@@ -14,8 +14,8 @@ from singletree.engines.engine import GenerationJob
 from singletree.engines.llamacpp.picture_prompt import PicturePrompts
 from singletree.errors import InvalidRequest
 from singletree.pictures import PromptPicture
-from singletree.prompts.tokenizer.added_tokens import PICTURE_MARK
-from singletree.prompts.tokenizer.neutral_text import NEUTRAL, MarkupDecoder
+from singletree.prompts.tokenizer.added_tokens import NEUTRAL, PICTURE_MARK
+from singletree.prompts.tokenizer.neutral_text import MarkupDecoder
 
 MARKER = "<__media_secret__>"
 TOKENS = tokenizer(marks_pictures=True)

@@ -22,6 +22,7 @@ from singletree.engines.engine_arguments import EngineSettings, agent_arguments,
 from singletree.engines.sglang.in_process import InProcessSglangEngine
 from singletree.engines.sglang.startup import ARGUMENTS, load_sglang
 from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest
+from singletree.events import WeightVersion
 
 
 @pytest_asyncio.fixture(
@@ -59,10 +60,13 @@ async def test_what_sglang_is_asked_for() -> None:
         constraint=Constraint("structural_tag", {"type": "structural_tag"}),
         priority=-3,
         session="s1",
+        cache_salt="tenant",
     )
-    async for _ in engine.generate(job):
-        pass
+    *rest, last = [chunk async for chunk in engine.generate(job)]
+    assert list(last.weight_versions) == [WeightVersion("7", 0, 5)]
+    assert not any(chunk.weight_versions for chunk in rest)
     [asked] = sglang.asked
+    assert asked["cache_salt"] == "tenant"
     assert asked["sampling_params"] == {
         "top_k": 20,
         "temperature": 0.2,

@@ -7,7 +7,6 @@ Outside that environment the one test here runs this file inside it. SGLang's ke
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,8 +14,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engines import real_vllm
-from engines.contract import CHECKS, Check, Subject, closing_ends_what_is_in_flight, collect, tokens_of
+from engines import real_sglang, real_vllm
+from engines.contract import (
+    CHECKS,
+    Check,
+    Subject,
+    closing_ends_what_is_in_flight,
+    collect,
+    keeps_tenants_apart,
+    tokens_of,
+)
 from engines.tool_loop import DIALECTS, Dialect, forced_calls
 from engines.vllm_recording import PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
 from singletree.conversation import Sampling
@@ -31,32 +38,15 @@ INSIDE = importlib.util.find_spec("sglang") is not None
 inside = pytest.mark.skipif(not INSIDE, reason="runs in SGLang's own environment")
 SECONDS = 1800
 WINDOW = 4096
-ARGUMENTS = (
-    "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule "
-    "--skip-server-warmup --mem-fraction-static 0.1 --max-total-tokens 16384 --page-size 16"
-)
-ENVIRONMENT = {
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "SGLANG_DISABLE_CUDNN_CHECK": "1",
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "passive",
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 @pytest.mark.skipif(INSIDE, reason="runs outside SGLang's environment")
 def test_all_of_this_file_in_the_environment_of_sglang() -> None:
-    python = real_vllm.PEERS / "sglang" / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"no {python}: an environment with SGLang that sees vLLM's")
-    real_vllm.install_in_process()
-    root = real_vllm.ROOT
-    paths = os.pathsep.join(str(root / folder) for folder in ("src", "tests", "docs"))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
+    python, environment = real_sglang.sglang_program()
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-m", "engines", "-p", "no:cacheprovider", __file__],
-        cwd=root,
-        env={**kept, **ENVIRONMENT, "PYTHONPATH": paths},
+        cwd=real_vllm.ROOT,
+        env=environment,
         timeout=SECONDS,
         check=False,
     )
@@ -65,7 +55,7 @@ def test_all_of_this_file_in_the_environment_of_sglang() -> None:
 
 def make() -> InProcessSglangEngine:
     _, model = real_vllm.install()
-    settings = EngineSettings(str(model), WINDOW, 8, tuple(ARGUMENTS.split()))
+    settings = EngineSettings(str(model), WINDOW, 8, tuple(real_sglang.IN_PROCESS))
     return InProcessSglangEngine(settings, name=real_vllm.MODEL)
 
 
@@ -99,6 +89,12 @@ async def asked(
 )
 async def test_contract(subject: Subject, check: Check) -> None:
     await check(subject)
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cache_salt_keeps_tenants_apart(subject: Subject) -> None:
+    await keeps_tenants_apart(subject)
 
 
 @inside

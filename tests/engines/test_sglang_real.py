@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from engines import real_sglang
-from engines.contract import CHECKS, Check, Subject, collect, tokens_of
+from engines.contract import CHECKS, Check, Subject, collect, keeps_tenants_apart, tokens_of
 from engines.vllm_recording import FRANCE, ITALY, JAPAN, PARIS, QUESTION, SCHEMA, greedy
 from singletree.conversation import Sampling
 from singletree.engines.detection import detect_server
@@ -52,6 +52,11 @@ async def ask(
     subject: Subject, sampling: Sampling, prompt: Sequence[int] = QUESTION, **more: Any
 ) -> list[Chunk]:
     return await collect(subject.engine.generate(GenerationJob(prompt, sampling, "r", **more)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cache_salt_keeps_tenants_apart(subject: Subject) -> None:
+    await keeps_tenants_apart(subject)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -13,6 +13,7 @@ from engines.vllm_recording import PARIS
 from engines.wire_servers import DIALECTS, DialectTransport, started
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import InvalidRequest
+from singletree.events import WeightVersion
 
 FORMS = ("incremental", "cumulative")
 TOKENS = {
@@ -61,6 +62,13 @@ async def test_log_probabilities(form: str) -> None:
     prompt = SCENARIOS["prompt_logprobs"].prompt
     assert not scored[0]
     assert [row[0][0] for row in scored[1:]] == list(prompt[1:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_the_weights_of_an_answer_are_known(form: str) -> None:
+    *rest, last = await replay(form, "answer", step=100)
+    assert list(last.weight_versions) == [WeightVersion("default", 0, 8)]
+    assert not any(chunk.weight_versions for chunk in rest)
 
 
 @pytest.mark.parametrize("form", FORMS)

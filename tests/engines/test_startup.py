@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 
 from singletree.engines.devices import Gpu, find_gpus, installed_version, processor_name
 from singletree.engines.engine_arguments import EngineSettings, agent_arguments, engine_arguments
-from singletree.engines.startup_log import StartupStep, explain_failure, follow_steps, read_log
+from singletree.engines.startup_log import StartupStep, explain_failure, follow_steps, log_to_file, read_log
 from singletree.engines.vllm.startup import ARGUMENTS, LIMITS, STEPS, load_vllm
 from singletree.errors import BadConfiguration
 
@@ -151,3 +154,22 @@ def test_versions_and_the_processor() -> None:
     assert installed_version(("no-such-package", "pytest")) == pytest.__version__
     assert installed_version(("no-such-package",)) is None
     assert processor_name()
+
+
+def test_what_an_engine_logs_in_this_process_goes_to_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("ENGINE_LOG", "")
+    logger = logging.getLogger("engine_of_a_test")
+    try:
+        log = log_to_file("engine_of_a_test", "ENGINE_LOG")
+        assert log is not None
+        assert json.loads(Path(os.environ["ENGINE_LOG"]).read_text())["loggers"]
+        logging.getLogger("engine_of_a_test.part").info("all arguments")
+        assert "all arguments" in read_log(log)
+        assert "all arguments" not in caplog.text
+    finally:
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+            handler.close()

@@ -8,7 +8,12 @@ import pytest
 
 from engines.vllm_memory import MemoryAnswer, MemoryTransport, outcome, started, tokens
 from engines.vllm_recording import GENERATE_STREAMS, SCENARIOS, STREAMS, Exchange
-from singletree.engines.vllm.generate_wire import GenerateReader
+from singletree.conversation import Sampling
+from singletree.engines.engine import GenerationJob
+from singletree.engines.sglang.wire import SglangWire
+from singletree.engines.vllm.generate_wire import GenerateReader, GenerateWire
+from singletree.engines.vllm.wire import encode_vllm_request
+from singletree.events import WeightVersion
 
 PATH = "/inference/v1/generate"
 
@@ -64,6 +69,33 @@ def test_log_probabilities_have_the_token_first() -> None:
 
 
 def test_the_weights_of_an_answer_are_known() -> None:
+    chunk = GenerateReader(16, 512).feed(Exchange.load("generate_answer").answer)
+    assert chunk is not None
+    assert list(chunk.weight_versions) == [WeightVersion("default", 0, 8)]
+    assert chunk.routed_experts is None
+
+
+def test_routed_experts_are_those_of_the_last_event() -> None:
+    events = [
+        {"choices": [{"token_ids": [5]}]},
+        {"choices": [{"token_ids": [6], "finish_reason": "stop", "routed_experts": "TlVNUFk="}]},
+    ]
+    lines = [b"data: %b\n\n" % json.dumps(event).encode() for event in events]
     reader = GenerateReader(16, 512)
-    reader.feed(Exchange.load("generate_answer").answer)
-    assert [(span.start, span.end) for span in reader.weight_versions] == [(0, 8)]
+    first, last = reader.feed(lines[0]), reader.feed(lines[1] + b"data: [DONE]\n\n")
+    assert first is not None
+    assert last is not None
+    assert (first.routed_experts, last.routed_experts) == (None, "TlVNUFk=")
+
+
+@pytest.mark.parametrize("salt", ["", "tenant"])
+def test_a_cache_salt_is_sent_to_every_endpoint(salt: str) -> None:
+    job = GenerationJob([1], Sampling(), "r", cache_salt=salt)
+    sent = [
+        GenerateWire("m").encode(job, max_tokens=4),
+        encode_vllm_request("m", job, max_tokens=4),
+        SglangWire().encode(job, max_tokens=4),
+    ]
+    fields = [("cache_salt", salt), ("cache_salt", salt), ("extra_key", salt)]
+    for body, (name, value) in zip(map(json.loads, sent), fields, strict=True):
+        assert body.get(name, "") == value

@@ -18,6 +18,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import Constraint, GenerationJob
 from singletree.engines.vllm.in_process import InProcessVllmEngine
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
+from singletree.events import WeightVersion
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,6 +62,7 @@ async def test_what_vllm_is_asked_for() -> None:
         constraint=Constraint("structural_tag", {"type": "structural_tag"}),
         priority=-3,
         session="s1",
+        cache_salt="tenant",
     )
     async for _ in engine.generate(job):
         pass
@@ -79,10 +81,23 @@ async def test_what_vllm_is_asked_for() -> None:
     }
     assert (asked["priority"], asked["session_id"]) == (-3, "s1")
     assert asked["data_parallel_rank"] in range(4)
-    assert asked["prompt"] == {"type": "token", "prompt_token_ids": list(QUESTION)}
+    prompt = {"type": "token", "prompt_token_ids": list(QUESTION), "cache_salt": "tenant"}
+    assert asked["prompt"] == prompt
     await collect(engine, name="r1")
+    assert llm.asked[1]["prompt"] == prompt | {"cache_salt": None}
     assert llm.asked[1]["data_parallel_rank"] is llm.asked[1]["session_id"] is None
     assert llm.asked[0]["request_id"] != llm.asked[1]["request_id"], "vLLM aborts all requests of one id"
+    await engine.close()
+
+
+async def test_weights_and_experts_are_known_at_the_end() -> None:
+    engine = await started(FakeAsyncLLM())
+    *rest, last = await collect(engine)
+    assert (list(last.weight_versions), last.routed_experts) == (
+        [WeightVersion("7", 0, 30)],
+        "npy of experts",
+    )
+    assert all(not chunk.weight_versions and chunk.routed_experts is None for chunk in rest)
     await engine.close()
 
 

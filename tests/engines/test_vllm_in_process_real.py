@@ -6,21 +6,20 @@ Outside that environment the one test here runs this file inside it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from engines import real_vllm
-from engines.contract import CHECKS, Check, Subject, collect, tokens_of
+from engines.contract import CHECKS, Check, Subject, collect, keeps_tenants_apart, tokens_of
+from engines.real_vllm import children
 from engines.tool_loop import DIALECTS, Dialect, forced_calls, served
 from engines.vllm_recording import OF, PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
 from singletree.conversation import Sampling
@@ -39,14 +38,12 @@ WINDOW = 4096
 
 @pytest.mark.skipif(INSIDE, reason="runs outside vLLM's environment")
 def test_all_of_this_file_in_the_environment_of_vllm() -> None:
-    venv, _ = real_vllm.install_in_process()
-    root = real_vllm.ROOT
-    paths = os.pathsep.join(str(root / folder) for folder in ("src", "tests", "docs"))
-    command = [str(venv / "bin" / "python"), "-m", "pytest", "-q", "-m", "engines", "-p", "no:cacheprovider"]
+    python, environment = real_vllm.program()
+    command = [str(python), "-m", "pytest", "-q", "-m", "engines", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, __file__],
-        cwd=root,
-        env={**real_vllm.environment(), "PYTHONPATH": paths},
+        cwd=real_vllm.ROOT,
+        env=environment,
         timeout=SECONDS,
         check=False,
     )
@@ -86,6 +83,12 @@ async def asked(
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_contract(subject: Subject, check: Check) -> None:
     await check(subject)
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cache_salt_keeps_tenants_apart(subject: Subject) -> None:
+    await keeps_tenants_apart(subject)
 
 
 @inside
@@ -209,24 +212,11 @@ async def test_a_killed_engine_process_is_started_again(
     monkeypatch.setattr("engines.contract.PATIENCE", 600.0)  # A start takes minutes on a busy machine.
     chunks = subject.engine.generate(GenerationJob(QUESTION, replace(greedy(200), ignore_eos=True), "killed"))
     await anext(chunks)
-    for pid in _engine_processes():
+    for pid in children(os.getpid(), "EngineCore"):
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="starts them again"):
         await collect(chunks)
     assert (await asked(subject, greedy()))[0] == PARIS
-
-
-def _engine_processes() -> list[int]:
-    """The children of this process in which vLLM's scheduler runs."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            named = stat.with_name("cmdline").read_text() + stat.with_name("comm").read_text()
-            if int(fields[1]) == os.getpid() and "EngineCore" in named:
-                found.append(int(stat.parent.name))
-    assert found
-    return found
 
 
 @inside

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from engines import real_vllm
-from engines.contract import CHECKS, Check, Subject
+from engines.contract import CHECKS, Check, Subject, keeps_tenants_apart
 from engines.vllm_recording import (
     END_OF_TURN,
     FRANCE,
@@ -114,6 +114,11 @@ async def subject(url: str, request: pytest.FixtureRequest) -> AsyncIterator[Sub
     await engine.start()
     yield Subject(engine, make, QUESTION, [FRANCE, ITALY, JAPAN])
     await engine.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cache_salt_keeps_tenants_apart(subject: Subject) -> None:
+    await keeps_tenants_apart(subject)
 
 
 @pytest.mark.asyncio(loop_scope="module")

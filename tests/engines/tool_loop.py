@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +80,14 @@ class Dialect:
     after: Callable[[list[Any], Any], tuple[list[Any], int, str]]
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A tool loop that was played: the conversation after it, and the cached tokens of each turn."""
+
+    history: list[Any]
+    cached_tokens: list[int]
+
+
 DIALECTS = (
     Dialect("/v1/chat/completions", _chat, _after_chat),
     Dialect("/v1/messages", _messages, _after_messages),
@@ -87,19 +95,38 @@ DIALECTS = (
 )
 
 
-async def forced_calls(engine: Engine, dialect: Dialect, turns: int = 4) -> list[int]:
-    """Play ``turns`` of a tool loop, each forced to one call, and return the cached tokens of each."""
+Post = Callable[[str, dict[str, Any]], Awaitable[tuple[int, bytes]]]
+"""Posts a body to a path, and returns the status and the body of the answer."""
+
+
+_BEGIN = ({"role": "user", "content": "How is the weather in Paris?"},)
+
+
+async def play_tool_loop(
+    post: Post, dialect: Dialect, turns: int = 4, history: Sequence[Any] = _BEGIN
+) -> Loop:
+    """Play ``turns`` of a tool loop, each forced to one call; ``history`` is what came before."""
     counts = []
+    history = [*history]
+    for _ in range(turns):
+        body = {"model": real_vllm.MODEL, "temperature": 0, **dialect.write(history)}
+        status, reply = await post(dialect.path, body)
+        assert status == 200, reply
+        history, cached, arguments = dialect.after(history, json.loads(reply))
+        assert list(json.loads(arguments)) == ["city"]
+        counts.append(cached)
+    return Loop(history, counts)
+
+
+async def forced_calls(engine: Engine, dialect: Dialect, turns: int = 4) -> list[int]:
+    """Play a tool loop through the whole server in memory, and return the cached tokens of each turn."""
     async with served(engine) as client:
-        history: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
-        for _ in range(turns):
-            body = {"model": real_vllm.MODEL, "temperature": 0, **dialect.write(history)}
-            reply = await client.post(dialect.path, body)
-            assert reply.status == 200, reply.body
-            history, cached, arguments = dialect.after(history, reply.json)
-            assert list(json.loads(arguments)) == ["city"]
-            counts.append(cached)
-    return counts
+
+        async def post(path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+            reply = await client.post(path, body)
+            return reply.status, reply.body
+
+        return (await play_tool_loop(post, dialect, turns)).cached_tokens
 
 
 class _Running:

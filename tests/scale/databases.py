@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from clients.served import free_port
+from engines.real_vllm import free_port
 
 _SECONDS_TO_START = 60
 

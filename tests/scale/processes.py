@@ -17,7 +17,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clients.served import free_port
+from engines.real_vllm import free_port
 
 SECONDS_TO_START = 180
 _ATTEMPTS = 200

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from clients.served import free_port
+from engines.real_vllm import free_port
 from scale.databases import Database
 from scale.processes import Answer, Group, ask, command, serving
 

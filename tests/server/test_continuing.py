@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJ
 from singletree.engines.failover import MAX_FAILURES, FailoverEngine
 from singletree.engines.queueing import QueueingEngine
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, Overloaded
+from singletree.events import WeightVersion
 from singletree.server.models import catalog
 from singletree.server.models.config import Config
 from singletree.server.models.served_models import load_models
@@ -231,3 +233,25 @@ async def test_a_stream_that_could_not_go_on_ends_with_an_error() -> None:  # C3
     async with serving(engine=FailoverEngine([Mortal(12, EngineFailed("gone for good"))])) as served:
         reply = await served.client.post("/v1/messages", body("/v1/messages", "x", stream=True))
     assert grammar_messages.check(reply.body).last["error"]["type"] == "api_error"
+
+
+async def test_the_weights_of_a_continued_turn_are_counted_from_its_begin() -> None:
+    class Versioned(Mortal):
+        """Of one version of the weights, which it reports at its end."""
+
+        async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
+            """See Engine."""
+            count = 0
+            async for chunk in super().generate(job):
+                count += len(chunk.token_ids)
+                spans = [WeightVersion("2", 0, count)] if chunk.finish else []
+                yield replace(chunk, weight_versions=spans, routed_experts="experts" if spans else None)
+
+    *_, last = await run(FailoverEngine([Versioned(3)]))
+    assert list(last.weight_versions) == [WeightVersion("2", 3, len(TOKENS))]
+    assert last.routed_experts is None, "they would be those of another prompt"
+    *_, last = await run(FailoverEngine([Versioned()]))
+    assert (list(last.weight_versions), last.routed_experts) == (
+        [WeightVersion("2", 0, len(TOKENS))],
+        "experts",
+    )

@@ -11,9 +11,11 @@ import pytest
 from protocols.grammar_generate import Grammar
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.engines.scripted.scripts import Script
+from singletree.events import WeightVersion
 from singletree.server.models.config import Config
 
 from .by_hand import EngineByHand
+from .memory import events
 from .serving import MODEL, TOKENIZER, Served, serving
 
 PATH = "/inference/v1/generate"
@@ -154,6 +156,23 @@ async def test_it_takes_a_key_and_tells_what_it_ignores() -> None:
         )
     assert reply.status == 200
     assert "cache_salt" in reply.headers["x-singletree-warning"]
+
+
+async def test_the_weights_and_experts_that_the_engine_reports() -> None:
+    engine = EngineByHand()
+    spans, experts = [{"version": "7", "start": 0, "end": 2}], "TlVNUFk="
+    for _ in range(2):
+        engine.say(
+            Chunk([97]),
+            Chunk([END], "stop", weight_versions=[WeightVersion("7", 0, 2)], routed_experts=experts),
+        )
+    async with serving(engine=engine) as served:
+        whole = (await served.client.post(PATH, asked())).json["choices"][0]
+        streamed = await served.client.post(PATH, asked(stream=True))
+    assert (whole["weight_versions"], whole["routed_experts"]) == (spans, experts)
+    *rest, last = [choice for _, data in events(streamed.body)[:-1] for choice in data["choices"]]
+    assert (last["weight_versions"], last["routed_experts"]) == (spans, experts)
+    assert all(choice["weight_versions"] is choice["routed_experts"] is None for choice in rest)
 
 
 async def test_a_failure_in_the_stream_is_its_end() -> None:

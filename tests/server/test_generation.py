@@ -151,7 +151,7 @@ async def test_one_call_only(path: str, stream: bool) -> None:  # C38
         reply = await served.client.post(path, asked)
         played = served.engine.log[-1]
     assert outcome(path, final(path, reply))[:2] == (ENDS[path][1], 1)
-    assert played.finish is None, "the engine was left as soon as the call was complete"
+    assert played.finish is None, "the engine was left soon after the call was complete"
 
 
 @each_protocol

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -97,6 +98,29 @@ async def test_each_has_its_own_memory_and_metrics() -> None:
         assert 'singletree_prefix_courses_total{course="first",model="small"} 1.0' in metrics
         assert 'singletree_generations_total{model="big",reason="stop"} 2.0' in metrics
         assert 'singletree_generations_total{model="small",reason="stop"} 1.0' in metrics
+
+
+async def states(client: Client) -> dict[str, list[str]]:
+    """The states in which the metrics have each model."""
+    page = (await client.get("/metrics")).body.decode()
+    found = re.findall(r'singletree_model_state\{model="(.*)",state="(.*)"\} (\S+)', page)
+    return {
+        model: [state for name, state, value in found if (name, value) == (model, "1.0")]
+        for model, _, _ in found
+    }
+
+
+async def test_the_metrics_have_the_state_of_each_model() -> None:
+    lazy, idle = replace(SMALL, load="lazy"), replace(BIG, idle_unload=3600.0)
+    async with serving(GONE, idle, lazy) as (client, catalog, _):
+        assert await states(client) == {"gone": ["failed"], "big": ["loaded"], "small": ["lazy"]}
+        assert (await asked(client, "small")).status == 200
+        unloading = catalog.get("big").unloading
+        assert unloading is not None
+        await unloading._unload()
+        assert await states(client) == {"gone": ["failed"], "big": ["unloaded"], "small": ["loaded"]}
+        assert (await asked(client, "big")).status == 200
+        assert (await states(client))["big"] == ["loaded"]
 
 
 async def test_the_turns_of_a_model_are_not_those_of_another() -> None:

@@ -85,6 +85,8 @@ class EngineAbilities:
 
 _ALL_FORMATS = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _IN_PROCESS = "the stream is closed"
+_PLACED_IN_IDS = PictureSupport("template", _ALL_FORMATS)
+_PLACED_IN_TEXT = PictureSupport("template", _ALL_FORMATS, reads_text=True)
 
 _VLLM_CONSTRAINTS: Mapping[ConstraintKind, str] = {
     "structural_tag": "structural_tag",
@@ -145,6 +147,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         "vLLM, in the server's process",
         _VLLM_CONSTRAINTS,
         prompt_logprobs=True,
+        pictures=_PLACED_IN_IDS,
         abort=_IN_PROCESS,
         optional_sampling=ALL_SAMPLING,
         tested="vLLM 0.32, on the CPU",
@@ -152,7 +155,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
     "vllm-generate": EngineAbilities(
         "vLLM: `/inference/v1/generate`",
         _VLLM_CONSTRAINTS,
-        pictures=PictureSupport("template", _ALL_FORMATS),
+        pictures=_PLACED_IN_IDS,
         kv_events=True,
         model_defaults=False,
         optional_sampling=ALL_SAMPLING,
@@ -172,6 +175,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         "SGLang, in the server's process",
         _SGLANG_CONSTRAINTS,
         prompt_logprobs=True,
+        pictures=_PLACED_IN_TEXT,
         abort=_IN_PROCESS,
         optional_sampling=frozenset({"min_tokens"}),
         tested="SGLang 0.5.23, on the CPU",
@@ -180,6 +184,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         "SGLang: `/generate`",
         _SGLANG_CONSTRAINTS,
         prompt_logprobs=True,
+        pictures=_PLACED_IN_TEXT,
         abort="the connection is closed; it frees the request after 2 s",
         kv_events=True,
         model_defaults=False,
@@ -188,6 +193,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
             "--enable-priority-scheduling": "priorities",
             "--incremental-streaming-output": "streams whose size does not grow with the square of their length",
             "--grammar-backend llguidance": "constraints",
+            "--enable-multimodal": "pictures, with models that SGLang serves without them by default",
             "--kv-events-config": "KV events",
         },
         tested="SGLang 0.5.23",

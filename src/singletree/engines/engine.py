@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from singletree.conversation import Sampling
 from singletree.errors import ContextOverflow, EngineUnfit, InvalidRequest
+from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
 
 __all__ = ["Chunk", "Constraint", "Engine", "EngineInfo", "PictureSupport"]
@@ -54,6 +55,10 @@ class Chunk:
         picture_tokens: how many of them are each picture's, in the order of ``GenerationJob.pictures``; None where the
             engine does not report them.
         route: which of several engines generates; in the first chunk of each engine, None in the others.
+        weight_versions: which tokens of the generation came from which weights; in the last chunk, empty where the
+            engine does not report it.
+        routed_experts: the experts that each token was routed to, an ``.npy`` file in base64; in the last chunk, None
+            where the engine does not report it.
     """
 
     token_ids: Sequence[int]
@@ -64,6 +69,8 @@ class Chunk:
     prompt_tokens: int | None = None
     picture_tokens: Sequence[int] | None = None
     route: Route | None = None
+    weight_versions: Sequence[WeightVersion] = ()
+    routed_experts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +82,13 @@ class PictureSupport:
             for one. ``mark``: a mark in the text of a message, which the engine replaces by the picture and by all that
             the model expects around it.
         media_types: the formats that it decodes; pictures of others are converted.
+        reads_text: whether it looks for the places of pictures in the text of the token ids. Text that only reads
+            like a placeholder must not be in a prompt then.
     """
 
     place: Literal["template", "mark"]
     media_types: frozenset[str]
+    reads_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class FailoverEngine:
         """Generate, with the same contract as ``Engine.generate``.
 
         ``cached_tokens`` and ``prompt_tokens`` come from the first engine only: the prompts of the others contain
-        generated tokens.
+        generated tokens. Of a turn that several engines generated, the weights are known from the last engine on, and
+        the routed experts are not.
         """
         generated = array("I")
         failure: EngineFailed | None = None
@@ -88,7 +89,7 @@ class FailoverEngine:
                 async with aclosing(chunks):
                     async for chunk in chunks:
                         generated.extend(chunk.token_ids)
-                        yield replace(chunk, cached_tokens=None, prompt_tokens=None) if failures else chunk
+                        yield _continued(chunk, before) if failures else chunk
                 return
             except (Overloaded, Rejected) as error:
                 # A refusal of the extended prompt would not make sense to the client: it sent another one.
@@ -103,6 +104,17 @@ class FailoverEngine:
                     len(generated),
                     error.message,
                 )
+
+
+def _continued(chunk: Chunk, generated: int) -> Chunk:
+    """Return a chunk of an engine that continued a turn after ``generated`` tokens, as one of the whole turn."""
+    versions = [
+        replace(each, start=each.start + generated, end=each.end + generated)
+        for each in chunk.weight_versions
+    ]
+    return replace(
+        chunk, cached_tokens=None, prompt_tokens=None, weight_versions=versions, routed_experts=None
+    )
 
 
 def _ended(generated: Sequence[int], job: GenerationJob) -> Chunk | None:

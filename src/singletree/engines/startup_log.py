@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging.config
 import os
 import re
 import tempfile
@@ -128,6 +129,8 @@ def log_to_file(package: str, variable: str) -> Path | None:
     }
     settings.write_text(json.dumps(wanted), encoding="utf-8")
     os.environ[variable] = str(settings)
+    # SGLang logs before it reads the settings: all its arguments, as one line of thousands of characters.
+    logging.config.dictConfig(wanted)
     return log
 
 

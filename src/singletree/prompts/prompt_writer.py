@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -17,8 +17,10 @@ from singletree.conversation import (
     Conversation,
     Reasoning,
     Request,
+    Text,
     Thinking,
     Tool,
+    ToolCall,
     Turn,
 )
 from singletree.errors import InvalidRequest
@@ -185,11 +187,17 @@ class PromptWriter:
     def _without_placeholders(self, request: Request, known: Recalled) -> Recalled:
         """Return ``known`` without the turns in which the model itself wrote the placeholder of a picture.
 
-        They become text, in which the token is broken: an engine would take it for the place of a picture.
+        They become text, in which the token is broken: an engine would take it for the place of a picture. So do turns
+        with the text of such a token, if the engine reads text.
         """
         if not self._shows_pictures(request):
             return known
-        turns = {i: turn for i, turn in known.turns.items() if self.placeholder_id not in turn.token_ids}
+        turns = {
+            i: turn
+            for i, turn in known.turns.items()
+            if self.placeholder_id not in turn.token_ids
+            and not _has_text(known.conversation.turns[i], self.tokenizer.neutral)
+        }
         return known if len(turns) == len(known.turns) else replace(known, turns=turns)
 
     def _placed(
@@ -255,3 +263,15 @@ class PromptWriter:
         except InvalidRequest:
             return False
         return _PROBE in text
+
+
+def _has_text(turn: Turn, texts: Collection[str]) -> bool:
+    """Return whether one of ``texts`` is in what the model wrote in ``turn``."""
+    if not texts:
+        return False
+    written = [
+        part.arguments if isinstance(part, ToolCall) else part.text
+        for part in turn.parts
+        if isinstance(part, ToolCall | Text | Reasoning)
+    ]
+    return any(text in each for each in written for text in texts)

@@ -8,6 +8,7 @@ earlier form of log-probabilities, so each token has both: ``token_id``, and ``t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -49,7 +50,7 @@ _FINISH_REASONS: dict[FinishReason, str] = {
     "cancelled": "abort",
     "error": "abort",
 }
-_NOT_REPORTED: dict[str, Any] = {"routed_experts": None, "sampling_mask": None, "weight_versions": None}
+_AT_THE_END: dict[str, Any] = {"routed_experts": None, "sampling_mask": None, "weight_versions": None}
 _WITHOUT_EFFECT = ("cache_salt", "kv_transfer_params", "ec_transfer_params")
 
 
@@ -219,13 +220,19 @@ def _choice(request: Request, index: int, tokens: Sequence[Token], text: str) ->
         "logprobs": logprobs if details.logprobs else None,
         "finish_reason": None,
         "stop_reason": None,
-        **_NOT_REPORTED,
+        **_AT_THE_END,
     }
     return choice | ({"text": text} if has_text else {})
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    return {"finish_reason": _FINISH_REASONS[finished.reason], "stop_reason": finished.stop_sequence}
+    ending: dict[str, Any] = {"finish_reason": _FINISH_REASONS[finished.reason]}
+    ending["stop_reason"] = finished.stop_sequence
+    if finished.weight_versions:
+        ending["weight_versions"] = [asdict(each) for each in finished.weight_versions]
+    if finished.routed_experts is not None:
+        ending["routed_experts"] = finished.routed_experts
+    return ending
 
 
 def _logprob(token: Token) -> dict[str, Any]:

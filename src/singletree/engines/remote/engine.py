@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
@@ -174,16 +175,21 @@ class RemoteEngine:
             yield Chunk((), "length")
             return
         wire = self._wire_of(job)
+        for picture in wire.uncounted(job):
+            await self.count_picture_tokens(picture)
         job = self._with_model_defaults(job, wire)
         reader = wire.reader(job, max_tokens=max_tokens)
         request = InFlightRequest[StreamedResponse](job.request_id)
         self._in_flight.add(request)
         answer: StreamedResponse | None = None
+        silence = self._limit_silence(request, wire, job)
         try:
             try:
                 answer = await self._open(request, wire, job, max_tokens)
                 while not reader.done:
                     data = await answer.read()
+                    if silence is not None:
+                        silence.cancel()
                     chunk = reader.feed(data) if data else reader.close()
                     if reader.lookup is not None:
                         chunk = await self._resolve(reader)
@@ -199,19 +205,34 @@ class RemoteEngine:
             if answer is not None and request.outcome is None and not reader.cut:
                 await answer.finish()
         finally:
+            if silence is not None:
+                silence.cancel()
             self._in_flight.discard(request)
             request.hang_up()
+
+    def _limit_silence(
+        self, request: InFlightRequest[StreamedResponse], wire: Wire, job: GenerationJob
+    ) -> asyncio.TimerHandle | None:
+        """End the request with EngineFailed if its answer does not begin in time; None where the wire has no limit."""
+        seconds = wire.first_answer_seconds(job)
+        if seconds is None:
+            return None
+        failure = EngineFailed(
+            f"{self._server.title} did not begin to answer a prompt with pictures within {seconds:g} s; it may be "
+            "overloaded, or may have lost the request: its log has the cause"
+        )
+        return asyncio.get_running_loop().call_later(seconds, request.end, failure)
 
     async def count_picture_tokens(self, picture: PromptPicture) -> int:
         """Generate one token behind the picture: the server keeps what its processor made of it for later prompts."""
         if self._blindness is not None:
             raise EngineUnfit(f"the engine takes no pictures: {self._blindness}")
-        alone = replace(picture, position=0)
-        job = GenerationJob([picture.placeholder_id], Sampling(max_tokens=1), COUNT_ID, pictures=(alone,))
-        async for chunk in self.generate(job):
-            if chunk.picture_tokens:
-                return chunk.picture_tokens[0]
-        raise EngineFailed(f"{self._server.title} reported no length of a picture; try again")
+        prompt, alone = picture.alone()
+        job = GenerationJob(prompt, Sampling(max_tokens=1), COUNT_ID, pictures=(alone,))
+        counts = [chunk.picture_tokens[0] async for chunk in self.generate(job) if chunk.picture_tokens]
+        if not counts:
+            raise EngineFailed(f"{self._server.title} reported no length of a picture; try again")
+        return counts[0]
 
     async def _open(
         self, request: InFlightRequest[StreamedResponse], wire: Wire, job: GenerationJob, max_tokens: int
@@ -259,15 +280,16 @@ class RemoteEngine:
 
     def _wire_of(self, job: GenerationJob) -> Wire:
         constraint, pictures = job.constraint, pictures_of(job)
+        if pictures and self._blindness is not None:
+            reason = self._blindness or f"none at {self._served.wires[0].path}"
+            raise InvalidRequest(
+                f"{self._server.title} takes no pictures for this model ({reason}); remove them from the request"
+            )
         for wire in self._served.wires:
             if pictures and not wire.abilities.pictures:
                 continue
             if wire.accepts(job) and (constraint is None or constraint.kind in wire.abilities.constraints):
                 return wire
-        if pictures and not any(wire.abilities.pictures for wire in self._served.wires):
-            raise InvalidRequest(
-                f"{self._server.title} takes no pictures at {self._served.wires[0].path}; remove them from the request"
-            )
         if constraint is not None:
             kinds = ", ".join(self._served.wires[0].abilities.constraints)
             raise InvalidRequest(

@@ -11,6 +11,7 @@ from singletree.engines.engine import Chunk, LogprobRow, StopKind
 from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal
 from singletree.engines.remote.wire import Lookup
 from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
+from singletree.events import WeightVersion
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """A token id that can be one."""
@@ -51,6 +52,7 @@ class EventReader:
         "_room",
         "_started",
         "_stops",
+        "_weight_versions",
         "_words",
         "cached_tokens",
         "cut",
@@ -68,6 +70,7 @@ class EventReader:
         self._prompt_logprobs: Sequence[LogprobRow] | None = None
         self._partial: list[bytes] = []  # pieces of an incomplete line; with an echoed prompt it is long
         self._partial_bytes = 0
+        self._weight_versions: Sequence[WeightVersion] = ()
         self._finish: StopKind | None = None
         self._started = False
         self._is_stream = True
@@ -156,7 +159,14 @@ class EventReader:
     def _chunk(self, token_ids: list[int], logprobs: list[LogprobRow]) -> Chunk | None:
         echoed, self._prompt_logprobs = self._prompt_logprobs, None
         if self.done and self.failure is None:
-            return Chunk(token_ids, self._finish, self.cached_tokens, logprobs or None, echoed)
+            return Chunk(
+                token_ids,
+                self._finish,
+                self.cached_tokens,
+                logprobs or None,
+                echoed,
+                weight_versions=self._weight_versions,
+            )
         if not token_ids and echoed is None:
             return None
         self._started = True

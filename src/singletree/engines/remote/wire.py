@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from singletree.engines.abilities import EngineAbilities
 from singletree.engines.engine import Chunk, GenerationJob, StopKind
 from singletree.errors import SingletreeError
+from singletree.pictures import PromptPicture
 
 GetPage = Callable[[str], Awaitable[tuple[int, bytes]]]
 """Fetch a path: status and body. Raises EngineFailed when there is no answer."""
@@ -87,6 +88,12 @@ class Wire(Protocol):
     def resends(self, job: GenerationJob, refusal: SingletreeError) -> bool:
         """Return whether ``encode`` now gives a request with what the server no longer has."""
 
+    def uncounted(self, job: GenerationJob) -> Sequence[PromptPicture]:
+        """Return the pictures whose lengths have to be found out first, because the answer has only their sum."""
+
+    def first_answer_seconds(self, job: GenerationJob) -> float | None:
+        """Return for how long the answer may not begin, in seconds; None for no limit but that of every silence."""
+
     def encode_picture_probe(self) -> bytes | None:
         """Encode a request that only a model with eyes understands; None for an endpoint that takes no pictures."""
 
@@ -97,8 +104,16 @@ class Wire(Protocol):
         """
 
 
-class WireWithoutPictures:
-    """What a wire does whose endpoint keeps nothing of a request and takes no pictures."""
+class DefaultWire:
+    """What most wires do: the server keeps nothing of a request, answers in time, and reports each picture's length."""
+
+    def uncounted(self, job: GenerationJob) -> Sequence[PromptPicture]:
+        """Return nothing."""
+        return ()
+
+    def first_answer_seconds(self, job: GenerationJob) -> float | None:
+        """Return None."""
+        return None
 
     def accepted(self, job: GenerationJob) -> None:
         """Do nothing."""
@@ -110,6 +125,10 @@ class WireWithoutPictures:
     def encode_picture_probe(self) -> bytes | None:
         """Return None."""
         return None
+
+
+class WireWithoutPictures(DefaultWire):
+    """What a wire does whose endpoint takes no pictures."""
 
     def blindness(self, refusal: SingletreeError | None) -> str | None:
         """Return an empty string: there is no cure."""

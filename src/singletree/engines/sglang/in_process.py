@@ -23,6 +23,13 @@ from singletree.conversation import Sampling
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, LogprobRow, StopKind, token_limit
 from singletree.engines.engine_arguments import EngineSettings
+from singletree.engines.remote.pictures import PictureCounts, pictures_of
+from singletree.engines.sglang.pictures import (
+    FIRST_ANSWER_SECONDS,
+    SGLANG_BLINDNESS,
+    sglang_pictures,
+    unread_pictures,
+)
 from singletree.engines.sglang.sampling import (
     SGLANG_BACKENDS,
     SGLANG_CONSTRAINTS,
@@ -31,7 +38,9 @@ from singletree.engines.sglang.sampling import (
 )
 from singletree.engines.sglang.startup import load_sglang, sglang_version
 from singletree.engines.weights.progress import Progress, no_progress
-from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, SingletreeError
+from singletree.errors import ContextOverflow, EngineFailed, EngineUnfit, InvalidRequest, SingletreeError
+from singletree.events import WeightVersion
+from singletree.pictures import PromptPicture
 
 _LOG = logging.getLogger(__name__)
 _PROBE = GenerationJob((0,), Sampling(max_tokens=1, temperature=0.0), "singletree-probe")
@@ -84,6 +93,7 @@ class InProcessSglangEngine:
         self._defaults: dict[str, Any] = {}
         self._ranks = 1
         self._priority_sign = 0
+        self._counts = PictureCounts()
         self._failure: EngineFailed | None = None
         self._in_flight: dict[str, _Generating] = {}
         self._numbers = count()
@@ -109,6 +119,7 @@ class InProcessSglangEngine:
             arguments.max_running_requests or _DEFAULT_SLOTS,
             details,
             constraints=SGLANG_BACKENDS.get(arguments.grammar_backend, tuple(SGLANG_CONSTRAINTS)),
+            blindness=None if manager.model_config.is_image_understandable_model else SGLANG_BLINDNESS,
         )
         try:
             async for _ in self.generate(_PROBE):
@@ -155,15 +166,17 @@ class InProcessSglangEngine:
         if max_tokens == 0:
             yield Chunk((), "length")
             return
+        if job.pictures and self.info().pictures is None:
+            raise InvalidRequest(f"this model takes no pictures: {self.info().blindness}")
+        for picture in self._counts.uncounted(job):
+            await self.count_picture_tokens(picture)
         # SGLang aborts all requests whose id begins with the one given: no id may begin with another.
         id = f"{job.request_id}#{next(self._numbers)}."
         running = self._in_flight[id] = _Generating(job.request_id)
-        # With ignore_eos SGLang ignores stop tokens, too.
-        stops = frozenset(job.stop_token_ids if job.sampling.ignore_eos else ())
-        reader = _OutputReader(len(prompt), stops, scores_prompt=job.sampling.prompt_logprobs is not None)
+        reader = _OutputReader(job, self._counts)
         try:
             running.read(await engine.async_generate(**self._request(job, id, max_tokens)))
-            while reader.finish is None and (output := await running.next()) is not None:
+            while reader.finish is None and (output := await self._next(running, reader, job)) is not None:
                 if (chunk := reader.take(output)) is not None:
                     yield chunk
         except SingletreeError:
@@ -184,12 +197,40 @@ class InProcessSglangEngine:
                 raise EngineFailed("SGLang ended its stream without a finish reason")
             yield Chunk((), "cancelled")
 
+    async def _next(self, running: _Generating, reader: _OutputReader, job: GenerationJob) -> Any:
+        """Return the next output. SGLang never answers a prompt whose placeholders it miscounts: that wait ends."""
+        if not job.pictures or reader.started:
+            return await running.next()
+        try:
+            async with asyncio.timeout(FIRST_ANSWER_SECONDS):
+                return await running.next()
+        except TimeoutError:
+            raise EngineFailed(
+                f"SGLang did not begin to answer a prompt with pictures within {FIRST_ANSWER_SECONDS:g} s; it may be "
+                "overloaded, or may have lost the request: its log has the cause"
+            ) from None
+
+    async def count_picture_tokens(self, picture: PromptPicture) -> int:
+        """Generate one token behind the picture: the answer has the length of the whole prompt."""
+        if self.info().pictures is None:
+            raise EngineUnfit(f"the engine takes no pictures: {self.info().blindness}")
+        prompt, alone = picture.alone()
+        job = GenerationJob(prompt, Sampling(max_tokens=1), "singletree-count", pictures=(alone,))
+        counts = [chunk.picture_tokens[0] async for chunk in self.generate(job) if chunk.picture_tokens]
+        if not counts:
+            raise EngineFailed("SGLang reported no length of a picture; try again")
+        return counts[0]
+
     def _request(self, job: GenerationJob, id: str, max_tokens: int) -> dict[str, Any]:
         fields = sglang_request(job, max_tokens=max_tokens)
         fields["sampling_params"] = {**self._defaults, **fields["sampling_params"]}
         fields |= {"rid": id, "input_ids": list(job.prompt_token_ids)}
         if self._priority_sign:
             fields["priority"] = self._priority_sign * job.priority
+        if job.cache_salt:
+            fields["cache_salt"] = job.cache_salt
+        if pictures := pictures_of(job):
+            fields |= sglang_pictures(pictures)
         if job.session:
             fields["session_id"] = job.session
             if self._ranks > 1:
@@ -255,15 +296,18 @@ class _OutputReader:
     Attributes:
         finish: why the generation ended; None while it runs.
         cut: whether it ended here, at a stop token, and SGLang still generates.
+        started: whether there was an output.
     """
 
-    __slots__ = ("_prompt_tokens", "_reported", "_scored", "_seen", "_stops", "cut", "finish")
+    __slots__ = ("_counts", "_job", "_reported", "_scored", "_seen", "_stops", "cut", "finish", "started")
 
-    def __init__(self, prompt_tokens: int, stops: frozenset[int], *, scores_prompt: bool) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._stops = stops
-        self.cut = False
-        self._scored = not scores_prompt
+    def __init__(self, job: GenerationJob, counts: PictureCounts) -> None:
+        self._job = job
+        self._counts = counts
+        # With ignore_eos SGLang ignores stop tokens, too.
+        self._stops = frozenset(job.stop_token_ids if job.sampling.ignore_eos else ())
+        self.cut = self.started = False
+        self._scored = job.sampling.prompt_logprobs is None
         self._reported = False
         self._seen = 0
         self.finish: StopKind | None = None
@@ -277,7 +321,7 @@ class _OutputReader:
         reason = meta.get("finish_reason")
         if reason is not None:
             if reason["type"] == "abort" and reason.get("status_code") is not None:
-                raise _aborted(reason, self._prompt_tokens)
+                raise _aborted(reason, len(self._job.prompt_token_ids))
             self.finish = SGLANG_FINISHES.get(reason["type"])
             if self.finish is None:
                 raise EngineFailed(
@@ -302,11 +346,36 @@ class _OutputReader:
             first = len(own) - len(new) if len(own) > len(new) else 0
             logprobs = _rows(own[first:], (meta.get("output_top_logprobs") or [])[first:])
             del logprobs[len(new) - dropped :]
+        read = self._read_tokens(meta)
         cached = None if self._reported else meta.get("cached_tokens")
         self._reported = self._reported or cached is not None
-        if not new and self.finish is None and cached is None and prompt_rows is None:
+        if not new and self.finish is None and cached is None and prompt_rows is None and read is None:
             return None
-        return Chunk(new[: len(new) - dropped], self.finish, cached, logprobs, prompt_rows)
+        versions = () if self.finish is None else meta.get("weight_versions") or ()
+        chunk = Chunk(
+            new[: len(new) - dropped],
+            self.finish,
+            cached,
+            logprobs,
+            prompt_rows,
+            weight_versions=[WeightVersion(each["version"], each["start"], each["end"]) for each in versions],
+        )
+        if read is not None:
+            chunk.prompt_tokens, chunk.picture_tokens = read, self._counts.learn(self._job, read)
+        return chunk
+
+    def _read_tokens(self, meta: dict[str, Any]) -> int | None:
+        """Return how many tokens SGLang read as a prompt with pictures; None in all outputs but the first.
+
+        Raises EngineUnfit if it read none of the pictures.
+        """
+        first, self.started = not self.started, True
+        if not first or not self._job.pictures:
+            return None
+        read = int(meta.get("prompt_tokens") or 0)
+        if unread := unread_pictures(self._job, read, meta.get("image_tokens")):
+            raise unread
+        return read
 
 
 def _rows(own: Sequence[Any], top: Sequence[Any] | None) -> list[LogprobRow]:

@@ -6,6 +6,7 @@ import msgspec
 
 from singletree.engines.remote.model_list import choose_model, read_models, window_of
 from singletree.engines.remote.wire import GetPage, ServerOffer
+from singletree.engines.sglang.pictures import SGLANG_BLINDNESS
 from singletree.engines.sglang.wire import SglangWire
 from singletree.errors import BadConfiguration
 
@@ -18,6 +19,10 @@ class _ServerInfo(msgspec.Struct):
     schedule_low_priority_values_first: bool = False
 
 
+class _ModelInfo(msgspec.Struct):
+    has_image_understanding: bool = False
+
+
 class SglangServer:
     """An SGLang server, 0.5 or newer; tested with 0.5.23. See ``Server``.
 
@@ -27,6 +32,8 @@ class SglangServer:
       grows with the square of its length.
     - ``--enable-priority-scheduling``: without it priorities are not sent, because SGLang may refuse them. They are
       sent with the sign that the server's ``--schedule-low-priority-values-first`` needs.
+    - ``--enable-multimodal`` for pictures, with models that SGLang serves without them by default.
+    - ``--mm-preprocess-cache-size-mb 1024``: a picture that comes again is not decoded and resized again.
     - ``--grammar-backend llguidance`` or ``xgrammar`` for constraints.
     - not ``--reasoning-parser``: with it SGLang applies constraints only after it considers the reasoning complete.
     """
@@ -46,15 +53,28 @@ class SglangServer:
                 f"{chosen.parent!r}, or serve the adapter merged into its model"
             )
         info = await _server_info(get)
+        blindness = None if await _sees_pictures(get) else SGLANG_BLINDNESS
         sign = (1 if info.schedule_low_priority_values_first else -1) * info.enable_priority_scheduling
         return ServerOffer(
             chosen.id,
-            (SglangWire(sign),),
+            (SglangWire(blindness, sign),),
             window=window_of(chosen, models),
             slots=info.max_running_requests,
             details={"version": info.version},
             checkpoint=info.model_path or chosen.root,
         )
+
+
+async def _sees_pictures(get: GetPage) -> bool:
+    """Return whether the server's description of the model says that it takes pictures."""
+    for path in ("/model_info", "/get_model_info"):
+        status, body = await get(path)
+        try:
+            if status == 200:
+                return msgspec.json.decode(body, type=_ModelInfo).has_image_understanding
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            continue
+    return False
 
 
 async def _server_info(get: GetPage) -> _ServerInfo:

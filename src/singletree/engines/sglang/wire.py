@@ -14,12 +14,16 @@ from typing import Annotated, Any
 import msgspec
 
 from singletree.engines.abilities import ABILITIES
-from singletree.engines.engine import GenerationJob, LogprobRow
+from singletree.engines.engine import Chunk, GenerationJob, LogprobRow
 from singletree.engines.remote.events import EventReader, TokenId
+from singletree.engines.remote.pictures import PictureCounts, pictures_of
 from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal, decode_refusal
-from singletree.engines.remote.wire import WireReader, WireWithoutPictures
+from singletree.engines.remote.wire import DefaultWire, WireReader
+from singletree.engines.sglang.pictures import FIRST_ANSWER_SECONDS, sglang_pictures, unread_pictures
 from singletree.engines.sglang.sampling import SGLANG_FINISHES, SGLANG_SAMPLING, sglang_request
 from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
+from singletree.events import WeightVersion
+from singletree.pictures import PromptPicture
 
 _OVERFLOWS = tuple(
     re.compile(pattern)
@@ -48,9 +52,12 @@ class _FinishReason(msgspec.Struct):
 
 
 class _MetaInfo(msgspec.Struct):
+    prompt_tokens: _Count = 0
+    image_tokens: _Count | None = None
     completion_tokens: _Count = 0
     cached_tokens: _Count | None = None
     finish_reason: _FinishReason | None = None
+    weight_versions: list[WeightVersion] | None = None
     output_token_logprobs: list[_Candidate] = []
     output_top_logprobs: list[list[_Candidate] | None] = []
     input_token_logprobs: list[_Candidate] = []
@@ -73,25 +80,22 @@ class SglangReader(EventReader):
     follows from its counts, event by event; a stream whose counts are neither is refused.
 
     Args:
-        prompt_tokens: the length of the prompt.
+        job: the generation.
         max_tokens: how many tokens were asked for.
-        scores_prompt: whether the log-probabilities of the prompt were asked for.
-        stops: tokens that end the generation although SGLang does not stop at them.
+        counts: learns how many tokens each picture takes.
     """
 
-    __slots__ = ("_scores_prompt", "_seen")
+    __slots__ = ("_counts", "_job", "_read_tokens", "_scores_prompt", "_seen")
 
-    def __init__(
-        self,
-        prompt_tokens: int,
-        max_tokens: int,
-        *,
-        scores_prompt: bool = False,
-        stops: Sequence[int] = (),
-    ) -> None:
-        super().__init__(_WORDS, prompt_tokens, max_tokens, stops)
+    def __init__(self, job: GenerationJob, max_tokens: int, counts: PictureCounts) -> None:
+        # With `ignore_eos` SGLang ignores `stop_token_ids`, too.
+        stops = job.stop_token_ids if job.sampling.ignore_eos else ()
+        super().__init__(_WORDS, len(job.prompt_token_ids), max_tokens, stops)
         self._seen = 0
-        self._scores_prompt = scores_prompt
+        self._scores_prompt = job.sampling.prompt_logprobs is not None
+        self._job = job
+        self._counts = counts
+        self._read_tokens: int | None = None
 
     def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
         event = _decode_event(data)
@@ -110,6 +114,11 @@ class SglangReader(EventReader):
         if reason is not None and reason.type == "abort" and reason.status_code is not None:
             self._stream_error(ServerRefusal(reason.message or "", code=reason.status_code), bool(token_ids))
             return
+        if self._job.pictures and not self._seen:
+            if unread := unread_pictures(self._job, meta.prompt_tokens, meta.image_tokens):
+                self._fail(unread)
+                return
+            self._read_tokens = meta.prompt_tokens
         begin = self._begin_of_new(len(ids), meta.completion_tokens)
         if begin is not None:
             new = ids[begin:]
@@ -129,8 +138,18 @@ class SglangReader(EventReader):
             self._prompt_logprobs = _prompt_rows(meta, self._prompt_tokens)
         if meta.cached_tokens is not None:
             self.cached_tokens = meta.cached_tokens
+        if meta.weight_versions:
+            self._weight_versions = meta.weight_versions
         if reason is not None:
             self._take_finish(reason)
+
+    def _chunk(self, token_ids: list[int], logprobs: list[LogprobRow]) -> Chunk | None:
+        chunk = super()._chunk(token_ids, logprobs)
+        if chunk is not None and self._read_tokens is not None:
+            chunk.prompt_tokens = self._read_tokens
+            chunk.picture_tokens = self._counts.learn(self._job, self._read_tokens)
+            self._read_tokens = None
+        return chunk
 
     def _begin_of_new(self, count: int, completion_tokens: int) -> int | None:
         """Return where the new tokens begin in an event of ``count`` ids; None for counts that fit neither form."""
@@ -173,10 +192,11 @@ def _prompt_rows(meta: _MetaInfo, prompt_tokens: int) -> list[LogprobRow]:
     return rows
 
 
-class SglangWire(WireWithoutPictures):
+class SglangWire(DefaultWire):
     """SGLang's ``/generate``; see ``Wire``.
 
     Args:
+        blindness: why the model takes no pictures, and the cure; None if it takes them.
         priority_sign: 1 where the server runs low priorities first, -1 where it runs high ones first, and 0 where it
             does not schedule by priority and may refuse one.
     """
@@ -184,8 +204,10 @@ class SglangWire(WireWithoutPictures):
     path = _WORDS.path
     abilities = ABILITIES["sglang-generate"]
 
-    def __init__(self, priority_sign: int = 0) -> None:
+    def __init__(self, blindness: str | None = "", priority_sign: int = 0) -> None:
+        self._blindness = blindness
         self._priority_sign = priority_sign
+        self._counts = PictureCounts()
         self._numbers = itertools.count()
 
     def accepts(self, job: GenerationJob) -> bool:
@@ -194,7 +216,7 @@ class SglangWire(WireWithoutPictures):
 
     def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
         """Encode the request."""
-        prompt = job.prompt_token_ids
+        prompt, pictures = job.prompt_token_ids, pictures_of(job)
         body: dict[str, Any] = {
             # SGLang refuses an id that it still knows, as that of a generation that was closed a moment ago.
             "rid": f"{job.request_id}-{next(self._numbers)}",
@@ -203,14 +225,27 @@ class SglangWire(WireWithoutPictures):
         }
         if job.priority and self._priority_sign:
             body["priority"] = self._priority_sign * job.priority
+        if job.cache_salt:
+            body["extra_key"] = job.cache_salt
+        if pictures:
+            body |= sglang_pictures(pictures)
         return msgspec.json.encode(body)
 
     def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
         """Return the reader of the answer."""
-        scores_prompt = job.sampling.prompt_logprobs is not None
-        # With `ignore_eos` SGLang ignores `stop_token_ids`, too.
-        stops = job.stop_token_ids if job.sampling.ignore_eos else ()
-        return SglangReader(len(job.prompt_token_ids), max_tokens, scores_prompt=scores_prompt, stops=stops)
+        return SglangReader(job, max_tokens, self._counts)
+
+    def uncounted(self, job: GenerationJob) -> Sequence[PromptPicture]:
+        """Return the pictures to count first, where more than one is new: SGLang reports the sum of their lengths."""
+        return self._counts.uncounted(job)
+
+    def first_answer_seconds(self, job: GenerationJob) -> float | None:
+        """Return the limit for a prompt with pictures: SGLang never answers one whose placeholders it miscounts."""
+        return FIRST_ANSWER_SECONDS if job.pictures else None
+
+    def blindness(self, refusal: SingletreeError | None) -> str | None:
+        """Return why the model takes no pictures, as the server's description of it says."""
+        return self._blindness
 
     def refusal(self, status: int, body: bytes, job: GenerationJob, retry_after: str) -> SingletreeError:
         """Return the error for an answer whose status is not 200."""

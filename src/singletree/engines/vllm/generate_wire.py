@@ -8,7 +8,6 @@ no log-probabilities of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,26 +15,17 @@ import msgspec
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, GenerationJob, LogprobRow
 from singletree.engines.remote.events import EventReader, TokenId
-from singletree.engines.remote.pictures import data_url, pictures_of
+from singletree.engines.remote.pictures import SentPictures, data_url, pictures_of
 from singletree.engines.remote.refusals import ServerRefusal
-from singletree.engines.remote.wire import WireReader
+from singletree.engines.remote.wire import DefaultWire, WireReader
+from singletree.engines.vllm.pictures import UNKNOWN_PICTURE, picture_uuid
 from singletree.engines.vllm.sampling import FINISHES, sampling_fields
 from singletree.engines.vllm.wire import TokenUsage, decode_vllm_error, vllm_words
 from singletree.errors import EngineUnfit, InvalidRequest, SingletreeError
-from singletree.lru import LruCache
+from singletree.events import WeightVersion
 
 _PATH = "/inference/v1/generate"
 _WORDS = vllm_words(_PATH)
-_UNKNOWN_PICTURE = "Cache miss for"
-_SENT_BYTES = 2**20  # of keys of pictures that vLLM may still have
-
-
-class WeightVersion(msgspec.Struct):
-    """Tokens ``start`` to ``end`` of an answer were generated with the weights of this version."""
-
-    version: str | int | None = None
-    start: int = 0
-    end: int = 0
 
 
 class _Candidate(msgspec.Struct):
@@ -77,18 +67,14 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 class GenerateReader(EventReader):
     """Decode the event stream of ``/inference/v1/generate``.
 
-    Attributes:
-        weight_versions: which tokens came from which weights; empty until the last token.
-        routed_experts: the experts that each token was routed to, as vLLM sends them (an ``.npy`` file in base64);
-            None unless the server runs with ``--enable-return-routed-experts``.
+    vLLM reports routed experts only if it runs with ``--enable-return-routed-experts``.
     """
 
-    __slots__ = ("_picture_tokens", "_read_tokens", "routed_experts", "weight_versions")
+    __slots__ = ("_picture_tokens", "_read_tokens", "_routed_experts")
 
     def __init__(self, prompt_tokens: int, max_tokens: int) -> None:
         super().__init__(_WORDS, prompt_tokens, max_tokens)
-        self.weight_versions: Sequence[WeightVersion] = ()
-        self.routed_experts: str | None = None
+        self._routed_experts: str | None = None
         self._read_tokens: int | None = None
         self._picture_tokens: list[int] | None = None
 
@@ -109,6 +95,8 @@ class GenerateReader(EventReader):
         if chunk is not None and self._read_tokens is not None:
             chunk.prompt_tokens, chunk.picture_tokens = self._read_tokens, self._picture_tokens
             self._read_tokens = None
+        if chunk is not None and chunk.finish is not None:
+            chunk.routed_experts = self._routed_experts
         return chunk
 
     def _take_choice(self, choice: _Choice, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
@@ -122,9 +110,9 @@ class GenerateReader(EventReader):
             pairs = zip(choice.token_ids, choice.logprobs.content, strict=True)
             logprobs += [_row(token_id, position) for token_id, position in pairs]
         if choice.weight_versions:
-            self.weight_versions = choice.weight_versions
+            self._weight_versions = choice.weight_versions
         if choice.routed_experts is not None:
-            self.routed_experts = choice.routed_experts
+            self._routed_experts = choice.routed_experts
         if choice.finish_reason is not None:
             self._finish = FINISHES.get(choice.finish_reason)
             if self._finish is None:
@@ -137,7 +125,7 @@ def _row(token_id: int, position: _Position) -> LogprobRow:
     return [(token_id, position.logprob), *others]
 
 
-class GenerateWire:
+class GenerateWire(DefaultWire):
     """vLLM's ``/inference/v1/generate``; see ``Wire``.
 
     The bytes of a picture are sent once. When vLLM no longer has it, the request is sent again with all bytes.
@@ -148,7 +136,7 @@ class GenerateWire:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._sent: LruCache[str, bool] = LruCache(_SENT_BYTES)
+        self._sent = SentPictures()
 
     def accepts(self, job: GenerationJob) -> bool:
         """Return whether the job asks for no log-probabilities of the prompt, which this endpoint cannot stream."""
@@ -172,8 +160,8 @@ class GenerateWire:
                 # The id takes the place of the bytes in the key of the prefix cache: so it has to be their hash.
                 {
                     "type": "image_url",
-                    "url": None if self._sent.get(picture.key) else data_url(picture),
-                    "uuid": f"sha256:{picture.key}",
+                    "url": None if picture in self._sent else data_url(picture),
+                    "uuid": picture_uuid(picture),
                 }
                 for picture in pictures
             ]
@@ -183,6 +171,8 @@ class GenerateWire:
             }  # for what the pictures take of the prompt
         if job.priority:
             body["priority"] = job.priority
+        if job.cache_salt:
+            body["cache_salt"] = job.cache_salt
         return msgspec.json.encode(body)
 
     def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
@@ -198,15 +188,11 @@ class GenerateWire:
 
     def accepted(self, job: GenerationJob) -> None:
         """Note that vLLM has the pictures of the job."""
-        for picture in job.pictures:
-            self._sent.put(picture.key, True, len(picture.key))
+        self._sent.note(job.pictures)
 
     def resends(self, job: GenerationJob, refusal: SingletreeError) -> bool:
         """Return whether vLLM no longer has a picture whose bytes were not sent; afterwards all bytes are sent."""
-        if not _is_unknown_picture(refusal):
-            return False
-        forgotten = [self._sent.pop(picture.key) for picture in job.pictures]
-        return any(forgotten)
+        return _is_unknown_picture(refusal) and self._sent.forget(job.pictures)
 
     def encode_picture_probe(self) -> bytes | None:
         """Encode a request with a picture that vLLM does not have, and without its bytes.
@@ -227,4 +213,4 @@ class GenerateWire:
 
 
 def _is_unknown_picture(refusal: SingletreeError) -> bool:
-    return isinstance(refusal, InvalidRequest) and _UNKNOWN_PICTURE in refusal.message
+    return isinstance(refusal, InvalidRequest) and UNKNOWN_PICTURE in refusal.message

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import zlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -29,11 +29,14 @@ from singletree.engines.engine import (
 from singletree.engines.engine_arguments import EngineSettings
 from singletree.engines.remote.refusals import ServerRefusal, convert_refusal
 from singletree.engines.restart_backoff import RestartBackoff
+from singletree.engines.vllm.pictures import PictureInputs, PicturePrompt
 from singletree.engines.vllm.sampling import CONSTRAINT_KINDS, FINISHES, sampling_fields
 from singletree.engines.vllm.startup import load_vllm, vllm_version
 from singletree.engines.vllm.wire import vllm_words
 from singletree.engines.weights.progress import Progress, no_progress
-from singletree.errors import EngineFailed, SingletreeError
+from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, SingletreeError
+from singletree.events import WeightVersion
+from singletree.pictures import PromptPicture
 
 _LOG = logging.getLogger(__name__)
 _WORDS = vllm_words("the engine in this process")
@@ -51,27 +54,35 @@ class VllmApi:
 
     Attributes:
         load: starts vLLM and returns its ``AsyncLLM``; blocks.
-        prompt: makes an engine input from a list of token ids.
+        prompt: makes an engine input from a list of token ids and the salt of its cache, None for none.
         sampling: makes ``SamplingParams`` from fields.
         refused: the exceptions that mean that the request is at fault.
         full: the exceptions that mean that vLLM accepts no more requests now.
         dead: the exception that means that vLLM's processes have ended.
+        encode_array: encodes an array as an ``.npy`` file in base64.
+        picture_prompt: makes a prompt with pictures.
+        takes_pictures: returns whether the model of an ``AsyncLLM`` does.
     """
 
     load: Callable[[EngineSettings, Progress], Any]
-    prompt: Callable[[list[int]], Any]
+    prompt: Callable[[list[int], str | None], Any]
     sampling: Callable[[dict[str, Any]], Any]
     refused: tuple[type[Exception], ...]
     full: tuple[type[Exception], ...]
     dead: type[Exception]
+    encode_array: Callable[[Any], str]
+    picture_prompt: PicturePrompt
+    takes_pictures: Callable[[Any], bool]
 
 
 def vllm_api() -> VllmApi:
     """Import vLLM. Raises BadConfiguration when it is not installed or too old."""
     vllm_version()
     from vllm.exceptions import GracefulHTTPError, VLLMClientError
-    from vllm.inputs import tokens_input
+    from vllm.inputs import TokensPrompt, tokens_input
+    from vllm.multimodal.media import ImageMediaIO
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from vllm.utils.serial_utils import numpy2base64
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def sampling(fields: dict[str, Any]) -> Any:
@@ -81,8 +92,37 @@ def vllm_api() -> VllmApi:
             **fields, detokenize=False, output_kind=RequestOutputKind.DELTA, skip_clone=True
         )
 
+    def prompt(token_ids: list[int], cache_salt: str | None) -> Any:
+        return tokens_input(token_ids, cache_salt=cache_salt)
+
+    def picture_prompt(
+        token_ids: list[int], pictures: Sequence[tuple[str, bytes | None]], cache_salt: str | None
+    ) -> Any:
+        reader = ImageMediaIO()
+        images = [None if data is None else reader.load_bytes(data) for _, data in pictures]
+        made = TokensPrompt(
+            prompt_token_ids=token_ids,
+            multi_modal_data={"image": images},
+            multi_modal_uuids={"image": [uuid for uuid, _ in pictures]},
+        )
+        if cache_salt is not None:
+            made["cache_salt"] = cache_salt
+        return made
+
+    def takes_pictures(llm: Any) -> bool:
+        processor = llm.renderer.mm_processor
+        return processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0
+
     return VllmApi(
-        load_vllm, tokens_input, sampling, (VLLMClientError,), (GracefulHTTPError,), EngineDeadError
+        load_vllm,
+        prompt,
+        sampling,
+        (VLLMClientError,),
+        (GracefulHTTPError,),
+        EngineDeadError,
+        numpy2base64,
+        picture_prompt,
+        takes_pictures,
     )
 
 
@@ -121,6 +161,7 @@ class InProcessVllmEngine:
         self._ranks = 1
         self._closed = False
         self._in_flight: dict[str, _Ending] = {}
+        self._pictures: PictureInputs | None = None
         self._numbers = count()
         self._reviving: asyncio.Task[None] | None = None
         self._backoff = RestartBackoff()
@@ -154,6 +195,7 @@ class InProcessVllmEngine:
         config = llm.vllm_config
         self._defaults = dict(config.model_config.get_diff_sampling_param())
         self._ranks = config.parallel_config.data_parallel_size
+        self._pictures = PictureInputs(llm, api.picture_prompt) if api.takes_pictures(llm) else None
         self._info = self._describe(config)
         self._llm = llm
 
@@ -172,6 +214,7 @@ class InProcessVllmEngine:
             config.scheduler_config.max_num_seqs,
             details,
             constraints=_BACKENDS.get(backend, CONSTRAINT_KINDS),
+            blindness=None if self._pictures else "vLLM runs this model without pictures",
         )
 
     async def close(self) -> None:
@@ -214,15 +257,29 @@ class InProcessVllmEngine:
         id = f"{job.request_id}#{next(self._numbers)}"
         ending = self._in_flight[id] = _Ending(job.request_id)
         finished, queue = False, None
-        reports_cached = True
+        reports_cached, may_resend = True, bool(job.pictures)
         try:
-            queue = await self._submit(llm, api, job, id, max_tokens)
+            engine_input, lengths = await self._render(api, job)
+            if lengths is not None:
+                max_tokens = self._room(job, engine_input)
+            queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
             if ending.outcome is not None:
                 await llm.abort(id)
             while not finished:
                 output = queue.get_nowait() or await queue.get()
                 finished = output.finished
-                chunk = _chunk(output, reports_cached)
+                if may_resend and self._pictures and output.outputs[0].finish_reason == "error":
+                    # vLLM's processes disagree about which pictures they have. With all bytes they agree again.
+                    may_resend = finished = False
+                    queue.close()
+                    self._pictures.forget(job.pictures)
+                    engine_input, lengths = await self._render(api, job)
+                    queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
+                    continue
+                may_resend = False
+                chunk = _chunk(output, reports_cached, api)
+                if lengths is not None and reports_cached:
+                    chunk.prompt_tokens, chunk.picture_tokens = len(output.prompt_token_ids), lengths
                 if (
                     chunk.finish == "cancelled"
                     and ending.outcome is not None
@@ -243,17 +300,40 @@ class InProcessVllmEngine:
             if queue is not None:
                 queue.close()
 
-    async def _submit(self, llm: Any, api: VllmApi, job: GenerationJob, id: str, max_tokens: int) -> Any:
+    def _room(self, job: GenerationJob, engine_input: Any) -> int:
+        """Return how many tokens may follow the prompt with its pictures expanded. Raises ContextOverflow."""
+        read_tokens = len(engine_input["prompt_token_ids"])
+        return max(1, token_limit(read_tokens, job.sampling.max_tokens, self.info().context_window))
+
+    async def _render(self, api: VllmApi, job: GenerationJob) -> tuple[Any, Sequence[int] | None]:
+        """Return the engine input of a job, and the length of each of its pictures; None where it has none."""
+        prompt = job.prompt_token_ids
+        token_ids = prompt if isinstance(prompt, list) else list(prompt)
+        if not job.pictures:
+            return api.prompt(token_ids, job.cache_salt or None), None
+        if self._pictures is None:
+            raise InvalidRequest(f"this model takes no pictures: {self.info().blindness}")
+        return await self._pictures.render(job, token_ids)
+
+    async def count_picture_tokens(self, picture: PromptPicture) -> int:
+        """Return how many tokens vLLM's processor makes of the picture; nothing is generated."""
+        await self._running()
+        if self._pictures is None:
+            raise EngineUnfit(f"the engine takes no pictures: {self.info().blindness}")
+        return await self._pictures.count(picture)
+
+    async def _submit(
+        self, llm: Any, api: VllmApi, job: GenerationJob, engine_input: Any, id: str, max_tokens: int
+    ) -> Any:
         """Hand the job to vLLM, and return the queue of its outputs."""
         fields = {**self._defaults, **sampling_fields(job, max_tokens=max_tokens)}
         if stops := self._defaults.get("stop_token_ids"):
             fields["stop_token_ids"] = list(dict.fromkeys([*job.stop_token_ids, *stops]))
         if job.sampling.prompt_logprobs is not None:
             fields["prompt_logprobs"] = job.sampling.prompt_logprobs
-        prompt = job.prompt_token_ids
         return await llm.add_request(
             id,
-            api.prompt(prompt if isinstance(prompt, list) else list(prompt)),
+            engine_input,
             api.sampling(fields),
             priority=job.priority,
             session_id=job.session or None,
@@ -343,7 +423,7 @@ def _shut_down_loaded(loading: asyncio.Task[Any]) -> None:
         loading.result().shutdown()
 
 
-def _chunk(output: Any, reports_cached: bool) -> Chunk:
+def _chunk(output: Any, reports_cached: bool, api: VllmApi) -> Chunk:
     """Return the chunk of one output of vLLM. Raises EngineFailed for a finish reason that stands for a failure."""
     completion = output.outputs[0]
     finish = None
@@ -360,6 +440,12 @@ def _chunk(output: Any, reports_cached: bool) -> Chunk:
         output.num_cached_tokens if reports_cached else None,
         None if logprobs is None else list(map(_row, token_ids, logprobs)),
         list(map(_row, output.prompt_token_ids, prompt_logprobs)) if prompt_logprobs else None,
+        weight_versions=[
+            WeightVersion(each.version, each.start, each.end) for each in completion.weight_versions or ()
+        ],
+        routed_experts=None
+        if finish is None or completion.routed_experts is None
+        else api.encode_array(completion.routed_experts),
     )
 
 

@@ -61,6 +61,8 @@ def encode_vllm_request(model: str, job: GenerationJob, *, max_tokens: int) -> b
         body["return_tokens_as_token_ids"] = True
     if job.priority:
         body["priority"] = job.priority
+    if job.cache_salt:
+        body["cache_salt"] = job.cache_salt
     return msgspec.json.encode(body)
 
 

@@ -62,7 +62,15 @@ def place_pictures(
     if len(places) != len(found) or None in found:
         return None
     return tuple(
-        PromptPicture(place, placeholder_id, picture.key, picture.media_type, picture.data)
+        PromptPicture(
+            place,
+            placeholder_id,
+            picture.key,
+            picture.media_type,
+            picture.data,
+            tuple(token_ids[max(0, place - 1) : place]),
+            tuple(token_ids[place + 1 : place + 2]),
+        )
         for place, picture in zip(places, found, strict=True)
         if picture is not None
     )

@@ -28,6 +28,9 @@ PICTURE_MARK = "\udffc\udffc"
 REPLACEMENT = "\ufffd"
 """Replaces characters that cannot be encoded."""
 
+NEUTRAL = "\u2060"
+"""WORD JOINER, which is not displayed: it breaks text that reads like an added token, for engines that read text."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHITE_SPACE = r"[^\S\x1c-\x1f]"
 """Unicode's White_Space property; Python's own class has four separators more."""
@@ -84,9 +87,11 @@ class TokenGuard:
 
     Args:
         tokens: the tokens to break.
+        neutral: the texts of those that are broken by ``NEUTRAL``, too, which the model reads.
     """
 
-    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+    def __init__(self, tokens: Iterable[AddedToken], neutral: Collection[str] = ()) -> None:
+        self._neutral = neutral
         guarded = [AddedToken(token.id, token.text) for token in tokens if token.text]
         longer = [token for token in guarded if len(token.text) > 1]
         single = (token.text for token in guarded if len(token.text) == 1)
@@ -103,7 +108,7 @@ class TokenGuard:
         If a text ends with the first half of a token, the template could complete the token with the text that it
         writes next. So such an edge is marked as well.
         """
-        text = self._guarded.sub(lambda match: GUARD.join(match[0]), replace_surrogates(text))
+        text = self._guarded.sub(self._broken, replace_surrogates(text))
         for character in self._single:
             text = text.replace(character, _NO_TOKEN + character)
         reach = range(1, min(self._longest, len(text) + 1))
@@ -113,6 +118,10 @@ class TokenGuard:
             text = GUARD + text
         return text
 
+    def _broken(self, match: re.Match[str]) -> str:
+        text = match[0]
+        return GUARD.join(f"{text[:1]}{NEUTRAL}{text[1:]}" if text in self._neutral else text)
+
 
 class AddedTokens:
     """The added tokens of one vocabulary.
@@ -121,25 +130,32 @@ class AddedTokens:
         tokens: the added tokens.
         structural: the ids of tokens that structure a prompt although they are not marked as special: those that end a
             turn, and those that the checkpoint names.
+        neutral: the texts of tokens that a guard breaks by ``NEUTRAL``.
 
     Attributes:
         ids: the token ids by text.
         guard: the guard for text of a client.
     """
 
-    def __init__(self, tokens: Iterable[AddedToken], structural: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        tokens: Iterable[AddedToken],
+        structural: Collection[int] = (),
+        neutral: Collection[str] = (),
+    ) -> None:
         self.tokens = tuple(token for token in tokens if token.text)
         self.ids = {token.text: token.id for token in self.tokens}
         self._split = re.compile(f"({_alternation(self.tokens)})")
         self._structural = frozenset(structural)
-        self.guard = TokenGuard(self._all_but(()))
+        self._neutral = neutral
+        self.guard = TokenGuard(self._all_but(()), neutral)
 
     def guard_except(self, allowed: Collection[str]) -> TokenGuard:
         """Return the guard for text of the assistant, in which the ``allowed`` tokens (texts) are matched.
 
         Special tokens and tokens that structure a prompt are never allowed.
         """
-        return TokenGuard(self._all_but(allowed))
+        return TokenGuard(self._all_but(allowed), self._neutral)
 
     def _all_but(self, allowed: Collection[str]) -> Iterator[AddedToken]:
         for token in self.tokens:

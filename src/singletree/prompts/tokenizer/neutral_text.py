@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from singletree.prompts.tokenizer.added_tokens import GUARD
+from singletree.prompts.tokenizer.added_tokens import GUARD, NEUTRAL
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-
-NEUTRAL = "\u2060"
-"""WORD JOINER, which is not displayed: it breaks text that reads like an added token."""
 
 
 class MarkupDecoder:

@@ -84,6 +84,7 @@ class Tokenizer:
         context_window: in tokens; None when the checkpoint does not specify it.
         response_template: the checkpoint's description of how a turn is parsed, as JSON; None when it has none.
         vocabulary_size: one more than the highest id.
+        neutral: the texts of added tokens that ``guard`` breaks by a character that the model reads.
         picture_mark_id: the id that ``PICTURE_MARK`` is encoded as, the first one that the vocabulary does not have;
             None where the mark is not encoded.
 
@@ -98,6 +99,7 @@ class Tokenizer:
         cache_bytes: int = CACHE_BYTES,
         marks_pictures: bool = False,
     ) -> None:
+        self.neutral: frozenset[str] = frozenset()
         self.picture_mark_id = definition.vocabulary_size if marks_pictures else None
         named = set(definition.named_tokens.values())
         self._named_ids = {token.id for token in definition.added_tokens if token.text in named}
@@ -138,10 +140,20 @@ class Tokenizer:
         other._set_stops(self._added.tokens, end_of_turn_ids(self._added.tokens, stop_markers, markers))
         return other
 
+    def with_neutral(self, texts: Collection[str]) -> Tokenizer:
+        """Return this tokenizer, whose guards break the added tokens ``texts`` by a character that the model reads.
+
+        An engine that decodes a prompt finds no token in the text of a client then.
+        """
+        other = copy(self)
+        other.neutral = frozenset(texts)
+        other._set_stops(self._added.tokens, self.stop_token_ids)
+        return other
+
     def _set_stops(self, added: tuple[AddedToken, ...], stops: frozenset[int]) -> None:
         """Set the tokens that end a turn, beside those that the checkpoint names, and what depends on them."""
         self.stop_token_ids = self._own_stops | stops
-        self._added = AddedTokens(added, self.stop_token_ids | self._named_ids)
+        self._added = AddedTokens(added, self.stop_token_ids | self._named_ids, self.neutral)
         self._separators = [(t.text, t.id) for t in self._added.unambiguous(self.stop_token_ids)]
         self._encoded: LruCache[str, array[int]] = LruCache(self._cache_bytes // 2)
         self._guarded: LruCache[tuple[GuardFunction | None, str], str] = LruCache(self._cache_bytes // 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 from prometheus_client import (
@@ -34,11 +34,21 @@ _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """The variable with which prometheus_client keeps metrics in files that several processes share."""
 
 
+MODEL_STATES = ("loaded", "unloaded", "lazy", "loading", "failed")
+"""In which state a model can be: its engine runs, it was stopped because nobody used it, the model waits for its first
+request, is being loaded, or did not start.
+"""
+
+
 class Tracing:
     """The metrics of one server.
 
     A metric has to count in files too, for ``--workers``: a gauge is ``set``, with a ``multiprocess_mode``, and never
     computed while it is read.
+
+    Attributes:
+        waiting: counts the generations that wait for an engine.
+        model_states: returns the name and the state (``MODEL_STATES``) of every model.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -72,12 +82,23 @@ class Tracing:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self._in_flight = Gauge(
-            "singletree_generations_in_flight",
-            "Generations now.",
-            registry=self.registry,
-            multiprocess_mode="livesum",
+        self.waiting: Callable[[], int] = int
+        self.model_states: Callable[[], Iterable[tuple[str, str]]] = tuple
+        self._make_gauges()
+        self._make_prompt_counters()
+        self._make_routing_metrics()
+
+    def _make_gauges(self) -> None:
+        def gauge(name: str, description: str, labels: Iterable[str] = (), mode: str = "livesum") -> Gauge:
+            return Gauge(name, description, labels, registry=self.registry, multiprocess_mode=mode)  # type: ignore[arg-type]
+
+        self._in_flight = gauge("singletree_generations_in_flight", "Generations now.")
+        self._waiting = gauge("singletree_generations_waiting", "Generations that wait for an engine.")
+        self._model_state = gauge(
+            "singletree_model_state", "1 for the state that the model is in.", ["model", "state"], "livemax"
         )
+
+    def _make_prompt_counters(self) -> None:
         self.rules = Counter(
             "singletree_stability_rules",
             "Prompts that a stability rule changed.",
@@ -109,6 +130,27 @@ class Tracing:
             registry=self.registry,
         )
 
+    def _make_routing_metrics(self) -> None:
+        self.routed = Counter(
+            "singletree_routed_generations",
+            "Generations by the engine that they were sent to.",
+            ["model", "worker"],
+            registry=self.registry,
+        )
+        self.predicted = Counter(
+            "singletree_routing_tokens",
+            "Prompt tokens: predicted in the engine's cache, cached as it reports, missing and unexpected of them.",
+            ["model", "worker", "kind"],
+            registry=self.registry,
+        )
+        self.waited = Histogram(
+            "singletree_queue_seconds",
+            "How long generations waited for a place on an engine, if they did.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
     @property
     def running(self) -> int:
         """The number of generations that are not over, in this process."""
@@ -118,10 +160,20 @@ class Tracing:
     def running(self, count: int) -> None:
         """Set the number, here and in the metric."""
         self._running = count
-        self._in_flight.set(count)
+        if _SHARED_METRICS in os.environ:
+            # Another process may be the next that is asked for the metrics of all.
+            self._set_gauges()
+
+    def _set_gauges(self) -> None:
+        self._in_flight.set(self._running)
+        self._waiting.set(self.waiting())
+        for model, current in self.model_states():
+            for state in MODEL_STATES:
+                self._model_state.labels(model, state).set(state == current)
 
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format: where several processes serve, those of all together."""
+        self._set_gauges()
         if _SHARED_METRICS not in os.environ:
             return generate_latest(self.registry)
         # The files of processes that died count as well: a counter never falls.

@@ -76,6 +76,7 @@ class Service:
     media: MediaReader = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tracing.model_states = self.catalog.states
         self.sessions = Sessions(self.config.session_memory)
         self.media = MediaReader(media_limits(self.config))
 

@@ -31,7 +31,7 @@ from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
 from singletree.protocols.models import ModelInfo
 from singletree.server.models import checkpoint_family, loaders
 from singletree.server.models.capsule import Capsules, load_capsules, model_fingerprint
-from singletree.server.models.eyes import Eyes, find_eyes
+from singletree.server.models.eyes import Eyes, find_eyes, tokenizer_for
 from singletree.server.models.model_card import Card, read_card, read_profiles
 from singletree.server.models.pending_model import ANY_NAME
 from singletree.server.models.redis_turn_store import RedisTurnStore
@@ -103,6 +103,7 @@ class Model(ChatFormat):
         card: the operator's description of it.
         profiles: fields of Codex's ``ModelInfo`` that it inherits, by its name.
         aliases: further names, which lists do not show; ``*`` stands for any characters.
+        unloading: stops the engine when nobody uses it; None if it runs for ever.
     """
 
     names: tuple[str, ...]
@@ -113,6 +114,12 @@ class Model(ChatFormat):
     card: Card = field(default_factory=Card)
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    unloading: UnloadingEngine | None = None
+
+    @property
+    def state(self) -> str:
+        """One of ``MODEL_STATES``, for metrics."""
+        return "loaded" if self.unloading is None or self.unloading.is_loaded else "unloaded"
 
     @property
     def name(self) -> str:
@@ -167,14 +174,16 @@ async def load_model(config: Config, report: Report, progress: Progress = no_pro
     except BaseException:
         await source.close()
         raise
+    unloading = None
     if config.idle_unload is not None:
         start = partial(source.start_engine, chat_format.tokenizer)
-        engine = UnloadingEngine(engine, start, config.idle_unload)
+        engine = unloading = UnloadingEngine(engine, start, config.idle_unload)
     info = engine.info()
     window = min(info.context_window, config.context_window or info.context_window)
     report(f"engine     {source.engine}: {info.slots} at once, window of {window} tokens")
     eyes, blindness = find_eyes(info, chat_format.template, chat_format.tokenizer)
-    chat_format = replace(chat_format, eyes=eyes, blindness=blindness)
+    tokenizer = tokenizer_for(eyes, chat_format.tokenizer)
+    chat_format = replace(chat_format, eyes=eyes, blindness=blindness, tokenizer=tokenizer)
     if info.pictures is not None or chat_format.template.capabilities.image is not None:
         report(f"pictures   {'shown to the model' if eyes else f'WARNING: not shown: {blindness}'}")
     return Model(
@@ -187,6 +196,7 @@ async def load_model(config: Config, report: Report, progress: Progress = no_pro
         created=int(time.time()),
         card=card,
         profiles=profiles,
+        unloading=unloading,
     )
 
 

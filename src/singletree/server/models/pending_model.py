@@ -70,6 +70,11 @@ class PendingModel:
         """The name that lists show."""
         return self.names[0]
 
+    @property
+    def state(self) -> str:
+        """One of ``MODEL_STATES``, for metrics."""
+        return "loading" if self._loading is not None else "failed" if self.failure else "lazy"
+
     def describe(self) -> None:
         """Read what lists show of it. Raises BadConfiguration for a wrong model card or profile."""
         config = self._config

@@ -102,6 +102,10 @@ class Catalog:
             self._default = model
         self._arrange()
 
+    def states(self) -> list[tuple[str, str]]:
+        """Return the name of each model and the state that it is in, for metrics."""
+        return [(each.name, each.state) for each in self._known]
+
     @property
     def loads_later(self) -> bool:
         """Whether a model is not loaded."""

@@ -6,12 +6,14 @@ does the second half.
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 
 from singletree.conversation import Request, Sampling
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.errors import EngineFailed, InvalidRequest
-from singletree.events import Finished, FinishReason, UsageUpdate
+from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
+from singletree.events import Finished, FinishReason, UsageUpdate, WeightVersion
 from singletree.prompts.history import canonicalization
 from singletree.prompts.history.canonicalization import ToolsOf
 from singletree.server.models.catalog import Model
@@ -21,6 +23,9 @@ from singletree.server.turn.generation import Batches, Generation
 from singletree.server.turn.picture_tokens import learn_counts
 from singletree.server.turn.prompt import fit_prompt
 from singletree.server.turn.start import start_generation
+
+_SPARE_TOKENS = 4  # how many tokens the engine may generate after the last call that is allowed,
+_SPARE_SECONDS = 2.0  # and for how long
 
 
 def prepare(model: Model, request: Request, tools_of: ToolsOf = canonicalization.no_session) -> Generation:
@@ -68,15 +73,12 @@ async def run(generation: Generation, request_id: str) -> Batches:
         )
     )
     reason: FinishReason | None = None
+    weight_versions: Sequence[WeightVersion] = ()
+    routed_experts: str | None = None
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
-                if chunk.cached_tokens is not None:
-                    generation.cached_tokens = chunk.cached_tokens
-                if chunk.route is not None:
-                    generation.route = chunk.route
-                if chunk.prompt_tokens is not None:
-                    _take_prompt_tokens(generation, chunk)
+                _take_reports(generation, chunk)
                 generation.token_ids.extend(chunk.token_ids)
                 batch = decoder.feed(chunk.token_ids) if logprobs is None else logprobs.feed(chunk)
                 if calls is not None:
@@ -84,6 +86,9 @@ async def run(generation: Generation, request_id: str) -> Batches:
                 yield [UsageUpdate(generation.usage), *batch] if counts and batch else batch
                 reason = decoder.ended or chunk.finish
                 if reason is not None:
+                    weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
+                    if decoder.ended == "stop" and chunk.finish is None:
+                        await _let_end(generation, chunks)
                     break
     except InvalidRequest as refusal:
         raise with_constraint_field(refusal, generation.request) from None
@@ -102,7 +107,34 @@ async def run(generation: Generation, request_id: str) -> Batches:
         last = calls.feed(last)
     if last:
         yield last
-    yield Finished(generation.ended, generation.usage, decoder.stop_sequence)
+    yield Finished(generation.ended, generation.usage, decoder.stop_sequence, weight_versions, routed_experts)
+
+
+def _take_reports(generation: Generation, chunk: Chunk) -> None:
+    """Take over what the engine reports beside the tokens."""
+    if chunk.cached_tokens is not None:
+        generation.cached_tokens = chunk.cached_tokens
+    if chunk.route is not None:
+        generation.route = chunk.route
+    if chunk.prompt_tokens is not None:
+        _take_prompt_tokens(generation, chunk)
+
+
+async def _let_end(generation: Generation, chunks: AsyncGenerator[Chunk, None]) -> None:
+    """Let the engine generate the end of a turn that is over because it has all calls that are allowed.
+
+    The client has its calls already. An engine that is cancelled here does not report cached tokens (vLLM over HTTP),
+    or has the turn in its prefix cache only after the next prompt has come (SGLang). A constraint leaves nothing but
+    the end, and most models stop here by themselves. One that goes on, or an engine that fails or hangs, is left.
+    """
+    spare = _SPARE_TOKENS
+    with suppress(SingletreeError, TimeoutError):
+        async with asyncio.timeout(_SPARE_SECONDS):
+            async for chunk in chunks:
+                _take_reports(generation, chunk)
+                spare -= len(chunk.token_ids)
+                if chunk.finish is not None or spare <= 0:
+                    break
 
 
 def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:

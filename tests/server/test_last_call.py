@@ -1,0 +1,62 @@
+"""A turn ends with the last call that is allowed. The engine may generate its end, so that it reports and caches it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from singletree.engines.engine import Chunk
+from singletree.errors import EngineFailed
+
+from .by_hand import EngineByHand
+from .memory import events
+from .serving import TOKENIZER, body, serving
+from .test_generation import CALL, CHAT_TOOL
+
+PATH = "/v1/chat/completions"
+END = TOKENIZER.added_tokens["<|im_end|>"]
+ENDS = Chunk([END], "stop", cached_tokens=7)
+GOES_ON = [Chunk([token]) for token in TOKENIZER.encode("\nAnd on it goes.")]
+
+
+async def answer(engine: EngineByHand, *after: Chunk | Exception | None, stream: bool = False) -> Any:
+    """The body of an answer with one call, or the last event with a usage, after which the engine says ``after``."""
+    engine.say(Chunk(TOKENIZER.encode(CALL)), *after)
+    async with serving(engine=engine) as served:
+        wanted: dict[str, Any] = {"tools": [CHAT_TOOL], "parallel_tool_calls": False, "stream": stream}
+        more = {"stream_options": {"include_usage": True}} if stream else {}
+        reply = await served.client.post(PATH, body(PATH, "hi", **wanted, **more))
+    assert reply.status == 200, reply.body
+    return events(reply.body)[-2][1] if stream else reply.json
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_ends_the_turn_is_not_cancelled(stream: bool) -> None:
+    engine = EngineByHand()
+    usage = (await answer(engine, ENDS, stream=stream))["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 7
+    assert usage["completion_tokens"] == len(TOKENIZER.encode(CALL))
+    assert engine.freed == 0
+
+
+async def test_an_engine_that_goes_on_is_cancelled() -> None:
+    engine = EngineByHand()
+    choice = (await answer(engine, *GOES_ON, ENDS))["choices"][0]
+    assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == ("tool_calls", 1)
+    assert not choice["message"]["content"]
+    assert (engine.freed, engine.told) == (1, 1 + 4)
+
+
+@pytest.mark.parametrize("after", [EngineFailed("it died"), None])
+async def test_an_engine_that_fails_then_costs_nothing(after: Exception | None) -> None:
+    choice = (await answer(EngineByHand(), after))["choices"][0]
+    assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == ("tool_calls", 1)
+
+
+async def test_an_engine_that_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("singletree.server.turn.pipeline._SPARE_SECONDS", 0.0)
+    engine = EngineByHand()
+    choice = (await answer(engine))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert engine.freed == 1
