@@ -25,7 +25,7 @@ from singletree.server.turn.prompt import fit_prompt
 from singletree.server.turn.start import start_generation
 
 _SPARE_TOKENS = 4  # how many tokens the engine may generate after the last call that is allowed,
-_SPARE_SECONDS = 2.0  # and for how long
+_SPARE_SECONDS = 10.0  # and for how long
 
 
 def prepare(model: Model, request: Request, tools_of: ToolsOf = canonicalization.no_session) -> Generation:
