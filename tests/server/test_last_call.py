@@ -45,7 +45,7 @@ async def test_an_engine_that_goes_on_is_cancelled() -> None:
     choice = (await answer(engine, *GOES_ON, ENDS))["choices"][0]
     assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == ("tool_calls", 1)
     assert not choice["message"]["content"]
-    assert (engine.freed, engine.told) == (1, 1 + 4)
+    assert (engine.freed, engine.told) == (1, 1 + 16)
 
 
 @pytest.mark.parametrize("after", [EngineFailed("it died"), None])

@@ -24,8 +24,11 @@ from singletree.server.turn.picture_tokens import learn_counts
 from singletree.server.turn.prompt import fit_prompt
 from singletree.server.turn.start import start_generation
 
-_SPARE_TOKENS = 4  # how many tokens the engine may generate after the last call that is allowed,
-_SPARE_SECONDS = 2.0  # and for how long
+# How many tokens the engine may generate after the last call that is allowed, such as `}`, `</tool_call>` in several
+# tokens and the end token,
+_SPARE_TOKENS = 16
+# and for how long.
+_SPARE_SECONDS = 10.0
 
 
 def prepare(model: Model, request: Request, tools_of: ToolsOf = canonicalization.no_session) -> Generation:
