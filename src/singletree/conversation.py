@@ -429,13 +429,15 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """The agent that sent a request, by a harness's own ids; used for traces only. Fields not sent are empty.
+    """The agent that sent a request, by a harness's own ids; used for traces. Fields not sent are empty.
 
     Attributes:
         session_type_id: kind of session.
         trajectory_id: one run of an agent in the session.
         parent_session_id, parent_trajectory_id: the session and run that started this one.
         session_final: whether this is the session's last request.
+        is_subagent: whether another agent started this one, which waits for it; engines that are full serve main
+            agents first.
     """
 
     session_type_id: str = ""
@@ -444,6 +446,7 @@ class AgentContext:
     parent_session_id: str = ""
     parent_trajectory_id: str = ""
     session_final: bool = False
+    is_subagent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

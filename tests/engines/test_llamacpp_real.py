@@ -19,7 +19,9 @@ from engines.small_model import END_TOKENS, FRANCE, ITALY, small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.failover import FailoverEngine
+from singletree.engines.llamacpp.admission import Ticket
 from singletree.engines.llamacpp.engine import LlamaCppEngine
+from singletree.engines.llamacpp.slots import Claim
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,7 +58,7 @@ async def run(
 
 
 async def busy(engine: LlamaCppEngine) -> int:
-    return await engine._busy_slots()
+    return len(await engine._busy_slots())
 
 
 async def test_answers(engine: LlamaCppEngine) -> None:
@@ -186,8 +188,9 @@ async def test_what_goes_on_from_an_early_end_waits_for_its_slot(
     """Another slot would know nothing of the conversation; what does not go on from it need not wait."""
     noticed = asyncio.Event()
 
-    async def notice(ticket: object) -> None:
+    async def notice(ticket: Ticket, held: bytes) -> None:
         await noticed.wait()
+        ticket.release(held, len(held) // 4)
 
     monkeypatch.setattr(engine, "_release_when_free", notice)
     async with aclosing(engine.generate(GenerationJob(FRANCE, ENDLESS, "left"))) as chunks:
@@ -251,7 +254,7 @@ async def test_room_is_given_back_only_when_llama_cpp_has_freed_it() -> None:
         left = engine.generate(GenerationJob(FRANCE, ENDLESS, "left"))
         await anext(left)
         await left.aclose()
-        next_one = engine._admission.ticket(200, 0)
+        next_one = engine._admission.ticket(Claim(b"", 200))
         assert not next_one.is_granted
         async with asyncio.timeout(30):
             await next_one.granted()

@@ -16,8 +16,9 @@ from engines.contract import collect, tokens_of
 from engines.small_model import ITALY, small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.llamacpp import prefix_cache
+from singletree.engines.llamacpp import parking, prefix_cache
 from singletree.engines.llamacpp.engine import LlamaCppEngine
+from singletree.engines.llamacpp.prefix_cache import PrefixCache
 from singletree.engines.llamacpp.prefix_files import PrefixFiles, model_key, open_folder, pack_ids
 from singletree.errors import BadConfiguration
 
@@ -30,6 +31,7 @@ KEY = "0123456789abcdef"
 @pytest.fixture(autouse=True)
 def short_prompts_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "LEAST_TOKENS", 32)
+    monkeypatch.setattr(parking, "LEAST_TOKENS", 32)
 
 
 @asynccontextmanager
@@ -60,10 +62,16 @@ def saved(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.prefix"))
 
 
+def disk(engine: LlamaCppEngine) -> PrefixCache:
+    assert engine._states is not None
+    assert engine._states.prefixes is not None
+    return engine._states.prefixes
+
+
 async def until_saved(engine: LlamaCppEngine) -> None:
-    assert engine._prefixes is not None
-    assert engine._prefixes._saving is not None
-    await engine._prefixes._saving
+    prefixes = disk(engine)
+    assert prefixes._saving is not None
+    await prefixes._saving
 
 
 async def test_a_preamble_survives_a_restart(tmp_path: Path) -> None:
@@ -104,10 +112,10 @@ async def test_a_conversation_is_saved_again_when_it_has_grown(tmp_path: Path) -
         await until_saved(engine)
         [first] = saved(tmp_path)
         size = first.stat().st_size
+        disk(engine)._next_save = 0.0
         await run(engine, [*PREAMBLE, *ITALY[:5]])
-        assert engine._prefixes is not None
-        assert engine._prefixes._held == {}, "too little is new"
-        engine._prefixes._next_save = 0.0
+        await until_saved(engine)
+        assert saved(tmp_path) == [first], "too little is new"
         await run(engine, [*PREAMBLE, *answer[:-1], *OTHER])
     [second] = saved(tmp_path)
     assert second != first, "it serves the prompts of the first one"

@@ -34,6 +34,13 @@ def test_the_first_prompt_is_told_of_as_soon_as_the_speed_is_known() -> None:
     assert told(reading, *STEPS[2:]) == [], "once is enough"
 
 
+def test_a_prompt_that_takes_minutes_is_told_of_again() -> None:
+    reading = PrefillEstimator(PrefillSpeed())
+    steps = [(at * 256, at * 8.0) for at in range(1, 12)]
+    lines = told(reading, *steps)
+    assert [line.partition(" of")[0] for line in lines] == ["10044", "9020", "7996"]
+
+
 def test_the_next_one_is_told_of_before_it_is_read() -> None:
     speed = PrefillSpeed()
     told(PrefillEstimator(speed), *STEPS)

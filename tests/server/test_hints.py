@@ -44,6 +44,7 @@ HEADERS = {
 SAID = (
     " priority=5 strict_priority=1 latency_sensitivity=0.5 expected_tokens=1024 speculative_prefill=True"
     "{kind} session_id=run_1 trajectory_id=t parent_session_id=p parent_trajectory_id=q session_final=True"
+    " is_subagent=True"
 )
 RANK = -(1 << 32) - 5
 

@@ -160,7 +160,7 @@ async def test_a_refusal_at_once_is_a_status(path: str, stream: bool) -> None:  
     async with serving(engine=QueueingEngine(Full(), 0)) as served:
         reply = await served.client.post(path, body(path, "x", stream=stream))
     status, kind = REFUSED.get(path, (503, "overloaded"))
-    assert (reply.status, reply.headers["retry-after"]) == (status, "2")
+    assert (reply.status, reply.headers["retry-after"]) == (status, "7")
     assert kind in reply.body.decode()
 
 
@@ -171,7 +171,7 @@ async def test_a_refusal_at_last(path: str, stream: bool, monkeypatch: pytest.Mo
     async with serving(engine=QueueingEngine(Full(), 0.1)) as served:
         reply = await served.client.post(path, body(path, "x", stream=stream))
     if not stream:
-        assert (reply.status, reply.headers["retry-after"]) == (REFUSED.get(path, (503, ""))[0], "2")
+        assert (reply.status, reply.headers["retry-after"]) == (REFUSED.get(path, (503, ""))[0], "7")
         return
     last: Any = events(reply.body)[-2 if path == "/v1/chat/completions" else -1]
     assert reply.status == 200

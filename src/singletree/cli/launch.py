@@ -19,6 +19,7 @@ from singletree.cli.harness_settings import Api, QwenApi, Served
 from singletree.cli.running_server import DEFAULT_URL, fetch
 from singletree.engines.weights.resolve import cache_folder
 from singletree.errors import BadConfiguration
+from singletree.server.models.preambles import PREAMBLES
 
 app = App(name="launch", help="Start a harness against a running server.")
 
@@ -51,25 +52,30 @@ class Harness:
 
     Attributes:
         program: name of its executable, and of the command.
-        title: its name.
         package: the npm package that installs it.
         settings: returns its environment variables and the arguments before the user's own, for a server and an API;
             writes its configuration file, if it needs one.
         api: the API that it uses by default.
         apis: the type of ``--api``; None for a harness that knows only one API.
-        preamble_tokens: about how many tokens its instructions and tools take in the first prompt of a session, at four
-            characters a token; with a tokenizer of your model it is some more or less.
         summary: the end of the sentence "Start <title> …" in the command's help.
     """
 
     program: str
-    title: str
     package: str
     settings: Callable[[Served, Any], tuple[Environment, tuple[str, ...]]]
     api: Api
-    preamble_tokens: int
     apis: Any = None
     summary: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name."""
+        return PREAMBLES[self.program].title
+
+    @property
+    def preamble_tokens(self) -> int:
+        """About how many tokens its instructions and tools take in the first prompt of a session."""
+        return PREAMBLES[self.program].tokens
 
     def run(self, arguments: tuple[str, ...], api: Api, target: Target) -> None:
         """Start the harness for the server ``target``, with the user's ``arguments``."""
@@ -130,13 +136,13 @@ _SEPARATE = "with a separate configuration"
 _ON_TOP = "with the user's settings and a configuration on top of them"
 
 HARNESSES: tuple[Harness, ...] = (
-    Harness("claude", "Claude Code", "@anthropic-ai/claude-code", _claude, "messages", 12_000),
-    Harness("codex", "Codex", "@openai/codex", _codex, "responses", 5_000, summary=_SEPARATE),
+    Harness("claude", "@anthropic-ai/claude-code", _claude, "messages"),
+    Harness("codex", "@openai/codex", _codex, "responses", summary=_SEPARATE),
     # On the other two APIs it moves a message to the end of every prompt, so the engine reads the last turn again.
-    Harness("openclaw", "OpenClaw", "openclaw", _openclaw, "responses", 6_600, Api, _SEPARATE),
-    Harness("opencode", "OpenCode", "opencode-ai", _opencode, "messages", 7_400, Api, _ON_TOP),
-    Harness("pi", "pi", "@mariozechner/pi-coding-agent", _pi, "messages", 1_400, Api, _SEPARATE),
-    Harness("qwen", "qwen-code", "@qwen-code/qwen-code", _qwen, "chat", 19_000, QwenApi),
+    Harness("openclaw", "openclaw", _openclaw, "responses", Api, _SEPARATE),
+    Harness("opencode", "opencode-ai", _opencode, "messages", Api, _ON_TOP),
+    Harness("pi", "@mariozechner/pi-coding-agent", _pi, "messages", Api, _SEPARATE),
+    Harness("qwen", "@qwen-code/qwen-code", _qwen, "chat", QwenApi),
 )
 
 

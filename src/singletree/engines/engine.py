@@ -152,6 +152,7 @@ class GenerationJob:
         priority: where requests wait for the engine, the lowest goes first.
         pictures: the pictures of the prompt, in their order, each with one placeholder.
         session: the client's own key of its session, for engines that keep a session in one place; empty if unknown.
+        is_subagent: whether a sub-agent of the client sent it: main agents go first, where an engine is full.
         cache_salt: keeps tenants apart: prompts share the prefix cache only with prompts of the same salt.
         expected_tokens: how many tokens the client expects to be generated; None if unknown.
         latency_sensitivity: higher for a generation that somebody waits for; None if unknown.
@@ -165,6 +166,7 @@ class GenerationJob:
     priority: int = 0
     pictures: tuple[PromptPicture, ...] = ()
     session: str = ""
+    is_subagent: bool = False
     cache_salt: str = ""
     expected_tokens: int | None = None
     latency_sensitivity: float | None = None

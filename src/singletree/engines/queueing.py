@@ -112,7 +112,8 @@ class QueueingEngine:
                     await asyncio.wait_for(wake.wait(), PAUSE_SECONDS)
         except TimeoutError:
             message = f"the engine was full for {self._seconds:g} seconds; try again in a moment"
-            raise Overloaded(message) from refusal
+            retry_after = {} if refusal is None else {"retry_after": refusal.retry_after}
+            raise Overloaded(message, **retry_after) from refusal
         finally:
             del self._waiting[arrival]
             self._wake()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 MIN_REPORTED_SECONDS = 5.0
 """Shorter waits are not logged."""
+REPORT_SECONDS = 30.0
+"""After this time the rest of the same prompt is logged again."""
 _FEWEST_TOKENS = 32
 """A measurement of fewer tokens is too inexact."""
 
@@ -36,11 +38,11 @@ class PrefillEstimator:
         speed: the engine's speed; updated with what is measured here.
     """
 
-    __slots__ = ("_is_logged", "_speed")
+    __slots__ = ("_next_report", "_speed")
 
     def __init__(self, speed: PrefillSpeed) -> None:
         self._speed = speed
-        self._is_logged = False
+        self._next_report = 0.0
 
     def estimate(self, total: int, cached: int, read: int, seconds: float) -> str | None:
         """Record the progress of this prompt, and estimate the rest.
@@ -52,14 +54,14 @@ class PrefillEstimator:
             seconds: time since reading began.
 
         Returns:
-            A sentence for the log: at most once for each prompt, when the speed is known and the remaining time is at
-            least ``MIN_REPORTED_SECONDS``. Otherwise None.
+            A sentence for the log: when the speed is known and the remaining time is at least
+            ``MIN_REPORTED_SECONDS``, and then every ``REPORT_SECONDS``. Otherwise None.
         """
         self._speed.record(read - cached, seconds)
         speed, left = self._speed.tokens_per_second, total - read
-        if self._is_logged or speed is None or left / speed < MIN_REPORTED_SECONDS:
+        if seconds < self._next_report or speed is None or left / speed < MIN_REPORTED_SECONDS:
             return None
-        self._is_logged = True
+        self._next_report = seconds + REPORT_SECONDS
         return (
             f"{left} of {total} prompt tokens have to be read: about {left / speed:.0f} s until the first word, "
             f"at the measured {speed:.0f} tokens/s"

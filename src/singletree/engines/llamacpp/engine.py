@@ -29,10 +29,14 @@ from singletree.engines.in_flight import InFlightRequest
 from singletree.engines.llamacpp import wire
 from singletree.engines.llamacpp.admission import Admission, Ticket
 from singletree.engines.llamacpp.machine import KV_SHARE, usable_cores, usable_memory
+from singletree.engines.llamacpp.parking import ParkedStates, parking_root
 from singletree.engines.llamacpp.picture_prompt import NO_PROJECTOR, PictureSession, PromptDecoder
-from singletree.engines.llamacpp.prefix_cache import PrefixCache, PrefixLimits
-from singletree.engines.llamacpp.prefix_files import PrefixFiles, model_key, open_folder
+from singletree.engines.llamacpp.prefix_cache import PrefixCache
+from singletree.engines.llamacpp.prefix_files import PrefixFiles, model_key, open_folder, pack_ids
 from singletree.engines.llamacpp.process import LlamaProcess
+from singletree.engines.llamacpp.slot_actions import SlotActions
+from singletree.engines.llamacpp.slot_states import SlotStates, keep_seconds
+from singletree.engines.llamacpp.slots import Claim
 from singletree.engines.reading_time import PrefillEstimator, PrefillSpeed
 from singletree.engines.restart_backoff import RestartBackoff
 from singletree.engines.weights.gguf_header import GgufHeader, read_header
@@ -56,6 +60,9 @@ _SAVE_SECONDS = 5.0
 class LlamaCppEngine:
     """Run a GGUF model. Generations share one KV cache; each reuses the longest prefix that a slot holds.
 
+    A conversation keeps its slot between its turns for some seconds. When another one takes the slot, its state is
+    parked, and restored for its next turn.
+
     The token that ends the turn is the last of ``token_ids``, whether it is the model's own or one of
     ``stop_token_ids``. The first chunk reports how much of the prompt was cached; it has no tokens and comes before
     the prompt is read.
@@ -75,7 +82,8 @@ class LlamaCppEngine:
         threads: how many threads compute; None for one for each physical core.
         batch_tokens: how many prompt tokens are read between two steps of the other generations. A larger number
             makes the others wait longer and is hardly faster on a CPU (512: 2 % less time for a token).
-        cache_ram_mib: memory for prefixes that were evicted from the slots, in MiB; 0 for none.
+        cache_ram_mib: memory for parked states, in MiB; 0 for none. They are in a folder for temporary files where
+            the system has no file system in memory, or too small a one.
         prefix_cache_path: folder in which long prompts are saved as llama.cpp has read them, so that a restarted
             engine need not read them again; None for none. It contains prompts in plain form.
         prefix_cache_limit: largest size of the saved prompts, in bytes; the least recently used are removed.
@@ -115,9 +123,8 @@ class LlamaCppEngine:
         self._prefix_folder = prefix_cache_path if mmproj is None or decoder is None else None
         self._prefix_limit = prefix_cache_limit
         self._prefix_files: PrefixFiles | None = None
-        self._prefixes: PrefixCache | None = None
+        self._states: SlotStates | None = None
         self._token_bytes: int | None = None
-        self._sent: set[Ticket] = set()
         self._queue_limit = queue_limit
         self._mmproj = mmproj if decoder is not None else None
         self._pictures = (
@@ -126,6 +133,7 @@ class LlamaCppEngine:
         if prefix_cache_path is not None and self._prefix_folder is None:
             _LOG.warning("prompts are not saved in %s: this model sees pictures", prefix_cache_path)
         self._verbose = verbose
+        self._speed = PrefillSpeed()
         self._window = 0
         self._kv_tokens = 0
         self._settings: dict[str, Any] = {}
@@ -134,11 +142,10 @@ class LlamaCppEngine:
         self._restarting = asyncio.Lock()
         self._closed = False
         self._session: aiohttp.ClientSession | None = None
-        self._admission = Admission(slots, 0, queue_limit)
+        self._admission = self._new_admission()
         self._in_flight: set[InFlightRequest[aiohttp.ClientResponse]] = set()
-        self._ending: dict[asyncio.Task[None], Sequence[int]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._tokenizations: LruCache[str, list[int]] = LruCache(entries=_TOKENIZATIONS_KEPT)
-        self._speed = PrefillSpeed()
 
     async def start(self) -> None:
         """Load the model in the child process.
@@ -153,18 +160,20 @@ class LlamaCppEngine:
         self._token_bytes = header.kv_bytes_per_token
         if self._prefix_folder is not None:
             await asyncio.to_thread(open_folder, self._prefix_folder)
-        self._admission = Admission(self._slots, self._kv_tokens, self._queue_limit)
+        self._admission = self._new_admission()
         self._settings = {
             "path": str(self._path),
             "slots": self._slots,
             "kv_tokens": self._kv_tokens,
             "threads": self._threads,
             "batch_tokens": self._batch_tokens,
-            "cache_ram_mib": self._cache_ram_mib,
+            # llama.cpp's own cache copies every idle slot whenever a request starts; it is used only with pictures.
+            "cache_ram_mib": self._cache_ram_mib if self._pictures else 0,
+            "cache_idle_slots": self._pictures is not None,
             "verbosity": 3 if self._verbose else 1,
             "mmproj": str(self._mmproj) if self._mmproj else None,
             "media_marker": self._pictures.marker if self._pictures else "",
-            "save_folder": str(self._prefix_folder.resolve()) if self._prefix_folder is not None else "",
+            "parking_root": await asyncio.to_thread(parking_root, self._parking_limit),
         }
         self._closed = False
         await self._spawn()
@@ -174,6 +183,30 @@ class LlamaCppEngine:
             except BaseException:
                 await self.close()
                 raise
+
+    def _new_admission(self) -> Admission:
+        return Admission(
+            self._slots,
+            self._kv_tokens,
+            self._queue_limit,
+            copies=self._parking_limit > 0,
+            keep_seconds=self._keep_seconds,
+            known=lambda packed_ids: self._states.known(packed_ids) if self._states else 0,
+            speed=lambda: self._speed.tokens_per_second,
+        )
+
+    @property
+    def _parking_limit(self) -> int:
+        """The largest size of all parked states in bytes; 0 for a model with pictures: llama.cpp cannot save them."""
+        return 0 if self._pictures is not None else self._cache_ram_mib * 2**20
+
+    def _keep_seconds(self, tokens: int) -> float:
+        """Return how long an idle slot is kept for its session."""
+        if self._pictures is not None:
+            return 0.0  # llama.cpp chooses the slots.
+        size = tokens * (self._token_bytes or 0)
+        is_parked = self._parking_limit >= size > 0
+        return keep_seconds(tokens, size if is_parked else None, self._speed.tokens_per_second)
 
     async def _spawn(self) -> None:
         self._backoff.record_start()
@@ -185,11 +218,17 @@ class LlamaCppEngine:
         # llama.cpp closes connections that were idle for 5 s; a request sent at that moment would fail.
         connector = aiohttp.UnixConnector(process.socket, limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
-        if self._prefix_folder is not None:
-            self._prefixes = await self._open_prefixes(self._prefix_folder, process.version)
+        actions = SlotActions(self._session, _URL, process.states)
+        limit = self._parking_limit
+        parked = ParkedStates(actions, limit, self._token_bytes) if limit else None
+        prefixes = await self._open_prefixes(actions, process.version)
+        self._states = SlotStates(self._admission, actions, parked, prefixes)
+        self._admission.forget_states()
 
-    async def _open_prefixes(self, folder: Path, version: str) -> PrefixCache | None:
-        """Return the cache on disk for the process that has started; None if the folder cannot be read."""
+    async def _open_prefixes(self, actions: SlotActions, version: str) -> PrefixCache | None:
+        """Return the cache on disk for the process that has started; None without one that can be read."""
+        if (folder := self._prefix_folder) is None:
+            return None
         if self._prefix_files is None:
             try:
                 key = await asyncio.to_thread(model_key, self._path, "xllamacpp", version)
@@ -197,11 +236,7 @@ class LlamaCppEngine:
             except OSError as error:
                 _LOG.warning("saved prefixes cannot be used: %s", error)
                 return None
-        memory = self._kv_tokens
-        if self._token_bytes:
-            memory += self._cache_ram_mib * 2**20 // self._token_bytes
-        limits = PrefixLimits(self._token_bytes, memory)
-        return PrefixCache(self._prefix_files, limits, _URL, lambda: len(self._sent) + len(self._ending))
+        return PrefixCache(self._prefix_files, actions, self._token_bytes, self._admission)
 
     async def _running(self) -> aiohttp.ClientSession:
         """Return the session that reaches llama.cpp. If the process died, start it again first.
@@ -256,8 +291,8 @@ class LlamaCppEngine:
             request.end(EngineFailed("the engine was closed"))
         for task in tuple(self._ending):
             task.cancel()
-        if self._prefixes is not None:
-            await self._prefixes.close(_SAVE_SECONDS)
+        if self._states is not None:
+            await self._states.close(_SAVE_SECONDS)
         session, self._session = self._session, None
         process, self._process = self._process, None
         if session is not None:
@@ -298,15 +333,17 @@ class LlamaCppEngine:
         body = wire.encode_llamacpp_request(job, limit=limit, prompt=text)
         reader = wire.StreamReader(limit, job.stop_token_ids, logprobs=sampling.logprobs is not None)
         need = min(length + limit + 1, self._window)
-        await self._wait_for_prefix(prompt)
-        ticket = self._admission.ticket(need, job.priority)
+        packed = pack_ids(prompt)
+        ticket = self._admission.ticket(
+            Claim(packed, need, job.priority, job.session, is_subagent=job.is_subagent)
+        )
         request = InFlightRequest[aiohttp.ClientResponse](job.request_id)
         self._in_flight.add(request)
         reading = PrefillEstimator(self._speed)
         last = Chunk((), "cancelled")
         generated: list[int] = []
         try:
-            response = await request.open(self._send(ticket, job, body, limit))
+            response = await request.open(self._send(ticket, body))
             if response is not None:
                 if response.status != 200:
                     raise wire.decode_llamacpp_error(response.status, await response.read())
@@ -330,10 +367,7 @@ class LlamaCppEngine:
         finally:
             self._in_flight.discard(request)
             request.hang_up()
-            self._sent.discard(ticket)
-            self._release(ticket, prompt, freed=reader.ended)
-            if self._prefixes is not None and self._session is not None and reader.ended:
-                self._prefixes.turn_ended(self._session, reader.slot, prompt, generated)
+            self._release(ticket, reader, generated)
         if isinstance(request.outcome, SingletreeError):
             raise request.outcome
         yield last
@@ -362,26 +396,15 @@ class LlamaCppEngine:
         except (aiohttp.ClientError, OSError) as error:
             raise await self._connection_error(error) from error
 
-    async def _send(
-        self, ticket: Ticket, job: GenerationJob, body: bytes, limit: int
-    ) -> aiohttp.ClientResponse:
-        """Wait for the ticket and send the request. The process that ran before may have died meanwhile.
-
-        If a saved state of the prompt is restored, other requests wait until llama.cpp has begun with this one: one of
-        them could take the slot.
-        """
+    async def _send(self, ticket: Ticket, body: bytes) -> aiohttp.ClientResponse:
+        """Wait for the ticket and send the request. The process that ran before may have died meanwhile."""
         await ticket.granted()
         session = await self._running()
-        if self._prefixes is not None:
-            async with self._prefixes.lock:
-                # Until the prompt is compared with it, a restored state has all its tokens.
-                room = self._admission.free_tokens + ticket.tokens
-                slot = await self._prefixes.restore(session, job.prompt_token_ids, room)
-                self._sent.add(ticket)
-                if slot is not None:
-                    body = wire.encode_llamacpp_request(job, limit=limit, slot=slot)
-                    return await self._post(session, body)
-        return await self._post(session, body)
+        if self._states is not None:
+            await self._states.prepare(ticket)
+        return await self._post(
+            session, body if self._pictures is not None else wire.with_slot(body, ticket.slot)
+        )
 
     async def _post(self, session: aiohttp.ClientSession, body: bytes) -> aiohttp.ClientResponse:
         headers = {"Content-Type": "application/json"}
@@ -420,49 +443,48 @@ class LlamaCppEngine:
             f"llama.cpp failed during the generation: {reason}; the next request starts it again"
         )
 
-    async def _wait_for_prefix(self, prompt_token_ids: Sequence[int]) -> None:
-        """If a generation that was ended early had a prefix of this prompt, wait until its slot is free.
-
-        llama.cpp notices a closed connection only with the next token. Until then it would use another slot, whose
-        cache does not have the conversation.
-        """
-        prefixes = [
-            task
-            for task, prompt in self._ending.items()
-            if len(prompt) <= len(prompt_token_ids) and list(prompt_token_ids[: len(prompt)]) == list(prompt)
-        ]
-        if prefixes:
-            await asyncio.wait(prefixes)
-
-    def _release(self, ticket: Ticket, prompt_token_ids: Sequence[int], *, freed: bool) -> None:
-        """Return slot and room: at once where that is safe, else when llama.cpp has freed them."""
-        fits_always = self._kv_tokens >= self._slots * self._window
-        wait_until_free = not freed and ticket.is_granted and self._session is not None
-        if fits_always or not wait_until_free:
+    def _release(self, ticket: Ticket, reader: wire.StreamReader, generated: Sequence[int]) -> None:
+        """Return slot and room: at once, or when llama.cpp has noticed that the request was left early."""
+        prompt = ticket.claim.packed_ids
+        if reader.ended:
+            # The last token of an answer is sampled, and not yet in the cache.
+            held = prompt + pack_ids(generated[:-1])
+            ticket.release(held, len(prompt) // 4, is_kept=True)
+            if self._states is not None and self._session is not None:
+                self._states.turn_ended(ticket.slot)
+            return
+        held = prompt[: reader.read_tokens * 4]
+        if not ticket.is_granted or self._session is None:
             ticket.release()
-        if wait_until_free:
-            task = asyncio.create_task(self._release_when_free(ticket))
-            self._ending[task] = prompt_token_ids
-            task.add_done_callback(lambda done: self._ending.pop(done, None))
+            return
+        self._admission.leave_early(ticket, held, len(held) // 4)
+        task = asyncio.create_task(self._release_when_free(ticket, held))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
-    async def _release_when_free(self, ticket: Ticket) -> None:
+    async def _release_when_free(self, ticket: Ticket, held: bytes) -> None:
         """Release the ticket when llama.cpp has freed the slot: if its KV cache overflows, every generation fails."""
         try:
             async with asyncio.timeout(_MAX_FREE_SLOT_SECONDS):
                 pause = _FREE_SLOT_SECONDS
                 while pause:
                     await asyncio.sleep(pause)
-                    pause = _FREE_SLOT_SECONDS / 10 if await self._busy_slots() > len(self._in_flight) else 0
+                    pause = _FREE_SLOT_SECONDS / 10 if await self._is_busy(ticket.slot) else 0
         except (TimeoutError, aiohttp.ClientError, OSError):
-            pass  # Waiting longer would help nobody.
+            held = b""  # Waiting longer would help nobody.
         finally:
-            ticket.release()
+            ticket.release(held, len(held) // 4)
 
-    async def _busy_slots(self) -> int:
+    async def _is_busy(self, slot: int) -> bool:
+        busy = await self._busy_slots()
+        # With pictures llama.cpp chooses the slots, so only their number is known.
+        return len(busy) > len(self._in_flight) if self._pictures is not None else slot in busy
+
+    async def _busy_slots(self) -> list[int]:
         if self._session is None:
-            return 0
+            return []
         async with self._session.get(f"{_URL}/slots") as answer:
-            return sum(bool(slot.get("is_processing")) for slot in await answer.json())
+            return [slot["id"] for slot in await answer.json() if slot.get("is_processing")]
 
 
 def _log_reading_time(request_id: str, reading: PrefillEstimator, events: Sequence[wire.StreamEvent]) -> None:

@@ -62,9 +62,12 @@ class SavedPrefix:
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
-    """Return token ids as bytes, four of them each; none if one is out of range."""
+    """Return token ids as bytes, four of them each; none if one is out of range.
+
+    They may be the numbers of ``comparable_tokens``.
+    """
     try:
-        packed = array("i", token_ids)
+        packed = array("I", token_ids)
     except OverflowError:
         return b""
     if sys.byteorder == "big":
@@ -127,6 +130,9 @@ class PrefixFiles:
 
     Files that do not have the name of a saved state are never touched.
 
+    Attributes:
+        folder: where they are.
+
     Args:
         folder: where they are; see ``open_folder``.
         limit: largest size of all saved states in the folder, in bytes; the least recently used are removed first.
@@ -134,7 +140,7 @@ class PrefixFiles:
     """
 
     def __init__(self, folder: Path, limit: int, key: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._limit = limit
         self._key = key
         self._saved: dict[Path, SavedPrefix] = {}
@@ -193,7 +199,7 @@ class PrefixFiles:
     def has_room(self, size: int) -> bool:
         """Return whether a state of ``size`` bytes is within the limit, and leaves as much free on the disk."""
         with contextlib.suppress(OSError):
-            return size <= self._limit and 2 * size <= shutil.disk_usage(self._folder).free
+            return size <= self._limit and 2 * size <= shutil.disk_usage(self.folder).free
         return False
 
     def new_part(self) -> str:
@@ -203,14 +209,14 @@ class PrefixFiles:
     def drop_part(self, name: str) -> None:
         """Remove what llama.cpp saved under that name, if anything."""
         with contextlib.suppress(OSError):
-            (self._folder / name).unlink()
+            (self.folder / name).unlink()
 
     def add(self, name: str, packed_ids: bytes) -> None:
         """Complete what llama.cpp saved under ``name``, and evict others if the limit is exceeded.
 
         States that this one continues are removed: it serves every prompt that they serve. Raises OSError.
         """
-        part = self._folder / name
+        part = self.folder / name
         with part.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             file.write(packed_ids)
@@ -225,7 +231,7 @@ class PrefixFiles:
         self._evict()
 
     def _named(self, pattern: re.Pattern[str]) -> list[Path]:
-        return [path for path in self._folder.iterdir() if pattern.fullmatch(path.name)]
+        return [path for path in self.folder.iterdir() if pattern.fullmatch(path.name)]
 
     def _index(self, path: Path) -> None:
         try:

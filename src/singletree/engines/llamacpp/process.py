@@ -37,13 +37,20 @@ _SPIN_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 class LlamaProcess:
-    """A running llama.cpp process. Create one with ``spawn``."""
+    """A running llama.cpp process. Create one with ``spawn``.
+
+    Attributes:
+        socket: the path of the socket on which it serves.
+        states: the folder in which it saves states of slots; only its owner may enter it.
+        version: the version of xllamacpp.
+    """
 
     def __init__(self, process: Process, ready: Mapping[str, Any], log: asyncio.Task[None] | None) -> None:
         self._process = process
         self._log = log
         self.pid: int = process.pid
         self.socket: str = ready["socket"]
+        self.states = Path(ready["states"])
         self.version: str = ready["version"]
 
     @classmethod
@@ -96,7 +103,8 @@ class LlamaProcess:
             pass
         finally:
             await _kill(self._process, self._log)
-            shutil.rmtree(os.path.dirname(self.socket), ignore_errors=True)
+            for folder in (os.path.dirname(self.socket), self.states):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ _SAMPLING = {
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _FINISH: dict[str, StopKind] = {"eos": "stop", "word": "stop", "limit": "length"}
 # Without this list the last event repeats the whole prompt and all settings.
-_LAST_FIELDS = ("stop", "stop_type", "tokens", "tokens_predicted", "timings", "id_slot")
+_LAST_FIELDS = ("stop", "stop_type", "tokens", "tokens_predicted", "timings")
 
 
 class PromptProgress(msgspec.Struct):
@@ -88,7 +88,6 @@ class StreamEvent(msgspec.Struct):
         tokens: ids of new tokens; where several tokens form one character, llama.cpp sends only the last.
         content: the text of all of them.
         tokens_predicted: how many tokens were generated so far, whether sent or not.
-        id_slot: the slot of the generation; None where llama.cpp does not report it.
         tokens_missing: set by ``StreamReader`` where ``tokens`` is incomplete.
     """
 
@@ -101,7 +100,6 @@ class StreamEvent(msgspec.Struct):
     timings: Timings | None = None
     completion_probabilities: list[Probability] = []
     error: ServerError | None = None
-    id_slot: int | None = None
     tokens_missing: bool = False
 
 
@@ -113,7 +111,7 @@ class StreamReader:
     Attributes:
         ended: whether llama.cpp's last event has been taken.
         prompt_tokens: length of the prompt as llama.cpp read it, with its pictures; None until it reports it.
-        slot: the slot of the generation, when it has ended; None where llama.cpp does not report it.
+        read_tokens: how many tokens of the prompt have been read, the cached ones included.
 
     Args:
         limit: the most tokens to yield; a token more ends the generation with ``length``.
@@ -124,7 +122,7 @@ class StreamReader:
     def __init__(self, limit: int, stop_token_ids: Iterable[int], *, logprobs: bool) -> None:
         self.ended = False
         self.prompt_tokens: int | None = None
-        self.slot: int | None = None
+        self.read_tokens = 0
         self._limit = limit
         self._stops = frozenset(stop_token_ids)
         self._logprobs = logprobs
@@ -152,6 +150,7 @@ class StreamReader:
                 raise convert_error(event.error)
             if event.prompt_progress is not None:
                 self.prompt_tokens = event.prompt_progress.total
+                self.read_tokens = event.prompt_progress.processed
                 event.tokens = []  # not valid before the first token is sampled
             elif not event.stop:
                 event.tokens_missing = event.tokens_predicted - self._predicted != len(event.tokens)
@@ -174,7 +173,6 @@ class StreamReader:
                 cached = self._cached = _cached_tokens(event)
             if event.stop:
                 self.ended = True
-                self.slot = event.id_slot
                 finish = _FINISH.get(event.stop_type, "stop")
         cut = self._cut(ids)
         if cut is not None:
@@ -238,7 +236,7 @@ class _TokenizeBody(msgspec.Struct):
 
 
 def encode_llamacpp_request(
-    job: GenerationJob, *, limit: int, prompt: Mapping[str, Any] | None = None, slot: int | None = None
+    job: GenerationJob, *, limit: int, prompt: Mapping[str, Any] | None = None
 ) -> bytes:
     """Encode the body of ``POST /completion``.
 
@@ -246,7 +244,6 @@ def encode_llamacpp_request(
         job: the generation.
         limit: how many tokens may follow the prompt.
         prompt: replaces the token ids of the job: text and pictures.
-        slot: the slot to use; None to leave the choice to llama.cpp.
 
     Raises InvalidRequest for a constraint that llama.cpp does not support.
     """
@@ -260,8 +257,6 @@ def encode_llamacpp_request(
         "cache_prompt": True,
         "response_fields": _LAST_FIELDS,
     }
-    if slot is not None:
-        body["id_slot"] = slot
     for field, llama_field in _SAMPLING.items():
         value = getattr(sampling, field)
         if value is not None:
@@ -280,6 +275,11 @@ def encode_llamacpp_request(
     if job.constraint is not None:
         body["grammar"] = encode_grammar(job.constraint)
     return msgspec.json.encode(body)
+
+
+def with_slot(body: bytes, slot: int) -> bytes:
+    """Return the body of ``encode_llamacpp_request`` with the slot to use, which llama.cpp chooses otherwise."""
+    return b'{"id_slot":%d,%b' % (slot, body[1:])
 
 
 def encode_grammar(constraint: Constraint) -> str:

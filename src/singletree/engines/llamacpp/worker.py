@@ -1,8 +1,9 @@
 """The program of the child process in which llama.cpp runs; not a module to import.
 
 It reads one line of JSON settings from standard input and writes one line to standard output:
-``{"socket": path, "version": text}`` or ``{"error": text}``. It then serves llama.cpp's HTTP interface on that
-UNIX socket until its standard input closes, which also happens when the parent process ends for any reason.
+``{"socket": path, "states": path, "version": text}`` or ``{"error": text}``. It then serves llama.cpp's HTTP interface
+on that UNIX socket, and saves states of slots in that folder, until its standard input closes, which also happens when
+the parent process ends for any reason.
 
 It imports only the standard library and xllamacpp, so that it starts fast and needs no import path.
 """
@@ -34,30 +35,33 @@ def main() -> None:
     short = len(tempfile.gettempdir()) <= _LONGEST_FOLDER
     # mkdtemp creates a folder that only its owner may enter: the socket needs no key.
     folder = tempfile.mkdtemp(prefix="singletree-", dir=None if short else "/tmp")
+    states = tempfile.mkdtemp(prefix="singletree-", dir=settings["parking_root"])
     try:
-        _serve(settings, os.path.join(folder, "llama.sock"), answer)
+        _serve(settings, os.path.join(folder, "llama.sock"), states, answer)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(states, ignore_errors=True)
         # Nobody reads the running generations any more; llama.cpp's own shutdown would finish them first.
         os._exit(0)
 
 
-def _serve(settings: dict[str, Any], socket: str, answer: TextIO) -> None:
+def _serve(settings: dict[str, Any], socket: str, states: str, answer: TextIO) -> None:
     os.environ["LLAMA_MEDIA_MARKER"] = settings["media_marker"]  # otherwise another one with each start
     try:
         import xllamacpp
 
-        server = _load(xllamacpp, settings, socket)
+        server = _load(xllamacpp, settings, socket, states)
         version = str(getattr(xllamacpp, "__version__", ""))
     except Exception as error:
         print(json.dumps({"error": str(error) or type(error).__name__}), file=answer, flush=True)
         return
-    print(json.dumps({"socket": socket, "version": version}), file=answer, flush=True)
+    ready = {"socket": socket, "states": states, "version": version}
+    print(json.dumps(ready), file=answer, flush=True)
     sys.stdin.read()
     del server
 
 
-def _load(xllamacpp: Any, settings: dict[str, Any], socket: str) -> Any:
+def _load(xllamacpp: Any, settings: dict[str, Any], socket: str, states: str) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = settings["path"]
     params.n_parallel = settings["slots"]
@@ -66,12 +70,12 @@ def _load(xllamacpp: Any, settings: dict[str, Any], socket: str) -> Any:
     params.n_batch = params.n_ubatch = settings["batch_tokens"]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
     params.cache_ram_mib = settings["cache_ram_mib"]
+    params.cache_idle_slots = settings["cache_idle_slots"]
     params.verbosity = settings["verbosity"]
     if settings["mmproj"]:
         params.mmproj.path = settings["mmproj"]
     params.hostnames = [socket]
-    if settings["save_folder"]:
-        params.slot_save_path = os.path.join(settings["save_folder"], "")
+    params.slot_save_path = os.path.join(states, "")
     # Prompts are token ids: llama.cpp needs no chat template and no web page.
     params.use_jinja = params.ui = False
     return xllamacpp.Server(params)

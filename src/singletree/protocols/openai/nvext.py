@@ -62,6 +62,7 @@ HINTS: Headers = {
 AGENT: Headers = {
     "x-dynamo-session-id": ("session_id", _Name),
     "x-dynamo-parent-session-id": ("parent_session_id", _Name),
+    "x-parent-session-id": ("parent_session_id", _Name),
     "x-dynamo-session-final": ("session_final", bool),
     "x-claude-code-agent-id": ("trajectory_id", _Name),
     "x-claude-code-parent-agent-id": ("parent_trajectory_id", _Name),

@@ -39,7 +39,7 @@ from singletree.server.models.served_models import Catalog
 from singletree.server.pictures.reader import MediaReader, media_limits
 from singletree.server.sessions.duplicate_requests import InFlight, request_key
 from singletree.server.sessions.report_headers import wants_report
-from singletree.server.sessions.sessions import Sessions, session_key
+from singletree.server.sessions.sessions import Sessions, is_subagent, session_key
 from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.storage.response_store import Store
@@ -453,14 +453,18 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
 
 
 def with_hints(call: Call, request: Request) -> Request:
-    """Return ``request`` with the hints and the agent context of its headers, and add both to the trace.
+    """Return ``request`` with the hints, the agent context and the session of its headers.
+
+    Hints and agent context are added to the trace.
 
     Raises InvalidRequest for a header with a wrong value.
     """
     hints = nvext.with_headers(request.hints, nvext.HINTS, call.headers)
     agent = nvext.with_headers(request.agent, nvext.AGENT, call.headers)
+    agent = replace(agent, is_subagent=is_subagent(call.headers, agent))
     call.trace.record_hints(hints, agent)
-    return replace(request, hints=hints, agent=agent)
+    session = session_key(call.headers, request)
+    return replace(request, hints=hints, agent=agent, session=session)
 
 
 def warning_headers(warnings: list[str]) -> list[ResponseHeader]:

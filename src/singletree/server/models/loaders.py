@@ -26,10 +26,15 @@ from singletree.prompts.tokenizer.neutral_text import MarkupDecoder
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from singletree.server.models import byte_model
 from singletree.server.models.engine_choice import GPU_ENGINES, choose_engine, engine_arguments_apply
+from singletree.server.models.preambles import log_first_turns
 
 if TYPE_CHECKING:
     # Imported for its type alone: it brings in the command-line library.
     from singletree.server.models.config import Config
+
+
+_MEASURING: set[asyncio.Task[None]] = set()
+"""Keeps background tasks alive. One ends with its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,8 @@ async def _llamacpp(config: Config, progress: Progress) -> ModelSource:
             **_set_only(slots=config.slots),
         )
 
-    return _of(checkpoint, make, marks_pictures=mmproj is not None)
+    source = _of(checkpoint, make, marks_pictures=mmproj is not None)
+    return replace(source, start_engine=partial(_start_and_measure, source))
 
 
 def _find_projector(config: Config, model: Path) -> Path | None:
@@ -237,6 +243,15 @@ def _of(
 async def _start(make: Callable[[Tokenizer], Engine], tokenizer: Tokenizer) -> Engine:
     engine = make(tokenizer)
     await engine.start()
+    return engine
+
+
+async def _start_and_measure(source: ModelSource, tokenizer: Tokenizer) -> Engine:
+    """Start an engine on this machine, and measure in the background how fast it reads."""
+    engine = await source.start_engine(tokenizer)
+    measuring = asyncio.create_task(log_first_turns(engine, source.names[0]))
+    _MEASURING.add(measuring)
+    measuring.add_done_callback(_MEASURING.discard)
     return engine
 
 

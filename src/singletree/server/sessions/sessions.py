@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from singletree.cache_diagnosis import CacheDiagnosis
-from singletree.conversation import Request, Tool, Turn
+from singletree.conversation import AgentContext, Request, Tool, Turn
 from singletree.engines.engine import comparable_tokens
 from singletree.events import FinishReason
 from singletree.lru import ENTRY_BYTES, LruCache
@@ -74,6 +74,9 @@ SESSION_HEADERS: tuple[SessionHeader, ...] = (
 )
 """Session headers, the most specific first: the first one that a request has names its session."""
 
+_SUBAGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent")
+"""Headers that Claude Code and Codex send in the requests of their sub-agents only."""
+
 _LONGEST_KEY = 256
 _RECORDS = 32
 _STEPS = 64
@@ -105,6 +108,12 @@ def session_key(headers: Mapping[str, str], request: Request) -> str | None:
             parts = dict.fromkeys(headers.get(name, "").strip() for name in (header.name, *header.within))
             return "/".join(filter(None, parts))[:_LONGEST_KEY]
     return request.session[:_LONGEST_KEY] if request.session else None
+
+
+def is_subagent(headers: Mapping[str, str], agent: AgentContext) -> bool:
+    """Tell whether a sub-agent sent a request: by its headers, with lower-case names, or since it has a parent."""
+    named = any(headers.get(name, "").strip() for name in _SUBAGENT_HEADERS)
+    return named or bool(agent.parent_session_id or agent.parent_trajectory_id)
 
 
 def client_repeats(headers: Mapping[str, str]) -> bool:

@@ -71,6 +71,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
             priority=generation.request.hints.rank,
             pictures=generation.prompt.pictures,
             session=generation.request.session or generation.request.agent.session_id,
+            is_subagent=generation.request.agent.is_subagent,
             expected_tokens=generation.request.hints.expected_tokens,
             latency_sensitivity=generation.request.hints.latency_sensitivity,
         )
