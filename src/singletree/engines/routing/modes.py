@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
 
+from singletree.engines.routing.dynamo_policy import DynamoPolicy
 from singletree.engines.routing.kv_policy import KvAwarePolicy
 from singletree.engines.routing.load_policies import (
     LeastLoadedPolicy,
@@ -56,7 +57,12 @@ _POLICIES: Mapping[RouterMode, Callable[[RoutingOptions], RoutingPolicy]] = {
         kv_replay=options.kv_replay,
         cache_tokens=options.cache_tokens,
     ),
-    "dynamo": lambda options: LeastLoadedPolicy(options.source_of_chance()),
+    "dynamo": lambda options: DynamoPolicy(
+        options.model,
+        kv_events=options.kv_events,
+        kv_replay=options.kv_replay,
+        cache_tokens=options.cache_tokens,
+    ),
 }
 
 
