@@ -101,6 +101,7 @@ class _Body(msgspec.Struct, frozen=True):
     fallbacks: Any = None
     thread: Any = None
     compaction: Any = None
+    cache_salt: limits.CacheSalt | None = None
 
 
 _ROLES: dict[str, Literal["user", "assistant", "system"]] = {
@@ -170,6 +171,7 @@ def _build(body: _Body) -> Request:
         thinking=_thinking(body, messages),
         response_format=_response_format(body),
         context_edits=context_edits(body.context_management, notes),
+        cache_salt=body.cache_salt or "",
         session=_session(body.metadata.user_id if body.metadata else None),
         warnings=notes.warnings,
         options=RequestOptions(

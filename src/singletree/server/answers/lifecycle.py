@@ -63,5 +63,8 @@ class Lifecycle:
     def end(self, reason: FinishReason) -> None:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
         self.trace.generated(Finished(reason, self.choices.usage))
+        for each in self.choices.generations:
+            if each.route is not None:
+                self.trace.routed(each.route, each.cached_tokens)
         if self.session is not None:
             self.session.sessions.close(self.session.opened, self.choices.first)

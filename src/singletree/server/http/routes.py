@@ -387,14 +387,18 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
 
 
 def with_hints(call: Call, request: Request) -> Request:
-    """Return ``request`` with the hints and the agent context of its headers, and add both to the trace.
+    """Return ``request`` with what its headers set: hints, agent context, cache salt and session.
+
+    Hints and agent context are added to the trace.
 
     Raises InvalidRequest for a header with a wrong value.
     """
     hints = nvext.with_headers(request.hints, nvext.HINTS, call.headers)
     agent = nvext.with_headers(request.agent, nvext.AGENT, call.headers)
     call.trace.record_hints(hints, agent)
-    return replace(request, hints=hints, agent=agent)
+    salt = nvext.cache_salt_of_header(call.headers) or request.cache_salt
+    session = session_key(call.headers, request)
+    return replace(request, hints=hints, agent=agent, cache_salt=salt, session=session)
 
 
 def warning_headers(warnings: list[str]) -> list[ResponseHeader]:
