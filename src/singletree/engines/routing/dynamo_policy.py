@@ -20,6 +20,7 @@ from singletree.errors import BadConfiguration, EngineFailed
 
 _LOG = logging.getLogger(__name__)
 
+_CLOSE_SECONDS = 1.0
 _MOST_UNSENT = 64
 """So many choices may wait to be sent; older ones were given up, and their load is taken back."""
 
@@ -94,9 +95,8 @@ class DynamoPolicy:
 
     async def close(self) -> None:
         """Stop the service."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=_CLOSE_SECONDS)
         self._service.shutdown()
 
     async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:

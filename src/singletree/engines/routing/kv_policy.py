@@ -154,9 +154,19 @@ class KvAwarePolicy:
         """Return the engine with the least cost; among nearly equal ones the session's own."""
         chain = self._chain(job)
         weights, length, hold = self._weights, len(chain), tokens_to_hold(job)
-        matched, salted, most = self._matched(job, chain), bool(job.cache_salt), max(0, length - 1)
+        matched, salted = self._matched(job, chain), bool(job.cache_salt)
         caches = [self._cache_of(worker) for worker in workers]
-        cached = [min(each.cached_tokens(matched, salted=salted), most) if matched else 0 for each in caches]
+        cached = [0] * len(caches)
+        if matched:
+            # An engine reads at least the last token, with its whole block.
+            unit = self._unit
+            cached = [
+                min(
+                    each.cached_tokens(matched, salted=salted),
+                    (length - 1) // (each.unit or unit) * (each.unit or unit),
+                )
+                for each in caches
+            ]
         costs = [
             self._cost(worker.load, length - have, hold, cache.capacity)
             for worker, have, cache in zip(workers, cached, caches, strict=True)
