@@ -227,24 +227,22 @@ async def _with_dynamo(simulation: Simulation) -> Outcome:
             context.term()
 
 
-def report(outcomes: Sequence[Outcome]) -> str:
-    """Return a table of the outcomes."""
-    lines = [
-        "| mode | cached | TTFT mean | p50 | p90 | all done | load spread | prediction off | choose p50 | a turn |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for each in outcomes:
-        firsts = sorted(each.firsts)
-        mean_busy = statistics.fmean(each.busy)
-        off = f"{each.predicted_off / each.prompt:.1%}" if "kv" in each.mode or each.mode == "dynamo" else "–"
-        lines.append(
-            f"| {each.mode} | {each.cached / each.prompt:.1%} "
-            f"| {statistics.fmean(firsts):.2f} s | {_at(firsts, 0.5):.2f} s | {_at(firsts, 0.9):.2f} s "
-            f"| {each.seconds:.0f} s | {max(each.busy) / mean_busy:.2f} | {off} "
-            f"| {_at(sorted(each.choose_seconds), 0.5) * 1e3:.2f} ms "
-            f"| {each.router_seconds / len(firsts) * 1e3:.2f} ms |"
-        )
-    return "\n".join(lines)
+_HEAD = """\
+| mode | cached | TTFT mean | p50 | p90 | all done | load spread | prediction off | choose p50 | a turn |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"""
+
+
+def row(outcome: Outcome) -> str:
+    """Return the outcome as a row of the table."""
+    firsts, predicts = sorted(outcome.firsts), "kv" in outcome.mode or outcome.mode == "dynamo"
+    spread = max(outcome.busy) / statistics.fmean(outcome.busy)
+    off = f"{outcome.predicted_off / outcome.prompt:.1%}" if predicts else "–"
+    return (
+        f"| {outcome.mode} | {outcome.cached / outcome.prompt:.1%} | {statistics.fmean(firsts):.2f} s "
+        f"| {_at(firsts, 0.5):.2f} s | {_at(firsts, 0.9):.2f} s | {outcome.seconds:.0f} s | {spread:.2f} | {off} "
+        f"| {_at(sorted(outcome.choose_seconds), 0.5) * 1e3:.2f} ms "
+        f"| {outcome.router_seconds / len(firsts) * 1e3:.2f} ms |"
+    )
 
 
 def _at(ordered: Sequence[float], share: float) -> float:
@@ -344,9 +342,10 @@ def main() -> None:
     if "engines" in parts:
         turns = options.turns or (10 if options.quick else 40)
         speed = EngineSpeed(blocks=options.blocks or 12_000)
-        outcomes = [asyncio.run(simulate(mode, 4, 32, turns, speed)) for mode in modes]
         print(f"\n4 engines of {speed.blocks * BLOCK:,} tokens, 32 sessions of {turns} turns\n")
-        print(report(outcomes), flush=True)
+        print(_HEAD, flush=True)
+        for mode in modes:
+            print(row(asyncio.run(simulate(mode, 4, 32, turns, speed))), flush=True)
     if "scale" in parts:
         _scale(options, modes)
 
@@ -356,20 +355,21 @@ def _scale(options: argparse.Namespace, modes: Sequence[str]) -> None:
     sessions = options.sessions or 4 * engines
     turns = options.turns or (6 if options.quick else 12)
     speed = EngineSpeed(blocks=1000)
-    outcomes = [
-        asyncio.run(simulate(mode, engines, sessions, turns, speed, 0.25))
-        for mode in modes
-        if mode != "dynamo"
-    ]
     print(
         f"\n{engines:,} engines of {speed.blocks * BLOCK:,} tokens, {sessions:,} sessions of {turns} turns\n"
     )
-    print(report(outcomes))
-    for each in outcomes:
-        if each.blocks:
-            print(
-                f"{each.mode}: {each.blocks:,} blocks in the index, process grew by {each.memory / 2**20:.0f} MiB"
+    print(_HEAD, flush=True)
+    sizes = []
+    for mode in modes:
+        if mode == "dynamo":
+            continue
+        outcome = asyncio.run(simulate(mode, engines, sessions, turns, speed, 0.25))
+        print(row(outcome), flush=True)
+        if outcome.blocks:
+            sizes.append(
+                f"{mode}: {outcome.blocks:,} blocks in the index, {outcome.memory / 2**20:.0f} MiB with the engines"
             )
+    print("\n".join(sizes))
 
 
 if __name__ == "__main__":

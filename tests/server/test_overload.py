@@ -212,7 +212,9 @@ async def test_a_model_is_loaded_with_a_line_in_front_of_it() -> None:
         await loaded.close()
 
 
-async def ranked(engine: QueueingEngine, name: str, priority: int, sensitivity: float | None = None) -> list[Chunk]:
+async def ranked(
+    engine: QueueingEngine, name: str, priority: int, sensitivity: float | None = None
+) -> list[Chunk]:
     job = GenerationJob([1], Sampling(), name, priority=priority, latency_sensitivity=sensitivity)
     async with aclosing(engine.generate(job)) as chunks:
         return [chunk async for chunk in chunks]

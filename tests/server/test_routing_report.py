@@ -114,7 +114,13 @@ async def test_salt_and_session_reach_the_engine(path: str) -> None:
 def test_explain_names_the_engine(
     route: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = {"worker": "b", "predicted_cached_tokens": 40, "reason": "why", "failovers": 0, "waited_seconds": 0.0}
+    whole = {
+        "worker": "b",
+        "predicted_cached_tokens": 40,
+        "reason": "why",
+        "failovers": 0,
+        "waited_seconds": 0.0,
+    }
     step = {
         "at": 0.0,
         "line": 1,

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from singletree.events import Finished, FinishReason
 from singletree.server.answers.choices import Choices
 from singletree.server.answers.frame_sinks import ResponseHeader
+from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.tracing import Trace
 from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
 from singletree.server.sessions.report_headers import report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
+from singletree.server.turn.protocol import MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Lifecycle:
         in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
         key: identifies the request among them; None for a request that is never treated as a repetition.
         session: the place in the session; None for a prompt without a session.
+        prefills: reads the next prompt ahead if the request asks for it; None for never.
     """
 
     choices: Choices
@@ -43,6 +46,7 @@ class Lifecycle:
     in_flight: InFlight | None = None
     key: RequestKey | None = None
     session: SessionStep | None = None
+    prefills: SpeculativePrefills | None = None
 
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
         """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
@@ -68,3 +72,8 @@ class Lifecycle:
                 self.trace.routed(each.route, each.cached_tokens)
         if self.session is not None:
             self.session.sessions.close(self.session.opened, self.choices.first)
+            if self.prefills is not None:
+                as_objects = self.choices.protocol is MESSAGES
+                self.prefills.begin(
+                    self.session.opened.step.session, self.choices.first, as_objects=as_objects
+                )

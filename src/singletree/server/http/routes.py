@@ -26,6 +26,7 @@ from singletree.server.answers.header_flags import flag_of
 from singletree.server.answers.lifecycle import Lifecycle, SessionStep
 from singletree.server.answers.request_body import read_body
 from singletree.server.answers.response import TurnResponse
+from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
 from singletree.server.http.offload import offload
@@ -61,6 +62,7 @@ class Service:
     in_flight: InFlight = field(default_factory=InFlight)
     store: Store | None = None
     jobs: Jobs = field(default_factory=Jobs)
+    prefills: SpeculativePrefills = field(default_factory=SpeculativePrefills)
     closing: bool = False
     sessions: Sessions = field(init=False)
     media: MediaReader = field(init=False)
@@ -157,6 +159,7 @@ async def answer_turn(
     generation = await offload(len(body), partial(pipeline.prepare, model, request, tools_of))
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt)
+    service.prefills.cancel(opened.step.session)
     call.trace.record_step(opened.step)
     keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
     generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
@@ -172,6 +175,7 @@ async def answer_turn(
         in_flight=service.in_flight,
         key=request_key(call.headers, request, call.trace.route, body),
         session=SessionStep(service.sessions, opened, _explains(call)),
+        prefills=service.prefills,
     )
     if keep is not None and request.options.stored_state.background:
         return _start_job(service, lifecycle)
