@@ -19,7 +19,8 @@ HINT = {"x-singletree-speculative-prefill": "true", "x-singletree-session": "s"}
 QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather? [[script:a,b]]"}
 SAID = (
     "<think>\nI need the weather.\n\nAnd more. \n</think>\n\nLet me check.\n"
-    '<tool_call>\n{"name": "get_weather",  "arguments": {"unit": "celsius",  "city": "Paris"}}\n</tool_call>'
+    '<tool_call>\n{"name": "get_weather",  "arguments": {"unit": "celsius",  "city": "Paris, near the river, where '
+    'it rains more than in all the rest of the town"}}\n</tool_call>'
 )
 SCRIPTS = {"a": SAID, "b": "Sunny."}
 
