@@ -115,6 +115,8 @@ class SimulatedEngine:
         generation.cached = cached * BLOCK
         for block in hashes:
             self._pinned[block] = self._pinned.get(block, 0) + 1
+            if block in self._blocks:
+                self._blocks.move_to_end(block)
         self._add(generation.chain, cached)
         seconds = _STEP_SECONDS + (len(generation.chain) - generation.cached) / self._speed.prefill
         self.busy += seconds
