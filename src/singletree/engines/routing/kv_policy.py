@@ -20,7 +20,7 @@ from singletree.engines.routing.event_stream import EventStream
 from singletree.engines.routing.policy import Choice
 from singletree.engines.routing.predicted_cache import PredictedCache
 from singletree.engines.routing.prefix_index import PrefixIndex, blocks_by_holder
-from singletree.engines.routing.worker import Load, Worker, tokens_to_hold
+from singletree.engines.routing.worker import Worker, tokens_to_hold
 from singletree.errors import BadConfiguration
 
 if TYPE_CHECKING:
@@ -154,23 +154,7 @@ class KvAwarePolicy:
         """Return the engine with the least cost; among nearly equal ones the session's own."""
         chain = self._chain(job)
         weights, length, hold = self._weights, len(chain), tokens_to_hold(job)
-        matched, salted = self._matched(job, chain), bool(job.cache_salt)
-        caches = [self._cache_of(worker) for worker in workers]
-        cached = [0] * len(caches)
-        if matched:
-            # An engine reads at least the last token, with its whole block.
-            unit = self._unit
-            cached = [
-                min(
-                    each.cached_tokens(matched, salted=salted),
-                    (length - 1) // (each.unit or unit) * (each.unit or unit),
-                )
-                for each in caches
-            ]
-        costs = [
-            self._cost(worker.load, length - have, hold, cache.capacity)
-            for worker, have, cache in zip(workers, cached, caches, strict=True)
-        ]
+        cached, costs, caches = self._costs(job, chain, workers, hold)
         within = min(costs) + max(weights.gate, weights.gate_share * length)
         near = [number for number, cost in enumerate(costs) if cost <= within]
         chosen = near[0]
@@ -242,12 +226,33 @@ class KvAwarePolicy:
                 found[holder] = blocks * unit
         return found
 
-    def _cost(self, load: Load, prefill: int, hold: int, capacity: int | None) -> float:
-        weights = self._weights
-        cost = prefill + load.prefill_tokens + weights.decode * load.decode_tokens
-        if capacity is not None and (over := load.decode_tokens + hold - weights.budget * capacity) > 0:
-            cost += over  # it waits until so many tokens are freed
-        return cost
+    def _costs(
+        self, job: GenerationJob, chain: BlockChain, workers: Sequence[Worker], hold: int
+    ) -> tuple[list[int], list[float], list[WorkerCache]]:
+        """Return for each engine the cached tokens, the cost, and what is known of its cache. One pass: there may be
+        a thousand engines.
+        """
+        matched, salted, length = self._matched(job, chain), bool(job.cache_salt), len(chain)
+        holding = {holder >> 1 for holder in matched}
+        decode, budget, known = self._weights.decode, self._weights.budget, self._caches
+        cached, costs, caches = list[int](), list[float](), list[WorkerCache]()
+        for worker in workers:
+            cache = known.get(worker) or self._cache_of(worker)
+            load, have = worker.load, 0
+            if cache.number in holding:
+                # An engine reads at least the last token, with its whole block.
+                unit = cache.unit or self._unit
+                have = min(cache.cached_tokens(matched, salted=salted), (length - 1) // unit * unit)
+            cost = length - have + load.prefill_tokens + decode * load.decode_tokens
+            if (
+                cache.capacity is not None
+                and (over := load.decode_tokens + hold - budget * cache.capacity) > 0
+            ):
+                cost += over  # it waits until so many tokens are freed
+            cached.append(have)
+            costs.append(cost)
+            caches.append(cache)
+        return cached, costs, caches
 
     def _cache_of(self, worker: Worker) -> WorkerCache:
         cache = self._caches.get(worker)
