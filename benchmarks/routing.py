@@ -37,7 +37,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, GenerationJob
 from singletree.engines.routing.block_chain import ChainMemory
 from singletree.engines.routing.event_cache import EventCache
-from singletree.engines.routing.event_stream import EventStream
+from singletree.engines.routing.event_stream import KvEventStream
 from singletree.engines.routing.kv_events import BlockHash, BlockStored, KvEvent
 from singletree.engines.routing.kv_policy import KvAwarePolicy
 from singletree.engines.routing.modes import RouterMode, RoutingOptions, make_policy
@@ -261,7 +261,7 @@ def measure_index(blocks: int) -> str:
     before = _resident()
     index = PrefixIndex()
     cache = EventCache(index, 0, "m")
-    stream = EventStream(cache)
+    stream = KvEventStream(cache)
     frames = EventFrames()
     messages = []
     per_event, per_prompt = 4, 3125

@@ -10,7 +10,7 @@ import pytest
 from engines.routing_jobs import all_frames, job, recorded
 from singletree.engines.routing.block_chain import ChainMemory
 from singletree.engines.routing.event_cache import EventCache
-from singletree.engines.routing.event_stream import EventStream
+from singletree.engines.routing.event_stream import KvEventStream
 from singletree.engines.routing.kv_events import BlockRemoved, BlockStored, decode_batch, read_frames
 from singletree.engines.routing.prefix_index import PrefixIndex, blocks_by_holder
 
@@ -23,7 +23,7 @@ class Followed:
     def __init__(self, *, can_replay: bool = False) -> None:
         self.index = PrefixIndex()
         self.cache = EventCache(self.index, 0, "m")
-        self.stream = EventStream(self.cache, "engine", can_replay=can_replay)
+        self.stream = KvEventStream(self.cache, "engine", can_replay=can_replay)
         self.chains = ChainMemory("m")
 
     def expects(self, tokens: list[int], salt: str = "") -> int:

@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 _MOST_WAITING = 100_000
 
 
-class EventStream:
+class KvEventStream:
     """Feed the messages of a publisher into an ``EventCache``.
 
     A missing message is asked for again: while ``replay_from`` is set, ask the publisher for all messages from that

@@ -9,7 +9,7 @@ from contextlib import suppress
 import zmq
 import zmq.asyncio
 
-from singletree.engines.routing.event_stream import EventStream
+from singletree.engines.routing.event_stream import KvEventStream
 from singletree.errors import BadConfiguration
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class EventSubscriber:
         BadConfiguration: an endpoint is malformed.
     """
 
-    def __init__(self, stream: EventStream, endpoint: str, replay: str = "") -> None:
+    def __init__(self, stream: KvEventStream, endpoint: str, replay: str = "") -> None:
         self._stream, self._replay_at = stream, replay
         self._context = zmq.asyncio.Context()
         self._live = self._context.socket(zmq.SUB)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.engines.routing.block_chain import MIN_UNIT, BlockChain, ChainMemory, unit_of
 from singletree.engines.routing.event_cache import EventCache
-from singletree.engines.routing.event_stream import EventStream
+from singletree.engines.routing.event_stream import KvEventStream
 from singletree.engines.routing.policy import Choice
 from singletree.engines.routing.predicted_cache import PredictedCache
 from singletree.engines.routing.prefix_index import PrefixIndex, blocks_by_holder
@@ -62,7 +62,7 @@ class WorkerCache:
     digest: bytes
     capacity: int | None = None
     events: EventCache | None = None
-    stream: EventStream | None = None
+    stream: KvEventStream | None = None
     subscriber: EventSubscriber | None = None
 
     @property
@@ -286,7 +286,7 @@ class KvAwarePolicy:
         """Expect events of the engine: pass its messages to the ``stream`` of the returned cache."""
         cache = self._cache_of(worker)
         cache.events = EventCache(self.index, 2 * cache.number, self._model)
-        cache.stream = EventStream(cache.events, worker.name, can_replay=can_replay)
+        cache.stream = KvEventStream(cache.events, worker.name, can_replay=can_replay)
         self._followed.append(cache)
         return cache
 
