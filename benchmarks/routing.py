@@ -329,8 +329,8 @@ def main() -> None:
     parser.add_argument("--modes", help=f"of {', '.join(MODES)}")
     parser.add_argument("--engines", type=int, help="of the part scale (1000)")
     parser.add_argument("--sessions", type=int, help="of the part scale (four for each engine)")
-    parser.add_argument("--turns", type=int, help="of a session (40; in the part scale 12)")
-    parser.add_argument("--blocks", type=int, help="of an engine's cache in the part engines")
+    parser.add_argument("--turns", type=int, help="of a session (16; in the part scale 4)")
+    parser.add_argument("--blocks", type=int, help="of an engine's cache in the part engines (7000)")
     options = parser.parse_args()
     parts = options.parts.split(",")
     modes = options.modes.split(",") if options.modes else list(MODES)
@@ -340,8 +340,8 @@ def main() -> None:
     if "index" in parts:
         print(f"\n{measure_index(100_000 if options.quick else 1_000_000)}", flush=True)
     if "engines" in parts:
-        turns = options.turns or (10 if options.quick else 40)
-        speed = EngineSpeed(blocks=options.blocks or 12_000)
+        turns = options.turns or (10 if options.quick else 16)
+        speed = EngineSpeed(blocks=options.blocks or 7000)
         print(f"\n4 engines of {speed.blocks * BLOCK:,} tokens, 32 sessions of {turns} turns\n")
         print(_HEAD, flush=True)
         for mode in modes:
@@ -353,7 +353,7 @@ def main() -> None:
 def _scale(options: argparse.Namespace, modes: Sequence[str]) -> None:
     engines = options.engines or (50 if options.quick else 1000)
     sessions = options.sessions or 4 * engines
-    turns = options.turns or (6 if options.quick else 12)
+    turns = options.turns or (3 if options.quick else 4)
     speed = EngineSpeed(blocks=1000)
     print(
         f"\n{engines:,} engines of {speed.blocks * BLOCK:,} tokens, {sessions:,} sessions of {turns} turns\n"

@@ -112,7 +112,7 @@ def record(
         with serve(endpoint) as server:
             subscriber = Subscriber(endpoint)
             time.sleep(2 * QUIET_SECONDS)
-            steps = []
+            steps: list[dict[str, Any]] = []
             grown = ONE
             for prompt, salt in (
                 ("one", ""),
