@@ -10,10 +10,12 @@ from singletree.events import Finished, FinishReason
 from singletree.server.answers.choices import Choices
 from singletree.server.answers.frame_sinks import ResponseHeader
 from singletree.server.answers.request_records import RequestRecords
+from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.tracing import Trace
 from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
 from singletree.server.sessions.report_headers import report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
+from singletree.server.turn.protocol import MESSAGES
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Lifecycle:
         in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
         key: identifies the request among them; None for a request that is never treated as a repetition.
         session: the place in the session; None for a prompt without a session.
+        prefills: reads the next prompt ahead if the request asks for it; None for never.
         records: takes a record of the answer; None to record nothing.
     """
 
@@ -52,6 +55,7 @@ class Lifecycle:
     in_flight: InFlight | None = None
     key: RequestKey | None = None
     session: SessionStep | None = None
+    prefills: SpeculativePrefills | None = None
     records: RequestRecords | None = None
 
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
@@ -73,8 +77,14 @@ class Lifecycle:
     def end(self, reason: FinishReason) -> None:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
         self.trace.generated(Finished(reason, self.choices.usage))
+        for each in self.choices.generations:
+            if each.route is not None:
+                self.trace.routed(each.route, each.cached_tokens)
         if self.session is not None:
             if self.records is not None:
                 finished = Finished(self.choices.first.ended or reason, self.choices.usage)
                 self.records.add(self.trace, self.choices, self.session.opened.step, finished)
             self.session.close(self.choices)
+            if self.prefills is not None:
+                session, as_objects = self.session.opened.step.session, self.choices.protocol is MESSAGES
+                self.prefills.begin(session, self.choices.first, as_objects=as_objects)

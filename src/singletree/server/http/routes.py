@@ -27,6 +27,7 @@ from singletree.server.answers.lifecycle import Lifecycle, SessionStep
 from singletree.server.answers.request_body import read_body
 from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.response import TurnResponse
+from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
 from singletree.server.http.offload import offload
@@ -69,6 +70,7 @@ class Service:
     in_flight: InFlight = field(default_factory=InFlight)
     store: Store | None = None
     jobs: Jobs = field(default_factory=Jobs)
+    prefills: SpeculativePrefills = field(default_factory=SpeculativePrefills)
     closing: bool = False
     others: OtherProcesses | None = None
     records: RequestRecords | None = None
@@ -170,6 +172,7 @@ async def answer_turn(
     )
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt)
+    service.prefills.cancel(opened.step.session)
     call.trace.record_step(opened.step)
     _compare_answers(service, generation)
     keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
@@ -189,6 +192,7 @@ async def answer_turn(
         in_flight=service.in_flight,
         key=request_key(call.headers, request, call.trace.route, body),
         session=step,
+        prefills=service.prefills,
         records=service.records,
     )
     if keep is not None and request.options.stored_state.background:
@@ -453,7 +457,7 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
 
 
 def with_hints(call: Call, request: Request) -> Request:
-    """Return ``request`` with the hints, the agent context and the session of its headers.
+    """Return ``request`` with what its headers set: hints, agent context, cache salt and session.
 
     Hints and agent context are added to the trace.
 
@@ -463,8 +467,9 @@ def with_hints(call: Call, request: Request) -> Request:
     agent = nvext.with_headers(request.agent, nvext.AGENT, call.headers)
     agent = replace(agent, is_subagent=is_subagent(call.headers, agent))
     call.trace.record_hints(hints, agent)
+    salt = nvext.cache_salt_of_header(call.headers) or request.cache_salt
     session = session_key(call.headers, request)
-    return replace(request, hints=hints, agent=agent, session=session)
+    return replace(request, hints=hints, agent=agent, cache_salt=salt, session=session)
 
 
 def warning_headers(warnings: list[str]) -> list[ResponseHeader]:

@@ -99,6 +99,7 @@ async def run_server(
         service.closing = True
         await loaded.close()
         await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
+        await service.prefills.close()
         await service.jobs.close()
         if service.others is not None:
             await service.others.close()
