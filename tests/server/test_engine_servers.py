@@ -131,3 +131,10 @@ def test_urls_by_commas_and_several_times(tmp_path: Path, monkeypatch: pytest.Mo
     assert read("--config", str(file)).engine_url == ("http://a",)
     monkeypatch.setenv("SINGLETREE_ENGINE_URL", "http://d,http://e")
     assert read().engine_url == ("http://d", "http://e")
+
+
+def test_an_endpoint_of_events_for_each_engine() -> None:
+    config = read("--engine-url", "http://a,http://b", "--kv-events", ",tcp://b:5557")
+    assert config.kv_events == ("", "tcp://b:5557")
+    with pytest.raises(BadConfiguration, match="--kv-events has 1 endpoints for 2 engines"):
+        Config(engine_url=("http://a", "http://b"), kv_events=("tcp://a:1",))

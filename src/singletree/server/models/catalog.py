@@ -209,7 +209,7 @@ async def serve_workers(
     mode = config.router_mode if len(workers) > 1 else "round-robin"
     pool = EnginePool(
         workers,
-        make_policy(mode, RoutingOptions(model=name)),
+        make_policy(mode, RoutingOptions(name, config.kv_events, config.kv_replay, config.kv_cache_tokens)),
         hold_seconds=config.hold_seconds,
         migration_limit=config.migration_limit,
         matchers=GrammarMatchers(partial(matcher_vocabulary, tokenizer)),

@@ -62,6 +62,11 @@ def _urls(kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(url for token in tokens for url in _by_commas(kind, token.value)))
 
 
+def _list(kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    """Split each value at commas, and keep empty entries: each is the one of an engine."""
+    return tuple(each.strip() for token in tokens for each in token.value.split(","))
+
+
 def _by_commas(kind: Any, value: str, *, delimiter: str | None = None) -> list[str]:
     """Split the value of an environment variable at commas; values may contain white space."""
     return [each.strip() for each in value.split(",") if each.strip()]
@@ -145,6 +150,21 @@ class Config:
     router_mode: RouterMode = DEFAULT_MODE
     """How the engine of several is chosen for a turn: kv (by what its prefix cache holds and what it has to do),
     round-robin, random, least-loaded or power-of-two."""
+
+    kv_events: Annotated[
+        tuple[str, ...], _flag("--kv-events", converter=_list, negative="", env_var_split=_unsplit)
+    ] = ()
+    """ZMQ endpoints at which vLLM or SGLang publish what their prefix caches hold, such as tcp://127.0.0.1:5557, in the
+    order of --engine-url, separated by commas; an empty one: the cache of that engine is predicted, as is each by
+    default."""
+
+    kv_replay: Annotated[
+        tuple[str, ...], _flag("--kv-replay", converter=_list, negative="", env_var_split=_unsplit)
+    ] = ()
+    """ZMQ endpoints at which the engines repeat missed events, in the same order."""
+
+    kv_cache_tokens: int | None = None
+    """Size of each engine's KV cache in tokens, for the prediction of what it holds; by default what it reports."""
 
     migration_limit: int = 3
     """How many failures of its engine in a row a turn survives: it continues on another one."""
@@ -340,6 +360,7 @@ class Config:
             "hold_seconds": (0, 3600),
             "drain_seconds": (0, 86400),
             "migration_limit": (0, 100),
+            "kv_cache_tokens": (1, 2**40),
             "script_delay": (0, 3600),
             "idle_unload": (1, 2**31),
         }
@@ -348,6 +369,12 @@ class Config:
             if value is not None and not low <= value <= high:
                 raise BadConfiguration(
                     f"{_flag_name(name)} is {value}; give a number from {low:g} to {high:g}"
+                )
+        for name in ("kv_events", "kv_replay"):
+            if (given := len(getattr(self, name))) not in (0, len(self.engine_url)):
+                raise BadConfiguration(
+                    f"{_flag_name(name)} has {given} endpoints for {len(self.engine_url)} engines; give one for each "
+                    "URL of --engine-url, an empty one where there is none"
                 )
         if self.engine in SERVER_ENGINES and not self.engine_url:
             raise BadConfiguration(
