@@ -59,6 +59,10 @@ engines: $(READY) ## the engine tests, on real vLLM and SGLang that this install
 scale: $(READY) ## servers in several processes, with real databases: starts them on loopback
 	$(BIN)/python -m pytest -m scale tests/scale $(ARGS)
 
+scale: $(READY) ## the tests that start, kill and restart the processes of a whole installation
+	$(BIN)/python tests/clients/install.py
+	$(BIN)/python -m pytest -m scale tests/scale $(ARGS)
+
 lock: $(READY) ## renew requirements.lock; ARGS=--upgrade for the newest versions
 	$(BIN)/uv pip compile pyproject.toml --universal --extra all --extra dev --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock --quiet $(ARGS)

@@ -34,6 +34,7 @@ BENCHMARKS = (
     Benchmark("first_token", ("--tokens", "2600", "--rounds", "3"), ("--quick",)),
     Benchmark("restart", (), ("--quick",)),
     Benchmark("slots", (), ("--quick",)),
+    Benchmark("faults", ("--seconds", "60"), ("--quick", "--streams", "16")),
     Benchmark("dispatch", (), ("--quick",), writes=True),
 )
 

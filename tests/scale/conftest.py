@@ -1,4 +1,4 @@
-"""Real databases, one of each for all tests."""
+"""What the tests with many processes share: the harnesses, and real databases, one of each for all tests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from clients.conftest import installed, tokens, workspace
 from scale import databases
 from scale.databases import Database
+
+__all__ = ["installed", "postgres", "redis", "tokens", "workspace"]
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from .test_replay import LAYOUT
     [
         Config(workers=2),
         Config(workers=2, engine="llamacpp"),
-        Config(workers=2, each_model=(Config(engine_url="http://127.0.0.1:1"), Config(engine="vllm"))),
+        Config(workers=2, each_model=(Config(engine_url=("http://127.0.0.1:1",)), Config(engine="vllm"))),
     ],
 )
 def test_an_engine_inside_the_server_is_refused(config: Config) -> None:
@@ -35,12 +35,12 @@ def test_an_engine_inside_the_server_is_refused(config: Config) -> None:
 
 
 def test_an_engine_server_is_shared() -> None:
-    check_shareable(Config(workers=2, engine_url="http://127.0.0.1:1"))
+    check_shareable(Config(workers=2, engine_url=("http://127.0.0.1:1",)))
     check_shareable(Config(workers=2, engine="scripted"))
 
 
 def test_all_models_of_all_processes_have_the_same_key(tmp_path: Path) -> None:
-    each = (Config(engine_url="http://127.0.0.1:1"), Config(engine_url="http://127.0.0.1:2"))
+    each = (Config(engine_url=("http://127.0.0.1:1",)), Config(engine_url=("http://127.0.0.1:2",)))
     config = for_processes(Config(workers=2, each_model=each), "127.0.0.1", 4321, tmp_path)
     configs = (config, *config.each_model)
     assert {one.capsule_key for one in configs} == {config.capsule_key} != {()}

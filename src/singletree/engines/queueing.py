@@ -96,6 +96,7 @@ class QueueingEngine:
                 except Overloaded as error:
                     refusal = error
                     continue
+                self._wake()  # There may be room for the next one, too.
                 try:
                     if first is not None:
                         yield first if ahead is None else _after_waiting(first, clock() - came, ahead)

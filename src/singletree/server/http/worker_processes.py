@@ -170,7 +170,7 @@ class ProcessGroup:
         self._stopping = True
         ending = asyncio.create_task(asyncio.wait(watching))
         self._signal()
-        deadline = asyncio.get_running_loop().time() + self._config.shutdown_seconds + _KILL_SECONDS
+        deadline = asyncio.get_running_loop().time() + self._config.drain_seconds + _KILL_SECONDS
         while not ending.done() and (left := deadline - asyncio.get_running_loop().time()) > 0:
             again = asyncio.create_task(signalled.acquire())
             await _first_of(again, ending, seconds=left)
