@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, ModelNotFound, SingletreeError
 from singletree.server.models.catalog import Model, Report, load_model
+from singletree.server.models.loaders import FindSource, find_model_source
 from singletree.server.models.pending_model import ANY_NAME, PendingModel, expected_names
 
 if TYPE_CHECKING:
@@ -115,7 +116,12 @@ class Catalog:
             await model.close()
 
 
-async def load_models(config: Config, report: Report, progress: Progress = no_progress) -> Catalog:
+async def load_models(
+    config: Config,
+    report: Report,
+    progress: Progress = no_progress,
+    find_source: FindSource = find_model_source,
+) -> Catalog:
     """Load the models that ``config`` names, one after the other, and start their engines.
 
     Where there are several, one that does not start stops none of the others; requests for it are refused with the
@@ -124,6 +130,7 @@ async def load_models(config: Config, report: Report, progress: Progress = no_pr
     Args:
         report: called with lines about what was loaded and why.
         progress: reports downloads.
+        find_source: finds each model and its engines.
 
     Raises:
         BadConfiguration, WeightsUnavailable, EngineFailed: no model could be loaded.
@@ -135,7 +142,7 @@ async def load_models(config: Config, report: Report, progress: Progress = no_pr
 
     async def load_one(one: Config, at: int) -> Model:
         async with turn:
-            model = await load_model(one, report, progress)
+            model = await load_model(one, report, progress, find_source)
             others = [*known[:at], *known[at + 1 :]]
             try:
                 return _with_own_names(model, [other for other in others if isinstance(other, Model)], one)
