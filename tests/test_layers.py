@@ -56,7 +56,8 @@ ROOMS: dict[str, list[set[str]]] = {
     ],
     "engines": [
         {"detection"},
-        {"failover", "queueing", "routing", "unloading"},
+        {"routing"},
+        {"queueing", "unloading"},
         {"llamacpp", "scripted", "sglang", "tensorrt_llm", "vllm"},
         {"remote"},
         {"abilities", "in_flight", "startup_log"},

@@ -18,8 +18,9 @@ from engines.contract import collect, tokens_of
 from engines.small_model import END_TOKENS, FRANCE, ITALY, small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.failover import FailoverEngine
 from singletree.engines.llamacpp.engine import LlamaCppEngine
+from singletree.engines.routing.pool import EnginePool
+from singletree.engines.routing.worker import Worker
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -228,7 +229,9 @@ async def test_a_turn_goes_on_when_llama_cpp_runs_again() -> None:
         told: list[int] = []
         assert engine._process is not None
         pid = dead = engine._process.pid
-        async for chunk in FailoverEngine([engine]).generate(GenerationJob(FRANCE, sampling, "goes on")):
+        async for chunk in EnginePool([Worker("0", engine)]).generate(
+            GenerationJob(FRANCE, sampling, "goes on")
+        ):
             told += chunk.token_ids
             if len(told) >= 3 and pid:
                 os.kill(pid, signal.SIGKILL)

@@ -13,8 +13,9 @@ from conformance.sdk import anthropic_sdk
 from protocols import grammar_messages
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob, StopKind
-from singletree.engines.failover import MAX_FAILURES, FailoverEngine
 from singletree.engines.queueing import QueueingEngine
+from singletree.engines.routing.pool import MIGRATION_LIMIT, EnginePool
+from singletree.engines.routing.worker import Worker
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, Overloaded
 from singletree.server.models import catalog
 from singletree.server.models.config import Config
@@ -85,6 +86,11 @@ class Mortal:
             raise EngineFailed("it died at last")
 
 
+def pool(*engines: Any, **settings: Any) -> EnginePool:
+    """The engines as one, by turns."""
+    return EnginePool([Worker(str(i), engine) for i, engine in enumerate(engines)], **settings)
+
+
 async def run(engine: Any, *, max_tokens: int | None = None, **more: Any) -> list[Chunk]:
     """All that ``engine`` says."""
     chunks = engine.generate(
@@ -97,7 +103,7 @@ async def run(engine: Any, *, max_tokens: int | None = None, **more: Any) -> lis
 @pytest.mark.parametrize("death", range(1, len(TOKENS) + 1))
 async def test_the_turn_is_the_same_wherever_its_engine_dies(death: int) -> None:  # C39
     engine = Mortal(death)
-    chunks = await run(FailoverEngine([engine]))
+    chunks = await run(pool(engine))
     assert [t for chunk in chunks for t in chunk.token_ids] == list(TOKENS)
     assert [chunk.finish for chunk in chunks if chunk.finish] == ["stop"]
     if death < len(TOKENS):
@@ -109,7 +115,7 @@ async def test_the_turn_is_the_same_wherever_its_engine_dies(death: int) -> None
 @pytest.mark.parametrize("death", [1, 3, 4])
 async def test_the_limit_is_that_of_the_whole_turn(death: int) -> None:
     engine = Mortal(death)
-    chunks = await run(FailoverEngine([engine]), max_tokens=4)
+    chunks = await run(pool(engine), max_tokens=4)
     assert [t for chunk in chunks for t in chunk.token_ids] == list(TOKENS[:4])
     assert chunks[-1].finish == "length"
     assert [sampling.max_tokens for sampling in engine.samplings] == [4, 4 - death][: 1 + (death < 4)]
@@ -118,14 +124,14 @@ async def test_the_limit_is_that_of_the_whole_turn(death: int) -> None:
 async def test_another_engine_goes_on() -> None:  # C39
     first, second = Mortal(5), Mortal(None)
     second.prompts.append([1, 2, 3])
-    both = FailoverEngine([first, second])
+    both = pool(first, second)
     await both.start()
     chunks = await run(both)
     await both.abort("r")
     await both.close()
     assert [t for chunk in chunks for t in chunk.token_ids] == list(TOKENS)
     assert (len(first.prompts), second.prompts[1][3:]) == (1, list(TOKENS[:5]))
-    assert [(e.started, e.closed, e.aborted) for e in (first, second)] == [(1, 1, ["r"])] * 2
+    assert [(e.started, e.closed, e.aborted) for e in (first, second)] == [(1, 1, [])] * 2
 
 
 NOT_GONE_ON_WITH: list[tuple[str, list[Any], dict[str, Any], str]] = [
@@ -135,7 +141,7 @@ NOT_GONE_ON_WITH: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("it refuses the rest", [2, InvalidRequest("no"), None], {}, "it died"),
     ("it cannot do it", [2, EngineUnfit("no ids"), None], {}, "it died"),
     ("it cannot go on", [EngineUnfit("no ids"), None], {}, "no ids"),
-    ("every engine dies", [2] * (MAX_FAILURES + 1), {}, "it died"),
+    ("every engine dies", [2] * (MIGRATION_LIMIT + 1), {}, "it died"),
     ("a grammar", [2], {"constraint": Constraint("lark", "x")}, "it died"),
 ]
 
@@ -148,8 +154,8 @@ async def test_what_cannot_go_on_ends_with_the_first_failure(
 ) -> None:  # C39
     engine = Mortal(*lives)
     with pytest.raises(EngineFailed, match=says):
-        await run(FailoverEngine([engine]), **more)
-    assert len(engine.prompts) == min(len([life for life in lives if life is not None]), MAX_FAILURES + 1)
+        await run(pool(engine), **more)
+    assert len(engine.prompts) == min(len([life for life in lives if life is not None]), MIGRATION_LIMIT + 1)
 
 
 async def test_what_cannot_pass_is_never_tried_again() -> None:
@@ -163,10 +169,10 @@ async def test_what_cannot_pass_is_never_tried_again() -> None:
 
     engine = Unfit()
     with pytest.raises(EngineUnfit):
-        await run(FailoverEngine([engine]))
+        await run(pool(engine))
     assert len(engine.prompts) == 1
     unfit = Mortal(*[EngineUnfit("no ids")] * len(PATHS))
-    async with serving(engine=FailoverEngine([unfit])) as served:
+    async with serving(engine=pool(unfit)) as served:
         for path in PATHS:
             reply = await served.client.post(path, body(path, "x"))
             assert (reply.status, reply.headers["x-should-retry"]) == (500, "false")
@@ -174,12 +180,12 @@ async def test_what_cannot_pass_is_never_tried_again() -> None:
 
 async def test_a_refusal_stays_one() -> None:
     with pytest.raises(Overloaded):
-        await run(FailoverEngine([Mortal(Overloaded("full"))]))
+        await run(pool(Mortal(Overloaded("full"))))
 
 
 async def test_who_leaves_frees_the_engine() -> None:  # C40
     engine = Mortal(2)
-    chunks = FailoverEngine([engine]).generate(GenerationJob([1, 2, 3], Sampling(), "r"))
+    chunks = pool(engine).generate(GenerationJob([1, 2, 3], Sampling(), "r"))
     for _ in range(4):
         await anext(chunks)
     await chunks.aclose()
@@ -192,7 +198,7 @@ async def test_the_client_reads_one_turn(path: str, stream: bool) -> None:  # C3
     for death in (1, 9, 20, len(TOKENS) - 2):
         replies: list[Reply] = []
         for engine in (Mortal(None), Mortal(death)):
-            async with serving(engine=FailoverEngine([QueueingEngine(engine, 1)])) as served:
+            async with serving(engine=pool(engine, hold_seconds=1)) as served:
                 asked = body(path, "x", stream=stream, tools=[TOOLS[path]])
                 replies.append(await served.client.post(path, asked))
         whole, mended = (outcome(path, final(path, reply)) for reply in replies)
@@ -205,7 +211,7 @@ async def test_the_sdk_accumulates_a_turn_of_two_engines() -> None:  # C39
     engine = Mortal(30)
     layout = TEMPLATE.layout(TOKENIZER)
     async with (
-        serving(engine=FailoverEngine([engine]), layout=layout) as served,
+        serving(engine=pool(engine), layout=layout) as served,
         anthropic_sdk(served.client) as sdk,
     ):
         asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "tools": [TOOLS["/v1/messages"]]}
@@ -224,10 +230,12 @@ async def test_a_model_is_loaded_so_that_its_turns_go_on() -> None:
         assert isinstance(model.engine, QueueingEngine)
     finally:
         await loaded.close()
-    assert isinstance(catalog._with_failover(Mortal()), FailoverEngine)
+    served = await catalog.serve_workers(Config(), [Worker("0", Mortal())], TOKENIZER, MODEL)
+    assert isinstance(served, EnginePool)
+    await served.close()
 
 
 async def test_a_stream_that_could_not_go_on_ends_with_an_error() -> None:  # C39
-    async with serving(engine=FailoverEngine([Mortal(12, EngineFailed("gone for good"))])) as served:
+    async with serving(engine=pool(Mortal(12, EngineFailed("gone for good")))) as served:
         reply = await served.client.post("/v1/messages", body("/v1/messages", "x", stream=True))
     assert grammar_messages.check(reply.body).last["error"]["type"] == "api_error"

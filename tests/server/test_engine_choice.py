@@ -100,4 +100,4 @@ def test_arguments_for_an_engine_that_takes_none() -> None:
     with pytest.raises(BadConfiguration, match="unknown arguments: --tensor-parallel-size 4"):
         engine_arguments_apply(Config(engine_arguments=given), "llamacpp")
     with pytest.raises(BadConfiguration, match="runs already"):
-        engine_arguments_apply(Config(engine_url="http://127.0.0.1:1", engine_arguments=given), "vllm")
+        engine_arguments_apply(Config(engine_url=("http://127.0.0.1:1",), engine_arguments=given), "vllm")

@@ -66,7 +66,7 @@ async def test_the_engine_gets_the_checkpoint_and_the_arguments(
     assert asked == [("org/m", True)]
     assert (found.names, found.engine) == (("org/m", "short"), engine)
     assert any(note.startswith(f"set        {flag}") for note in found.notes)
-    await found.start_engine(byte_model.byte_tokenizer())
+    await found.start_workers(byte_model.byte_tokenizer())
     settings = Engine.last.settings
     assert (settings.model, settings.context_window, settings.slots) == (str(tmp_path), 1024, 3)
     assert settings.arguments == given

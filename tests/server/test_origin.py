@@ -70,7 +70,7 @@ async def test_llamacpp(asked: list[tuple[str, bool]]) -> None:
     found = await loaders.find_model_source(Config(slots=2, threads=3, context_window=1024), no_progress)
     assert asked == [(weights.DEFAULT_MODEL, True)]
     assert found.names == (weights.DEFAULT_MODEL, "short")
-    await found.start_engine(byte_model.byte_tokenizer())
+    await found.start_workers(byte_model.byte_tokenizer())
     assert Engine.last.runs
     assert Engine.last.settings["slots"] == 2
     assert (Engine.last.settings["threads"], Engine.last.settings["context_window"]) == (3, 1024)
@@ -78,18 +78,19 @@ async def test_llamacpp(asked: list[tuple[str, bool]]) -> None:
 
 async def test_what_is_not_set_is_the_engines_to_choose() -> None:
     found = await loaders.find_model_source(Config(model="org/m", engine="llamacpp"), no_progress)
-    await found.start_engine(byte_model.byte_tokenizer())
+    await found.start_workers(byte_model.byte_tokenizer())
     assert "slots" not in Engine.last.settings
 
 
 async def test_vllm_tells_what_it_serves(asked: list[tuple[str, bool]]) -> None:
     found = await loaders.find_model_source(
-        Config(engine="vllm", engine_url="http://127.0.0.1:1"), no_progress
+        Config(engine="vllm", engine_url=("http://127.0.0.1:1",)), no_progress
     )
     assert asked == [("org/model", False)]
     assert found.names == ("served-name", "org/model", "short")
-    engine: Any = await found.start_engine(byte_model.byte_tokenizer())
-    assert engine is Engine.last
+    [worker] = await found.start_workers(byte_model.byte_tokenizer())
+    assert worker.name == "http://127.0.0.1:1"
+    assert worker.engine.info() == Engine.last.info()
     server, url = Engine.last.given
     assert (server.title, url) == ("vLLM", "http://127.0.0.1:1")
     assert Engine.last.completed == {"window": 4096, "model_defaults": {}}
@@ -103,7 +104,7 @@ async def test_a_url_alone_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) 
         return SglangServer()
 
     monkeypatch.setattr(detection, "detect_server", detect)
-    config = Config(engine_url="http://127.0.0.1:1", engine_api_key="k", context_window=1000)
+    config = Config(engine_url=("http://127.0.0.1:1",), engine_api_key="k", context_window=1000)
     await loaders.find_model_source(config, no_progress)
     assert asked == [("http://127.0.0.1:1", "k")]
     assert Engine.last.given[0].title == "SGLang"
@@ -118,13 +119,13 @@ def test_a_server_needs_its_url(engine: Any) -> None:
 
 def test_scripts_have_no_url() -> None:
     with pytest.raises(BadConfiguration, match="--engine-url"):
-        Config(engine="scripted", engine_url="http://127.0.0.1:1")
+        Config(engine="scripted", engine_url=("http://127.0.0.1:1",))
 
 
 async def test_vllm_is_left_when_its_tokenizer_is_not_to_be_had() -> None:
     with pytest.raises(WeightsUnavailable):
         await loaders.find_model_source(
-            Config(engine="vllm", engine_url="http://127.0.0.1:1", model="missing"), no_progress
+            Config(engine="vllm", engine_url=("http://127.0.0.1:1",), model="missing"), no_progress
         )
     assert not Engine.last.runs
 
@@ -132,15 +133,15 @@ async def test_vllm_is_left_when_its_tokenizer_is_not_to_be_had() -> None:
 async def test_scripted_plays_for_any_model(asked: list[tuple[str, bool]]) -> None:
     found = await loaders.find_model_source(Config(engine="scripted", model="org/m"), no_progress)
     assert asked == [("org/m", False)]
-    engine: Any = await found.start_engine(byte_model.byte_tokenizer())
-    assert engine.info().context_window == byte_model.CONTEXT_WINDOW
+    [worker] = await found.start_workers(byte_model.byte_tokenizer())
+    assert worker.engine.info().context_window == byte_model.CONTEXT_WINDOW
 
 
 def test_the_tokenizer_alone(asked: list[tuple[str, bool]]) -> None:
     name, tokenizer = loaders.find_tokenizer(Config(engine="scripted"), no_progress)
     assert (name, tokenizer.decode(tokenizer.encode("h\u00e9"))) == ("scripted", "h\u00e9")
     with pytest.raises(BadConfiguration, match="--model"):
-        loaders.find_tokenizer(Config(engine="vllm", engine_url="http://127.0.0.1:1"), no_progress)
+        loaders.find_tokenizer(Config(engine="vllm", engine_url=("http://127.0.0.1:1",)), no_progress)
     with pytest.raises(WeightsUnavailable):
         loaders.find_tokenizer(Config(model="missing"), no_progress)
     assert asked == [("missing", False)]

@@ -125,7 +125,7 @@ async def test_ready_means_that_connections_are_taken() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_an_idle_server_stops_at_once(number: int) -> None:
-    serving, client = await started(Config(engine="scripted", port=0, shutdown_seconds=60))
+    serving, client = await started(Config(engine="scripted", port=0, drain_seconds=60))
     assert Listener.last.settings["port"] == 4321
     assert (await client.get("/health")).status == 200
     os.kill(os.getpid(), number)
@@ -138,7 +138,7 @@ ASKED = body("/v1/messages", "[[gen:1000:1:0.02]]", stream=True) | {"model": "sc
 
 @pytest.mark.parametrize(("grace", "signals"), [(0.05, 1), (60, 2)])
 async def test_streams_get_their_end(grace: float, signals: int) -> None:
-    serving, client = await started(Config(engine="scripted", shutdown_seconds=grace))
+    serving, client = await started(Config(engine="scripted", drain_seconds=grace))
     async with client.open("POST", "/v1/messages", ASKED) as (exchange, _):
         await exchange.read()
         for _ in range(signals):
@@ -152,7 +152,7 @@ async def test_streams_get_their_end(grace: float, signals: int) -> None:
 
 
 async def test_a_generation_may_finish() -> None:
-    serving, client = await started(Config(engine="scripted", shutdown_seconds=60))
+    serving, client = await started(Config(engine="scripted", drain_seconds=60))
     asked = ASKED | {"max_tokens": 5}
     async with client.open("POST", "/v1/messages", asked) as (exchange, _):
         await exchange.read()

@@ -122,10 +122,13 @@ class Constraint:
         kind: ``gbnf`` (llama.cpp grammar), ``lark``, ``regex``, ``json_schema`` or ``structural_tag``.
         value: the text of the grammar, or the schema or structural tag as a JSON value. In ``lark`` special tokens
             are written by name (``<|im_end|>``) or id (``<[2]>``), the notation of llguidance.
+        lark: the same grammar in Lark, for a ``gbnf`` or ``structural_tag``: a turn that another engine continues is
+            checked by it. Empty if it cannot be written so.
     """
 
     kind: ConstraintKind
     value: Any
+    lark: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The interface by which a pool chooses the engine for a generation, and is told how it went."""
+"""The interface by which a pool chooses the engine for a generation, and reports how it went."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from singletree.engines.engine import GenerationJob
+from singletree.engines.engine import Chunk, GenerationJob
 from singletree.engines.routing.worker import Worker
 
 
@@ -27,9 +27,26 @@ class Choice:
 
 
 class RoutingPolicy(Protocol):
-    """Chooses engines. It is used by one event loop, and its methods do not block."""
+    """Chooses engines. It is used by one event loop, and its methods do not block.
 
-    def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
+    For each generation the pool calls ``choose``, ``sent``, then ``prompt_read`` unless the engine fails before, and
+    in any case ``ended``. A generation that goes on on another engine is a new one, whose prompt is longer.
+    """
+
+    async def start(self, workers: Sequence[Worker]) -> None:
+        """Begin to follow the engines' caches. The engines have been started.
+
+        Args:
+            workers: all engines of the pool, whatever their state; the same objects for the life of the policy.
+
+        Raises:
+            BadConfiguration: an option of the policy does not fit the engines.
+        """
+
+    async def close(self) -> None:
+        """Free everything. Safe to call twice."""
+
+    async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
         """Return the engine for ``job``.
 
         Args:
@@ -40,8 +57,8 @@ class RoutingPolicy(Protocol):
     def sent(self, job: GenerationJob, choice: Choice) -> None:
         """Note that ``job`` goes to the chosen engine."""
 
-    def prompt_read(self, job: GenerationJob, choice: Choice, cached_tokens: int | None) -> None:
-        """Note that the engine has read the prompt, and how many of its tokens were cached (None: not reported)."""
+    def prompt_read(self, job: GenerationJob, choice: Choice, chunk: Chunk) -> None:
+        """Note that the engine has read the prompt: ``chunk`` is the first with tokens or with ``cached_tokens``."""
 
     def ended(self, job: GenerationJob, choice: Choice, generated: Sequence[int]) -> None:
         """Note that the generation has ended, finished or not, after the tokens ``generated``."""

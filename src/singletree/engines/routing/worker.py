@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from singletree.engines.engine import Engine
-
+from singletree.engines.engine import Engine, GenerationJob
 
 WorkerState = Literal["up", "draining", "down"]
 
@@ -41,3 +40,17 @@ class Worker:
     engine: Engine
     state: WorkerState = "up"
     load: Load = field(default_factory=Load)
+
+
+def tokens_to_prefill(job: GenerationJob, cached_tokens: int | None) -> int:
+    """Return how many tokens of the prompt an engine has to read, by the prediction: its ``Load.prefill_tokens``."""
+    return max(0, len(job.prompt_token_ids) - (cached_tokens or 0))
+
+
+def tokens_to_hold(job: GenerationJob) -> int:
+    """Return how many tokens a generation needs in the KV cache, by the client's estimate: ``Load.decode_tokens``.
+
+    A client's estimate that is beyond the limit of the generation counts as the limit.
+    """
+    limit, expected = job.sampling.max_tokens, job.expected_tokens or 0
+    return len(job.prompt_token_ids) + (expected if limit is None else min(expected, limit))

@@ -37,8 +37,15 @@ _COMPACT = {
 """White space is fixed: a small model that may indent freely may not stop. LLGuidance reads ``oneOf`` as ``anyOf``."""
 
 
+_ANY_WHITE_SPACE = {"whitespace_pattern": r"[ \n\t\r]*", "coerce_one_of": True}
+
+
 def lark(
-    expression: Expression, tokens: Mapping[str, int] | None = None, stop_token_ids: Iterable[int] = ()
+    expression: Expression,
+    tokens: Mapping[str, int] | None = None,
+    stop_token_ids: Iterable[int] = (),
+    *,
+    any_white_space: bool = False,
 ) -> str:
     """Return the text of the grammar.
 
@@ -47,8 +54,9 @@ def lark(
         tokens: the special tokens that its markers contain: text -> id.
         stop_token_ids: the tokens that end a turn. Without them LLGuidance lets a turn end with one stop token only,
             which in llama.cpp is not always the one that the model has learned.
+        any_white_space: whether JSON may have any white space, to accept what another engine generated.
     """
-    writer = _Writer(tokens or {})
+    writer = _Writer(tokens or {}, _ANY_WHITE_SPACE if any_white_space else _COMPACT)
     start = writer.write(expression)
     stops = ",".join(map(str, sorted(stop_token_ids)))
     end = f" (<[{stops}]>)?" if stops else ""
@@ -56,8 +64,9 @@ def lark(
 
 
 class _Writer:
-    def __init__(self, tokens: Mapping[str, int]) -> None:
+    def __init__(self, tokens: Mapping[str, int], white_space: Mapping[str, Any]) -> None:
         self.lines: list[str] = []
+        self._white_space = white_space
         self._names: dict[tuple[str, str, str], str] = {}
         self._tokens = tokens
         longest_first = sorted(tokens, key=len, reverse=True)
@@ -72,7 +81,7 @@ class _Writer:
             case Regex(pattern):
                 return f"/{_slashed(pattern)}/"
             case Json(schema):
-                return self._rule("json", "%json " + _json(schema))
+                return self._rule("json", "%json " + self._json(schema))
             case Grammar(definition, syntax):
                 nested = definition if syntax == "lark" else ebnf.to_lark(definition)
                 return self._rule("grammar", f"%lark {{\n{nested}\n}}")
@@ -126,6 +135,10 @@ class _Writer:
         besides = f" & ~/(?s:.*)({banned})(?s:.*)/" if banned else ""
         return self._rule("TEXT", f"({text}{besides}){tail}")
 
+    def _json(self, schema: Any) -> str:
+        held = {**schema, "x-guidance": self._white_space} if isinstance(schema, Mapping) else schema
+        return json.dumps(held, ensure_ascii=False)
+
     def _prose(self, prose: Prose) -> str:
         stops = [marker for marker, _ in (*prose.markers, *prose.last)]
         again = [f"{self._until(m, prose.without)} {self.write(what)}" for m, what in prose.markers]
@@ -140,8 +153,3 @@ def _quote(text: str) -> str:
 
 def _slashed(pattern: str) -> str:
     return re.sub(r"(?<!\\)/", r"\/", pattern).replace("\n", r"\n")
-
-
-def _json(schema: Any) -> str:
-    held = {**schema, "x-guidance": _COMPACT} if isinstance(schema, Mapping) else schema
-    return json.dumps(held, ensure_ascii=False)

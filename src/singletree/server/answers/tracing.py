@@ -113,6 +113,7 @@ class Trace:
         self._began = time.perf_counter()
         self._first: float | None = None
         self._model = ""
+        self._is_running = False
         self._step: Step | None = None
         self._hints = ""
         self._usage: Usage | None = None
@@ -122,6 +123,12 @@ class Trace:
     def new_id(self, prefix: str) -> str:
         """Return a new id; for the prefix ``req_`` the request's own."""
         return self.request_id if prefix == "req_" else new_id(prefix)
+
+    def accepted(self) -> None:
+        """Count the request as running until ``close``: a server that shuts down waits for it."""
+        if not self._is_running:
+            self._is_running = True
+            self._tracing.running += 1
 
     def record_hints(self, hints: Hints, agent: AgentContext) -> None:
         """Add the request's hints and the agent's context to the log line."""
@@ -139,7 +146,7 @@ class Trace:
             replayed: number of turns in the prompt that were replayed with their own tokens.
         """
         self._model = model
-        self._tracing.running += 1
+        self.accepted()
         self._tracing.replayed.labels(model).inc(replayed)
         for rule in rules:
             self._tracing.rules.labels(rule).inc()
@@ -180,7 +187,8 @@ class Trace:
 
     def close(self) -> None:
         """Count and log the request: the answer was sent, or the client has disconnected."""
-        if self._model:
+        if self._is_running:
+            self._is_running = False
             self._tracing.running -= 1
         self._tracing.requests.labels(self.route, str(self.status)).inc()
         level = logging.INFO if self._usage is not None or self.status >= 400 else logging.DEBUG

@@ -147,6 +147,7 @@ async def answer_turn(
     service, protocol = call.service, call.protocol
     if service.closing:
         raise Overloaded("the server is shutting down; try again in a moment")
+    call.trace.accepted()
     _refuse_stored(request)
     live = flag_of(call.headers, complete_calls.HEADER, service.config.live_arguments)
     request = replace(with_hints(call, request), live_arguments=live)
@@ -329,6 +330,11 @@ async def health(call: Call) -> ASGIApp:
     return Response(b'{"status":"ok"}', media_type=JSON)
 
 
+async def live(call: Call) -> ASGIApp:
+    """Answer that the process runs, also while it shuts down."""
+    return Response(b'{"status":"ok"}', media_type=JSON)
+
+
 async def version(call: Call) -> ASGIApp:
     """Answer with the version, in vLLM's format."""
     return Response(b'{"version":"%b"}' % __version__.encode(), media_type=JSON)
@@ -365,6 +371,8 @@ OPEN_ROUTES: list[tuple[str, str, Operation]] = [
     ("GET", "/", hello),
     ("GET", "/api/hello", hello),
     ("GET", "/health", health),
+    ("GET", "/health/ready", health),
+    ("GET", "/health/live", live),
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
 ]

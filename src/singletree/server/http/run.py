@@ -43,8 +43,9 @@ _CANNOT_LISTEN = {
 async def run_server(config: Config, report: Callable[[str], None], progress: Progress = no_progress) -> None:
     """Serve until the process receives SIGINT or SIGTERM.
 
-    After the first signal, running generations have ``config.shutdown_seconds`` to finish; a second signal ends them
-    at once. In both cases every stream gets its last event.
+    After the first signal the server is no longer ready (``/health/ready``), refuses new requests as overloaded, and
+    gives running generations ``config.drain_seconds`` to finish; a second signal ends them at once. In both cases every
+    stream gets its last event.
 
     Args:
         report: prints a line for the user, such as a step of the start.
@@ -80,7 +81,7 @@ async def run_server(config: Config, report: Callable[[str], None], progress: Pr
             report(f"ready      http://{_in_url(config.host)}:{port}")
             await _wait_for_signal(listening, signalled)
             service.closing = True
-            await _wait_until_idle(service.tracing, config.shutdown_seconds, signalled)
+            await _wait_until_idle(service.tracing, config.drain_seconds, signalled)
     finally:
         service.closing = True
         await loaded.close()

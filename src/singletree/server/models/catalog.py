@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 from singletree import families
 from singletree.conversation import Thinking
 from singletree.engines.engine import Engine
-from singletree.engines.failover import FailoverEngine
 from singletree.engines.queueing import QueueingEngine
+from singletree.engines.routing.grammar_matchers import GrammarMatchers, MatcherVocabulary
+from singletree.engines.routing.modes import RoutingOptions, make_policy
+from singletree.engines.routing.pool import EnginePool
+from singletree.engines.routing.worker import Worker
 from singletree.engines.unloading import UnloadingEngine
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration
@@ -165,13 +168,15 @@ async def load_model(
         chat_format = replace(chat_format, capsules=_capsules(config, names[0], chat_format, report))
         chat_format = replace(chat_format, memory=await asyncio.to_thread(_memory, config, chat_format))
         faster = asyncio.to_thread(chat_format.tokenizer.accelerate)
-        engine, _ = await asyncio.gather(source.start_engine(chat_format.tokenizer), faster)
+        workers, _ = await asyncio.gather(source.start_workers(chat_format.tokenizer), faster)
+        if config.idle_unload is not None:
+            workers = tuple(
+                _unloading(each, source, chat_format.tokenizer, config.idle_unload) for each in workers
+            )
+        engine = await serve_workers(config, workers, chat_format.tokenizer, names[0])
     except BaseException:
         await source.close()
         raise
-    if config.idle_unload is not None:
-        start = partial(source.start_engine, chat_format.tokenizer)
-        engine = UnloadingEngine(engine, start, config.idle_unload)
     info = engine.info()
     window = min(info.context_window, config.context_window or info.context_window)
     report(f"engine     {source.engine}: {info.slots} at once, window of {window} tokens")
@@ -183,7 +188,7 @@ async def load_model(
         **{each.name: getattr(chat_format, each.name) for each in fields(ChatFormat) if each.init},
         names=names,
         aliases=config.model_alias,
-        engine=_with_failover(QueueingEngine(engine, config.hold_seconds)),
+        engine=engine,
         context_window=window,
         max_output_tokens=config.max_output_tokens,
         created=int(time.time()),
@@ -192,8 +197,50 @@ async def load_model(
     )
 
 
-def _with_failover(engine: Engine) -> Engine:
-    return FailoverEngine([engine]) if engine.info().resumable else engine
+async def serve_workers(
+    config: Config, workers: Sequence[Worker], tokenizer: Tokenizer, name: str
+) -> QueueingEngine | EnginePool:
+    """Return one engine that generates on ``workers``, which have been started.
+
+    Args:
+        tokenizer: follows the grammars of turns that go on after a failure.
+        name: the model's name.
+
+    Raises:
+        BadConfiguration: an option of the router does not fit the engines.
+    """
+    if len(workers) == 1 and not workers[0].engine.info().resumable:
+        # Such a turn would begin anew.
+        return QueueingEngine(workers[0].engine, config.hold_seconds)
+    mode = config.router_mode if len(workers) > 1 else "round-robin"
+    pool = EnginePool(
+        workers,
+        make_policy(mode, RoutingOptions(model=name)),
+        hold_seconds=config.hold_seconds,
+        migration_limit=config.migration_limit,
+        matchers=GrammarMatchers(partial(matcher_vocabulary, tokenizer)),
+    )
+    try:
+        await pool.begin()
+    except BaseException:
+        await pool.close()
+        raise
+    return pool
+
+
+def _unloading(worker: Worker, source: loaders.ModelSource, tokenizer: Tokenizer, seconds: float) -> Worker:
+    async def start() -> Engine:
+        [started] = await source.start_workers(tokenizer)
+        return started.engine
+
+    return Worker(worker.name, UnloadingEngine(worker.engine, start, seconds))
+
+
+def matcher_vocabulary(tokenizer: Tokenizer) -> MatcherVocabulary:
+    """Return the vocabulary by which llguidance follows a turn. Takes a second for a large one."""
+    special = {id for text, id in tokenizer.added_tokens.items() if text in tokenizer.special_tokens}
+    texts = [tokenizer.token_bytes(id) for id in range(tokenizer.vocabulary_size)]
+    return MatcherVocabulary(texts, sorted(special), sorted(tokenizer.stop_token_ids), tokenizer.encode)
 
 
 def _own_tokens(chat_format: ChatFormat) -> frozenset[str]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, ArgumentCollection, Parameter, Token
 from cyclopts.config import Dict, Env
 
+from singletree.engines.routing.modes import DEFAULT_MODE, RouterMode
 from singletree.errors import BadConfiguration
 from singletree.server.cross_origin import policy_for
 
@@ -54,6 +55,11 @@ def _bytes(kind: Any, tokens: Sequence[Token]) -> int:
     if unit is None or not number.isdecimal():
         raise BadConfiguration(f"{given!r} is not a number of bytes; give one such as 256MiB")
     return int(number) * unit
+
+
+def _urls(kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    """Split each value at commas: no URL of a server has one."""
+    return tuple(dict.fromkeys(url for token in tokens for url in _by_commas(kind, token.value)))
 
 
 def _by_commas(kind: Any, value: str, *, delimiter: str | None = None) -> list[str]:
@@ -129,8 +135,19 @@ class Config:
     llama.cpp for a GGUF file, else vLLM or SGLang where one is installed and a GPU is there, else llama.cpp. With
     --engine-url the kind of the server, if a gateway hides it."""
 
-    engine_url: str | None = None
-    """URL of a running vLLM, SGLang, TensorRT-LLM or llama-server, such as http://127.0.0.1:8001."""
+    engine_url: Annotated[
+        tuple[str, ...],
+        _flag("--engine-url", converter=_urls, consume_multiple=True, negative="", env_var_split=_by_commas),
+    ] = ()
+    """URL of a running vLLM, SGLang, TensorRT-LLM or llama-server, such as http://127.0.0.1:8001. Several, separated
+    by commas or given several times, are used as one engine: all of them have to serve the same model."""
+
+    router_mode: RouterMode = DEFAULT_MODE
+    """How the engine of several is chosen for a turn: kv (by what its prefix cache holds and what it has to do),
+    round-robin, random, least-loaded or power-of-two."""
+
+    migration_limit: int = 3
+    """How many failures of its engine a turn survives: it continues on another one."""
 
     engine_arguments: Annotated[
         tuple[str, ...],
@@ -278,8 +295,9 @@ class Config:
     hold_seconds: float = 120.0
     """Seconds that a request waits for a full engine before it is refused; 0 refuses at once."""
 
-    shutdown_seconds: float = 5.0
-    """Seconds that running generations may continue after the first signal to stop."""
+    drain_seconds: Annotated[float, _flag("--drain-seconds", "--shutdown-seconds")] = 30.0
+    """Seconds that running generations may continue after the first signal to stop; new requests are refused, and a
+    second signal stops at once."""
 
     script_dir: Path | None = None
     """Folder of scripts for the scripted engine."""
@@ -312,7 +330,8 @@ class Config:
             "picture_limit": (1, 2**31),
             "keep_alive_seconds": (0.01, 3600),
             "hold_seconds": (0, 3600),
-            "shutdown_seconds": (0, 3600),
+            "drain_seconds": (0, 86400),
+            "migration_limit": (0, 100),
             "script_delay": (0, 3600),
             "idle_unload": (1, 2**31),
         }

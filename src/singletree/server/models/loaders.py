@@ -16,9 +16,9 @@ from singletree.engines.engine_arguments import (
     agent_arguments,
     engine_arguments,
 )
+from singletree.engines.routing.worker import Worker
 from singletree.engines.scripted.engine import ScriptedEngine
 from singletree.engines.weights import resolve
-from singletree.engines.weights.generation_config import read_sampling_defaults
 from singletree.engines.weights.progress import Progress
 from singletree.engines.weights.resolve import Checkpoint
 from singletree.errors import BadConfiguration
@@ -26,6 +26,7 @@ from singletree.prompts.tokenizer.neutral_text import MarkupDecoder
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from singletree.server.models import byte_model
 from singletree.server.models.engine_choice import GPU_ENGINES, choose_engine, engine_arguments_apply
+from singletree.server.models.engine_servers import EngineServers
 
 if TYPE_CHECKING:
     # Imported for its type alone: it brings in the command-line library.
@@ -39,7 +40,7 @@ class ModelSource:
     Attributes:
         names: its names, the usual one first.
         load_tokenizer: reads the checkpoint's tokenizer; blocks.
-        start_engine: starts the engine and returns it when it is ready.
+        start_workers: starts the engine, or connects to all engines, and returns them when they are ready.
         close: frees what was started, if a later step fails.
         engine: the engine that was chosen.
         notes: lines for the user, such as settings that were made.
@@ -47,7 +48,7 @@ class ModelSource:
 
     names: tuple[str, ...]
     load_tokenizer: Callable[[], Tokenizer]
-    start_engine: Callable[[Tokenizer], Awaitable[Engine]]
+    start_workers: Callable[[Tokenizer], Awaitable[tuple[Worker, ...]]]
     close: Callable[[], Awaitable[None]]
     engine: str = ""
     notes: tuple[str, ...] = ()
@@ -65,7 +66,7 @@ async def find_model_source(config: Config, progress: Progress) -> ModelSource:
     """
     if config.engine_url:
         engine_arguments_apply(config, config.engine)
-        return await _server(config, progress)
+        return await _servers(config, progress)
     engine = await asyncio.to_thread(choose_engine, config)
     engine_arguments_apply(config, engine)
     source = await _FINDERS[engine](config, progress)
@@ -169,38 +170,26 @@ async def _in_process(
     return replace(_of(checkpoint, make), notes=notes)
 
 
-async def _server(config: Config, progress: Progress) -> ModelSource:
-    """Connect to the server at ``--engine-url``, and find out what kind it is unless ``--engine`` names one.
+async def _servers(config: Config, progress: Progress) -> ModelSource:
+    """Connect to the servers at ``--engine-url``, and find out what kind each is unless ``--engine`` names one.
 
-    The tokenizer is that of ``--model``, else of the model that the server reports.
+    The tokenizer is that of ``--model``, else of the model that the servers report.
     """
-    from singletree.engines.detection import SERVERS, detect_server
-    from singletree.engines.remote.engine import RemoteEngine
-
-    url = config.engine_url or ""
-    if config.engine in SERVERS:
-        server = SERVERS[config.engine]()
-    else:
-        server = await detect_server(url, config.engine_api_key)
-    engine = RemoteEngine(server, url, api_key=config.engine_api_key, slots=config.slots)
-    await engine.start()
+    servers = EngineServers(config)
+    info = await servers.start()
     try:
-        info = engine.info()
         checkpoint = await _resolve(config.model or info.checkpoint or info.name, progress)
-        engine.complete(
-            window=config.context_window or checkpoint.context_window,
-            model_defaults=await asyncio.to_thread(read_sampling_defaults, checkpoint.path),
-        )
+        await servers.complete(checkpoint)
     except BaseException:
-        await engine.close()
+        await servers.close()
         raise
 
-    async def started(tokenizer: Tokenizer) -> Engine:
-        return engine
+    async def started(tokenizer: Tokenizer) -> tuple[Worker, ...]:
+        return servers.workers
 
     names = tuple(dict.fromkeys((info.name, checkpoint.name, *checkpoint.aliases)))
     load = partial(load_tokenizer, checkpoint.path)
-    return ModelSource(names, load, started, engine.close, f"{server.title} at {url}")
+    return ModelSource(names, load, started, servers.close, servers.title)
 
 
 _FINDERS: dict[str, Callable[[Config, Progress], Awaitable[ModelSource]]] = {
@@ -238,10 +227,10 @@ def _of(
     return ModelSource(names, load, partial(_start, make), _nothing)
 
 
-async def _start(make: Callable[[Tokenizer], Engine], tokenizer: Tokenizer) -> Engine:
+async def _start(make: Callable[[Tokenizer], Engine], tokenizer: Tokenizer) -> tuple[Worker, ...]:
     engine = make(tokenizer)
     await engine.start()
-    return engine
+    return (Worker("0", engine),)
 
 
 async def _nothing() -> None:

@@ -28,6 +28,8 @@ MODEL_FIELDS: frozenset[str] = frozenset(
         "idle_unload",
         "engine",
         "engine_url",
+        "router_mode",
+        "migration_limit",
         "engine_arguments",
         "engine_api_key",
         "slots",

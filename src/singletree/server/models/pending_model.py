@@ -148,7 +148,7 @@ def expected_names(config: Config) -> tuple[str, ...]:
         return named
     if config.model is None:
         if config.engine_url:
-            return (config.engine_url,)
+            return config.engine_url[:1]
         return (byte_model.NAME if config.engine == "scripted" else resolve.DEFAULT_MODEL,)
     path = Path(config.model).expanduser()
     if resolve.is_packaged(config.model) or not (

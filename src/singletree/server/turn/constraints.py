@@ -7,7 +7,7 @@ format cannot express it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from singletree.conversation import Request, ResponseFormat, Tool
@@ -16,6 +16,7 @@ from singletree.errors import InvalidRequest
 from singletree.parsing.constraints import constrain, schema_support
 from singletree.parsing.constraints.constrain import ReasoningState
 from singletree.parsing.constraints.expression import Expression
+from singletree.parsing.constraints.lark import lark
 from singletree.parsing.family import Family
 from singletree.prompts.history import canonicalization
 from singletree.server.models.catalog import Model
@@ -163,12 +164,20 @@ def _encoded(model: Model, expression: Expression) -> Constraint | None:
     # A constraint that is only the client's own grammar goes to the engine unchanged, if the engine accepts it.
     kinds = sorted(model.engine.info().constraints, key=lambda kind: kind != "gbnf")
     tokens = constrain.special_tokens_of(model.family, tokenizer.added_tokens, tokenizer.special_tokens)
+    stops = tokenizer.stop_token_ids
     return next(
         (
-            Constraint(kind, value)
+            Constraint(kind, value, "" if kind == "lark" else _followed(expression, tokens, stops))
             for kind in kinds
-            if (value := constrain.to_constraint(expression, kind, tokens, tokenizer.stop_token_ids))
-            is not None
+            if (value := constrain.to_constraint(expression, kind, tokens, stops)) is not None
         ),
         None,
     )
+
+
+def _followed(expression: Expression, tokens: Mapping[str, int], stops: Iterable[int]) -> str:
+    """Return the expression in Lark, for a turn that continues on another engine; empty if it cannot be written so."""
+    try:
+        return lark(expression, tokens, stops, any_white_space=True)
+    except InvalidRequest:
+        return ""

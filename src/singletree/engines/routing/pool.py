@@ -1,0 +1,297 @@
+"""Several engines of one model used as one: a turn whose engine fails goes on on another, or on the same one again.
+
+The tokens that the client has already received are appended to the prompt, and the next engine continues after them.
+The client sees a pause, bridged by keep-alive events, instead of an error that would cost the turn and, with most
+harnesses, the prefix of the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from singletree.conversation import Sampling
+from singletree.engines.engine import (
+    Chunk,
+    EngineInfo,
+    GenerationJob,
+    PictureSupport,
+    count_picture_tokens,
+)
+from singletree.engines.queueing import QueueingEngine
+from singletree.engines.routing.constrained_turn import MatcherSource, TokenMatcher, continue_constrained
+from singletree.engines.routing.dispatch import Dispatcher, PooledTurn, pooled_job
+from singletree.engines.routing.health import WorkerHealth
+from singletree.engines.routing.load_policies import RoundRobinPolicy
+from singletree.engines.routing.policy import RoutingPolicy
+from singletree.engines.routing.reconnecting import Revivable
+from singletree.engines.routing.worker import Worker
+from singletree.errors import (
+    BadConfiguration,
+    EngineFailed,
+    EngineUnfit,
+    Overloaded,
+    Rejected,
+    SingletreeError,
+)
+from singletree.pictures import PromptPicture
+
+_LOG = logging.getLogger(__name__)
+
+MIGRATION_LIMIT = 3
+"""After so many engine failures a turn is given up: it may be the turn itself that makes every engine fail."""
+
+
+class EnginePool:
+    """Use several engines of one model as one: each turn goes to the engine that the policy chooses.
+
+    A turn that an engine fails continues on another one, or on the same if there is no other: it may have restarted
+    its process or stand behind a load balancer. While all engines are full or down, turns wait in a queue.
+
+    A failure is passed on, and the turn ends, after ``migration_limit`` others; when an engine that restarts by itself
+    had yielded no tokens since it was asked and there is no other (the client can repeat the request and loses
+    nothing); when a constraint cannot be followed (``matchers``); and for a lasting cause (``EngineUnfit``) unless
+    there is another engine.
+
+    Args:
+        workers: at least one.
+        policy: chooses the engine of each generation; by turns if None.
+        hold_seconds: how long a generation may wait while all engines are full or down.
+        migration_limit: how many failures a turn may survive.
+        matchers: follows the grammar of a constraint over the tokens generated so far; None: a constrained turn cannot
+            continue after its first token.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        policy: RoutingPolicy | None = None,
+        *,
+        hold_seconds: float = 0.0,
+        migration_limit: int = MIGRATION_LIMIT,
+        matchers: MatcherSource | None = None,
+    ) -> None:
+        self.workers = tuple(workers)
+        self._policy = policy or RoundRobinPolicy()
+        self._health = WorkerHealth(self.workers, self._policy)
+        self._dispatcher = Dispatcher(self.workers, self._policy, self._health)
+        self._queue = QueueingEngine(self._dispatcher, hold_seconds)
+        self._migration_limit = migration_limit
+        self._matchers = matchers
+        self._turns: set[PooledTurn] = set()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """How many generations wait for an engine."""
+        return self._queue.waiting
+
+    async def start(self) -> None:
+        """Start every engine. One that can be revived may fail, if another starts.
+
+        Raises:
+            BadConfiguration: an engine does not fit the others, or the policy does not fit the engines.
+            SingletreeError: what ``Engine.start`` raises.
+        """
+        results = await asyncio.gather(
+            *(each.engine.start() for each in self.workers), return_exceptions=True
+        )
+        failed = [error for error in results if error is not None]
+        for worker, error in zip(self.workers, results, strict=True):
+            if error is None:
+                continue
+            lasting = isinstance(error, BadConfiguration) or not isinstance(error, SingletreeError)
+            if lasting or len(failed) == len(self.workers) or not isinstance(worker.engine, Revivable):
+                await self.close()
+                raise error
+            worker.state = "down"
+        await self.begin()
+
+    async def begin(self) -> None:
+        """Begin to route, where the engines have been started; try those anew that are down.
+
+        Raises:
+            BadConfiguration: the policy does not fit the engines.
+        """
+        await self._policy.start(self.workers)
+        self._health.start()
+        for worker in self.workers:
+            if worker.state == "down":
+                self._health.failed(worker, "it did not start")
+
+    async def close(self) -> None:
+        """Close every engine."""
+        self._closed = True
+        await self._dispatcher.close()
+        await self._health.close()
+        await self._policy.close()
+        for worker in self.workers:
+            await worker.engine.close()
+
+    def info(self) -> EngineInfo:
+        """Return what all engines support, their slots together, and the smallest window."""
+        if len(self.workers) == 1:
+            return self.workers[0].engine.info()
+        infos = [info for worker in self.workers if (info := worker.engine.info()).context_window]
+        if not infos:
+            return self.workers[0].engine.info()
+        first, others = infos[0], infos[1:]
+        pictures = _common_pictures([info.pictures for info in infos])
+        blind = next(
+            (info.blindness for info in infos if info.blindness),
+            "the engines take pictures in different ways",
+        )
+        return replace(
+            first,
+            context_window=min(info.context_window for info in infos),
+            slots=sum(info.slots for info in infos),
+            details={**(first.details or {}), "engines": {each.name: each.state for each in self.workers}},
+            constraints=tuple(
+                kind for kind in first.constraints if all(kind in info.constraints for info in others)
+            ),
+            returns_prompt_logprobs=all(info.returns_prompt_logprobs for info in infos),
+            resumable=all(info.resumable for info in infos),
+            optional_sampling=first.optional_sampling.intersection(
+                *(info.optional_sampling for info in others)
+            ),
+            pictures=pictures,
+            blindness="" if pictures else blind,
+        )
+
+    async def abort(self, request_id: str) -> None:
+        """End that generation, on the engine that runs it."""
+        for turn in tuple(self._turns):
+            if turn.request_id == request_id:
+                turn.aborted = True
+                if turn.running is not None:
+                    await turn.running.worker.engine.abort(request_id)
+
+    async def count_picture_tokens(self, picture: PromptPicture) -> int:
+        """Return what the first engine counts that takes pictures and is up."""
+        able = self._health.available() or list(self.workers)
+        worker = next((each for each in able if each.engine.info().pictures is not None), able[0])
+        return await count_picture_tokens(worker.engine, picture)
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
+        """Generate, with the same contract as ``Engine.generate``.
+
+        ``cached_tokens`` and what is known of the prompt come from the first engine that reports them before the first
+        token: the prompts of the later ones contain generated tokens.
+        """
+        turn = PooledTurn(job.request_id)
+        self._turns.add(turn)
+        generated = array("I")
+        failure: EngineFailed | None = None
+        matcher: TokenMatcher | None = None
+        is_known = False  # whether an engine has reported what it knows of the prompt
+        try:
+            while True:
+                if last := ended_turn(generated, job):
+                    yield last
+                    return
+                before, hides_prompt = len(generated), is_known
+                if before and job.constraint is not None:
+                    matcher = matcher or await self._follow(job, generated)
+                    if matcher is None and failure is not None:
+                        raise failure
+                chunks = self._attempt(job, generated, turn, matcher)
+                try:
+                    async with aclosing(chunks):
+                        async for chunk in chunks:
+                            generated.extend(chunk.token_ids)
+                            is_known = is_known or bool(chunk.token_ids) or chunk.cached_tokens is not None
+                            yield _unknown_prompt(chunk) if hides_prompt else chunk
+                    return
+                except (Overloaded, Rejected) as error:
+                    # A refusal of the extended prompt would not make sense to the client: it sent another one.
+                    raise (failure if failure is not None and generated else error) from None
+                except EngineFailed as error:
+                    failure = failure or error
+                    if self._gives_up(turn, error, job, generated, progress=len(generated) > before):
+                        raise failure from error
+                    _LOG.warning(
+                        "a turn continues after an engine failure at token %d: %s",
+                        len(generated),
+                        error.message,
+                    )
+        finally:
+            self._turns.discard(turn)
+
+    def _attempt(
+        self, job: GenerationJob, generated: array[int], turn: PooledTurn, matcher: TokenMatcher | None
+    ) -> AsyncGenerator[Chunk, None]:
+        def ask(changed: GenerationJob) -> AsyncGenerator[Chunk, None]:
+            return self._queue.generate(pooled_job(remaining_job(changed, generated), turn))
+
+        if matcher is None:
+            return ask(job)
+        return continue_constrained(job, len(generated), matcher, ask, self.info())
+
+    async def _follow(self, job: GenerationJob, generated: Sequence[int]) -> TokenMatcher | None:
+        if self._matchers is None or job.constraint is None:
+            return None
+        return await self._matchers.follow(job.constraint, generated)
+
+    def _gives_up(
+        self,
+        turn: PooledTurn,
+        error: EngineFailed,
+        job: GenerationJob,
+        generated: Sequence[int],
+        *,
+        progress: bool,
+    ) -> bool:
+        """Return whether a failure is the end of the turn."""
+        if self._closed or turn.failures > self._migration_limit:
+            return True
+        has_other = self._dispatcher.has_alternative(turn)
+        if isinstance(error, EngineUnfit) and not has_other:
+            return True
+        if generated and not self.info().resumable:
+            return True
+        if generated and job.constraint is not None and self._matchers is None:
+            return True
+        comes_back = any(isinstance(worker.engine, Revivable) for worker in self.workers)
+        return not (progress or has_other or comes_back)
+
+
+def _common_pictures(supports: Sequence[PictureSupport | None]) -> PictureSupport | None:
+    known = [support for support in supports if support is not None]
+    if len(known) < len(supports) or len({support.place for support in known}) != 1:
+        return None
+    types = known[0].media_types.intersection(*(support.media_types for support in known))
+    return replace(known[0], media_types=types) if types else None
+
+
+def _unknown_prompt(chunk: Chunk) -> Chunk:
+    """Return the chunk of a later engine without what it reports about its prompt."""
+    return replace(chunk, cached_tokens=None, prompt_tokens=None, picture_tokens=None, prompt_logprobs=None)
+
+
+def ended_turn(generated: Sequence[int], job: GenerationJob) -> Chunk | None:
+    """Return the last chunk of a turn that was complete when its engine failed; None if it was not complete."""
+    if generated and generated[-1] in job.stop_token_ids and not job.sampling.ignore_eos:
+        return Chunk((), "stop")
+    max_tokens = job.sampling.max_tokens
+    if max_tokens is not None and len(generated) >= max_tokens > 0:
+        return Chunk((), "length")
+    return None
+
+
+def remaining_job(job: GenerationJob, generated: Sequence[int]) -> GenerationJob:
+    """Return the job that continues after the tokens generated so far."""
+    if not generated:
+        return job
+    prompt = [*job.prompt_token_ids, *generated]
+    return replace(job, prompt_token_ids=prompt, sampling=_remaining_sampling(job.sampling, len(generated)))
+
+
+def _remaining_sampling(sampling: Sampling, generated: int) -> Sampling:
+    """Return ``sampling`` with the token limits that remain after ``generated`` tokens."""
+    max_tokens = None if sampling.max_tokens is None else sampling.max_tokens - generated
+    min_tokens = max(0, sampling.min_tokens - generated)
+    return replace(sampling, max_tokens=max_tokens, min_tokens=min_tokens, prompt_logprobs=None)
