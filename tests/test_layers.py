@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": GROUND,
     "server": EVERYTHING,
     "cli": EVERYTHING,
+    "ray": EVERYTHING,
     "": GROUND | {"parsing", "families"},
     "__main__": {"cli"},
 }
@@ -63,6 +64,11 @@ ROOMS: dict[str, list[set[str]]] = {
         {"abilities", "in_flight", "startup_log"},
         {"engine", "reading_time"},
         {"devices", "engine_arguments", "restart_backoff", "weights"},
+    ],
+    "ray": [
+        {"application"},
+        {"server_replica"},
+        {"engine_replica", "ray_engine"},
     ],
     "server": [
         {"http"},
