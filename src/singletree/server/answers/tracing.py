@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,7 +24,12 @@ _PATH_LENGTH = 128
 
 
 class Tracing:
-    """The metrics of one server. ``running`` is the number of generations that are not over."""
+    """The metrics of one server.
+
+    Attributes:
+        running: the number of generations that are not over.
+        waiting: counts those that wait for an engine.
+    """
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -58,6 +63,11 @@ class Tracing:
         )
         in_flight = Gauge("singletree_generations_in_flight", "Generations now.", registry=self.registry)
         in_flight.set_function(lambda: self.running)
+        self.waiting: Callable[[], int] = int
+        waiting = Gauge(
+            "singletree_generations_waiting", "Generations that wait for an engine.", registry=self.registry
+        )
+        waiting.set_function(lambda: self.waiting())
         self.rules = Counter(
             "singletree_stability_rules",
             "Prompts that a stability rule changed.",

@@ -68,6 +68,7 @@ class Service:
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.config.session_memory)
         self.media = MediaReader(media_limits(self.config))
+        self.tracing.waiting = self.catalog.waiting
 
 
 @dataclass(frozen=True, slots=True)

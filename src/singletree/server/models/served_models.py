@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING
 
+from singletree.engines.queueing import QueueingEngine
+from singletree.engines.routing.pool import EnginePool
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, ModelNotFound, SingletreeError
 from singletree.server.models.catalog import Model, Report, load_model
@@ -107,6 +109,11 @@ class Catalog:
     def loads_later(self) -> bool:
         """Whether a model is not loaded."""
         return bool(self._pending)
+
+    def waiting(self) -> int:
+        """Return how many generations wait for an engine."""
+        engines = [model.engine for model in self.models]
+        return sum(engine.waiting for engine in engines if isinstance(engine, QueueingEngine | EnginePool))
 
     async def close(self) -> None:
         """Close the engines; generations in flight end with EngineFailed."""
