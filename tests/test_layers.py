@@ -193,8 +193,9 @@ def test_the_library_imports_only_the_base_dependencies() -> None:
     assert {top: who for top, who in outside.items() if top not in importable} == {}
 
 
-# Engines with an extra of their own, which the lock file leaves out: they bring a GPU's libraries, gigabytes of them.
-IN_PROCESS = {"vllm", "sglang"}
+# Packages with an extra of their own, which the lock file leaves out: engines bring a GPU's libraries, gigabytes of
+# them, and Ray is that of the cluster.
+IN_PROCESS = {"vllm", "sglang", "ray"}
 
 
 def test_engines_in_process_are_an_extra_each() -> None:

@@ -24,7 +24,12 @@ from singletree.server.models.config import Config
 pytestmark = pytest.mark.deploy
 
 EVERYTHING: dict[str, Any] = {
-    "secret": {"apiKey": "a", "capsuleKey": "b", "turnMemoryUrl": "redis://redis:6379/0", "storeUrl": "postgresql://db/x"},
+    "secret": {
+        "apiKey": "a",
+        "capsuleKey": "b",
+        "turnMemoryUrl": "redis://redis:6379/0",
+        "storeUrl": "postgresql://db/x",
+    },
     "server": {"workers": 4, "config": {"hold-seconds": 60, "model": "Qwen/Qwen3-8B"}, "drainSeconds": 900},
     "engines": {"vllm": {"replicas": 3, "gpus": 4, "arguments": ["--max-model-len=131072"]}},
     "autoscaling": {"enabled": True},
@@ -149,7 +154,9 @@ def test_secrets_are_in_the_secret_alone() -> None:
     assert secret["turn-memory-url"] == "redis://redis:6379/0"
     others = [each for each in _rendered("everything")["manifests"] if each["kind"] != "Secret"]
     assert "redis://" not in str(others)
-    references = [each["valueFrom"]["secretKeyRef"] for each in server_container("remote")["env"] if "valueFrom" in each]
+    references = [
+        each["valueFrom"]["secretKeyRef"] for each in server_container("remote")["env"] if "valueFrom" in each
+    ]
     assert {each["name"] for each in references} == {"keys"}
 
 

@@ -41,7 +41,9 @@ class RayCluster:
 
     def replicas(self, deployment: str) -> list[int]:
         """Return the process ids of the replicas of a deployment."""
-        return [pid for pid, title in _processes(self.mark) if f"ServeReplica:singletree:{deployment}" in title]
+        return [
+            pid for pid, title in _processes(self.mark) if f"ServeReplica:singletree:{deployment}" in title
+        ]
 
     def kill_replica(self, deployment: str) -> None:
         """End the replica of a deployment as a crash of its machine does."""
@@ -124,7 +126,9 @@ def _wait_until_ready(cluster: RayCluster, process: subprocess.Popen[bytes]) -> 
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{cluster.url}/health", timeout=5):
             return
         time.sleep(0.5)
-    raise RuntimeError(f"singletree did not start on Ray within {READY_SECONDS} s:\n{cluster.output()[-5000:]}")
+    raise RuntimeError(
+        f"singletree did not start on Ray within {READY_SECONDS} s:\n{cluster.output()[-5000:]}"
+    )
 
 
 def _stop(process: subprocess.Popen[bytes], mark: str) -> None:

@@ -80,10 +80,11 @@ def ask(cluster: RayCluster, text: str, on_text: Callable[[int], None] | None = 
     return "".join(pieces)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def until_replaced(cluster: RayCluster, deployment: str) -> None:
+    """Wait until Ray has started another replica for the one that was killed."""
     end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, what
+    while len(cluster.replicas(deployment)) != 1:
+        assert time.monotonic() < end, f"Ray did not replace {deployment}"
         time.sleep(0.2)
 
 
@@ -105,13 +106,13 @@ def test_a_turn_goes_on_when_the_replica_of_its_engine_is_killed(cluster: RayClu
         # The engines take turns; one of two such requests runs on the engine that is killed.
         both = [ask(cluster, STORY, kill), ask(cluster, STORY)]
         assert both == [truth, truth]
-        until(lambda engine=engine: len(cluster.replicas(engine)) == 1, f"Ray did not replace {engine}")
+        until_replaced(cluster, engine)
     assert "a turn continues after an engine failure" in cluster.output()
 
 
 def test_a_replica_that_was_replaced_is_used_again(cluster: RayCluster) -> None:
     cluster.kill_replica("engine-0")
-    until(lambda: len(cluster.replicas("engine-0")) == 1, "Ray did not replace engine-0")
+    until_replaced(cluster, "engine-0")
     cluster.kill_replica("engine-1")
     # Only the new replica is left, or its successor.
     assert ask(cluster, STORY)
@@ -155,7 +156,11 @@ def test_pi_works_on_a_ray_cluster(tmp_path: Path, workspace: Any) -> None:
         "script_log": str(plays),
         "store_path": str(tmp_path / "responses.sqlite"),
         "engines": 2,
-        "engine_options": {**SMALL, "placement_group_bundles": [{"CPU": 0.1}], "placement_group_strategy": "PACK"},
+        "engine_options": {
+            **SMALL,
+            "placement_group_bundles": [{"CPU": 0.1}],
+            "placement_group_strategy": "PACK",
+        },
         "server_options": SMALL,
     }
     turns = (

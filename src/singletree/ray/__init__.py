@@ -3,6 +3,6 @@
 Ray is imported in this package alone. ``docs/deploy.md`` describes how it is used.
 """
 
-from singletree.ray.application import app
+from singletree.ray.application import build_application as app
 
 __all__ = ["app"]

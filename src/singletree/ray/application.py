@@ -62,7 +62,7 @@ class RaySettings:
     server_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def app(arguments: dict[str, Any]) -> Application:
+def build_application(arguments: dict[str, Any]) -> Application:
     """Build the Ray Serve application, as ``serve run singletree.ray:app KEY=VALUE…`` and Serve's YAML files do.
 
     Args:
@@ -77,7 +77,9 @@ def app(arguments: dict[str, Any]) -> Application:
     handles = []
     for number, model in enumerate(models):
         prefix = "engine" if len(models) == 1 else f"engine-{number}"
-        handles.append([_engine(f"{prefix}-{each}", model, settings) for each in range(_engines(model, settings))])
+        handles.append(
+            [_engine(f"{prefix}-{each}", model, settings) for each in range(_engines(model, settings))]
+        )
     options = _SERVER_LIMITS | {"name": "server"} | _server_replicas(settings) | dict(settings.server_options)
     return serve.deployment(serve.ingress()(ServerReplica)).options(**options).bind(settings.config, handles)
 
@@ -91,7 +93,9 @@ def read_ray_settings(arguments: Mapping[str, Any]) -> RaySettings:
     flags = dict(arguments)
     engines = flags.pop("engines", 1)
     if not str(engines).isdecimal() or not 1 <= int(engines) <= 4096:
-        raise BadConfiguration(f"engines is {engines!r}; give the number of engines of each model, from 1 to 4096")
+        raise BadConfiguration(
+            f"engines is {engines!r}; give the number of engines of each model, from 1 to 4096"
+        )
     options = {}
     for name in ("engine_options", "server_options"):
         options[name] = flags.pop(name, {})
@@ -104,6 +108,8 @@ def read_ray_settings(arguments: Mapping[str, Any]) -> RaySettings:
                 "engine is not set: the machine that serves HTTP cannot choose it for those that generate; give "
                 "engine=vllm, sglang, llamacpp or scripted"
             )
+        if model.idle_unload is not None:
+            raise BadConfiguration("idle-unload stops an engine of this process; leave it out with Ray")
     return RaySettings(config, int(engines), **options)
 
 

@@ -68,8 +68,12 @@ async def _find_source(
         return source
 
     async def start_workers(tokenizer: Tokenizer) -> tuple[Worker, ...]:
-        workers = tuple(Worker(each.deployment_name, RayEngine(each.deployment_name, each)) for each in handles)
+        workers = tuple(
+            Worker(each.deployment_name, RayEngine(each.deployment_name, each)) for each in handles
+        )
         await asyncio.gather(*(each.engine.start() for each in workers))
         return workers
 
-    return replace(source, start_workers=start_workers, engine=f"{source.engine} in {len(handles)} replicas of Ray")
+    return replace(
+        source, start_workers=start_workers, engine=f"{source.engine} in {len(handles)} replicas of Ray"
+    )
