@@ -36,7 +36,9 @@ def locked(text: str) -> Iterator[tuple[str, str, set[str]]]:
     for block in re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE):
         if found := _NAME.match(block):
             lines = block.splitlines()
-            comments = " ".join(line.strip().removeprefix("#") for line in lines if line.lstrip().startswith("#"))
+            comments = " ".join(
+                line.strip().removeprefix("#") for line in lines if line.lstrip().startswith("#")
+            )
             dependents = {normalized(word) for word in _NAME.findall(comments.replace("via", " ", 1))}
             kept = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
             yield normalized(found.group()), kept, dependents - {_OWN}

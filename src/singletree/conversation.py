@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from singletree.cache_diagnosis import CacheDiagnosis
 from singletree.pictures import Picture
 from singletree.request_options import RequestOptions
 
@@ -392,11 +393,14 @@ class PromptReport:
         token_ids: the tokens; None if the request does not ask for them.
         text: the text that comes before the generated text (``echo`` of Completions).
         applied_edits: the context edits that changed the conversation.
+        cache_diagnosis: how the prompt compares with that of the answer that the request names
+            (``RequestOptions.compared_answer``); None if it names none.
     """
 
     token_ids: Sequence[int] | None = None
     text: str = ""
     applied_edits: tuple[AppliedEdit, ...] = ()
+    cache_diagnosis: CacheDiagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)

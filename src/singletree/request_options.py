@@ -84,6 +84,8 @@ class RequestOptions:
         prefill_only: whether only the prompt is read, which fills the engine's prefix cache (``max_tokens`` of 0).
         reports_context_edits: whether the answer reports the applied context edits.
         compacts: whether the turn is a summary of the conversation, which the client gets encrypted.
+        compared_answer: the id of an earlier answer: this one reports how its prompt differs from that one's. Empty if
+            the client asks for the report and has no earlier answer yet; None if it does not ask.
         echoed_fields: JSON object of the request's fields that the response object repeats.
         completion: for raw prompts.
         stored_state: for Responses.
@@ -102,6 +104,7 @@ class RequestOptions:
     prefill_only: bool = False
     reports_context_edits: bool = False
     compacts: bool = False
+    compared_answer: str | None = None
     echoed_fields: bytes = _NO_ECHO
     completion: CompletionOptions = CompletionOptions()
     stored_state: StoredStateOptions = StoredStateOptions()

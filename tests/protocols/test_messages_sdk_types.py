@@ -120,6 +120,7 @@ KNOWN: dict[str, Any] = {
     "cache_control": {"type": "ephemeral"},
     "mcp_servers": [{"type": "url", "url": "https://a", "name": "a"}],
     "container": "c",
+    "diagnostics": {"previous_message_id": "msg_1"},
     "fallbacks": [{"model": "n"}],
 }
 

@@ -32,6 +32,7 @@ from singletree.protocols.chat.tools import (
     decode_tool_choice,
     decode_tools,
 )
+from singletree.protocols.openai.cache_diagnostics import compared_answer
 from singletree.protocols.openai.engine_fields import EngineFields, format_from_fields, ignored
 from singletree.protocols.openai.nvext import NvExt, agent_of, hints_of, session_of
 from singletree.protocols.openai.sampling import shared_sampling_of
@@ -107,6 +108,7 @@ class ChatBody(SamplingFields, kw_only=True):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     session_id: str | None = None
 
 
@@ -163,6 +165,7 @@ def build_request(wanted: ChatBody) -> Request:
             output_options(wanted),
             reasoning_fields=_reasoning_fields(wanted, messages),
             legacy_functions=is_legacy,
+            compared_answer=compared_answer(wanted.prompt_cache_options),
         ),
     )
 

@@ -31,6 +31,7 @@ from singletree.events import (
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
 from singletree.protocols.openai import custom_tools
+from singletree.protocols.openai.cache_diagnostics import response_diagnostics
 from singletree.protocols.openai.chunks import FINISH_REASONS, CompletionStream, usage_object
 from singletree.protocols.openai.errors import encode_error
 from singletree.protocols.openai.logprobs import TokenDetails, ids_of, tokens_of
@@ -115,7 +116,7 @@ class Encoder(CompletionStream):
         self._custom = _custom_tools(request)
         self._is_legacy = _is_legacy(request)
         self._details = TokenDetails.of(request)
-        self._prompt = _prompt_field(request)
+        self._prompt = _prompt_fields(request)
         self._call: _Call | None = None
         self._last_call_id = ""
         self._calls_sent = 0
@@ -124,7 +125,7 @@ class Encoder(CompletionStream):
         self._spans = _SpanJoiner()
 
     def start(self) -> list[Frame]:
-        """Return the chunk with the role, and with the prompt's token ids if requested."""
+        """Return the chunk with the role, and with what the request asks to know of the prompt."""
         end = b'},"finish_reason":null}],%b}' % self._prompt if self._prompt else _DELTA_END
         return [("", self._delta + b'"role":"assistant","content":null' + end)]
 
@@ -296,14 +297,16 @@ def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
     }
     of_prompt = TokenDetails.of(request).prompt(choices[0].turn)
     encoded = wire.dump(body if of_prompt is None else body | {"prompt_logprobs": of_prompt})
-    prompt = _prompt_field(request)
+    prompt = _prompt_fields(request)
     return b"%b,%b}" % (encoded[:-1], prompt) if prompt else encoded
 
 
-def _prompt_field(request: Request) -> bytes:
-    """Return ``prompt_token_ids`` as a member of a JSON object; empty if not requested."""
-    ids = request.prompt_report.token_ids
-    return b"" if ids is None else b'"prompt_token_ids":%b' % wire.dump(ids)
+def _prompt_fields(request: Request) -> bytes:
+    """Return what the request asks to know of the prompt, as members of a JSON object; empty if nothing."""
+    fields = response_diagnostics(request.prompt_report)
+    if request.prompt_report.token_ids is not None:
+        fields["prompt_token_ids"] = request.prompt_report.token_ids
+    return wire.dump(fields)[1:-1] if fields else b""
 
 
 def _choice(index: int, context: AnswerContext, turn: Turn, finished: Finished) -> dict[str, Any]:

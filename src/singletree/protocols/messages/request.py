@@ -79,6 +79,10 @@ class _User(msgspec.Struct, frozen=True):
     session_id: str | None = None
 
 
+class _Diagnostics(msgspec.Struct, frozen=True):
+    previous_message_id: str | None = None
+
+
 class _Body(msgspec.Struct, frozen=True):
     model: str
     messages: list[msgspec.Raw]
@@ -99,6 +103,7 @@ class _Body(msgspec.Struct, frozen=True):
     mcp_servers: Any = None
     container: Any = None
     fallbacks: Any = None
+    diagnostics: _Diagnostics | None = None
     thread: Any = None
     compaction: Any = None
 
@@ -176,6 +181,7 @@ def _build(body: _Body) -> Request:
             hidden_thinking=body.thinking is not None and body.thinking.display == "omitted",
             prefill_only=body.max_tokens == 0,
             reports_context_edits=body.context_management is not None,
+            compared_answer=None if body.diagnostics is None else body.diagnostics.previous_message_id or "",
         ),
     )
 

@@ -31,6 +31,7 @@ from singletree.events import (
 )
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
+from singletree.protocols.messages.cache_diagnostics import message_diagnostics
 from singletree.protocols.messages.context_management import applied_edits
 from singletree.protocols.messages.partial_json import tool_input
 from singletree.protocols.wire import encode_ascii
@@ -112,6 +113,7 @@ class Encoder:
         """Return ``message_start`` with the usage known so far, and a ``ping`` after it, as the API does."""
         context = self._context
         message = _message(context.id, context.request.model, [], None, None, context.usage)
+        message |= message_diagnostics(context.request)
         return [_event({"type": "message_start", "message": message}), _PING]
 
     def feed(self, event: Event) -> list[Frame]:
@@ -279,7 +281,7 @@ def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         content.append(_redacted(sealed))
     reason = _stop_reason(finished, called)
     message = _message(context.id, request.model, content, reason, finished.stop_sequence, finished.usage)
-    return msgspec.json.encode(message | applied_edits(request))
+    return msgspec.json.encode(message | applied_edits(request) | message_diagnostics(request))
 
 
 def encode_count(tokens: int, original: int | None = None) -> bytes:

@@ -17,6 +17,7 @@ from singletree.events import Finished, FinishReason, Token, Usage
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, EncodedItem, EncodedResponse, FinishedChoice
 from singletree.protocols.openai import custom_tools, errors
+from singletree.protocols.openai.cache_diagnostics import response_diagnostics
 from singletree.protocols.openai.logprobs import TokenDetails
 from singletree.protocols.responses.native_tools import NATIVE, call_fields
 
@@ -92,6 +93,7 @@ class Output:
         self._head = {"id": context.id, "object": "response", "created_at": context.created}
         sampling = request.sampling
         settings = {
+            **response_diagnostics(request.prompt_report),
             "model": request.model,
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,

@@ -22,6 +22,7 @@ from singletree.conversation import (
 )
 from singletree.errors import InvalidRequest
 from singletree.protocols import limits, wire
+from singletree.protocols.openai.cache_diagnostics import compared_answer
 from singletree.protocols.openai.sampling import shared_sampling_of
 from singletree.protocols.responses import body as responses_body
 from singletree.protocols.responses import input
@@ -115,6 +116,7 @@ def _request(
             reasoning_summary=(reasoning.summary or reasoning.generate_summary or "none") != "none",
             include=tuple(body.include or ()),
             reasoning_item_ids=True,
+            compared_answer=compared_answer(body.prompt_cache_options),
             echoed_fields=responses_body.echo(body, stores=stores),
             stored_state=StoredStateOptions(
                 input_items=items,

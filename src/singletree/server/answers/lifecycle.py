@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from singletree.events import Finished, FinishReason
 from singletree.server.answers.choices import Choices
 from singletree.server.answers.frame_sinks import ResponseHeader
+from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.tracing import Trace
 from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
 from singletree.server.sessions.report_headers import report_headers
@@ -35,6 +36,7 @@ class Lifecycle:
         in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
         key: identifies the request among them; None for a request that is never treated as a repetition.
         session: the place in the session; None for a prompt without a session.
+        records: takes a record of the answer; None to record nothing.
     """
 
     choices: Choices
@@ -43,6 +45,7 @@ class Lifecycle:
     in_flight: InFlight | None = None
     key: RequestKey | None = None
     session: SessionStep | None = None
+    records: RequestRecords | None = None
 
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
         """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
@@ -64,4 +67,7 @@ class Lifecycle:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
         self.trace.generated(Finished(reason, self.choices.usage))
         if self.session is not None:
-            self.session.sessions.close(self.session.opened, self.choices.first)
+            if self.records is not None:
+                finished = Finished(self.choices.first.ended or reason, self.choices.usage)
+                self.records.add(self.trace, self.choices, self.session.opened.step, finished)
+            self.session.sessions.close(self.session.opened, self.choices.first, self.choices.id)

@@ -111,12 +111,16 @@ class Trace:
         tracing: the server's metrics.
         method, path: of the HTTP request.
         request_id: is in the log line and in the response headers.
+
+    Attributes:
+        received: when the request arrived, in unix seconds.
     """
 
     def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
         self.request_id = request_id
         self.route = "other"
         self.status = _CLIENT_LEFT
+        self.received = time.time()
         self._tracing = tracing
         # A path may contain any character, line breaks included.
         self._method, self._path = ascii(method)[1:-1], ascii(path[:_PATH_LENGTH])[1:-1]
@@ -175,6 +179,11 @@ class Trace:
         if self._first is None:
             self._first = time.perf_counter() - self._began
             self._tracing.first_token.labels(self._model).observe(self._first)
+
+    @property
+    def first_seconds(self) -> float | None:
+        """Return the time from the request's arrival to its first event, in seconds; None before that."""
+        return self._first
 
     def generated(self, finished: Finished) -> None:
         """Record the end of the generation; later calls have no effect."""

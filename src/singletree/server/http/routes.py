@@ -25,6 +25,7 @@ from singletree.server.answers.frame_sinks import ResponseHeader
 from singletree.server.answers.header_flags import flag_of
 from singletree.server.answers.lifecycle import Lifecycle, SessionStep
 from singletree.server.answers.request_body import read_body
+from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
@@ -42,6 +43,7 @@ from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.storage.response_store import Store
 from singletree.server.turn import compaction, complete_calls, pipeline
+from singletree.server.turn.generation import Generation
 from singletree.server.turn.picture_tokens import exact_length
 from singletree.server.turn.prompt import fit_prompt, write_prompt
 from singletree.server.turn.protocol import CHAT, COMPACT, RESPONSES, WireProtocol, protocol_for
@@ -62,6 +64,7 @@ class Service:
     store: Store | None = None
     jobs: Jobs = field(default_factory=Jobs)
     closing: bool = False
+    records: RequestRecords | None = None
     sessions: Sessions = field(init=False)
     media: MediaReader = field(init=False)
 
@@ -160,6 +163,7 @@ async def answer_turn(
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt)
     call.trace.record_step(opened.step)
+    _compare_answers(service, generation)
     keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
     generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
     warnings = [
@@ -174,10 +178,22 @@ async def answer_turn(
         in_flight=service.in_flight,
         key=request_key(call.headers, request, call.trace.route, body),
         session=SessionStep(service.sessions, opened, _explains(call)),
+        records=service.records,
     )
     if keep is not None and request.options.stored_state.background:
         return _start_job(service, lifecycle)
     return respond(call, lifecycle)
+
+
+def _compare_answers(service: Service, generation: Generation) -> None:
+    """Report how the prompt compares with that of the earlier answer that the request names, if it names one."""
+    request = generation.request
+    if request.options.compared_answer:
+        found = service.sessions.compare_with(
+            request.options.compared_answer, generation.model, generation.prompt
+        )
+        report = replace(request.prompt_report, cache_diagnosis=found)
+        generation.request = replace(request, prompt_report=report)
 
 
 def respond(call: Call, lifecycle: Lifecycle) -> TurnResponse:

@@ -17,6 +17,7 @@ from granian.server.embed import Server
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.engines.weights.resolve import cache_folder
 from singletree.errors import BadConfiguration, EngineFailed
+from singletree.server.answers.request_records import RecordFile, RequestRecords
 from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
 from singletree.server.http.routes import Service
@@ -56,9 +57,11 @@ async def run_server(config: Config, report: Callable[[str], None], progress: Pr
         WeightsUnavailable, EngineFailed: the model cannot be loaded.
     """
     address, port = choose_address(config.host, config.port)
+    file = None if config.trace_path is None else RecordFile(config.trace_path, config.trace_limit)
+    records = None if file is None else RequestRecords(file)
     loaded = await load_models(config, report, progress)
     store = Store(config.store_path or cache_folder() / "responses.sqlite", config.store_limit)
-    service = Service(config, loaded, Tracing(), store=store if config.store else None)
+    service = Service(config, loaded, Tracing(), store=store if config.store else None, records=records)
     server = Server(
         App(service, address),
         address=address,
@@ -88,6 +91,8 @@ async def run_server(config: Config, report: Callable[[str], None], progress: Pr
         await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
         await service.jobs.close()
         store.close()
+        if records is not None:
+            records.close()
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.gather(listening, return_exceptions=True)
 

@@ -258,6 +258,13 @@ class Config:
     """Report in the headers of every response how its prompt continues the last one; by request:
     x-singletree-explain: 1."""
 
+    trace_path: Path | None = None
+    """File for a record of each request and of each tool that ran between two requests, without texts, as lines of
+    JSON; `singletree trace` reads it. None by default."""
+
+    trace_limit: Annotated[int, _flag("--trace-limit", converter=_bytes)] = 256 * 2**20
+    """Largest size of that file and its older parts, such as 256MiB; the oldest are deleted first."""
+
     restore_reasoning: bool = True
     """Restore the reasoning that a harness left out, as far as the chat template prints it."""
 
@@ -325,6 +332,7 @@ class Config:
             "turn_memory": (0, 2**40),
             "session_memory": (0, 2**40),
             "store_limit": (1, 2**50),
+            "trace_limit": (1, 2**50),
             "prefix_cache_limit": (1, 2**50),
             "body_limit": (1, 2**31),
             "picture_limit": (1, 2**31),

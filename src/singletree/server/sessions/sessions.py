@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from singletree.cache_diagnosis import CacheDiagnosis
 from singletree.conversation import Request, Tool, Turn
 from singletree.engines.engine import comparable_tokens
 from singletree.events import FinishReason
@@ -24,6 +25,7 @@ from singletree.prefixes import common_prefix, common_text_prefix
 from singletree.prompts.prompt_writer import Prompt
 from singletree.server.models.catalog import Model
 from singletree.server.sessions.break_causes import Break, explain_break
+from singletree.server.sessions.compared_answer import AnswerEnd, compare_prompt, cut_at
 from singletree.server.sessions.divergence import (
     WIDTH,
     Fingerprint,
@@ -80,6 +82,8 @@ _HEAD_TOKENS = 16
 _ALIKE = 64
 """Most sessions without a name that are kept for the same first tokens."""
 _HEADS = 4096
+_ANSWERS = 16_384
+"""How many answers can be named by later requests, for a comparison of the prompts."""
 _COMPLETE: tuple[FinishReason, ...] = ("stop", "length", "context_overflow")
 """Ends of a generation whose turn the next prompt should contain."""
 
@@ -211,6 +215,7 @@ class Sessions:
         self._limit = limit
         self._sessions: LruCache[str, Session] = LruCache(limit)
         self._nameless: LruCache[bytes, deque[str]] = LruCache(entries=_HEADS)
+        self._answers: LruCache[str, AnswerEnd] = LruCache(entries=_ANSWERS)
 
     def __iter__(self) -> Iterator[Session]:
         """Iterate over the sessions, the most recently used first."""
@@ -277,8 +282,22 @@ class Sessions:
         replaced = None if back else found.record
         return Opened(step, model, tokens, divergence.messages, tools, ends, found.session.head, replaced)
 
-    def close(self, opened: Opened, generation: Generation) -> None:
-        """Record the end of a request: the next one should continue its prompt and the generated turn."""
+    def compare_with(self, answer: str, model: Model, prompt: Prompt) -> CacheDiagnosis:
+        """Return how ``prompt`` compares with that of the answer with the id ``answer``."""
+        known = self._answers.get(answer)
+        if known is None:
+            return "not_found"
+        session = self._sessions.peek(known.session)
+        record = None if session is None else session.records.peek(known.record_number)
+        record = None if record is None else cut_at(record, known.end)
+        return "unavailable" if record is None else compare_prompt(record, model, prompt)
+
+    def close(self, opened: Opened, generation: Generation, answer: str = "") -> None:
+        """Record the end of a request: the next one should continue its prompt and the generated turn.
+
+        Args:
+            answer: the id of the answer, by which later requests may name it; empty for none.
+        """
         step = opened.step
         step.generated, step.cached = len(generation.token_ids), generation.reported_cached_tokens()
         if self._limit == 0:
@@ -289,6 +308,8 @@ class Sessions:
             # Another request has continued the same record in the meantime.
             step.record_number = session.records_made = session.records_made + 1
         session.records.put(step.record_number, record)
+        if answer:
+            self._answers.put(answer, AnswerEnd(step.session, step.record_number, record.ends[-1]))
         session.steps.append(step)
         session.requests += 1
         if session.head is not None:

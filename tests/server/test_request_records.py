@@ -1,0 +1,150 @@
+"""Records of requests: their fields, the tools between two requests, the file that stays within its limit."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from singletree.cli.perfetto import timeline
+from singletree.cli.trace_records import Replay, read_records
+from singletree.cli.trace_replay import Sent, prompt_text, summary
+from singletree.errors import BadConfiguration
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.server.answers.request_records import (
+    BLOCK_TOKENS,
+    RecordFile,
+    RequestRecords,
+    sequence_hashes,
+)
+
+from .carrying import ONE, Client
+from .serving import MODEL, TEMPLATE, TOKENIZER, serving
+
+LAYOUT = TEMPLATE.layout(TOKENIZER)
+
+
+async def recorded(path: Path, api: str, *, stream: bool) -> list[dict[str, Any]]:
+    """The records of a turn with a call, and of the turn after its result."""
+    records = RequestRecords(RecordFile(path, 2**20))
+    async with serving({"a": ONE, "b": "Sunny."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        served.service.records = records
+        client = Client(api, "[[script:a]] How is it?", stream=stream)
+        for _ in range(2):
+            client.take(await client.ask(served))
+    records.close()
+    return lines(path)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The records in the file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["/v1/messages", "/v1/responses"])
+async def test_a_record_has_the_shape_of_the_turn_and_no_text(tmp_path: Path, api: str, stream: bool) -> None:
+    path = tmp_path / "trace.jsonl"
+    first, tool, second = await recorded(path, api, stream=stream)
+    for record in (first, second):
+        request = record["request"]
+        assert record["schema"] == "dynamo.request.trace.v1"
+        assert record["event_type"] == "request_end"
+        assert record["event_time_unix_ms"] == request["request_received_ms"] + request["total_time_ms"]
+        assert request["input_tokens"] == request["replay"]["input_length"]
+        blocks = -(-request["input_tokens"] // BLOCK_TOKENS)
+        assert len(request["replay"]["input_sequence_hashes"]) == blocks
+        assert 0 <= request["ttft_ms"] <= request["total_time_ms"] + 1
+    assert first["request"]["singletree"]["course"] == "first"
+    assert second["request"]["singletree"]["course"] == "appended"
+    (call,) = first["request"]["finish_reason_metadata"]["tool_calls"]
+    assert call["name"] == "get_weather"
+    assert (tool["event_type"], tool["tool"]["status"]) == ("tool_end", "succeeded")
+    assert (tool["tool"]["tool_call_id"], tool["tool"]["tool_class"]) == (call["id"], "get_weather")
+    assert tool["tool"]["started_at_unix_ms"] == first["event_time_unix_ms"]
+    assert tool["tool"]["ended_at_unix_ms"] == second["request"]["request_received_ms"]
+    assert first["agent_context"] == second["agent_context"] == tool["agent_context"]
+    whole = first["request"]["input_tokens"] // BLOCK_TOKENS
+    hashes = [record["request"]["replay"]["input_sequence_hashes"][:whole] for record in (first, second)]
+    assert hashes[0] == hashes[1], "the second prompt begins with the first"
+    for text in ("How is it", "weather.", "celsius", "Sunny"):
+        assert text not in json.dumps([first, tool, second])
+
+
+async def test_the_session_of_the_harness_and_its_parent_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    records = RequestRecords(RecordFile(path, 2**20))
+    async with serving({"a": "yes"}) as served:
+        served.service.records = records
+        headers = {"x-claude-code-session-id": "u1", "x-dynamo-parent-session-id": "u0"}
+        body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "[[script:a]]"}]}
+        assert (await served.client.post("/v1/messages", body, headers)).status == 200
+    records.close()
+    (record,) = lines(path)
+    assert record["agent_context"]["session_id"] == "u1"
+    assert record["agent_context"]["parent_session_id"] == "u0"
+
+
+def test_each_hash_covers_all_tokens_before_it() -> None:
+    tokens = array("I", range(200))
+    hashes = sequence_hashes(tokens)
+    assert len(hashes) == 4
+    assert sequence_hashes(tokens[:128]) == hashes[:2]
+    tokens[0] = 7
+    assert not set(sequence_hashes(tokens)) & set(hashes)
+
+
+def test_the_files_stay_within_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    file = RecordFile(path, 4000)
+    for number in range(500):
+        file.put([{"number": number, "filler": "x" * 50}])
+    file.close()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 4
+    assert sum(each.stat().st_size for each in files) <= 4000
+    assert lines(path)[-1]["number"] == 499 - file.dropped
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="--trace-path"):
+        RecordFile(tmp_path / "no" / "folder", 1000)
+
+
+async def test_a_timeline_has_a_slice_for_each_turn_and_tool(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    await recorded(path, "/v1/messages", stream=True)
+    events = timeline(read_records([path]))["traceEvents"]
+    kinds = [(event["ph"], event.get("cat")) for event in events]
+    assert kinds.count(("X", "request")) == 2
+    assert kinds.count(("b", "tool")) == kinds.count(("e", "tool")) == 1
+    assert {event["name"] for event in events if event["ph"] == "M"} == {"process_name", "thread_name"}
+    opened, closed = (event for event in events if event.get("cat") == "tool")
+    assert opened["ts"] <= closed["ts"]
+    assert opened["id"] == closed["id"]
+
+
+def test_texts_of_prompts_share_what_the_prompts_shared() -> None:
+    first = prompt_text(Replay(64, 100, [1, 2]))
+    second = prompt_text(Replay(64, 150, [1, 3, 4]))
+    assert len(first.split()) == 100
+    assert first.split()[:64] == second.split()[:64]
+    assert first.split()[64:] != second.split()[64:100]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": "other", "event_type": "request_end"}', ""])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadConfiguration):
+        read_records([path])
+
+
+def test_a_summary_counts_what_failed() -> None:
+    found = summary([Sent(0.5, 1.5, 100, 60, 11), Sent(None, 1.0, 0, 0, 0, "status 529: busy")], [])
+    assert found["errors"] == {"status 529: busy": 1}
+    assert found["cached_share"] == 0.6
+    assert found["between_tokens_seconds"]["p50"] == 0.1
