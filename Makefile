@@ -8,7 +8,7 @@ LOG := .venv/install.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench golden docs engines ray deploy lock clean
+.PHONY: help serve test check clients bench golden docs engines scale ray deploy lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -54,6 +54,10 @@ docs: $(READY) ## rewrite the documents made from the code
 
 engines: $(READY) ## the engine tests, on real vLLM and SGLang servers that this installs
 	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
+
+scale: $(READY) ## the tests that start, kill and restart the processes of a whole installation
+	$(BIN)/python tests/clients/install.py
+	$(BIN)/python -m pytest -m scale tests/scale $(ARGS)
 
 ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray in an environment of its own
 	$(BIN)/python -m pytest -m ray tests/ray_cluster $(ARGS)

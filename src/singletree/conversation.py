@@ -464,6 +464,7 @@ class Request:
         context_edits: edits of the history, applied before the model reads it.
         session: the client's own session key, if the body has one.
         hints: for routing and engines.
+        cache_salt: keeps tenants apart: the prompt shares the engine's prefix cache only with prompts of the same salt.
         agent: for traces.
         choices: number of answers to generate.
         pictures: the checked pictures of the conversation, by ``Image.key``.
@@ -488,6 +489,7 @@ class Request:
     context_edits: tuple[ContextEdit, ...] = ()
     session: str | None = None
     hints: Hints = Hints()
+    cache_salt: str = ""
     agent: AgentContext = AgentContext()
     choices: int = 1
     pictures: Mapping[str, Picture] = field(default_factory=dict)

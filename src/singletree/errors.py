@@ -18,6 +18,7 @@ SingletreeError
 │   └── UnsupportedEncoding     the body's Content-Encoding is unknown (415)
 ├── Overloaded                  no engine can accept the request now (503; 529 in Messages)
 ├── EngineFailed                the engine died or answered wrongly (500, or an error event in a stream)
+│   ├── EngineUnreachable       the engine's server cannot be connected to; it has not seen the request
 │   └── EngineUnfit             the engine cannot serve the request, and a retry would not help
 ├── WeightsUnavailable          a model's files are unavailable (start-up)
 ├── BadConfiguration            a flag, file or model card is wrong (start-up)
@@ -212,6 +213,10 @@ class Overloaded(SingletreeError):
 
 class EngineFailed(SingletreeError):
     """The engine died or answered wrongly; what it generated before that stays valid."""
+
+
+class EngineUnreachable(EngineFailed):
+    """The engine's server cannot be connected to: it has not seen the request."""
 
 
 class EngineUnfit(EngineFailed):

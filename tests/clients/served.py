@@ -95,14 +95,14 @@ def serving(model: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[Se
     with server.output.open("w") as output:
         process = subprocess.Popen([*command, *told, *watched, *flags], stdout=output, stderr=output)
     try:
-        _wait(server, process)
+        wait_until_healthy(server, process)
         yield server
     finally:
         process.terminate()
         process.wait(timeout=30)
 
 
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+def wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> None:
     """Until ``/health`` answers. Raises RuntimeError, with what the server printed, when it does not."""
     until = time.monotonic() + SECONDS_TO_START
     while time.monotonic() < until and process.poll() is None:

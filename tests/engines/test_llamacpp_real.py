@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from engines.small_model import END_TOKENS, FRANCE, ITALY, small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.llamacpp.engine import LlamaCppEngine
+from singletree.engines.routing.grammar_matchers import GrammarMatchers
 from singletree.engines.routing.pool import EnginePool
 from singletree.engines.routing.worker import Worker
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
+from singletree.prompts.tokenizer.tokenizer import load_tokenizer
+from singletree.server.models.catalog import matcher_vocabulary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -229,9 +233,9 @@ async def test_a_turn_goes_on_when_llama_cpp_runs_again() -> None:
         told: list[int] = []
         assert engine._process is not None
         pid = dead = engine._process.pid
-        async for chunk in EnginePool([Worker("0", engine)]).generate(
-            GenerationJob(FRANCE, sampling, "goes on")
-        ):
+        pool = EnginePool([Worker("0", engine)])
+        await pool.begin()
+        async for chunk in pool.generate(GenerationJob(FRANCE, sampling, "goes on")):
             told += chunk.token_ids
             if len(told) >= 3 and pid:
                 os.kill(pid, signal.SIGKILL)
@@ -239,6 +243,38 @@ async def test_a_turn_goes_on_when_llama_cpp_runs_again() -> None:
         assert engine._process.pid != dead
     assert told[: len(PARIS) - 1] == PARIS[:-1]
     assert (len(told), chunk.finish) == (60, "length")
+
+
+# C39
+async def test_a_turn_goes_on_under_its_grammar_when_llama_cpp_runs_again() -> None:
+    tokenizer = load_tokenizer(small_model())
+    schema = {
+        "type": "object",
+        "properties": {
+            "country": {"type": "string", "maxLength": 20},
+            "capital": {"enum": ["Paris", "Rome"]},
+        },
+        "required": ["country", "capital"],
+        "additionalProperties": False,
+    }
+    job = GenerationJob(
+        FRANCE, GREEDY, "goes on", tuple(tokenizer.stop_token_ids), Constraint("json_schema", schema)
+    )
+    async with running(slots=1) as engine:
+        matchers = GrammarMatchers(partial(matcher_vocabulary, tokenizer))
+        pool = EnginePool([Worker("0", engine)], matchers=matchers)
+        await pool.begin()
+        told: list[int] = []
+        assert engine._process is not None
+        pid = engine._process.pid
+        async for chunk in pool.generate(job):
+            told += chunk.token_ids
+            if len(told) >= 4 and pid:
+                os.kill(pid, signal.SIGKILL)
+                pid = 0
+    assert (pid, chunk.finish) == (0, "stop")
+    written = tokenizer.decode([token for token in told if token not in tokenizer.stop_token_ids])
+    assert json.loads(written)["capital"] in ("Paris", "Rome")
 
 
 async def test_generations_wait_for_room_rather_than_overflow_the_cache() -> None:

@@ -347,6 +347,7 @@ async def test_engine_over_aiohttp() -> None:
     script = (
         says(whole(200, models)),
         says(whole(200, version)),
+        says(whole(404, b"")),  # the size of its cache is hidden
         says(STREAM, chunked(event([7], "length")), chunked(ending()), END),
         says(whole(404, b"{}")),  # it is asked whether it takes pictures
         says(STREAM, *(chunked(answer[i : i + 100]) for i in range(0, len(answer), 100)), END),

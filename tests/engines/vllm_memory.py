@@ -104,6 +104,8 @@ class MemoryTransport:
     async def get(self, path: str) -> tuple[int, bytes]:
         if self.lost is not None:
             raise self.lost
+        if path not in self.pages:
+            return 404, b""
         return self.pages[path].status, self.pages[path].answer
 
     async def post(self, path: str, body: bytes) -> StreamedResponse:

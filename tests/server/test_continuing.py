@@ -93,6 +93,7 @@ def pool(*engines: Any, **settings: Any) -> EnginePool:
 
 async def run(engine: Any, *, max_tokens: int | None = None, **more: Any) -> list[Chunk]:
     """All that ``engine`` says."""
+    await engine.begin()
     chunks = engine.generate(
         GenerationJob([1, 2, 3], Sampling(max_tokens), "r", stop_token_ids=(END,), **more)
     )
@@ -185,7 +186,9 @@ async def test_a_refusal_stays_one() -> None:
 
 async def test_who_leaves_frees_the_engine() -> None:  # C40
     engine = Mortal(2)
-    chunks = pool(engine).generate(GenerationJob([1, 2, 3], Sampling(), "r"))
+    one = pool(engine)
+    await one.begin()
+    chunks = one.generate(GenerationJob([1, 2, 3], Sampling(), "r"))
     for _ in range(4):
         await anext(chunks)
     await chunks.aclose()

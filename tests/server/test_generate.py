@@ -150,10 +150,10 @@ async def test_it_takes_a_key_and_tells_what_it_ignores() -> None:
     async with serving({"s": RAW}, config=Config(api_key=("k",))) as served:
         assert (await served.client.post(PATH, asked())).status == 401
         reply = await served.client.post(
-            PATH, asked(cache_salt="x", priority=3), {"authorization": "Bearer k"}
+            PATH, asked(kv_transfer_params={"remote": 1}, priority=3), {"authorization": "Bearer k"}
         )
     assert reply.status == 200
-    assert "cache_salt" in reply.headers["x-singletree-warning"]
+    assert "kv_transfer_params" in reply.headers["x-singletree-warning"]
 
 
 async def test_a_failure_in_the_stream_is_its_end() -> None:

@@ -210,3 +210,60 @@ async def test_a_model_is_loaded_with_a_line_in_front_of_it() -> None:
         assert model.engine.info().name == "scripted"
     finally:
         await loaded.close()
+
+
+async def ranked(
+    engine: QueueingEngine, name: str, priority: int, sensitivity: float | None = None
+) -> list[Chunk]:
+    job = GenerationJob([1], Sampling(), name, priority=priority, latency_sensitivity=sensitivity)
+    async with aclosing(engine.generate(job)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+async def test_the_queue_goes_by_priority_then_by_latency_then_by_arrival() -> None:
+    full = Full()
+    full.going_on.set()
+    engine = QueueingEngine(full, 60)
+    asking = []
+    for name, priority, sensitivity in (
+        ("idle", 1, None),
+        ("first", 0, None),
+        ("second", 0, None),
+        ("watched", 0, 2.5),
+        ("urgent", -5, None),
+        ("strict", -(1 << 32), None),
+    ):
+        asking.append(asyncio.create_task(ranked(engine, name, priority, sensitivity)))
+        await until(lambda: engine.waiting == len(asking))
+    full.free = 1
+    answers = await asyncio.gather(*asking)
+    assert full.served == ["strict", "urgent", "watched", "first", "second", "idle"]
+    routes = [answer[0].route for answer in answers]
+    assert all(route is not None and route.waited_seconds > 0 and not route.worker for route in routes)
+    assert routes[-1] is not None
+    assert "behind 0 others" in routes[-1].reason
+    assert all(chunk.route is None for answer in answers for chunk in answer[1:])
+
+
+async def test_who_does_not_wait_has_no_route() -> None:
+    full = Full(1)
+    full.going_on.set()
+    assert all(chunk.route is None for chunk in await ranked(QueueingEngine(full, 60), "a", 0))
+
+
+async def test_a_full_queue_refuses_the_last_by_rank() -> None:
+    full = Full()
+    full.going_on.set()
+    engine = QueueingEngine(full, 60, max_queue_length=2)
+    asking = {}
+    for name, priority in (("late", 9), ("early", 1)):
+        asking[name] = asyncio.create_task(ranked(engine, name, priority))
+        await until(lambda: engine.waiting == len(asking))
+    with pytest.raises(Overloaded, match="2 requests are waiting already"):
+        await ranked(engine, "equal", 9)
+    asking["urgent"] = asyncio.create_task(ranked(engine, "urgent", 0))
+    with pytest.raises(Overloaded, match="higher priority"):
+        await asking.pop("late")
+    full.free = 1
+    await asyncio.gather(*asking.values())
+    assert (full.served, engine.waiting) == (["urgent", "early"], 0)

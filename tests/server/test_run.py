@@ -162,6 +162,24 @@ async def test_a_generation_may_finish() -> None:
     assert said[-1][0] == "message_stop"
 
 
+async def test_while_streams_end_nothing_new_begins() -> None:
+    serving, client = await started(Config(engine="scripted", drain_seconds=60))
+    assert (await client.get("/health/ready")).status == 200
+    asked = ASKED | {"max_tokens": 30}
+    async with client.open("POST", "/v1/messages", asked) as (exchange, _):
+        await exchange.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while (await client.get("/health/ready")).status == 200:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert (await client.get("/health/live")).status == 200
+        for path, status in (("/v1/messages", 529), ("/v1/chat/completions", 503), ("/v1/responses", 503)):
+            refused = await client.post(path, body(path, "x") | {"model": "scripted"})
+            assert (refused.status, int(refused.headers["retry-after"]) > 0) == (status, True)
+        said = events(await exchange.rest())
+    await asyncio.wait_for(serving, 5)
+    assert said[-1][0] == "message_stop"
+
+
 async def test_an_http_server_that_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listener, "fault", RuntimeError("socket"))
     serving, _ = await started(Config(engine="scripted"))

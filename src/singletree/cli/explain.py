@@ -91,6 +91,8 @@ def _step(number: int, step: dict[str, Any]) -> Iterator[str]:
         f"{number}  {_clock(step['at'])}  conversation {step['line']}  prompt {step['prompt_tokens']}: "
         f"{step['matched_tokens']} matched, {step['new_tokens']} new{cached}; {step['generated_tokens']} generated"
     )
+    if (route := step.get("route")) is not None:
+        yield f"   engine  {_route(route, step['cached_tokens'])}"
     broken = step["break"]
     if broken is None:
         yield f"   {_COURSE_TEXTS.get(step['course'], step['course'])}"
@@ -101,6 +103,17 @@ def _step(number: int, step: dict[str, Any]) -> Iterator[str]:
     yield f"   after   {_printable(broken['before'][-_EXCERPT:])}"
     yield f"   was     {_printable(broken['was'][:_EXCERPT])}"
     yield f"   is      {_printable(broken['now'][:_EXCERPT])}"
+
+
+def _route(route: dict[str, Any], cached: int | None) -> str:
+    """Describe which engine generated, how many cached tokens were expected there and how many came, and why."""
+    words = [_printable(route["worker"] or "the only one")]
+    if (predicted := route["predicted_cached_tokens"]) is not None and not route["failovers"]:
+        came = "" if cached is None else f", {cached} came"
+        words.append(f"{predicted} cached tokens predicted{came}")
+    if route["failovers"]:
+        words.append(f"after {route['failovers']} failed")
+    return "; ".join([*words, *([_printable(route["reason"])] if route["reason"] else [])])
 
 
 def _printable(text: str) -> str:

@@ -25,16 +25,18 @@ class Route:
     """Which of several engines a generation was sent to, and why.
 
     Attributes:
-        worker: the name of the engine.
+        worker: the name of the engine; empty where there is only one.
         predicted_cached_tokens: how many tokens of the prompt were expected in its prefix cache; None if not predicted.
         reason: why this engine, in a few words.
         failovers: how many engines failed the generation before.
+        waited_seconds: how long it waited for a place on any engine.
     """
 
     worker: str
     predicted_cached_tokens: int | None = None
     reason: str = ""
     failovers: int = 0
+    waited_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -53,7 +55,8 @@ class Chunk:
             them, and for a prompt without pictures.
         picture_tokens: how many of them are each picture's, in the order of ``GenerationJob.pictures``; None where the
             engine does not report them.
-        route: which of several engines generates; in the first chunk of each engine, None in the others.
+        route: which of several engines generates, or that the generation waited for a place; in the first chunk of
+            each engine, None in the others.
     """
 
     token_ids: Sequence[int]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from itertools import count
 
 from singletree.engines.engine import (
@@ -16,6 +17,7 @@ from singletree.engines.engine import (
     Engine,
     EngineInfo,
     GenerationJob,
+    Route,
     count_picture_tokens,
 )
 from singletree.errors import Overloaded
@@ -28,15 +30,20 @@ PAUSE_SECONDS = 0.25
 """How long the first request of the queue waits between two tries when no generation ends meanwhile."""
 
 
+Place = tuple[int, float, int]
+"""A request's place in the queue, the least first: its priority, its latency sensitivity negated, its arrival."""
+
+
 class QueueingEngine:
-    """Put a queue in front of another engine: first come, first served.
+    """Put a queue in front of another engine: by priority, then by latency sensitivity, then first come, first served.
 
     Only requests that the engine refuses with Overloaded are queued. Engines with a queue of their own keep using it.
+    The first chunk of a request that waited says so in its ``route``.
 
     Args:
         engine: the engine that serves the requests.
-        seconds: longest wait. After it, and when the queue is full, a request is refused with Overloaded. 0: no queue.
-        max_queue_length: how many requests may wait.
+        seconds: longest wait, whatever the priority. After it a request is refused with Overloaded. 0: no queue.
+        max_queue_length: how many requests may wait. When one more comes, the last of them all is refused.
     """
 
     def __init__(self, engine: Engine, seconds: float, *, max_queue_length: int = MAX_QUEUE_LENGTH) -> None:
@@ -44,7 +51,8 @@ class QueueingEngine:
         self._seconds = seconds
         self._max_queue_length = max_queue_length
         self._arrivals = count()
-        self._waiting: dict[int, asyncio.Event] = {}
+        self._waiting: dict[Place, asyncio.Event] = {}
+        self._displaced: set[Place] = set()
 
     async def start(self) -> None:
         """Start the engine. Raises what ``Engine.start`` raises."""
@@ -73,11 +81,14 @@ class QueueingEngine:
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """Generate, with the same contract as ``Engine.generate``; wait before the first chunk if necessary."""
-        arrival, until = next(self._arrivals), asyncio.get_running_loop().time() + self._seconds
+        clock = asyncio.get_running_loop().time
+        came, place = clock(), (job.priority, -(job.latency_sensitivity or 0.0), next(self._arrivals))
+        ahead: int | None = None
         refusal: Overloaded | None = None
         while True:
             if refusal or self._waiting:
-                await self._wait(arrival, until, refusal)
+                ahead = self._ahead_of(place) if ahead is None else ahead
+                await self._wait(place, came + self._seconds, refusal)
             chunks = self._engine.generate(job)
             async with aclosing(chunks):
                 try:
@@ -85,38 +96,62 @@ class QueueingEngine:
                 except Overloaded as error:
                     refusal = error
                     continue
+                self._wake()  # There may be room for the next one, too.
                 try:
                     if first is not None:
-                        yield first
+                        yield first if ahead is None else _after_waiting(first, clock() - came, ahead)
                     async for chunk in chunks:
                         yield chunk
                 finally:
                     self._wake()
                 return
 
-    async def _wait(self, arrival: int, until: float, refusal: Overloaded | None) -> None:
+    def _ahead_of(self, place: Place) -> int:
+        return sum(other < place for other in self._waiting)
+
+    async def _wait(self, place: Place, until: float, refusal: Overloaded | None) -> None:
         """Wait until it is this request's turn to try (again).
 
-        That is when no earlier request waits, and a generation has ended or ``PAUSE_SECONDS`` have passed. Raises
-        Overloaded at the loop time ``until``, or at once when the queue is full.
+        That is when no request waits before it, and a generation has ended or ``PAUSE_SECONDS`` have passed. Raises
+        Overloaded at the loop time ``until``, or at once when the queue is full of requests that go before it.
         """
         if len(self._waiting) >= self._max_queue_length:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already; try again in a moment")
-        wake = self._waiting[arrival] = asyncio.Event()
+            last = max(self._waiting, default=place)
+            if last <= place:
+                raise Overloaded(f"{len(self._waiting)} requests are waiting already; try again in a moment")
+            self._displaced.add(last)
+            self._waiting.pop(last).set()
+        wake = self._waiting[place] = asyncio.Event()
         try:
             async with asyncio.timeout_at(until):
-                while min(self._waiting) != arrival:
-                    await wake.wait()
+                while place not in self._displaced:
+                    while place in self._waiting and min(self._waiting) != place:
+                        await wake.wait()
+                        wake.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(wake.wait(), PAUSE_SECONDS)
                     wake.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(wake.wait(), PAUSE_SECONDS)
+                    if place in self._waiting and min(self._waiting) == place:
+                        return
+            raise Overloaded(
+                "requests of higher priority took all places in the queue; try again in a moment"
+            )
         except TimeoutError:
             message = f"the engine was full for {self._seconds:g} seconds; try again in a moment"
             raise Overloaded(message) from refusal
         finally:
-            del self._waiting[arrival]
+            self._waiting.pop(place, None)
+            self._displaced.discard(place)
             self._wake()
 
     def _wake(self) -> None:
         if self._waiting:
             self._waiting[min(self._waiting)].set()
+
+
+def _after_waiting(first: Chunk, seconds: float, ahead: int) -> Chunk:
+    """Return the first chunk of a request that waited behind ``ahead`` others, with the wait in its route."""
+    route = first.route or Route("")
+    waited = f"waited {seconds:.1f} s for a place, behind {ahead} others"
+    reason = f"{route.reason}; {waited}" if route.reason else waited
+    return replace(first, route=replace(route, reason=reason, waited_seconds=seconds))

@@ -14,10 +14,18 @@ MAX_PAUSE_SECONDS = 60.0
 
 
 class RestartBackoff:
-    """Decide when one process may be started again. ``clock`` returns monotonic time in seconds."""
+    """Decide when one process may be started again.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        clock: returns monotonic time in seconds.
+        max_pause: the longest pause, in seconds.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, max_pause: float = MAX_PAUSE_SECONDS
+    ) -> None:
         self._clock = clock
+        self._max_pause = max_pause
         self._started = clock()
         self._early_deaths = 0
         self._not_before = 0.0
@@ -30,7 +38,7 @@ class RestartBackoff:
         """Record a death; call it once for each. The first restart needs no pause, then the pauses double."""
         now = self._clock()
         self._early_deaths = self._early_deaths + 1 if now - self._started < EARLY_DEATH_SECONDS else 0
-        pause = min(2.0 ** (self._early_deaths - 2), MAX_PAUSE_SECONDS) if self._early_deaths > 1 else 0.0
+        pause = min(2.0 ** (self._early_deaths - 2), self._max_pause) if self._early_deaths > 1 else 0.0
         self._not_before = now + pause
 
     def check(self) -> None:

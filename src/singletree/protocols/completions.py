@@ -29,7 +29,7 @@ from singletree.protocols.chat import request as chat
 from singletree.protocols.openai import engine_fields, errors
 from singletree.protocols.openai.chunks import FINISH_REASONS, CompletionStream, usage_object
 from singletree.protocols.openai.logprobs import TokenDetails, check_logprobs, ids_of, prompt_of, tokens_of
-from singletree.protocols.openai.nvext import agent_of, hints_of, session_of
+from singletree.protocols.openai.nvext import agent_of, cache_salt_of, hints_of, session_of
 from singletree.protocols.wire import encode_ascii
 from singletree.request_options import CompletionOptions
 
@@ -87,6 +87,7 @@ def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
         response_format=chat.format_of(wanted),
         session=wanted.session_id or session_of(agent),
         hints=hints_of(wanted.nvext),
+        cache_salt=cache_salt_of(wanted.cache_salt, wanted.nvext),
         agent=agent,
         choices=choices,
         warnings=tuple(engine_fields.ignored(wanted)),

@@ -24,7 +24,7 @@ from singletree.events import (
     Usage,
     UsageUpdate,
 )
-from singletree.protocols import wire
+from singletree.protocols import limits, wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
 from singletree.protocols.chat import request as chat
 from singletree.protocols.openai import errors
@@ -50,7 +50,7 @@ _FINISH_REASONS: dict[FinishReason, str] = {
     "error": "abort",
 }
 _NOT_REPORTED: dict[str, Any] = {"routed_experts": None, "sampling_mask": None, "weight_versions": None}
-_WITHOUT_EFFECT = ("cache_salt", "kv_transfer_params", "ec_transfer_params")
+_WITHOUT_EFFECT = ("kv_transfer_params", "ec_transfer_params")
 
 
 class _StreamOptions(msgspec.Struct):
@@ -75,7 +75,7 @@ class _Body(msgspec.Struct, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
     features: Any = None
     content_parts: Any = None
-    cache_salt: Any = None
+    cache_salt: limits.CacheSalt | None = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
 
@@ -106,6 +106,7 @@ def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
         response_format=chat.format_of(params),
         # In vLLM a lower number is served first, in hints a higher one.
         hints=Hints(priority=-wanted.priority) if wanted.priority else Hints(),
+        cache_salt=wanted.cache_salt or "",
         choices=choices,
         warnings=tuple(f"{name} is ignored" for name in _WITHOUT_EFFECT if getattr(wanted, name)),
         options=RequestOptions(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from singletree.errors import InvalidRequest
 
 MAX_CHOICES = 128
 """The largest number of choices for one request, as on OpenAI's API."""
+
+SALT_LENGTH = 256
+CacheSalt = Annotated[str, msgspec.Meta(max_length=SALT_LENGTH)]
+"""``cache_salt``, as the client sends it."""
 
 # The wider range where protocols differ (temperature ends at 1 on Messages, at 2 elsewhere): engines take both.
 _LIMITS: dict[str, tuple[float, float]] = {

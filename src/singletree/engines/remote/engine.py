@@ -29,6 +29,7 @@ from singletree.errors import (
     BadConfiguration,
     EngineFailed,
     EngineUnfit,
+    EngineUnreachable,
     InvalidRequest,
     Overloaded,
     Rejected,
@@ -253,7 +254,8 @@ class RemoteEngine:
                 request.end("cancelled")
 
     def _connection_failure(self, lost: ConnectionLost) -> EngineFailed:
-        failure = EngineFailed(f"the connection to {self._server.title} was lost: {lost}")
+        kind = EngineUnreachable if lost.unreachable else EngineFailed
+        failure = kind(f"the connection to {self._server.title} was lost: {lost}")
         failure.__cause__ = lost
         return failure
 

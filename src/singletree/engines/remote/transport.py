@@ -23,7 +23,15 @@ _FINISH_SECONDS = 1.0
 
 
 class ConnectionLost(Exception):
-    """The server cannot be reached, closed the connection, or sent nothing for too long; the text has the reason."""
+    """The server cannot be reached, closed the connection, or sent nothing for too long; the text has the reason.
+
+    Args:
+        unreachable: whether no connection was made, so that the server has not seen the request.
+    """
+
+    def __init__(self, reason: str, *, unreachable: bool = False) -> None:
+        super().__init__(reason)
+        self.unreachable = unreachable
 
 
 class StreamedResponse(Protocol):
@@ -148,7 +156,7 @@ class _AiohttpResponse:
 
 def _lost(error: Exception) -> ConnectionLost:
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return ConnectionLost("it cannot be reached")
+        return ConnectionLost("it cannot be reached", unreachable=True)
     if isinstance(error, TimeoutError):
         return ConnectionLost("it sent nothing for too long")
     return ConnectionLost("the connection broke")

@@ -22,6 +22,7 @@ class PooledTurn:
         request_id: its id.
         failed: the engines that failed it.
         failures: how often an engine failed it.
+        row: how often in a row, with little progress between.
         running: its generation now, if it is on an engine.
         aborted: whether it was ended by its id.
     """
@@ -29,6 +30,7 @@ class PooledTurn:
     request_id: str
     failed: set[Worker] = field(default_factory=set)
     failures: int = 0
+    row: int = 0
     running: RunningGeneration | None = None
     aborted: bool = False
 

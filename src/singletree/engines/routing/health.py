@@ -24,6 +24,9 @@ READING_TOKENS_PER_SECOND = 100.0
 """The slowest speed at which an engine is expected to read a prompt."""
 
 CHECK_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 5.0
+"""The longest pause between two tries to connect to an engine that is down: turns may be waiting for it."""
+
 REVIVE_SECONDS = 60.0
 """The longest that one try to connect to an engine may take."""
 
@@ -137,7 +140,7 @@ class WorkerHealth:
         self._reviving[worker] = asyncio.create_task(self._revive(worker, worker.engine))
 
     async def _revive(self, worker: Worker, engine: Revivable) -> None:
-        backoff, clock = RestartBackoff(), asyncio.get_running_loop().time
+        backoff, clock = RestartBackoff(max_pause=MAX_PAUSE_SECONDS), asyncio.get_running_loop().time
         backoff.record_death()
         last = ""
         while True:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
 
+from singletree.engines.routing.dynamo_policy import DynamoPolicy
+from singletree.engines.routing.kv_policy import KvAwarePolicy
 from singletree.engines.routing.load_policies import (
     LeastLoadedPolicy,
     PowerOfTwoPolicy,
@@ -49,9 +51,18 @@ _POLICIES: Mapping[RouterMode, Callable[[RoutingOptions], RoutingPolicy]] = {
     "random": lambda options: RandomPolicy(options.source_of_chance()),
     "least-loaded": lambda options: LeastLoadedPolicy(options.source_of_chance()),
     "power-of-two": lambda options: PowerOfTwoPolicy(options.source_of_chance()),
-    # Until the prefix index exists.
-    "kv": lambda options: LeastLoadedPolicy(options.source_of_chance()),
-    "dynamo": lambda options: LeastLoadedPolicy(options.source_of_chance()),
+    "kv": lambda options: KvAwarePolicy(
+        options.model,
+        kv_events=options.kv_events,
+        kv_replay=options.kv_replay,
+        cache_tokens=options.cache_tokens,
+    ),
+    "dynamo": lambda options: DynamoPolicy(
+        options.model,
+        kv_events=options.kv_events,
+        kv_replay=options.kv_replay,
+        cache_tokens=options.cache_tokens,
+    ),
 }
 
 

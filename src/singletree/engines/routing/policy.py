@@ -58,7 +58,12 @@ class RoutingPolicy(Protocol):
         """Note that ``job`` goes to the chosen engine."""
 
     def prompt_read(self, job: GenerationJob, choice: Choice, chunk: Chunk) -> None:
-        """Note that the engine has read the prompt: ``chunk`` is the first with tokens or with ``cached_tokens``."""
+        """Note that the engine has read the prompt.
+
+        Args:
+            chunk: the first with tokens or ``cached_tokens``. The method is called once more for the first chunk with
+                ``cached_tokens`` or ``picture_tokens`` if that comes later, as from vLLM.
+        """
 
     def ended(self, job: GenerationJob, choice: Choice, generated: Sequence[int]) -> None:
         """Note that the generation has ended, finished or not, after the tokens ``generated``."""

@@ -34,6 +34,7 @@ from singletree.errors import (
     BadConfiguration,
     EngineFailed,
     EngineUnfit,
+    EngineUnreachable,
     Overloaded,
     Rejected,
     SingletreeError,
@@ -43,7 +44,11 @@ from singletree.pictures import PromptPicture
 _LOG = logging.getLogger(__name__)
 
 MIGRATION_LIMIT = 3
-"""After so many engine failures a turn is given up: it may be the turn itself that makes every engine fail."""
+"""So many engine failures in a row a turn survives. After more it is given up: it may be the turn itself that makes
+every engine fail."""
+
+PROGRESS_TOKENS = 16
+"""A failure after so many tokens more is the first of a new row: the turn does not make engines fail."""
 
 
 class EnginePool:
@@ -61,7 +66,7 @@ class EnginePool:
         workers: at least one.
         policy: chooses the engine of each generation; by turns if None.
         hold_seconds: how long a generation may wait while all engines are full or down.
-        migration_limit: how many failures a turn may survive.
+        migration_limit: how many failures in a row a turn survives.
         matchers: follows the grammar of a constraint over the tokens generated so far; None: a constrained turn cannot
             continue after its first token.
     """
@@ -83,7 +88,7 @@ class EnginePool:
         self._migration_limit = migration_limit
         self._matchers = matchers
         self._turns: set[PooledTurn] = set()
-        self._closed = False
+        self._begun = self._closed = False
 
     @property
     def waiting(self) -> int:
@@ -117,6 +122,9 @@ class EnginePool:
         Raises:
             BadConfiguration: the policy does not fit the engines.
         """
+        if self._begun:
+            return
+        self._begun = True
         await self._policy.start(self.workers)
         self._health.start()
         for worker in self.workers:
@@ -182,6 +190,8 @@ class EnginePool:
         ``cached_tokens`` and what is known of the prompt come from the first engine that reports them before the first
         token: the prompts of the later ones contain generated tokens.
         """
+        if self._closed or not self._begun:
+            raise EngineFailed("the engines are closed" if self._closed else "the engines are not started")
         turn = PooledTurn(job.request_id)
         self._turns.add(turn)
         generated = array("I")
@@ -204,14 +214,20 @@ class EnginePool:
                         async for chunk in chunks:
                             generated.extend(chunk.token_ids)
                             is_known = is_known or bool(chunk.token_ids) or chunk.cached_tokens is not None
-                            yield _unknown_prompt(chunk) if hides_prompt else chunk
+                            shown = _unknown_prompt(chunk) if hides_prompt else chunk
+                            if shown.token_ids or shown.finish is not None or shown.route or not hides_prompt:
+                                yield shown
                     return
                 except (Overloaded, Rejected) as error:
-                    # A refusal of the extended prompt would not make sense to the client: it sent another one.
-                    raise (failure if failure is not None and generated else error) from None
+                    if failure is not None and generated:
+                        # A refusal of the extended prompt would not make sense to the client: it sent another one.
+                        raise failure from None
+                    # The queue raises its own error, from the one that made it wait.
+                    cause = error.__cause__
+                    raise (cause if isinstance(cause, Overloaded) else error) from None
                 except EngineFailed as error:
                     failure = failure or error
-                    if self._gives_up(turn, error, job, generated, progress=len(generated) > before):
+                    if self._gives_up(turn, error, job, generated, len(generated) - before):
                         raise failure from error
                     _LOG.warning(
                         "a turn continues after an engine failure at token %d: %s",
@@ -242,11 +258,13 @@ class EnginePool:
         error: EngineFailed,
         job: GenerationJob,
         generated: Sequence[int],
-        *,
-        progress: bool,
+        progress: int,
     ) -> bool:
-        """Return whether a failure is the end of the turn."""
-        if self._closed or turn.failures > self._migration_limit:
+        """Return whether a failure after ``progress`` further tokens is the end of the turn."""
+        if progress >= PROGRESS_TOKENS:
+            turn.row = 0
+        turn.row += not isinstance(error, EngineUnreachable)
+        if self._closed or turn.row > self._migration_limit:
             return True
         has_other = self._dispatcher.has_alternative(turn)
         if isinstance(error, EngineUnfit) and not has_other:

@@ -16,6 +16,8 @@ class _ServerInfo(msgspec.Struct):
     max_running_requests: int | None = None
     enable_priority_scheduling: bool = False
     schedule_low_priority_values_first: bool = False
+    page_size: int | None = None
+    max_total_num_tokens: int | None = None
 
 
 class SglangServer:
@@ -52,7 +54,7 @@ class SglangServer:
             (SglangWire(sign),),
             window=window_of(chosen, models),
             slots=info.max_running_requests,
-            details={"version": info.version},
+            details={"version": info.version, **_cache_size(info)},
             checkpoint=info.model_path or chosen.root,
         )
 
@@ -67,3 +69,9 @@ async def _server_info(get: GetPage) -> _ServerInfo:
         except (msgspec.DecodeError, ValueError, RecursionError):
             continue
     return _ServerInfo()
+
+
+def _cache_size(info: _ServerInfo) -> dict[str, int]:
+    """Return the size of a page of the KV cache and of the whole cache, in tokens, as far as they are known."""
+    sizes = {"kv_block_size": info.page_size, "kv_cache_tokens": info.max_total_num_tokens}
+    return {name: size for name, size in sizes.items() if size is not None and size > 0}

@@ -7,6 +7,8 @@ vLLM's API process about a tenth less for each token (150 against 167 µs, 8 str
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from singletree.engines.remote.model_list import choose_model, read_models, window_of
@@ -61,7 +63,7 @@ class VllmServer:
             chosen.id,
             (generate, completions),
             window=window,
-            details={"version": await _version(get)},
+            details={"version": await _version(get), **await _cache_size(get)},
             checkpoint=chosen.root,
             losses={generate.path: lost},
         )
@@ -74,3 +76,17 @@ async def _version(get: GetPage) -> str | None:
         return msgspec.json.decode(body, type=_Version).version if status == 200 else None
     except (msgspec.DecodeError, ValueError):
         return None
+
+
+_CACHE = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_CACHE_FIELD = re.compile(rb'(block_size|num_gpu_blocks)="(\d+)"')
+
+
+async def _cache_size(get: GetPage) -> dict[str, int]:
+    """Return the size of a block of the KV cache and of the whole cache, in tokens; nothing where they are hidden."""
+    status, body = await get("/metrics")
+    if status != 200 or (line := _CACHE.search(body)) is None:
+        return {}
+    found = {name: int(value) for name, value in _CACHE_FIELD.findall(line[1])}
+    size, blocks = found.get(b"block_size", 0), found.get(b"num_gpu_blocks", 0)
+    return {"kv_block_size": size, "kv_cache_tokens": size * blocks} if size and blocks else {}

@@ -34,7 +34,7 @@ from singletree.protocols.chat.tools import (
 )
 from singletree.protocols.openai.cache_diagnostics import compared_answer
 from singletree.protocols.openai.engine_fields import EngineFields, format_from_fields, ignored
-from singletree.protocols.openai.nvext import NvExt, agent_of, hints_of, session_of
+from singletree.protocols.openai.nvext import NvExt, agent_of, cache_salt_of, hints_of, session_of
 from singletree.protocols.openai.sampling import shared_sampling_of
 from singletree.request_options import RequestOptions
 
@@ -158,6 +158,7 @@ def build_request(wanted: ChatBody) -> Request:
         response_format=format_of(wanted),
         session=wanted.prompt_cache_key or wanted.session_id or session_of(agent),
         hints=hints_of(wanted.nvext),
+        cache_salt=cache_salt_of(wanted.cache_salt, wanted.nvext),
         agent=agent,
         choices=choices_of(wanted),
         warnings=(*warnings, *ignored(wanted)),

@@ -106,6 +106,7 @@ class _Body(msgspec.Struct, frozen=True):
     diagnostics: _Diagnostics | None = None
     thread: Any = None
     compaction: Any = None
+    cache_salt: limits.CacheSalt | None = None
 
 
 _ROLES: dict[str, Literal["user", "assistant", "system"]] = {
@@ -175,6 +176,7 @@ def _build(body: _Body) -> Request:
         thinking=_thinking(body, messages),
         response_format=_response_format(body),
         context_edits=context_edits(body.context_management, notes),
+        cache_salt=body.cache_salt or "",
         session=_session(body.metadata.user_id if body.metadata else None),
         warnings=notes.warnings,
         options=RequestOptions(

@@ -74,7 +74,6 @@ class EngineFields(SharedSampling, kw_only=True):
     chat_template: Any = None
     documents: Any = None
     priority: Any = None
-    cache_salt: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     lora_path: Any = None
@@ -134,7 +133,6 @@ IGNORED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": ((), "the server's own is used; start it with --chat-template"),
     "documents": ((), "send them as messages"),
     "priority": ((0,), "send the header x-dynamo-request-priority; a higher value goes first"),
-    "cache_salt": ((), "prompts share one cache"),
     "kv_transfer_params": (({},), "only the engine itself accepts it"),
     "vllm_xargs": (({},), "only the engine itself accepts it"),
     "lora_path": ((), "one model is served"),

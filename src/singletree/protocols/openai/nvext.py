@@ -47,6 +47,7 @@ class NvExt(msgspec.Struct):
 
     agent_hints: _AgentHints | None = None
     agent_context: _AgentContext | None = None
+    cache_salt: limits.CacheSalt | None = None
 
 
 Headers = Mapping[str, tuple[str, Any]]
@@ -68,6 +69,8 @@ AGENT: Headers = {
     "x-codex-parent-thread-id": ("parent_trajectory_id", _Name),
 }
 
+SALT_HEADER = "x-singletree-cache-salt"
+
 HintsOrAgent = TypeVar("HintsOrAgent", Hints, AgentContext)
 
 
@@ -81,6 +84,24 @@ def hints_of(nvext: NvExt | None) -> Hints:
         expected_tokens=sent.osl,
         speculative_prefill=bool(sent.speculative_prefill),
     )
+
+
+def cache_salt_of(sent: str | None, nvext: NvExt | None) -> str:
+    """Return the cache salt of a body: its own field's, else that of ``nvext``; empty for none."""
+    return sent or (nvext and nvext.cache_salt) or ""
+
+
+def cache_salt_of_header(headers: Mapping[str, str]) -> str:
+    """Return the cache salt that a header sets: a gateway names the tenant there, whatever the body contains.
+
+    Raises:
+        InvalidRequest: it is too long.
+    """
+    salt = headers.get(SALT_HEADER, "").strip()
+    if len(salt) > limits.SALT_LENGTH:
+        at = f"{SALT_HEADER} has {len(salt)} characters"
+        raise InvalidRequest(f"{at}; send at most {limits.SALT_LENGTH}", param=SALT_HEADER)
+    return salt
 
 
 def agent_of(nvext: NvExt | None) -> AgentContext:

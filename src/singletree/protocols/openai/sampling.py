@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from singletree.conversation import Sampling
+from singletree.protocols import limits
 
 
 class SharedSampling(msgspec.Struct, kw_only=True):
@@ -20,9 +21,12 @@ class SharedSampling(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
+    cache_salt: limits.CacheSalt | None = None
 
 
-_NUMBERS = tuple(name for name in SharedSampling.__struct_fields__ if name not in ("stop", "ignore_eos"))
+_NUMBERS = tuple(
+    name for name in SharedSampling.__struct_fields__ if name not in ("stop", "ignore_eos", "cache_salt")
+)
 
 
 def shared_sampling_of(body: SharedSampling) -> Sampling:

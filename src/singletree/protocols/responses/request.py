@@ -111,6 +111,7 @@ def _request(
         thinking=_thinking(reasoning, text.verbosity, body.chat_template_kwargs),
         response_format=_response_format(text.format),
         session=body.prompt_cache_key or None,
+        cache_salt=body.cache_salt or "",
         warnings=(*tools.warnings, *((_NO_THRESHOLD,) if body.context_management else ())),
         options=RequestOptions(
             reasoning_summary=(reasoning.summary or reasoning.generate_summary or "none") != "none",

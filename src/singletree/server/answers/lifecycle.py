@@ -10,10 +10,12 @@ from singletree.events import Finished, FinishReason
 from singletree.server.answers.choices import Choices
 from singletree.server.answers.frame_sinks import ResponseHeader
 from singletree.server.answers.request_records import RequestRecords
+from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.tracing import Trace
 from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
 from singletree.server.sessions.report_headers import report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
+from singletree.server.turn.protocol import MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Lifecycle:
         key: identifies the request among them; None for a request that is never treated as a repetition.
         session: the place in the session; None for a prompt without a session.
         records: takes a record of the answer; None to record nothing.
+        prefills: reads the next prompt ahead if the request asks for it; None for never.
     """
 
     choices: Choices
@@ -46,6 +49,7 @@ class Lifecycle:
     key: RequestKey | None = None
     session: SessionStep | None = None
     records: RequestRecords | None = None
+    prefills: SpeculativePrefills | None = None
 
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
         """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
@@ -66,8 +70,16 @@ class Lifecycle:
     def end(self, reason: FinishReason) -> None:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
         self.trace.generated(Finished(reason, self.choices.usage))
+        for each in self.choices.generations:
+            if each.route is not None:
+                self.trace.routed(each.route, each.cached_tokens)
         if self.session is not None:
             if self.records is not None:
                 finished = Finished(self.choices.first.ended or reason, self.choices.usage)
                 self.records.add(self.trace, self.choices, self.session.opened.step, finished)
             self.session.sessions.close(self.session.opened, self.choices.first, self.choices.id)
+            if self.prefills is not None:
+                as_objects = self.choices.protocol is MESSAGES
+                self.prefills.begin(
+                    self.session.opened.step.session, self.choices.first, as_objects=as_objects
+                )

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from singletree.conversation import AgentContext, Hints
+from singletree.engines.engine import Route
 from singletree.errors import Rejected, SingletreeError
 from singletree.events import Finished, Usage
 from singletree.server.sessions.sessions import Step
@@ -99,6 +100,26 @@ class Tracing:
             registry=self.registry,
         )
 
+        self.routed = Counter(
+            "singletree_routed_generations",
+            "Generations by the engine that they were sent to.",
+            ["model", "worker"],
+            registry=self.registry,
+        )
+        self.predicted = Counter(
+            "singletree_routing_tokens",
+            "Prompt tokens: predicted in the engine's cache, cached as it reports, missing and unexpected of them.",
+            ["model", "worker", "kind"],
+            registry=self.registry,
+        )
+        self.waited = Histogram(
+            "singletree_queue_seconds",
+            "How long generations waited for a place on an engine, if they did.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
@@ -130,6 +151,7 @@ class Trace:
         self._is_running = False
         self._step: Step | None = None
         self._hints = ""
+        self._route = ""
         self._usage: Usage | None = None
         self._reason = ""
         self._error = ""
@@ -197,6 +219,28 @@ class Trace:
         tracing.tokens.labels(model, "completion").inc(usage.completion_tokens)
         tracing.tokens.labels(model, "reasoning").inc(usage.reasoning_tokens)
 
+    def routed(self, route: Route, cached: int | None) -> None:
+        """Record which engine generated, and how many tokens it reported as cached; None if it did not."""
+        tracing, model = self._tracing, self._model
+        if route.waited_seconds:
+            tracing.waited.labels(model).observe(route.waited_seconds)
+        if not route.worker:
+            return
+        tracing.routed.labels(model, route.worker).inc()
+        self._route = f" worker={_plain(route.worker)}"
+        predicted = route.predicted_cached_tokens
+        # After a failover, the count is that of the first engine and the prediction that of the last one.
+        if predicted is None or cached is None or route.failovers:
+            return
+        self._route += f" predicted={predicted}"
+        for kind, tokens in (
+            ("predicted", predicted),
+            ("cached", cached),
+            ("missing", max(0, predicted - cached)),
+            ("unexpected", max(0, cached - predicted)),
+        ):
+            tracing.predicted.labels(model, route.worker, kind).inc(tokens)
+
     def failed(self, error: SingletreeError) -> None:
         """Record the error that is the answer, or ends it."""
         self._error = type(error).__name__
@@ -225,7 +269,7 @@ class Trace:
         return (
             f"{line} model={self._model} prompt={usage.prompt_tokens} cached={usage.cached_tokens} "
             f"completion={usage.completion_tokens} reasoning={usage.reasoning_tokens} first={first} "
-            f"end={self._reason}{self._session()}{self._hints}"
+            f"end={self._reason}{self._session()}{self._route}{self._hints}"
         )
 
     def _session(self) -> str:

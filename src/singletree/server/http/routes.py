@@ -27,6 +27,7 @@ from singletree.server.answers.lifecycle import Lifecycle, SessionStep
 from singletree.server.answers.request_body import read_body
 from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.response import TurnResponse
+from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
 from singletree.server.http.offload import offload
@@ -63,6 +64,7 @@ class Service:
     in_flight: InFlight = field(default_factory=InFlight)
     store: Store | None = None
     jobs: Jobs = field(default_factory=Jobs)
+    prefills: SpeculativePrefills = field(default_factory=SpeculativePrefills)
     closing: bool = False
     records: RequestRecords | None = None
     sessions: Sessions = field(init=False)
@@ -162,6 +164,7 @@ async def answer_turn(
     generation = await offload(len(body), partial(pipeline.prepare, model, request, tools_of))
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt)
+    service.prefills.cancel(opened.step.session)
     call.trace.record_step(opened.step)
     _compare_answers(service, generation)
     keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
@@ -179,6 +182,7 @@ async def answer_turn(
         key=request_key(call.headers, request, call.trace.route, body),
         session=SessionStep(service.sessions, opened, _explains(call)),
         records=service.records,
+        prefills=service.prefills,
     )
     if keep is not None and request.options.stored_state.background:
         return _start_job(service, lifecycle)
@@ -412,14 +416,18 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
 
 
 def with_hints(call: Call, request: Request) -> Request:
-    """Return ``request`` with the hints and the agent context of its headers, and add both to the trace.
+    """Return ``request`` with what its headers set: hints, agent context, cache salt and session.
+
+    Hints and agent context are added to the trace.
 
     Raises InvalidRequest for a header with a wrong value.
     """
     hints = nvext.with_headers(request.hints, nvext.HINTS, call.headers)
     agent = nvext.with_headers(request.agent, nvext.AGENT, call.headers)
     call.trace.record_hints(hints, agent)
-    return replace(request, hints=hints, agent=agent)
+    salt = nvext.cache_salt_of_header(call.headers) or request.cache_salt
+    session = session_key(call.headers, request)
+    return replace(request, hints=hints, agent=agent, cache_salt=salt, session=session)
 
 
 def warning_headers(warnings: list[str]) -> list[ResponseHeader]:

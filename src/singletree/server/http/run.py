@@ -89,6 +89,7 @@ async def run_server(config: Config, report: Callable[[str], None], progress: Pr
         service.closing = True
         await loaded.close()
         await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
+        await service.prefills.close()
         await service.jobs.close()
         store.close()
         if records is not None:

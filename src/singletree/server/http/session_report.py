@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from singletree.engines.engine import Route
 from singletree.errors import RouteNotFound
 from singletree.server.sessions.break_causes import Break
 from singletree.server.sessions.report_headers import break_location
@@ -61,7 +62,18 @@ def _encode_step(step: Step) -> dict[str, Any]:
         "cached_tokens": step.cached,
         "generated_tokens": step.generated,
         "lost_tokens": step.lost,
+        "route": None if step.route is None else _encode_route(step.route),
         "break": None if step.broken is None else _encode_break(step.broken),
+    }
+
+
+def _encode_route(route: Route) -> dict[str, Any]:
+    return {
+        "worker": route.worker or None,
+        "predicted_cached_tokens": route.predicted_cached_tokens,
+        "reason": route.reason,
+        "failovers": route.failovers,
+        "waited_seconds": round(route.waited_seconds, 3),
     }
 
 

@@ -147,7 +147,7 @@ class Config:
     round-robin, random, least-loaded or power-of-two."""
 
     migration_limit: int = 3
-    """How many failures of its engine a turn survives: it continues on another one."""
+    """How many failures of its engine in a row a turn survives: it continues on another one."""
 
     engine_arguments: Annotated[
         tuple[str, ...],

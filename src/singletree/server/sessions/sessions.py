@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from singletree.cache_diagnosis import CacheDiagnosis
 from singletree.conversation import Request, Tool, Turn
-from singletree.engines.engine import comparable_tokens
+from singletree.engines.engine import Route, comparable_tokens
 from singletree.events import FinishReason
 from singletree.lru import ENTRY_BYTES, LruCache
 from singletree.prefixes import common_prefix, common_text_prefix
@@ -131,6 +131,7 @@ class Step:
         broken: the prefix break, if there is one.
         generated: number of generated tokens.
         cached: number of prompt tokens in the engine's prefix cache; None until the engine reports it.
+        route: which of several engines generated it, with how many cached tokens expected; None where there is one.
     """
 
     session: str
@@ -143,6 +144,7 @@ class Step:
     broken: Break | None = None
     generated: int = 0
     cached: int | None = None
+    route: Route | None = None
 
     @property
     def new(self) -> int:
@@ -300,6 +302,7 @@ class Sessions:
         """
         step = opened.step
         step.generated, step.cached = len(generation.token_ids), generation.reported_cached_tokens()
+        step.route = generation.reported_route()
         if self._limit == 0:
             return
         session = self._sessions.peek(step.session) or Session(step.session, opened.head)

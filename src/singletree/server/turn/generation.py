@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from singletree.conversation import Request, Sampling
 from singletree.engines.engine import Route
@@ -62,6 +62,14 @@ class Generation:
         if self.cached_tokens is None:
             return None
         return without_expansion(self.model.eyes, self.prompt.pictures, self.usage.cached_tokens)
+
+    def reported_route(self) -> Route | None:
+        """Return the route, with its prediction as a number of the prompt's token ids."""
+        route = self.route
+        if route is None or route.predicted_cached_tokens is None:
+            return route
+        predicted = without_expansion(self.model.eyes, self.prompt.pictures, route.predicted_cached_tokens)
+        return replace(route, predicted_cached_tokens=predicted)
 
     @property
     def seal(self) -> Seal | None:

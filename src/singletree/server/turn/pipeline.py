@@ -63,6 +63,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
             priority=generation.request.hints.rank,
             pictures=generation.prompt.pictures,
             session=generation.request.session or generation.request.agent.session_id,
+            cache_salt=generation.request.cache_salt,
             expected_tokens=generation.request.hints.expected_tokens,
             latency_sensitivity=generation.request.hints.latency_sensitivity,
         )

@@ -45,7 +45,7 @@ def survives_round_trip(
     if len(token_ids) > _MAX_TOKENS:
         return False
     try:
-        returned = replace(turn, parts=tuple(_as_returned(part, tools, as_objects) for part in turn.parts))
+        returned = returned_turn(turn, tools, as_objects=as_objects)
         results = tuple(ToolResult(call.id, (Text("x"),)) for call in turn.tool_calls)
         prompt = chat_format.template.render(
             Conversation((_QUESTION, returned, Turn("tool", results))),
@@ -58,6 +58,19 @@ def survives_round_trip(
     joint = _LAST_WORD.search(behind)
     printed = f"{joint[0] if joint else ''}{text}".rstrip() in strip_guards(prompt)
     return printed and chat_format.tokenizer.encode_array(text) == token_ids
+
+
+def returned_turn(turn: Turn, tools: Sequence[Tool], *, as_objects: bool) -> Turn:
+    """Return ``turn`` as a client sends it back.
+
+    Args:
+        tools: the tools of the request.
+        as_objects: whether the protocol carries arguments as objects.
+
+    Raises:
+        ValueError: the arguments of a call change on the way.
+    """
+    return replace(turn, parts=tuple(_as_returned(part, tools, as_objects) for part in turn.parts))
 
 
 def _as_returned(part: Part, tools: Sequence[Tool], as_objects: bool) -> Part:

@@ -1,0 +1,315 @@
+"""Chooses the engine that has to read the fewest tokens, by what the engines' prefix caches hold.
+
+What they hold is known from their KV events, or predicted from what each was sent. The cost of an engine is the number
+of tokens to be read before the answer begins there, plus a part of the tokens that its running generations hold. Where
+costs are nearly equal, affinity would only make load uneven: then the session's own engine is taken, which every
+replica of the server finds alike by a rendezvous hash, without shared state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.routing.block_chain import MIN_UNIT, BlockChain, ChainMemory, unit_of
+from singletree.engines.routing.event_cache import EventCache
+from singletree.engines.routing.event_stream import EventStream
+from singletree.engines.routing.policy import Choice
+from singletree.engines.routing.predicted_cache import PredictedCache
+from singletree.engines.routing.prefix_index import PrefixIndex, blocks_by_holder
+from singletree.engines.routing.worker import Load, Worker, tokens_to_hold
+from singletree.errors import BadConfiguration
+
+if TYPE_CHECKING:
+    from singletree.engines.routing.event_subscriber import EventSubscriber
+
+UNKNOWN_CAPACITY = 1 << 20
+"""Tokens in the cache of an engine that does not report its size; what it reports as cached corrects it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostWeights:
+    """How the cost of an engine is made.
+
+    Attributes:
+        decode: the part of a running generation's tokens that counts like a token to read.
+        gate: costs are equal if they differ by less than this many tokens,
+        gate_share: or by less than this share of the prompt.
+        budget: the share of an engine's cache that running generations should fill at most.
+    """
+
+    decode: float = 0.05
+    gate: int = 256
+    gate_share: float = 0.05
+    budget: float = 0.9
+
+
+@dataclass(slots=True, eq=False)
+class WorkerCache:
+    """What is known of one engine's cache: by its events, and by prediction.
+
+    Attributes:
+        number: of the engine; it is the holders ``2 * number`` (events) and ``2 * number + 1`` (prediction).
+        digest: of the engine's name, for the rendezvous hash.
+        capacity: size of the cache in tokens, or None.
+    """
+
+    number: int
+    predicted: PredictedCache
+    digest: bytes
+    capacity: int | None = None
+    events: EventCache | None = None
+    stream: EventStream | None = None
+    subscriber: EventSubscriber | None = None
+
+    @property
+    def unit(self) -> int | None:
+        """How many tokens a block of the events has; None without events."""
+        return None if self.events is None else self.events.unit
+
+    def cached_tokens(self, matched: Mapping[int, int], *, salted: bool) -> int:
+        """Return how many tokens of a prompt are expected here.
+
+        A synchronized stream of events is the truth, except for a prompt with a salt where the engine publishes none:
+        its blocks appear as everybody's.
+
+        Args:
+            matched: number of matched tokens by holder.
+            salted: whether the prompt has a salt.
+        """
+        reported, predicted = matched.get(2 * self.number, 0), matched.get(2 * self.number + 1, 0)
+        if self.events is None or self.stream is None or not self.stream.synced:
+            return max(reported, predicted)
+        return max(reported, predicted) if salted and not self.events.salted else reported
+
+
+@dataclass(slots=True)
+class _InFlight:
+    choice: Choice
+    chain: BlockChain
+    before: tuple[int, int] | None
+    read: bool = False
+    corrected: bool = False
+
+
+class KvAwarePolicy:
+    """Choose by cost. See ``RoutingPolicy``.
+
+    Args:
+        model: the model's name, part of every block's hash.
+        kv_events, kv_replay: ZMQ endpoints, in the order of the engines.
+        cache_tokens: size of each engine's cache; None for what the engine reports.
+        weights: how the cost is made.
+    """
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        kv_events: Sequence[str] = (),
+        kv_replay: Sequence[str] = (),
+        cache_tokens: int | None = None,
+        weights: CostWeights = CostWeights(),
+    ) -> None:
+        self._model, self._cache_tokens, self._weights = model, cache_tokens, weights
+        self._endpoints, self._replays = tuple(kv_events), tuple(kv_replay)
+        self.index = PrefixIndex()
+        self._chains = ChainMemory(model)
+        self._unit = MIN_UNIT
+        self._caches: dict[Worker, WorkerCache] = {}
+        self._followed: list[WorkerCache] = []
+        self._in_flight: dict[int, _InFlight] = {}
+
+    async def start(self, workers: Sequence[Worker]) -> None:
+        """Begin to receive the engines' events.
+
+        Raises:
+            BadConfiguration: the endpoints do not fit the engines, or pyzmq is not installed.
+        """
+        for flag, given in (("--kv-events", self._endpoints), ("--kv-replay", self._replays)):
+            if given and len(given) != len(workers):
+                raise BadConfiguration(
+                    f"{flag} has {len(given)} endpoints for {len(workers)} engines; give one for each, in their order; "
+                    "an empty one for an engine that publishes none"
+                )
+        sizes = [size for worker in workers if (size := _details(worker, "kv_block_size"))]
+        self._unit = unit_of(max(sizes)) if sizes else MIN_UNIT
+        for worker in workers:
+            self._cache_of(worker)
+        for number, (worker, endpoint) in enumerate(zip(workers, self._endpoints, strict=False)):
+            if endpoint:
+                self._follow(worker, endpoint, self._replays[number] if self._replays else "")
+
+    async def close(self) -> None:
+        """Stop receiving events."""
+        for cache in self._caches.values():
+            if cache.subscriber is not None:
+                subscriber, cache.subscriber = cache.subscriber, None
+                await subscriber.close()
+
+    async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
+        """Return the engine with the least cost; among nearly equal ones the session's own."""
+        chain = self._chain(job)
+        weights, length, hold = self._weights, len(chain), tokens_to_hold(job)
+        matched, salted = self._matched(job, chain), bool(job.cache_salt)
+        caches = [self._cache_of(worker) for worker in workers]
+        cached = [0] * len(caches)
+        if matched:
+            # An engine reads at least the last token, with its whole block.
+            unit = self._unit
+            cached = [
+                min(
+                    each.cached_tokens(matched, salted=salted),
+                    (length - 1) // (each.unit or unit) * (each.unit or unit),
+                )
+                for each in caches
+            ]
+        costs = [
+            self._cost(worker.load, length - have, hold, cache.capacity)
+            for worker, have, cache in zip(workers, cached, caches, strict=True)
+        ]
+        within = min(costs) + max(weights.gate, weights.gate_share * length)
+        near = [number for number, cost in enumerate(costs) if cost <= within]
+        chosen = near[0]
+        if len(near) > 1:
+            session = session_digest(job, chain)
+            chosen = max(near, key=lambda number: rendezvous_weight(session, caches[number].digest))
+        worker, have = workers[chosen], cached[chosen]
+        return Choice(worker, have, _reason(have, length, max(cached), len(near), worker))
+
+    def sent(self, job: GenerationJob, choice: Choice) -> None:
+        """Predict that the engine's cache gets the prompt."""
+        cache, chain = self._cache_of(choice.worker), self._chain(job)
+        self._in_flight[id(choice)] = _InFlight(choice, chain, cache.predicted.state(chain))
+        cache.predicted.use(chain)
+
+    def prompt_read(self, job: GenerationJob, choice: Choice, chunk: Chunk) -> None:
+        """Correct the prediction by what the engine reports."""
+        if chunk.picture_tokens is not None:
+            self._chains.learn_pictures(job, chunk.picture_tokens)
+        flight = self._in_flight.get(id(choice))
+        if flight is None:
+            return
+        flight.read = True
+        if chunk.cached_tokens is None or choice.predicted_cached_tokens is None or flight.corrected:
+            return
+        flight.corrected = True
+        used = None if flight.before is None else flight.before[1]
+        self._cache_of(choice.worker).predicted.reported(
+            used, choice.predicted_cached_tokens, chunk.cached_tokens
+        )
+
+    def ended(self, job: GenerationJob, choice: Choice, generated: Sequence[int]) -> None:
+        """Predict that the engine's cache keeps the prompt and what was generated."""
+        flight = self._in_flight.pop(id(choice), None)
+        if flight is None:
+            return
+        predicted = self._cache_of(choice.worker).predicted
+        if not flight.read:
+            predicted.restore(flight.chain, flight.before)
+        elif len(generated) > 1:
+            # The last token was generated and not read.
+            predicted.use(self._chains.chain_of(job, self._unit, generated[:-1]))
+
+    def worker_lost(self, worker: Worker) -> None:
+        """Forget the engine's cache."""
+        cache = self._cache_of(worker)
+        cache.predicted.clear()
+        if cache.stream is not None:
+            cache.stream.restart()
+
+    def cache_of(self, worker: Worker) -> WorkerCache:
+        """Return what is known of the engine's cache."""
+        return self._cache_of(worker)
+
+    def _chain(self, job: GenerationJob) -> BlockChain:
+        return self._chains.chain_of(job, self._unit)
+
+    def _matched(self, job: GenerationJob, chain: BlockChain) -> dict[int, int]:
+        """Return the number of matched tokens by holder."""
+        found = {
+            holder: blocks * self._unit
+            for holder, blocks in blocks_by_holder(self.index.matches(chain.hashes)).items()
+        }
+        # The blocks of engines differ in size, or are larger than was known when the policy was started.
+        for unit in {cache.unit for cache in self._followed} - {None, self._unit}:
+            assert unit is not None
+            own = self._chains.chain_of(job, unit)
+            for holder, blocks in blocks_by_holder(self.index.matches(own.hashes)).items():
+                found[holder] = blocks * unit
+        return found
+
+    def _cost(self, load: Load, prefill: int, hold: int, capacity: int | None) -> float:
+        weights = self._weights
+        cost = prefill + load.prefill_tokens + weights.decode * load.decode_tokens
+        if capacity is not None and (over := load.decode_tokens + hold - weights.budget * capacity) > 0:
+            cost += over  # it waits until so many tokens are freed
+        return cost
+
+    def _cache_of(self, worker: Worker) -> WorkerCache:
+        cache = self._caches.get(worker)
+        if cache is None:
+            number = len(self._caches)
+            capacity = self._cache_tokens or _details(worker, "kv_cache_tokens")
+            predicted = PredictedCache(
+                self.index,
+                2 * number + 1,
+                self._unit,
+                capacity or UNKNOWN_CAPACITY,
+                fixed=capacity is not None,
+            )
+            digest = blake2b(worker.name.encode(), digest_size=16).digest()
+            cache = self._caches[worker] = WorkerCache(number, predicted, digest, capacity)
+        return cache
+
+    def _follow(self, worker: Worker, endpoint: str, replay: str) -> None:
+        try:
+            from singletree.engines.routing.event_subscriber import EventSubscriber
+        except ImportError:
+            raise BadConfiguration(
+                "--kv-events needs pyzmq: pip install 'singletree[routing]', or omit it: the engines' caches are then "
+                "predicted"
+            ) from None
+        cache = self.follow(worker, can_replay=bool(replay))
+        assert cache.stream is not None
+        cache.subscriber = EventSubscriber(cache.stream, endpoint, replay)
+
+    def follow(self, worker: Worker, *, can_replay: bool = False) -> WorkerCache:
+        """Expect events of the engine: pass its messages to the ``stream`` of the returned cache."""
+        cache = self._cache_of(worker)
+        cache.events = EventCache(self.index, 2 * cache.number, self._model)
+        cache.stream = EventStream(cache.events, worker.name, can_replay=can_replay)
+        self._followed.append(cache)
+        return cache
+
+
+def _details(worker: Worker, name: str) -> int | None:
+    value = (worker.engine.info().details or {}).get(name)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def session_digest(job: GenerationJob, chain: BlockChain) -> bytes:
+    """Return a digest of the session's name; of the prompt if it has none."""
+    name = b"session:" + job.session.encode() if job.session else chain.tokens
+    return blake2b(
+        name, digest_size=16, salt=blake2b(job.cache_salt.encode(), digest_size=16).digest()
+    ).digest()
+
+
+def rendezvous_weight(session: bytes, worker: bytes) -> bytes:
+    """Return the weight of an engine for a session, from their digests; the heaviest engine is the session's own."""
+    return blake2b(session, digest_size=8, key=worker).digest()
+
+
+def _reason(cached: int, length: int, most: int, near: int, worker: Worker) -> str:
+    load = f"{worker.load.generations} generations there"
+    if near > 1 and not most:
+        return f"no engine has the prompt; the session's own of {near} equal ones; {load}"
+    if near > 1:
+        return f"{cached} of {length} tokens cached; the session's own of {near} nearly equal ones; {load}"
+    if cached < most:
+        return f"{cached} of {length} tokens cached; another has {most}, and more to do; {load}"
+    return f"{cached} of {length} tokens cached, the most; {load}"

@@ -1,0 +1,1 @@
+"""Tests that start the processes of a whole installation: `make scale`."""
