@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("serve", "llamacpp", "pictures")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OWN = "singletree"
 
@@ -24,10 +23,11 @@ def normalized(name: str) -> str:
 
 
 def wanted_names() -> set[str]:
-    """Return the distributions that the server's extras name in pyproject.toml."""
+    """Return the distributions that the extra ``all`` names in pyproject.toml, by the extras that it includes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *(line for extra in EXTRAS for line in extras[extra])]
+    included = re.findall(r"[a-z]+", extras["all"][0].partition("[")[2])
+    lines = [*project["dependencies"], *(line for extra in included for line in extras[extra])]
     return {normalized(found.group()) for line in lines if (found := _NAME.match(line))}
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cyclopts import App
+from cyclopts.config import Dict
 from cyclopts.exceptions import CycloptsError
 from ray import serve
 from ray.serve import Application
@@ -114,27 +115,20 @@ def read_ray_settings(arguments: Mapping[str, Any]) -> RaySettings:
 
 
 def _read_config(flags: Mapping[str, Any]) -> Config:
-    cli = App(config=read_settings)
+    """Return the settings: ``flags`` win over the environment, and that over the file that they name."""
+    given = Dict({key.replace("_", "-"): value for key, value in flags.items()}, use_commands_as_keys=False)
+    cli = App(config=(given, read_settings))
 
     @cli.default
     def read(config: Config = Config()) -> Config:  # noqa: B008 (frozen)
         """Return the settings."""
         return config
 
-    words = [word for key, value in flags.items() for word in _words(key, value)]
     try:
-        config: Config = cli(words, print_error=False, exit_on_error=False, result_action="return_value")
+        config: Config = cli([], print_error=False, exit_on_error=False, result_action="return_value")
     except CycloptsError as error:
         raise BadConfiguration(str(error).strip()) from None
     return config
-
-
-def _words(key: str, value: Any) -> list[str]:
-    """Return one setting as words of a command line."""
-    flag = "--" + key.replace("_", "-")
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    return [f"{flag}={each}" for each in (value if isinstance(value, list | tuple) else (value,))]
 
 
 def _engines(config: Config, settings: RaySettings) -> int:
