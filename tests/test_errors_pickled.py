@@ -27,6 +27,7 @@ EXAMPLES: list[SingletreeError] = [
     errors.Overloaded("full", retry_after=7.0),
     errors.EngineFailed("died"),
     errors.EngineUnfit("lacks it"),
+    errors.EngineUnreachable("no answer"),
     errors.WeightsUnavailable("gone"),
     errors.BadConfiguration("wrong"),
     errors.BadFamily("wrong"),

@@ -62,13 +62,8 @@ class Tracing:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        in_flight = Gauge("singletree_generations_in_flight", "Generations now.", registry=self.registry)
-        in_flight.set_function(lambda: self.running)
         self.waiting: Callable[[], int] = int
-        waiting = Gauge(
-            "singletree_generations_waiting", "Generations that wait for an engine.", registry=self.registry
-        )
-        waiting.set_function(lambda: self.waiting())
+        self._count_generations()
         self.rules = Counter(
             "singletree_stability_rules",
             "Prompts that a stability rule changed.",
@@ -119,6 +114,15 @@ class Tracing:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def _count_generations(self) -> None:
+        self._gauge("singletree_generations_in_flight", "Generations now.", lambda: self.running)
+        self._gauge(
+            "singletree_generations_waiting", "Generations that wait for an engine.", lambda: self.waiting()
+        )
+
+    def _gauge(self, name: str, description: str, value: Callable[[], int]) -> None:
+        Gauge(name, description, registry=self.registry).set_function(value)
 
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
