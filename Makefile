@@ -8,7 +8,7 @@ LOG := .venv/install.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench golden docs engines scale lock clean
+.PHONY: help serve test check clients bench golden docs engines scale ray deploy lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -56,12 +56,15 @@ engines: $(READY) ## the engine tests, on real vLLM and SGLang that this install
 	$(BIN)/python tests/clients/install.py
 	$(BIN)/python -m pytest -m engines tests/engines tests/clients/test_on_vllm.py $(ARGS)
 
-scale: $(READY) ## servers in several processes, with real databases: starts them on loopback
-	$(BIN)/python -m pytest -m scale tests/scale $(ARGS)
-
-scale: $(READY) ## the tests that start, kill and restart the processes of a whole installation
+scale: $(READY) ## servers in several processes, with real databases and harnesses, while engines are killed
 	$(BIN)/python tests/clients/install.py
 	$(BIN)/python -m pytest -m scale tests/scale $(ARGS)
+
+ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray in an environment of its own
+	$(BIN)/python -m pytest -m ray tests/ray_cluster $(ARGS)
+
+deploy: $(READY) ## check the chart, the compose file and the container file, with tools that this installs
+	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
 lock: $(READY) ## renew requirements.lock; ARGS=--upgrade for the newest versions
 	$(BIN)/uv pip compile pyproject.toml --universal --extra all --extra dev --python-version 3.11 --generate-hashes \

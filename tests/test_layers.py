@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": GROUND,
     "server": EVERYTHING,
     "cli": EVERYTHING,
+    "ray": EVERYTHING,
     "": GROUND | {"parsing", "families"},
     "__main__": {"cli"},
 }
@@ -73,6 +74,11 @@ ROOMS: dict[str, list[set[str]]] = {
         {"abilities", "in_flight", "startup_log"},
         {"engine", "reading_time"},
         {"devices", "engine_arguments", "restart_backoff", "weights"},
+    ],
+    "ray": [
+        {"application"},
+        {"server_replica"},
+        {"engine_replica", "ray_engine"},
     ],
     "server": [
         {"http"},
@@ -197,8 +203,9 @@ def test_the_library_imports_only_the_base_dependencies() -> None:
     assert {top: who for top, who in outside.items() if top not in importable} == {}
 
 
-# Engines with an extra of their own, which the lock file leaves out: they bring a GPU's libraries, gigabytes of them.
-IN_PROCESS = {"vllm", "sglang"}
+# Packages with an extra of their own, which the lock file leaves out: engines bring a GPU's libraries, gigabytes of
+# them, and Ray is that of the cluster.
+IN_PROCESS = {"vllm", "sglang", "ray"}
 
 
 def test_engines_in_process_are_an_extra_each() -> None:

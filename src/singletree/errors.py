@@ -30,6 +30,8 @@ Each protocol's ``encode_error`` writes these errors in its own format.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "BadConfiguration",
     "BadFamily",
@@ -54,6 +56,16 @@ class SingletreeError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the attributes: the constructors of the classes take other arguments than the message."""
+        return _restore, (type(self), self.message, self.__dict__)
+
+
+def _restore(kind: type[SingletreeError], message: str, attributes: dict[str, Any]) -> SingletreeError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(attributes)
+    return error
 
 
 class Rejected(SingletreeError):

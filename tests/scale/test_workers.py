@@ -197,7 +197,7 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_signal_lets_running_answers_end(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2", "--shutdown-seconds", "60") as group:
+    with serving(tmp_path, "--workers", "2", "--drain-seconds", "60") as group:
         connections = [group.connect(1), group.connect(2)]
         body = {"model": "scripted", "messages": [{"role": "user", "content": "[[gen:150:1:0.01]]"}]}
         answers: list[Answer] = []

@@ -48,3 +48,10 @@ async def test_tokens_are_counted_by_how_they_go_on() -> None:
         assert f'singletree_prefix_courses_total{{course="{course}",{model}}} 1.0' in metrics
     lost = float(steps[-1]["lost_tokens"])
     assert f'singletree_prefix_lost_tokens_total{{cause="message_changed",{model}}} {lost}' in metrics
+
+
+def test_generations_that_wait_for_an_engine_are_exposed() -> None:
+    tracing = Tracing()
+    assert b"\nsingletree_generations_waiting 0.0\n" in tracing.exposition()
+    tracing.waiting = lambda: 3
+    assert b"\nsingletree_generations_waiting 3.0\n" in tracing.exposition()

@@ -81,6 +81,7 @@ class Service:
         self.tracing.model_states = self.catalog.states
         self.sessions = Sessions(self.config.session_memory)
         self.media = MediaReader(media_limits(self.config))
+        self.tracing.waiting = self.catalog.waiting
 
 
 @dataclass(frozen=True, slots=True)

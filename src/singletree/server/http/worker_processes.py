@@ -37,7 +37,7 @@ _LONGEST_PATH = 80
 """Longest path of the shared folder; the path of a Unix socket has at most 107 characters."""
 
 _KILL_SECONDS = 20.0
-"""How long a process may take to end, in addition to ``--shutdown-seconds``, before it is killed."""
+"""How long a process may take to end, in addition to ``--drain-seconds``, before it is killed."""
 
 _LONGEST_SLEEP = 0.5
 """How long a restart that has to wait sleeps at once, so that it does not hold up the end of the server."""

@@ -149,18 +149,24 @@ class Model(ChatFormat):
             await asyncio.to_thread(self.memory.close)
 
 
-async def load_model(config: Config, report: Report, progress: Progress = no_progress) -> Model:
+async def load_model(
+    config: Config,
+    report: Report,
+    progress: Progress = no_progress,
+    find_source: loaders.FindSource = loaders.find_model_source,
+) -> Model:
     """Load the model that ``config`` names, and start its engine.
 
     Args:
         report: called with lines about what was loaded and why.
         progress: reports downloads.
+        find_source: finds the model and its engines.
 
     Raises:
         BadConfiguration, WeightsUnavailable, EngineFailed.
     """
     card = read_card(config.model_card)
-    source = await loaders.find_model_source(config, progress)
+    source = await find_source(config, progress)
     try:
         chat_format = load_chat_format(config, await asyncio.to_thread(source.load_tokenizer))
         report(f"model      {source.names[0]}")

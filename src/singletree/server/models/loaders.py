@@ -59,6 +59,10 @@ class ModelSource:
     notes: tuple[str, ...] = ()
 
 
+FindSource = Callable[["Config", Progress], Awaitable[ModelSource]]
+"""``find_model_source``, or what finds engines elsewhere."""
+
+
 async def find_model_source(config: Config, progress: Progress) -> ModelSource:
     """Find the model that ``config`` names; download it if it is not on this machine.
 

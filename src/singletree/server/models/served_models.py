@@ -9,9 +9,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING
 
+from singletree.engines.queueing import QueueingEngine
+from singletree.engines.routing.pool import EnginePool
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, ModelNotFound, SingletreeError
 from singletree.server.models.catalog import Model, Report, load_model
+from singletree.server.models.loaders import FindSource, find_model_source
 from singletree.server.models.pending_model import ANY_NAME, PendingModel, expected_names
 
 if TYPE_CHECKING:
@@ -111,6 +114,11 @@ class Catalog:
         """Whether a model is not loaded."""
         return bool(self._pending)
 
+    def waiting(self) -> int:
+        """Return how many generations wait for an engine."""
+        engines = [model.engine for model in self.models]
+        return sum(engine.waiting for engine in engines if isinstance(engine, QueueingEngine | EnginePool))
+
     async def close(self) -> None:
         """Close the engines; generations in flight end with EngineFailed."""
         for pending in self._pending:
@@ -119,7 +127,12 @@ class Catalog:
             await model.close()
 
 
-async def load_models(config: Config, report: Report, progress: Progress = no_progress) -> Catalog:
+async def load_models(
+    config: Config,
+    report: Report,
+    progress: Progress = no_progress,
+    find_source: FindSource = find_model_source,
+) -> Catalog:
     """Load the models that ``config`` names, one after the other, and start their engines.
 
     Where there are several, one that does not start stops none of the others; requests for it are refused with the
@@ -128,6 +141,7 @@ async def load_models(config: Config, report: Report, progress: Progress = no_pr
     Args:
         report: called with lines about what was loaded and why.
         progress: reports downloads.
+        find_source: finds each model and its engines.
 
     Raises:
         BadConfiguration, WeightsUnavailable, EngineFailed: no model could be loaded.
@@ -139,7 +153,7 @@ async def load_models(config: Config, report: Report, progress: Progress = no_pr
 
     async def load_one(one: Config, at: int) -> Model:
         async with turn:
-            model = await load_model(one, report, progress)
+            model = await load_model(one, report, progress, find_source)
             others = [*known[:at], *known[at + 1 :]]
             try:
                 return _with_own_names(model, [other for other in others if isinstance(other, Model)], one)
