@@ -160,7 +160,7 @@ def test_secrets_are_in_the_secret_alone() -> None:
 def test_each_variable_of_the_server_is_a_flag() -> None:
     named = [each["name"] for each in server_container("everything")["env"]]
     flags = {name.removeprefix("SINGLETREE_").lower() for name in named if name.startswith("SINGLETREE_")}
-    assert flags - {"cache"} - {"turn_memory_url", "store_url"} <= set(Config.__dataclass_fields__)
+    assert flags - {"cache"} <= set(Config.__dataclass_fields__)
 
 
 def test_the_compose_file_is_valid() -> None:
