@@ -205,7 +205,7 @@ async def _with_dynamo(simulation: Simulation) -> Outcome:
     """Run Dynamo's router; it gets the engines' events over ZMQ."""
     import zmq
 
-    context = zmq.Context()
+    context: Any = zmq.Context()
     with tempfile.TemporaryDirectory() as folder:
         endpoints = [f"ipc://{folder}/{number}" for number in range(len(simulation.engines))]
         sockets = []

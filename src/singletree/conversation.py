@@ -436,8 +436,7 @@ class AgentContext:
         trajectory_id: one run of an agent in the session.
         parent_session_id, parent_trajectory_id: the session and run that started this one.
         session_final: whether this is the session's last request.
-        is_subagent: whether another agent started this one, which waits for it; engines that are full serve main
-            agents first.
+        is_subagent: whether another agent started this one; full engines serve main agents first.
     """
 
     session_type_id: str = ""

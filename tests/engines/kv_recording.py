@@ -60,7 +60,8 @@ class Subscriber:
 
     def __init__(self, endpoint: str) -> None:
         self.frames: list[list[bytes]] = []
-        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        context: Any = zmq.Context.instance()
+        self._socket: Any = context.socket(zmq.SUB)
         self._socket.subscribe(b"")
         self._socket.rcvtimeo = 200
         self._socket.connect(endpoint)
@@ -86,7 +87,7 @@ class Subscriber:
 
 
 def _replay(endpoint: str) -> list[list[bytes]]:
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket: Any = zmq.Context.instance().socket(zmq.DEALER)
     socket.rcvtimeo = 3000
     socket.connect(endpoint)
     socket.send_multipart([b"", (0).to_bytes(8, "big")])

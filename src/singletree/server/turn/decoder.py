@@ -113,6 +113,18 @@ class TurnDecoder:
                 break
         return merge_deltas(events)
 
+    def only_closes(self, token_ids: Sequence[int]) -> bool:
+        """Return whether tokens behind the last call that is allowed contain nothing but its closing markers."""
+        for token in token_ids:
+            if token in self._stop_token_ids:
+                return True
+            for text, special in self._detokenizer.feed((token,)):
+                for event in self._parser.feed(text, special):
+                    is_blank = isinstance(event, TextDelta) and not event.text.strip()
+                    if not (isinstance(event, Markup) or is_blank):
+                        return False
+        return True
+
     def close(self) -> list[Event]:
         """End the generation and return the events that were held back."""
         if self.ended == "stop":

@@ -7,6 +7,7 @@ does the second half.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
@@ -131,15 +132,21 @@ async def _let_end(generation: Generation, chunks: AsyncGenerator[Chunk, None]) 
     The client has its calls already. An engine that is cancelled here does not report cached tokens (vLLM over HTTP),
     or has the turn in its prefix cache only after the next prompt has come (SGLang). A constraint leaves nothing but
     the end, and most models stop here by themselves. One that goes on, or an engine that fails or hangs, is left.
+
+    Tokens that only close the last call belong to the turn: the next prompt has them in their place.
     """
-    spare = _SPARE_TOKENS
+    end, is_over = array("I"), False
     with suppress(SingletreeError, TimeoutError):
         async with asyncio.timeout(_SPARE_SECONDS):
             async for chunk in chunks:
                 _take_reports(generation, chunk)
-                spare -= len(chunk.token_ids)
-                if chunk.finish is not None or spare <= 0:
+                end.extend(chunk.token_ids)
+                is_over = chunk.finish == "stop"
+                if chunk.finish is not None or len(end) >= _SPARE_TOKENS:
                     break
+    if is_over and generation.recorder is not None and generation.decoder.only_closes(end):
+        generation.token_ids.extend(end)
+        generation.recorder.take(end, [])
 
 
 def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:
