@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import tokenizers
@@ -10,6 +12,11 @@ import tokenizers
 from singletree.prompts.tokenizer.definition import Pipeline
 
 _Encode = Callable[[str], list[int]]
+
+
+class _Vocabulary(Protocol):
+    def id_to_token(self, token_id: int, /) -> str | None: ...
+
 
 PROBES = (
     "The quick brown fox jumps over the lazy dog.\n\nIt's 12345678 o'clock, isn't it? I'LL SEE…",
@@ -28,27 +35,45 @@ PROBES = (
 class SegmentEncoder:
     """Encodes segments with one pipeline. ``accelerate`` switches to a faster implementation of it.
 
+    Only one implementation stays in memory: each takes tens of megabytes for a vocabulary of today's size.
+
     Attributes:
         encode: returns the token ids of a segment.
-        backend: the reference implementation.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._json = msgspec.json.encode(pipeline).decode()
-        self.backend = tokenizers.Tokenizer.from_str(self._json)
+        self._definition = msgspec.json.encode(pipeline)
+        self._is_packed = False
+        self._reference: tokenizers.Tokenizer | None = tokenizers.Tokenizer.from_buffer(self._definition)
+        self._vocabulary: _Vocabulary = self._reference
         self.encode: _Encode = self._encode
 
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the vocabulary entry of an id; None for an id that the vocabulary does not have."""
+        return self._vocabulary.id_to_token(token_id)
+
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        if self._reference is None:
+            self._reference = tokenizers.Tokenizer.from_buffer(zlib.decompress(self._definition))
+        ids: list[int] = self._reference.encode(text, add_special_tokens=False).ids
         return ids
 
-    def accelerate(self) -> bool:
-        """Switch to fastokens if it gives the same ids for every probe; return whether it did. Takes seconds."""
+    def accelerate(self, vocabulary_size: int) -> bool:
+        """Switch to fastokens if it gives the same ids for every probe; return whether it did. Takes seconds.
+
+        It may run in a thread while other threads encode.
+
+        Args:
+            vocabulary_size: one more than the highest id; all entries up to there have to be the same, too.
+        """
+        if self._is_packed:
+            return True
         try:
             import fastokens
 
-            fast = fastokens.Tokenizer.from_json_str(self._json)
+            fast = fastokens.Tokenizer.from_json_str(self._definition.decode())
             same = all(fast.encode(probe).ids == self._encode(probe) for probe in PROBES)
+            same = same and all(fast.id_to_token(id) == self.id_to_token(id) for id in range(vocabulary_size))
         except Exception:  # an optional library, which can refuse any part of a pipeline
             return False
         if not same:
@@ -61,5 +86,8 @@ class SegmentEncoder:
             except Exception:  # its regular expressions have limits that the reference does not have
                 return self._encode(text)
 
-        self.encode = encode
+        # The reference is made again for the first text that fastokens refuses.
+        self.encode, self._vocabulary = encode, fast
+        self._definition, self._is_packed = zlib.compress(self._definition, 1), True
+        self._reference = None
         return True

@@ -11,6 +11,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from sys import getsizeof
+from threading import Lock, Thread
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from singletree.prompts.tokenizer.added_tokens import (
 from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition, end_of_turn_ids
 from singletree.prompts.tokenizer.detokenizer import ByteEncoding, Detokenizer, TokenTexts
 from singletree.prompts.tokenizer.encoder import SegmentEncoder
+from singletree.prompts.tokenizer.freed_memory import return_freed_memory
 from singletree.prompts.tokenizer.gguf_vocabulary import read_gguf
 from singletree.prompts.tokenizer.huggingface import read_directory
 
@@ -52,8 +54,10 @@ def load_tokenizer(path: Path, *, cache_bytes: int = CACHE_BYTES, marks_pictures
         BadConfiguration: ``path`` has no usable tokenizer; the message names the cause and the cure.
         WeightsUnavailable: the ``.gguf`` file cannot be read or is damaged.
     """
-    definition = read_gguf(path) if path.is_file() else read_directory(path)
-    return Tokenizer(definition, cache_bytes=cache_bytes, marks_pictures=marks_pictures)
+    read = read_gguf if path.is_file() else read_directory
+    tokenizer = Tokenizer(read(path), cache_bytes=cache_bytes, marks_pictures=marks_pictures)
+    return_freed_memory()
+    return tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +114,8 @@ class Tokenizer:
         later = without_first_prefix(definition.pipeline)
         self._first = _segment_encoder(definition.pipeline)
         self._later = self._first if later is None else _segment_encoder(later)
-        backend = self._first.backend
         self._texts = TokenTexts(
-            definition.added_tokens, backend.id_to_token, byte_encoding_of(definition.pipeline)
+            definition.added_tokens, self._first.id_to_token, byte_encoding_of(definition.pipeline)
         )
         self._strip_first = self._prepends_space(self._first)
         self._strip_later = self._prepends_space(self._later)
@@ -127,6 +130,7 @@ class Tokenizer:
         self.context_window = definition.context_window
         self.response_template = definition.response_template
         self.vocabulary_size = definition.vocabulary_size
+        self._acceleration = Lock()  # taken by whoever accelerates, and never released
 
     def with_format(self, stop_markers: Collection[str], markers: Collection[str]) -> Tokenizer:
         """Return this tokenizer, with the tokens that end a turn in the format of the model.
@@ -252,8 +256,14 @@ class Tokenizer:
     def accelerate(self) -> bool:
         """Switch to a faster encoder if one gives identical ids; return whether it did. Takes longer than loading."""
         encoders = {id(encoder): encoder for encoder in (self._first, self._later)}
-        found = [encoder.accelerate() for encoder in encoders.values()]
+        found = [encoder.accelerate(self.vocabulary_size) for encoder in encoders.values()]
+        return_freed_memory()
         return all(found)
+
+    def accelerate_in_background(self) -> None:
+        """Do the same in a thread, once. The program does not exit before the thread has ended."""
+        if self._acceleration.acquire(blocking=False):
+            Thread(target=self.accelerate, name="accelerate tokenizer").start()
 
     def _ids_of(
         self, text: str, first: SegmentEncoder, segment_ids: Callable[[str], array[int]] | None = None

@@ -178,8 +178,7 @@ async def load_model(
         profiles = read_profiles(config.codex_catalog, config.codex_profile, names)
         chat_format = replace(chat_format, capsules=_capsules(config, names[0], chat_format, report))
         chat_format = replace(chat_format, memory=await asyncio.to_thread(_memory, config, chat_format))
-        faster = asyncio.to_thread(chat_format.tokenizer.accelerate)
-        workers, _ = await asyncio.gather(source.start_workers(chat_format.tokenizer), faster)
+        workers = await source.start_workers(chat_format.tokenizer)
         if config.idle_unload is not None:
             workers = tuple(
                 _unloading(each, source, chat_format.tokenizer, config.idle_unload) for each in workers
