@@ -160,7 +160,7 @@ class Continuation:
 
 def is_same_turn(one: Turn, other: Turn) -> bool:
     """Return whether two turns are equal in all their fields; ``==`` ignores some, such as ids and capsules."""
-    return one == other and _is_same(one, other)
+    return one is other or (one == other and _is_same(one, other))
 
 
 def _is_same(one: Turn | Part, other: Turn | Part) -> bool:

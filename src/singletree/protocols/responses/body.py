@@ -21,7 +21,7 @@ class ResponsesBody(SharedSampling, kw_only=True):
     """The request body of Responses, as the client sends it. Unknown fields are accepted."""
 
     model: str
-    input: str | list[dict[str, Any]] | None = None
+    input: str | list[msgspec.Raw] | None = None
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None

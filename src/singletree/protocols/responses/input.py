@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -94,17 +94,50 @@ class _Part(Struct):
     filename: str | None = None
 
 
+class DecodedItem(NamedTuple):
+    """An item, and what it adds to the conversation where that depends on nothing else.
+
+    The turn of an output item is a part of one: those around it may belong to the same turn.
+    """
+
+    item: WireObject
+    turn: Turn | None = None
+
+
+def decode_sent(sent: Sequence[msgspec.Raw]) -> list[DecodedItem]:
+    """Decode the items of a request, of which most are known from the request before.
+
+    Raises:
+        InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
+    """
+    return wire.decode_each(sent, dict[str, Any], _decode_alone, "input")
+
+
+def _decode_alone(item: dict[str, Any], at: str) -> DecodedItem:
+    if item.get("type", "message") not in _INDEPENDENT:
+        return DecodedItem(item)
+    tools = Toolbox()
+    reader = _Reader(tools, no_summary)
+    reader.read(item, at)
+    turns = reader.turns()
+    # A warning names the path of the item, so it has to be made anew for each request.
+    return DecodedItem(item, turns[0] if turns and not tools.warnings else None)
+
+
 def decode_items(
     items: Sequence[WireObject],
     tools: Toolbox,
     history: Sequence[WireObject] = (),
     open_summary: Callable[[str, str], str | None] = no_summary,
+    *,
+    decoded: Sequence[DecodedItem] = (),
 ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     """Decode ``history``, then ``items``, into turns.
 
     Args:
         tools: collects the tools that items define, and the warnings.
         open_summary: returns the summary of a compaction from its ``encrypted_content`` and the path of that field.
+        decoded: what is known of ``items`` already.
 
     Returns:
         The turns, and the paths of unresolved references to stored items.
@@ -112,7 +145,8 @@ def decode_items(
     Raises:
         InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
     """
-    reader = _Reader(tools, open_summary)
+    known = {id(each.item): each.turn for each in decoded if each.turn is not None}
+    reader = _Reader(tools, open_summary, known)
     for i, item in enumerate(history):
         reader.read(item, f"history.{i}")
     for i, item in enumerate(items):
@@ -121,7 +155,16 @@ def decode_items(
 
 
 class _Reader:
-    def __init__(self, tools: Toolbox, open_summary: Callable[[str, str], str | None]) -> None:
+    """Reads items one after the other.
+
+    Args:
+        known: the turns that are known of items, by the ids of these objects.
+    """
+
+    def __init__(
+        self, tools: Toolbox, open_summary: Callable[[str, str], str | None], known: Mapping[int, Turn] = {}
+    ) -> None:
+        self._known = known
         self._open_summary = open_summary
         self.references: list[str] = []
         self._tools = tools
@@ -135,12 +178,22 @@ class _Reader:
         return tuple(self._turns)
 
     def read(self, item: WireObject, at: str) -> None:
+        if (turn := self._known.get(id(item))) is not None:
+            self._add(turn)
+            return
         kind = item.get("type")
         if kind is None:
             kind = "message" if "role" in item else "item_reference" if "id" in item else None
         if not isinstance(kind, str):
             raise InvalidRequest(f"{at}.type: Field required, a string", param=f"{at}.type")
         _READERS.get(kind, _Reader._unknown)(self, item, at)
+
+    def _add(self, turn: Turn) -> None:
+        if turn.role in ("assistant", "tool"):
+            self._append(turn.role, *turn.parts)
+        else:
+            self._end_turn()
+            self._turns.append(turn)
 
     def _append(self, role: Role, *parts: Part) -> None:
         if role != self._role:
@@ -157,10 +210,9 @@ class _Reader:
         message = wire.convert(item, _Message, at)
         parts = tuple(self._visible(message.content, f"{at}.content"))
         if message.role == "assistant":
-            self._append("assistant", *(replace(part, extra=item) for part in parts))
+            self._add(Turn("assistant", tuple(replace(part, extra=item) for part in parts)))
         else:
-            self._end_turn()
-            self._turns.append(Turn(message.role, parts, item))
+            self._add(Turn(message.role, parts, item))
 
     def _reasoning(self, item: WireObject, at: str) -> None:
         """Decode the reasoning itself, if the client sent it or the server stored it; else the summary.
@@ -278,6 +330,10 @@ _READERS: dict[str, Callable[[_Reader, WireObject, str], None]] = {
     **dict.fromkeys(ITEMS, _Reader._compaction),
     TRIGGER: _Reader._trigger,
 }
+
+_ALONE = (_Reader._message, _Reader._reasoning, _Reader._output)
+_INDEPENDENT = frozenset(kind for kind, read in _READERS.items() if read in _ALONE)
+"""The types of items that are decoded without what came before, such as the names of tools."""
 
 
 def _arguments(value: Any) -> tuple[str, bool]:

@@ -86,11 +86,14 @@ def _request(
     body: ResponsesBody, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
 ) -> Request:
     responses_body.check_body(body)
-    items = _items(body) if known is None else resolve_references(_items(body), known)
+    sent = _sent_items(body)
+    items = [each.item for each in sent]
+    if known is not None:
+        items = resolve_references(items, known)
     tools = Toolbox()
     tools.add(body.tools or (), "tools")
     history = known.history if known else ()
-    turns, references = input.decode_items(items, tools, history, summaries(body.model))
+    turns, references = input.decode_items(items, tools, history, summaries(body.model), decoded=sent)
     choice = decode_choice(body.tool_choice, tools)
     reasoning = wire.convert(body.reasoning or {}, ReasoningOptions, "reasoning")
     text = wire.convert(body.text or {}, TextField, "text")
@@ -131,10 +134,10 @@ def _request(
     )
 
 
-def _items(body: ResponsesBody) -> Sequence[Mapping[str, Any]]:
+def _sent_items(body: ResponsesBody) -> Sequence[input.DecodedItem]:
     if isinstance(body.input, str):
-        return [{"type": "message", "role": "user", "content": body.input}]
-    return body.input or []
+        return [input.DecodedItem({"type": "message", "role": "user", "content": body.input})]
+    return input.decode_sent(body.input or ())
 
 
 def _stateful(body: ResponsesBody) -> tuple[str, ...]:
