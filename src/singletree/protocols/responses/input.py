@@ -114,7 +114,8 @@ def decode_sent(sent: Sequence[msgspec.Raw]) -> list[DecodedItem]:
 
 
 def _decode_alone(item: dict[str, Any], at: str) -> DecodedItem:
-    if item.get("type", "message") not in _INDEPENDENT:
+    kind = _type_of(item)
+    if not isinstance(kind, str) or kind not in _INDEPENDENT:
         return DecodedItem(item)
     tools = Toolbox()
     reader = _Reader(tools, no_summary)
@@ -122,6 +123,14 @@ def _decode_alone(item: dict[str, Any], at: str) -> DecodedItem:
     turns = reader.turns()
     # A warning names the path of the item, so it has to be made anew for each request.
     return DecodedItem(item, turns[0] if turns and not tools.warnings else None)
+
+
+def _type_of(item: WireObject) -> object:
+    """Return the type of an item, which may be left out for messages and references; a string if it is valid."""
+    kind = item.get("type")
+    if kind is None:
+        return "message" if "role" in item else "item_reference" if "id" in item else None
+    return kind
 
 
 def decode_items(
@@ -181,9 +190,7 @@ class _Reader:
         if (turn := self._known.get(id(item))) is not None:
             self._add(turn)
             return
-        kind = item.get("type")
-        if kind is None:
-            kind = "message" if "role" in item else "item_reference" if "id" in item else None
+        kind = _type_of(item)
         if not isinstance(kind, str):
             raise InvalidRequest(f"{at}.type: Field required, a string", param=f"{at}.type")
         _READERS.get(kind, _Reader._unknown)(self, item, at)
