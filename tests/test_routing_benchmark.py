@@ -9,12 +9,12 @@ from benchmarks.simulated_engines import EngineSpeed, VirtualClock
 
 
 def simulated(mode: str) -> Outcome:
-    return asyncio.run(simulate(mode, 2, 6, 4, EngineSpeed(blocks=700), 0.25))
+    return asyncio.run(simulate(mode, 2, 4, 3, EngineSpeed(blocks=470), 0.25))
 
 
 def test_kv_aware_routing_hits_more_than_turns() -> None:
     kv, events, turns = (simulated(mode) for mode in ("kv", EVENTS, "round-robin"))
-    assert len(kv.firsts) == len(events.firsts) == len(turns.firsts) == 24
+    assert len(kv.firsts) == len(events.firsts) == len(turns.firsts) == 12
     assert kv.prompt == turns.prompt
     assert min(kv.cached, events.cached) > turns.cached
     assert events.predicted_off <= 0.1 * events.prompt

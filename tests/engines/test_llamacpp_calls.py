@@ -118,7 +118,12 @@ async def test_a_forced_call_is_made_and_read(
 
 @pytest.mark.parametrize(
     ("name", "thinking"),
-    [("qwen3_coder", "open"), ("glm47", "open"), ("glm47", "possible"), ("kimi_k2", "open")],
+    [
+        pytest.param("qwen3_coder", "open", marks=pytest.mark.slow),
+        pytest.param("glm47", "open", marks=pytest.mark.slow),
+        ("glm47", "possible"),
+        ("kimi_k2", "open"),
+    ],
 )
 async def test_a_thought_comes_before_the_forced_call(
     engine: LlamaCppEngine, tokenizer: Tokenizer, name: str, thinking: ReasoningState
@@ -134,7 +139,14 @@ async def test_a_thought_comes_before_the_forced_call(
     assert is_right(read.tool_calls[0])
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm47"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hermes",
+        pytest.param("qwen3_coder", marks=pytest.mark.slow),
+        pytest.param("glm47", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_free_turn_talks_or_calls_rightly(
     engine: LlamaCppEngine, tokenizer: Tokenizer, name: str
 ) -> None:  # C42
