@@ -2,7 +2,7 @@
 
     python -m benchmarks.routing [--quick] [--parts index,engines,scale] [--engines N] [--sessions N] [--modes NAMES]
 
-``index`` measures the index. ``engines`` runs recorded agent sessions on four simulated engines in virtual time, whose
+``index`` measures the index. ``engines`` runs agent sessions of recorded shape (``routing_trace``) on four simulated engines in virtual time, whose
 caches together are too small for all sessions, once for each mode; ``dynamo`` is one of them where the package
 ai-dynamo-runtime and pyzmq are installed. ``scale`` does the same with 1,000 engines. Times of the router (``choose``,
 all of its work for ``a turn``) are CPU time.
