@@ -21,6 +21,7 @@ from engines.real_vllm import free_port
 
 SECONDS_TO_START = 180
 _ATTEMPTS = 200
+_LOG_SECONDS = 30.0
 
 
 class Answer(NamedTuple):
@@ -77,8 +78,11 @@ class Group:
         id = f"where-{uuid.uuid4().hex}"
         connection.request("GET", "/health", headers={"x-request-id": id})
         connection.getresponse().read()
-        found = re.search(rf"\[(\d+)\] GET /health 200 id={id}", self.output)
-        assert found, self.output
+        until = time.monotonic() + _LOG_SECONDS
+        # The line is written after the answer.
+        while not (found := re.search(rf"\[(\d+)\] GET /health 200 id={id}", self.output)):
+            assert time.monotonic() < until, self.output
+            time.sleep(0.01)
         return int(found[1])
 
     def children(self) -> list[int]:
