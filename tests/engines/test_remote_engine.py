@@ -218,6 +218,21 @@ async def test_priorities_have_the_sign_that_sglang_schedules_by(
     assert transport.bodies[0].get("priority") == found
 
 
+@pytest.mark.parametrize(
+    ("backend", "has_tags"), [("xgrammar", True), ("llguidance", False), ("none", False), (None, True)]
+)
+async def test_sglang_gets_only_constraints_of_its_grammar_backend(
+    backend: str | None, has_tags: bool
+) -> None:
+    dialect = DIALECTS["sglang-incremental"]
+    pages = {
+        **dialect.pages,
+        "/server_info": {**dialect.pages["/server_info"], "grammar_backend": backend},
+    }
+    engine = await started(DialectTransport(dialect.__class__(**{**vars(dialect), "pages": pages})))
+    assert ("structural_tag" in engine.info().constraints) == has_tags
+
+
 async def test_sglang_never_gets_an_id_twice() -> None:
     transport = DialectTransport(DIALECTS["sglang-incremental"])
     engine = await started(transport)

@@ -90,7 +90,9 @@ SETUPS = (
         "sglang-server",
         real_sglang.PAGE,
         lambda: ["--engine-url", "{url}", "--model", _model()],
-        behind=lambda port: real_sglang.running_sglang("--max-running-requests", str(SLOTS), port=port),
+        behind=lambda port: real_sglang.running_sglang(
+            "--max-running-requests", str(SLOTS), "--grammar-backend", "xgrammar", port=port
+        ),
         late=True,
     ),
     Setup(

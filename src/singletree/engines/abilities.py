@@ -192,7 +192,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         options={
             "--enable-priority-scheduling": "priorities",
             "--incremental-streaming-output": "streams whose size does not grow with the square of their length",
-            "--grammar-backend llguidance": "constraints",
+            "--grammar-backend xgrammar": "constraints",
             "--enable-multimodal": "pictures, with models that SGLang serves without them by default",
             "--kv-events-config": "KV events",
         },

@@ -19,6 +19,7 @@ class _ServerInfo(msgspec.Struct):
     schedule_low_priority_values_first: bool = False
     page_size: int | None = None
     max_total_num_tokens: int | None = None
+    grammar_backend: str | None = None
 
 
 class _ModelInfo(msgspec.Struct):
@@ -36,7 +37,7 @@ class SglangServer:
       sent with the sign that the server's ``--schedule-low-priority-values-first`` needs.
     - ``--enable-multimodal`` for pictures, with models that SGLang serves without them by default.
     - ``--mm-preprocess-cache-size-mb 1024``: a picture that comes again is not decoded and resized again.
-    - ``--grammar-backend llguidance`` or ``xgrammar`` for constraints.
+    - ``--grammar-backend xgrammar`` for forced calls: ``llguidance`` has JSON schemas, regexes and EBNF only.
     - not ``--reasoning-parser``: with it SGLang applies constraints only after it considers the reasoning complete.
     """
 
@@ -59,7 +60,7 @@ class SglangServer:
         sign = (1 if info.schedule_low_priority_values_first else -1) * info.enable_priority_scheduling
         return ServerOffer(
             chosen.id,
-            (SglangWire(blindness, sign),),
+            (SglangWire(blindness, sign, info.grammar_backend or ""),),
             window=window_of(chosen, models),
             slots=info.max_running_requests,
             details={"version": info.version, **_cache_size(info)},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -20,7 +21,12 @@ from singletree.engines.remote.pictures import PictureCounts, pictures_of
 from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal, decode_refusal
 from singletree.engines.remote.wire import DefaultWire, WireReader
 from singletree.engines.sglang.pictures import FIRST_ANSWER_SECONDS, sglang_pictures, unread_pictures
-from singletree.engines.sglang.sampling import SGLANG_FINISHES, SGLANG_SAMPLING, sglang_request
+from singletree.engines.sglang.sampling import (
+    SGLANG_BACKENDS,
+    SGLANG_FINISHES,
+    SGLANG_SAMPLING,
+    sglang_request,
+)
 from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
 from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
@@ -199,12 +205,17 @@ class SglangWire(DefaultWire):
         blindness: why the model takes no pictures, and the cure; None if it takes them.
         priority_sign: 1 where the server runs low priorities first, -1 where it runs high ones first, and 0 where it
             does not schedule by priority and may refuse one.
+        grammar_backend: the library that applies constraints there; empty where it is not known.
     """
 
     path = _WORDS.path
     abilities = ABILITIES["sglang-generate"]
 
-    def __init__(self, blindness: str | None = "", priority_sign: int = 0) -> None:
+    def __init__(self, blindness: str | None = "", priority_sign: int = 0, grammar_backend: str = "") -> None:
+        kinds = SGLANG_BACKENDS.get(grammar_backend)
+        if kinds is not None:
+            fields = {kind: self.abilities.constraints[kind] for kind in kinds}
+            self.abilities = replace(self.abilities, constraints=fields)
         self._blindness = blindness
         self._priority_sign = priority_sign
         self._counts = PictureCounts()
