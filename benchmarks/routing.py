@@ -3,9 +3,9 @@
     python -m benchmarks.routing [--quick] [--parts index,engines,scale] [--engines N] [--sessions N] [--modes NAMES]
 
 ``index`` measures the index. ``engines`` runs agent sessions of recorded shape (``routing_trace``) on four simulated
-engines in virtual time, once for each mode; their caches together are too small for all sessions. ``dynamo`` is one of the
-modes where the packages ai-dynamo-runtime and pyzmq are installed. ``scale`` does the same with 1,000 engines. Times of the router (``choose``,
-all of its work for ``a turn``) are CPU time.
+engines in virtual time, once for each mode; their caches together are too small for all sessions. ``dynamo`` is one
+of the modes where the packages ai-dynamo-runtime and pyzmq are installed. ``scale`` does the same with 1,000 engines.
+Times of the router (``choose``, all of its work for ``a turn``) are CPU time.
 """
 
 from __future__ import annotations
