@@ -393,8 +393,7 @@ class PromptReport:
         token_ids: the tokens; None if the request does not ask for them.
         text: the text that comes before the generated text (``echo`` of Completions).
         applied_edits: the context edits that changed the conversation.
-        cache_diagnosis: how the prompt compares with that of the answer that the request names
-            (``RequestOptions.compared_answer``); None if it names none.
+        cache_diagnosis: how the prompt compares with that of ``RequestOptions.compared_answer``; None if there is none.
     """
 
     token_ids: Sequence[int] | None = None

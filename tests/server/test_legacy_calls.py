@@ -103,10 +103,12 @@ async def test_the_prompt_is_that_of_the_same_tools() -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("chunk", [1, *range(2, 12), 1000])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_every_generated_token_is_in_place_though_no_id_comes_back(stream: bool) -> None:
+async def test_every_generated_token_is_in_place_though_no_id_comes_back(stream: bool, chunk: int) -> None:
     memory = TurnMemory(2**20)
-    scripts = {"a": SAID, "b": SAID.replace("I need it.", "Once more."), "c": "Fine."}
+    texts = {"a": SAID, "b": SAID.replace("I need it.", "Once more."), "c": "Fine."}
+    scripts = {name: Script(text, chunk=chunk) for name, text in texts.items()}
     async with serving(scripts, memory=memory, layout=LAYOUT) as served:
         said = [user("[[script:a,b,c]] How is it?")]
         for _ in range(2):

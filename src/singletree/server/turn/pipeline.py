@@ -93,8 +93,8 @@ async def run(generation: Generation, request_id: str) -> Batches:
                 reason = decoder.ended or chunk.finish
                 if reason is not None:
                     weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
-                    if decoder.ended == "stop" and chunk.finish is None:
-                        await _let_end(generation, chunks)
+                    if decoder.ended == "stop":
+                        await _let_end(generation, chunk, chunks)
                     break
     except InvalidRequest as refusal:
         raise with_constraint_field(refusal, generation.request) from None
@@ -126,7 +126,7 @@ def _take_reports(generation: Generation, chunk: Chunk) -> None:
         _take_prompt_tokens(generation, chunk)
 
 
-async def _let_end(generation: Generation, chunks: AsyncGenerator[Chunk, None]) -> None:
+async def _let_end(generation: Generation, last: Chunk, chunks: AsyncGenerator[Chunk, None]) -> None:
     """Let the engine generate the end of a turn that is over because it has all calls that are allowed.
 
     The client has its calls already. An engine that is cancelled here does not report cached tokens (vLLM over HTTP),
@@ -135,18 +135,24 @@ async def _let_end(generation: Generation, chunks: AsyncGenerator[Chunk, None]) 
 
     Tokens that only close the last call belong to the turn: the next prompt has them in their place.
     """
-    end, is_over = array("I"), False
+    new, finish = array("I"), last.finish
     with suppress(SingletreeError, TimeoutError):
         async with asyncio.timeout(_SPARE_SECONDS):
-            async for chunk in chunks:
-                _take_reports(generation, chunk)
-                end.extend(chunk.token_ids)
-                is_over = chunk.finish == "stop"
-                if chunk.finish is not None or len(end) >= _SPARE_TOKENS:
+            while finish is None and len(new) < _SPARE_TOKENS:
+                chunk = await anext(chunks, last)
+                if chunk is last:
                     break
-    if is_over and generation.recorder is not None and generation.decoder.only_closes(end):
-        generation.token_ids.extend(end)
-        generation.recorder.take(end, [])
+                _take_reports(generation, chunk)
+                new.extend(chunk.token_ids)
+                finish = chunk.finish
+    recorder = generation.recorder
+    if finish != "stop" or recorder is None:
+        return
+    # The chunk that completed the call may have tokens behind it, which were not decoded.
+    end = generation.token_ids[recorder.tokens :] + new
+    if generation.decoder.only_closes(end):
+        generation.token_ids.extend(new)
+        recorder.take(end, [])
 
 
 def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:
