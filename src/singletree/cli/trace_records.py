@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from singletree.errors import BadConfiguration
-
-SCHEMA = "dynamo.request.trace.v1"
+from singletree.server.answers.request_records import SCHEMA
 
 
 class Replay(msgspec.Struct, frozen=True):
