@@ -228,6 +228,29 @@ async def test_a_template_that_drops_thoughts_is_blamed_for_that_alone(habit: Ha
     assert causes == ["", in_loop, "thinking_dropped"]
 
 
+OPENS = "{%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+"""A generation prompt that opens the reasoning, as that of many newer models does."""
+
+
+@pytest.mark.parametrize("memory", [0, 2**20])
+@pytest.mark.parametrize("habit", [whole, without("reasoning_content")], ids=["whole", "without"])
+@pytest.mark.parametrize("source", [FORGETFUL, byte_model.CHAT_TEMPLATE], ids=["drops it", "keeps it"])
+async def test_reasoning_of_the_next_turn_is_not_that_of_a_short_answer(
+    source: str, habit: Habit, memory: int
+) -> None:
+    """The answer is so short that the next turn's opened reasoning stands right behind the break."""
+    template = load_chat_template(TOKENIZER, source.rpartition("{%- if add_generation_prompt")[0] + OPENS)
+    given: dict[str, Any] = {"template": template, "layout": template.layout(TOKENIZER)}
+    said = {"end": "It is.\n</think>\n\nOk."}
+    async with serving(said, memory=TurnMemory(memory) if memory else None, **given) as served:
+        client = Client(served, "[[script:end]] hi", habit)
+        causes = [cause(await client.step()) for _ in range(3)]
+    if source == FORGETFUL:
+        assert causes[1:] == ["thinking_dropped"] * 2
+    else:
+        assert causes[1:] == ["" if habit is whole or memory else "reasoning_left_out"] * 2
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [(FORGETFUL, "thinking_dropped"), (byte_model.CHAT_TEMPLATE, "reasoning_removed")],

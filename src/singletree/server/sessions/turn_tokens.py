@@ -47,15 +47,20 @@ def turn_at(tokens: bytes, start: int, tools: Sequence[Tool], chat_format: ChatF
         tools: the tools that the turn could call.
         chat_format: the model's family, tokenizer and turn delimiters.
     """
-    decode, layout = chat_format.tokenizer.decode, chat_format.layout
-    text = decode(ids_between(tokens, start, start + _LONGEST_TURN))
+    decode = chat_format.tokenizer.decode
+    text = rest_of_turn(decode(ids_between(tokens, start, start + _LONGEST_TURN)), chat_format)
+    opened = decode(ids_between(tokens, max(0, start - OPENING), start))
+    return parse(chat_format.family, text, tools, opened)
+
+
+def rest_of_turn(text: str, chat_format: ChatFormat) -> str:
+    """Return ``text``, which begins inside a turn, up to the end of that turn."""
+    layout, tokenizer = chat_format.layout, chat_format.tokenizer
     enders = (
         *(layout.ends if layout else ()),
-        *(decode([id]) for id in chat_format.tokenizer.stop_token_ids),
+        *(tokenizer.decode([id]) for id in tokenizer.stop_token_ids),
     )
-    end = min((at for ender in enders if ender and (at := text.find(ender)) >= 0), default=len(text))
-    opened = decode(ids_between(tokens, max(0, start - OPENING), start))
-    return parse(chat_format.family, text[:end], tools, opened)
+    return text[: min((at for ender in enders if ender and (at := text.find(ender)) >= 0), default=None)]
 
 
 def excerpt(tokens: bytes, start: int, end: int, chat_format: ChatFormat) -> str:
