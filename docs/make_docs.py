@@ -6,6 +6,7 @@ A test compares each with the committed file, so a reviewer sees every change of
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,13 +31,16 @@ PROMISED = (
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def public_modules() -> Iterator[tuple[str, ast.Module]]:
-    """Yield (dotted name, syntax tree) of every module whose name does not begin with an underscore."""
+@functools.cache
+def public_modules() -> tuple[tuple[str, ast.Module], ...]:
+    """Return (dotted name, syntax tree) of every module whose name does not begin with an underscore."""
+    modules = []
     for path in sorted((SOURCE / "singletree").rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         dotted = parts[:-1] if parts[-1] == "__init__" else parts
         if not any(part.startswith("_") for part in dotted):
-            yield ".".join(dotted), ast.parse(path.read_text(encoding="utf-8"), path.name)
+            modules.append((".".join(dotted), ast.parse(path.read_text(encoding="utf-8"), path.name)))
+    return tuple(modules)
 
 
 def definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Definition]]:
