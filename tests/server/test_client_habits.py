@@ -207,6 +207,28 @@ async def test_habits_are_named_on_the_other_protocols(
     assert ("" if broken is None else broken.cause.name) == expected
 
 
+@pytest.mark.parametrize("form", ["{}\n", "<think>\n{}\n</think>\n\n"], ids=["words", "tags"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_each_thought_of_a_turn_as_words_in_its_place(path: str, form: str) -> None:
+    """Chat has one field for all of them; these protocols have the order, so words stand between two thoughts."""
+
+    def as_words(item: Body) -> Body:
+        if item["type"] == "thinking":
+            return {"type": "text", "text": form.format(item["thinking"].strip())}
+        if item["type"] == "reasoning":
+            said = "".join(part["text"] for part in item["content"])
+            content = [{"type": "output_text", "text": form.format(said.strip())}]
+            return {"type": "message", "role": "assistant", "content": content}
+        return item
+
+    async with serving(SCRIPTS, layout=LAYOUT) as served:
+        client = Carrier(path, "[[script:two,end]] hi", stream=False)
+        client.take([as_words(item) for item in await client.ask(served)])
+        await client.ask(served)
+        [session] = served.service.sessions
+    assert session.steps[-1].broken.cause.name == "reasoning_as_text"
+
+
 FORGETFUL = byte_model.CHAT_TEMPLATE.replace(
     "{% if message.reasoning_content %}",
     "{% if message.reasoning_content and not (messages[-1].role == 'user' and not loop.last) %}",
