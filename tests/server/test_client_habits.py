@@ -226,7 +226,9 @@ async def test_each_thought_of_a_turn_as_words_in_its_place(path: str, form: str
         client.take([as_words(item) for item in await client.ask(served)])
         await client.ask(served)
         [session] = served.service.sessions
-    assert session.steps[-1].broken.cause.name == "reasoning_as_text"
+    broken = session.steps[-1].broken
+    assert broken is not None
+    assert broken.cause.name == "reasoning_as_text"
 
 
 FORGETFUL = byte_model.CHAT_TEMPLATE.replace(

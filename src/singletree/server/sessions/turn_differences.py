@@ -8,7 +8,7 @@ from typing import Literal
 from singletree.conversation import Reasoning, Text, Tool, ToolCall, Turn
 from singletree.parsing.family import Family
 from singletree.parsing.parser import parse
-from singletree.prompts.replay.partial_turns import ProseSpan, consists_of
+from singletree.prompts.replay.partial_turns import REASONING_TAGS, ProseSpan, consists_of
 from singletree.prompts.replay.turn_comparison import is_equivalent_turn
 
 Difference = Literal[
@@ -67,8 +67,8 @@ def _without_space(text: str) -> str:
 
 
 def _without_thought(text: str, thought: str, family: Family) -> str | None:
-    """Return ``text`` without ``thought`` and its markers; None where it does not contain ``thought``."""
-    for marker in family.reasoning or ():
+    """Return ``text`` without ``thought`` and the markers around it; None where it does not contain ``thought``."""
+    for marker in (*REASONING_TAGS, *(family.reasoning or ())):
         text = text.replace(_without_space(marker), "")
     if not thought or thought not in text:
         return None

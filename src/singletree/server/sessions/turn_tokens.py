@@ -48,19 +48,38 @@ def turn_at(tokens: bytes, start: int, tools: Sequence[Tool], chat_format: ChatF
         chat_format: the model's family, tokenizer and turn delimiters.
     """
     decode = chat_format.tokenizer.decode
-    text = rest_of_turn(decode(ids_between(tokens, start, start + _LONGEST_TURN)), chat_format)
+    text = decode(ids_between(tokens, start, start + _LONGEST_TURN))
+    end, ender = _end_of_turn(text, chat_format)
+    # Where each message of a turn has an end, that of the last one can also close a call.
+    family = chat_format.family
+    closers = {closer for form in family.forms for closer in (form.calls[1], *form.also_close)}
+    text = text[:end] + (ender if family.message_header and ender in closers else "")
     opened = decode(ids_between(tokens, max(0, start - OPENING), start))
-    return parse(chat_format.family, text, tools, opened)
+    return parse(family, text, tools, opened)
 
 
 def rest_of_turn(text: str, chat_format: ChatFormat) -> str:
     """Return ``text``, which begins inside a turn, up to the end of that turn."""
+    return text[: _end_of_turn(text, chat_format)[0]]
+
+
+def _end_of_turn(text: str, chat_format: ChatFormat) -> tuple[int, str]:
+    """Return where the turn at the start of ``text`` ends, and what ends it; empty where it does not end.
+
+    Where a turn consists of several messages, the end of one is not the end of the turn if the next one follows.
+    """
     layout, tokenizer = chat_format.layout, chat_format.tokenizer
-    enders = (
+    enders = {
         *(layout.ends if layout else ()),
         *(tokenizer.decode([id]) for id in tokenizer.stop_token_ids),
-    )
-    return text[: min((at for ender in enders if ender and (at := text.find(ender)) >= 0), default=None)]
+    } - {""}
+    header, at = chat_format.family.message_header, 0
+    while True:
+        found = [(place, ender) for ender in enders if (place := text.find(ender, at)) >= 0]
+        end, ender = min(found, default=(len(text), ""))
+        at = end + len(ender)
+        if not (ender and header and text.startswith(header, at)):
+            return end, ender
 
 
 def excerpt(tokens: bytes, start: int, end: int, chat_format: ChatFormat) -> str:
