@@ -12,7 +12,7 @@ from singletree.conversation import Reasoning, Text, Tool, ToolCall, Turn
 from singletree.parsing.family import markers
 from singletree.parsing.render_turn import render_turn
 from singletree.server.sessions.turn_differences import Difference, difference
-from singletree.server.sessions.turn_tokens import ids_between, rest_of_turn, turn_at
+from singletree.server.sessions.turn_tokens import ids_between, rest_of_turn, turn_at, turn_start, turn_starts
 
 from .forging import speech, vocabulary
 
@@ -41,6 +41,14 @@ def test_a_turn_of_several_messages_is_read_as_one(name: str) -> None:
     read = turn_at(packed, start, TOOLS, spoken)
     expected = SAID if family.reasoning else Turn("assistant", SAID.parts[1:])
     assert difference(read, (expected,), family, TOOLS) == "none"
+    twice = packed * 2
+    places = [start, start + len(tokens)]
+    assert turn_starts(twice, 2 * len(tokens), spoken) == places
+    assert [turn_start(twice, place, spoken) for place in (start, len(tokens), 2 * len(tokens))] == [
+        places[0],
+        places[0],
+        places[1],
+    ]
     rest = rest_of_turn(spoken.tokenizer.decode(ids_between(packed, start, len(tokens))), spoken)
     assert "And now?" not in rest
 

@@ -18,6 +18,7 @@ from singletree.server.sessions.turn_tokens import (
     turn_at,
     turn_header,
     turn_start,
+    turn_starts,
 )
 
 _WORDS = 8
@@ -209,7 +210,10 @@ def _begun(divergence: Divergence, assistant: Sequence[int], chat_format: ChatFo
     """Return how many of the assistant's turns begin before the divergence, and whether their headers were counted.
     Without a unique header the number comes from the messages.
     """
-    if header := turn_header(chat_format):
+    header = turn_header(chat_format)
+    if header and chat_format.family.message_header:
+        return len(turn_starts(divergence.record.tokens, divergence.matched, chat_format)), True
+    if header:
         return divergence.record.tokens.count(header, 0, divergence.matched * WIDTH), True
     if divergence.matched >= divergence.record.prompt_tokens - OPENING:
         return len(assistant) + 1, False

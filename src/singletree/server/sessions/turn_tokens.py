@@ -34,10 +34,31 @@ def turn_header(chat_format: ChatFormat) -> bytes:
 def turn_start(tokens: bytes, place: int, chat_format: ChatFormat) -> int:
     """Return the position behind the header of the assistant's turn that contains the token ``place``; 0 if unknown."""
     header = turn_header(chat_format)
+    if chat_format.family.message_header:
+        return max(turn_starts(tokens, place, chat_format), default=0)
     at = tokens.rfind(header, 0, place * WIDTH) if header else -1
     while at > 0 and at % WIDTH:  # the match spans parts of two tokens
         at = tokens.rfind(header, 0, at + len(header) - 1)
     return 0 if at < 0 else (at + len(header)) // WIDTH
+
+
+def turn_starts(tokens: bytes, place: int, chat_format: ChatFormat) -> list[int]:
+    """Return the positions behind the headers of the assistant's turns that begin before the token ``place``.
+
+    Where a turn consists of several messages, each has the header; only that of the first begins the turn.
+    """
+    header = turn_header(chat_format)
+    starts: list[int] = []
+    last, at = 0, tokens.find(header, 0, place * WIDTH) if header else -1
+    while at >= 0:
+        behind = at + len(header)
+        if at % WIDTH == 0:
+            between = chat_format.tokenizer.decode(ids_between(tokens, last, behind // WIDTH))
+            if not starts or _end_of_turn(between, chat_format)[1]:
+                starts.append(behind // WIDTH)
+            last = behind // WIDTH
+        at = tokens.find(header, at + 1, place * WIDTH)
+    return starts
 
 
 def turn_at(tokens: bytes, start: int, tools: Sequence[Tool], chat_format: ChatFormat) -> Turn:
