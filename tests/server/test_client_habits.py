@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from singletree import families
+from singletree.engines.scripted.engine import ScriptedEngine
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.server.models import byte_model
 from singletree.server.sessions.break_causes import CAUSES
 
 from .carrying import Client as Carrier
+from .forging import speech, vocabulary
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
 LAYOUT = TEMPLATE.layout(TOKENIZER)
@@ -273,6 +276,38 @@ async def test_reasoning_of_the_next_turn_is_not_that_of_a_short_answer(
         assert causes[1:] == ["thinking_dropped"] * 2
     else:
         assert causes[1:] == ["" if habit is whole or memory else "reasoning_left_out"] * 2
+
+
+CHANNELS = """\
+{%- for m in messages %}{% if m.role == 'assistant' -%}
+{% if m.thinking and loop.last %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif -%}
+<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
+{%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor -%}
+{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+"""Drops reasoning as gpt-oss's template does."""
+
+
+@pytest.mark.parametrize("habit", [whole, without("reasoning_content")], ids=["whole", "without"])
+async def test_a_marker_of_reasoning_that_both_prompts_begin_alike(habit: Habit) -> None:
+    """The prompts differ inside the marker: each message of such a turn begins with ``<|channel|>``."""
+    marks = ("start", "end", "message", "channel", "return", "call")
+    tokenizer = vocabulary({f"<|{mark}|>": True for mark in marks}, "<|return|>")
+    spoken = speech(tokenizer, CHANNELS, families.get("gpt_oss"))
+    said = {
+        "end": "<|channel|>analysis<|message|>It is.<|end|><|start|>assistant<|channel|>final<|message|>Ok."
+    }
+    engine = ScriptedEngine(
+        tokenizer.encode,
+        tokenizer.decode,
+        said,
+        end_token_id=tokenizer.added_tokens["<|return|>"],
+        default=said["end"],
+    )
+    given: dict[str, Any] = {"tokenizer": tokenizer, "template": spoken.template, "layout": spoken.layout}
+    async with serving(engine=engine, family=spoken.family, **given) as served:
+        client = Client(served, "hi", habit)
+        causes = [cause(await client.step()) for _ in range(3)]
+    assert causes == ["", "thinking_dropped", "thinking_dropped"]
 
 
 @pytest.mark.parametrize(

@@ -118,16 +118,26 @@ class BreakContext:
     def lacks_thought(self) -> bool:
         """Tell whether the earlier prompt has reasoning at the divergence, and the new one has none."""
         # The next turn, whose reasoning some generation prompts open, can begin a few tokens after the divergence.
-        old, new = self.old_turn, self.new_turn
-        opened = bool(self.opener) and (self.opener in old or self.before.rstrip().endswith(self.opener))
-        return opened and (self.opener not in new or new.lstrip().startswith(self.closer))
+        opened = bool(self.opener) and (
+            self.opener in self._shared_edge + self.old_turn or self.before.rstrip().endswith(self.opener)
+        )
+        return opened and (
+            self.opener not in self._shared_edge + self.new_turn
+            or self.new_turn.lstrip().startswith(self.closer)
+        )
+
+    @property
+    def _shared_edge(self) -> str:
+        """Return the end of the common text: the divergence can be inside the marker of reasoning."""
+        return self.before[-(len(self.opener) - 1) :] if len(self.opener) > 1 else ""
 
     @property
     def template_drops_thought(self) -> bool:
         """Tell whether the template omits reasoning at the divergence: it received it, or would not have printed it."""
         if not self.lacks_thought:
             return False
-        text = self.old_turn.partition(self.opener)[2] if self.opener in self.old_turn else self.old_turn
+        _, is_opened, text = (self._shared_edge + self.old_turn).partition(self.opener)
+        text = text if is_opened else self.old_turn
         excerpt = text.partition(self.closer)[0] if self.closer else text
         if thought_is_in(excerpt, self.divergence.given):
             return True
