@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from singletree import families
+from singletree.engines.scripted.engine import ScriptedEngine
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.server.models import byte_model
 from singletree.server.sessions.break_causes import CAUSES
 
 from .carrying import Client as Carrier
+from .forging import speech, vocabulary
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
 LAYOUT = TEMPLATE.layout(TOKENIZER)
@@ -207,6 +210,30 @@ async def test_habits_are_named_on_the_other_protocols(
     assert ("" if broken is None else broken.cause.name) == expected
 
 
+@pytest.mark.parametrize("form", ["{}\n", "<think>\n{}\n</think>\n\n"], ids=["words", "tags"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_each_thought_of_a_turn_as_words_in_its_place(path: str, form: str) -> None:
+    """Chat has one field for all of them; these protocols have the order, so words stand between two thoughts."""
+
+    def as_words(item: Body) -> Body:
+        if item["type"] == "thinking":
+            return {"type": "text", "text": form.format(item["thinking"].strip())}
+        if item["type"] == "reasoning":
+            said = "".join(part["text"] for part in item["content"])
+            content = [{"type": "output_text", "text": form.format(said.strip())}]
+            return {"type": "message", "role": "assistant", "content": content}
+        return item
+
+    async with serving(SCRIPTS, layout=LAYOUT) as served:
+        client = Carrier(path, "[[script:two,end]] hi", stream=False)
+        client.take([as_words(item) for item in await client.ask(served)])
+        await client.ask(served)
+        [session] = served.service.sessions
+    broken = session.steps[-1].broken
+    assert broken is not None
+    assert broken.cause.name == "reasoning_as_text"
+
+
 FORGETFUL = byte_model.CHAT_TEMPLATE.replace(
     "{% if message.reasoning_content %}",
     "{% if message.reasoning_content and not (messages[-1].role == 'user' and not loop.last) %}",
@@ -226,6 +253,61 @@ async def test_a_template_that_drops_thoughts_is_blamed_for_that_alone(habit: Ha
     in_loop = "" if habit is whole or memory else "reasoning_left_out"
     # Without its thought the turn of the loop stands in the prompt already as it will be printed then.
     assert causes == ["", in_loop, "thinking_dropped"]
+
+
+OPENS = "{%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+"""A generation prompt that opens the reasoning, as that of many newer models does."""
+
+
+@pytest.mark.parametrize("memory", [0, 2**20])
+@pytest.mark.parametrize("habit", [whole, without("reasoning_content")], ids=["whole", "without"])
+@pytest.mark.parametrize("source", [FORGETFUL, byte_model.CHAT_TEMPLATE], ids=["drops it", "keeps it"])
+async def test_reasoning_of_the_next_turn_is_not_that_of_a_short_answer(
+    source: str, habit: Habit, memory: int
+) -> None:
+    """The answer is so short that the next turn's opened reasoning stands right behind the break."""
+    template = load_chat_template(TOKENIZER, source.rpartition("{%- if add_generation_prompt")[0] + OPENS)
+    given: dict[str, Any] = {"template": template, "layout": template.layout(TOKENIZER)}
+    said = {"end": "It is.\n</think>\n\nOk."}
+    async with serving(said, memory=TurnMemory(memory) if memory else None, **given) as served:
+        client = Client(served, "[[script:end]] hi", habit)
+        causes = [cause(await client.step()) for _ in range(3)]
+    if source == FORGETFUL:
+        assert causes[1:] == ["thinking_dropped"] * 2
+    else:
+        assert causes[1:] == ["" if habit is whole or memory else "reasoning_left_out"] * 2
+
+
+CHANNELS = """\
+{%- for m in messages %}{% if m.role == 'assistant' -%}
+{% if m.thinking and loop.last %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif -%}
+<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
+{%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor -%}
+{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+"""Drops reasoning as gpt-oss's template does."""
+
+
+@pytest.mark.parametrize("habit", [whole, without("reasoning_content")], ids=["whole", "without"])
+async def test_a_marker_of_reasoning_that_both_prompts_begin_alike(habit: Habit) -> None:
+    """The prompts differ inside the marker: each message of such a turn begins with ``<|channel|>``."""
+    marks = ("start", "end", "message", "channel", "return", "call")
+    tokenizer = vocabulary({f"<|{mark}|>": True for mark in marks}, "<|return|>")
+    spoken = speech(tokenizer, CHANNELS, families.get("gpt_oss"))
+    said = {
+        "end": "<|channel|>analysis<|message|>It is.<|end|><|start|>assistant<|channel|>final<|message|>Ok."
+    }
+    engine = ScriptedEngine(
+        tokenizer.encode,
+        tokenizer.decode,
+        said,
+        end_token_id=tokenizer.added_tokens["<|return|>"],
+        default=said["end"],
+    )
+    given: dict[str, Any] = {"tokenizer": tokenizer, "template": spoken.template, "layout": spoken.layout}
+    async with serving(engine=engine, family=spoken.family, **given) as served:
+        client = Client(served, "hi", habit)
+        causes = [cause(await client.step()) for _ in range(3)]
+    assert causes == ["", "thinking_dropped", "thinking_dropped"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Fields of vLLM, SGLang and llama.cpp's server on Chat Completions and Completions: honoured, or named."""
+"""Fields of vLLM, SGLang and llama.cpp's server on OpenAI's protocols: honoured, or named."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from .by_hand import EngineByHand
 from .memory import events
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
-CHAT, RAW = "/v1/chat/completions", "/v1/completions"
+CHAT, RAW, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 each_path = pytest.mark.parametrize("path", [CHAT, RAW])
+each_protocol = pytest.mark.parametrize("path", [CHAT, RAW, RESPONSES])
 stream_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 WARNING = "x-singletree-warning"
 
 
 def body(path: str, prompt: str, **more: Any) -> dict[str, Any]:
+    if path == RESPONSES:
+        return {"model": MODEL, "max_output_tokens": 1000, "input": prompt, **more}
     said = {"prompt": prompt} if path == RAW else {"messages": [{"role": "user", "content": prompt}]}
     return {"model": MODEL, "max_tokens": 1000, **said, **more}
 
@@ -62,7 +65,7 @@ VALUES: dict[str, tuple[Any, str]] = {
 """Kind of constraint -> a value, and what the grammar for the engine has of it."""
 
 
-@each_path
+@each_protocol
 @pytest.mark.parametrize("field", CONSTRAINTS)
 async def test_every_constraint_is_held_to(path: str, field: str) -> None:
     value, words = VALUES[CONSTRAINTS[field]]
@@ -73,7 +76,7 @@ async def test_every_constraint_is_held_to(path: str, field: str) -> None:
     assert WARNING not in reply.headers
 
 
-@each_path
+@each_protocol
 @pytest.mark.parametrize("field", [f for f, kind in CONSTRAINTS.items() if kind == "json"])
 async def test_a_schema_may_be_json_text(path: str, field: str) -> None:
     _, played = await asked(path, **nested(field, json.dumps(SCHEMA)))
@@ -90,7 +93,7 @@ async def test_a_grammar_goes_to_the_engine_as_it_came_where_it_stands_alone() -
     assert tagged.constraint.value["format"] == {"type": "grammar", "grammar": grammar}
 
 
-@each_path
+@each_protocol
 @pytest.mark.parametrize("field", CONSTRAINTS)
 async def test_an_engine_that_takes_no_constraint_refuses_by_the_field(path: str, field: str) -> None:
     reply, played = await asked(path, kinds=(), **nested(field, VALUES[CONSTRAINTS[field]][0]))
@@ -146,11 +149,20 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@each_path
+@each_protocol
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED, ids=[str(each[0])[:60] for each in REFUSED])
 async def test_a_value_of_no_use_is_refused_with_path_value_and_cure(
     path: str, fields: dict[str, Any], param: str, words: str
 ) -> None:
+    if path == RESPONSES:
+        names = {"max_tokens": "max_output_tokens", "response_format": "text"}
+        fields = {
+            names.get(name, name): {"format": value} if name == "response_format" else value
+            for name, value in fields.items()
+        }
+        words = {"max_tokens is 10": "max_output_tokens is 10", "response_format": "text.format"}.get(
+            words, words
+        )
     reply, played = await asked(path, **fields)
     assert (reply.status, played) == (400, None)
     error = reply.json["error"]
@@ -184,7 +196,7 @@ def test_the_tables_name_fields_that_are_read() -> None:
     assert untyped <= {*CONSTRAINTS, *IGNORED}, "read and forgotten"
 
 
-@each_path
+@each_protocol
 @pytest.mark.parametrize("field", IGNORED)
 async def test_what_has_no_effect_is_named(path: str, field: str) -> None:
     reply, _ = await asked(path, **nested(field, {"some": "thing"}))
@@ -195,7 +207,7 @@ async def test_what_has_no_effect_is_named(path: str, field: str) -> None:
         assert (reply.status, WARNING in reply.headers) == (200, False), harmless
 
 
-@each_path
+@each_protocol
 async def test_the_engine_gets_the_sampling_that_it_can_do(path: str) -> None:
     fields = {
         "min_tokens": 3,
@@ -218,7 +230,7 @@ async def test_the_engine_gets_the_sampling_that_it_can_do(path: str) -> None:
     assert (sent["min_p"], sent["top_k"], sent["repetition_penalty"]) == (0.5, 7, 1.25)
 
 
-@each_path
+@each_protocol
 async def test_what_the_engine_cannot_do_is_named(path: str) -> None:
     reply, played = await asked(
         path, optional_sampling=frozenset(), min_tokens=3, allowed_token_ids=[65], bad_words=["Z", "word"]

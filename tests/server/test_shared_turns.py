@@ -64,6 +64,49 @@ async def test_rivals_have_the_same_order_everywhere(process: Process) -> None:
         assert is_complete
 
 
+def is_certain(memory: SharedTurnMemory, known: GeneratedTurn) -> bool:
+    """Whether the turn is found, and no other one that was forgotten can be meant."""
+    turns, digests = conversation(known)
+    memory.refresh(turns, digests)
+    found, is_complete = memory.find_candidates(turns[1], digests[1], lambda turn, known: True)
+    assert [each.token_ids for each in found] == [known.token_ids]
+    return is_complete
+
+
+async def test_a_rival_that_the_file_forgot_counts_too(tmp_path: Path) -> None:
+    """It may be the one that comes back, so no process may be sure of the one that is left."""
+    path, room = tmp_path / "turns", 250
+    rivals = [generated(text, digest=digest()) for text in ("Yes.", "Yes .", "Y es.")]
+
+    async def remember(turn: GeneratedTurn) -> None:
+        memory = SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
+        memory.remember(turn)
+        await memory.settled()
+
+    for each in rivals:
+        await remember(each)
+    assert not is_certain(SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules()), rivals[-1])
+    await remember(generated("Something else.", digest="elsewhere"))
+    await remember(rivals[0])
+    assert is_certain(SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules()), rivals[0]), (
+        "nothing is left of a key whose turns are all gone"
+    )
+
+
+async def test_a_rival_that_was_evicted_alone_counts_too() -> None:
+    """Redis evicts turns one by one, and keeps their names."""
+    store = BrokenStore()
+    store.is_up = True
+    rivals = [generated(text, digest=digest(), reasoning="Hm.") for text in ("Yes.", "Y es.")]
+    for each in rivals:
+        memory = SharedTurnMemory(ROOM, store, capsules())
+        memory.remember(each)
+        await memory.settled()
+    store.evicted = {store.added[0].name}
+    assert not is_certain(SharedTurnMemory(ROOM, store, capsules()), rivals[1])
+    store.evicted.clear()
+
+
 async def test_one_turn_of_two_processes_is_one_turn(process: Process) -> None:
     here, there = process(), process()
     for memory in (here, there):
@@ -100,6 +143,7 @@ class BrokenStore:
         self.is_up = False
         self.asked = 0
         self.added: list[StoredTurn] = []
+        self.evicted: set[bytes] = set()
 
     def add(self, turn: StoredTurn) -> None:
         self._ask()
@@ -111,7 +155,7 @@ class BrokenStore:
 
     def turns(self, names: Sequence[bytes]) -> dict[bytes, StoredTurn]:
         self._ask()
-        return {each.name: each for each in self.added if each.name in names}
+        return {each.name: each for each in self.added if each.name in {*names} - self.evicted}
 
     def close(self) -> None:
         pass

@@ -11,7 +11,9 @@ from singletree.conversation import Reasoning, Text, ToolCall, Turn
 
 _SPACE = re.compile(r"\s+")
 
-_TAGS = tuple(f"<{end}{name}>" for name in ("think", "thinking", "thought", "reasoning") for end in ("", "/"))
+REASONING_TAGS = tuple(
+    f"<{end}{name}>" for name in ("think", "thinking", "thought", "reasoning") for end in ("", "/")
+)
 """Tags that clients write around reasoning that they keep in the content, whatever the model's own markers are."""
 
 _MAX_POSITIONS = 64
@@ -35,7 +37,7 @@ def consists_of(text: str, spans: Sequence[ProseSpan], tags: Sequence[str] = ())
     """
     if _is_sequence_of(text, spans):
         return True
-    found = [tag for tag in (*_TAGS, *tags) if tag in text]
+    found = [tag for tag in (*REASONING_TAGS, *tags) if tag in text]
     if not found:
         return False
     bare = [span._replace(text=_without(span.text, found)) for span in spans]

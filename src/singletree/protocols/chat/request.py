@@ -33,9 +33,13 @@ from singletree.protocols.chat.tools import (
     decode_tools,
 )
 from singletree.protocols.openai.cache_diagnostics import compared_answer
-from singletree.protocols.openai.engine_fields import EngineFields, format_from_fields, ignored
+from singletree.protocols.openai.engine_fields import (
+    EngineFields,
+    engine_sampling_of,
+    format_from_fields,
+    ignored,
+)
 from singletree.protocols.openai.nvext import NvExt, agent_of, cache_salt_of, hints_of, session_of
-from singletree.protocols.openai.sampling import shared_sampling_of
 from singletree.request_options import RequestOptions
 
 ROUTES: list[tuple[str, str, str]] = [("POST", "/v1/chat/completions", "create")]
@@ -221,29 +225,12 @@ def sampling_of(body: SamplingFields, most: int | None, logprobs: int | None) ->
         most: the largest number of tokens to generate; None for no limit.
         logprobs: the number of alternatives reported for each token; None for no log-probabilities.
     """
-    shared = shared_sampling_of(body)
     return replace(
-        shared,
-        max_tokens=limits.at_least_one(most),
-        repetition_penalty=body.repeat_penalty
-        if shared.repetition_penalty is None
-        else shared.repetition_penalty,
+        engine_sampling_of(body, most),
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}),
-        min_tokens=_min_tokens(body.min_tokens or 0, most),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        includes_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
-        bad_words=tuple(body.bad_words or ()),
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
     )
-
-
-def _min_tokens(least: int, most: int | None) -> int:
-    if most is not None and 0 < most < least:
-        message = f"min_tokens is {least} but max_tokens is {most}; send min_tokens of at most max_tokens"
-        raise InvalidRequest(message, param="min_tokens")
-    return least
 
 
 def _logit_bias(biases: Mapping[str, float]) -> dict[int, float] | None:

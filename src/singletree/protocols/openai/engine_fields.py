@@ -1,4 +1,4 @@
-"""Fields that engines add to Chat Completions and Completions: constraints, sampling, and ignored fields.
+"""Fields that engines add to OpenAI's protocols: constraints, sampling, and ignored fields.
 
 vLLM (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html, extra parameters), SGLang
 (https://docs.sglang.ai/basic_usage/sampling_params.html), llama.cpp's server, and OpenAI's own fields that have no
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from singletree.conversation import ResponseFormat
+from singletree.conversation import ResponseFormat, Sampling
 from singletree.errors import InvalidRequest
 from singletree.protocols import limits
-from singletree.protocols.openai.sampling import SharedSampling
+from singletree.protocols.openai.sampling import SharedSampling, shared_sampling_of
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _TokenIds = Annotated[list[_TokenId], msgspec.Meta(max_length=1024)]
@@ -160,13 +161,42 @@ def ignored(body: EngineFields) -> Iterator[str]:
             yield f"{path} is ignored: {cure}"
 
 
+def engine_sampling_of(body: EngineFields, most: int | None, most_field: str = "max_tokens") -> Sampling:
+    """Return the sampling parameters that these fields of ``body`` set.
+
+    Args:
+        most: the largest number of tokens to generate, as the client sent it; None for no limit.
+        most_field: the field that sets it.
+
+    Raises:
+        InvalidRequest: ``min_tokens`` is larger than ``most``.
+    """
+    shared, least = shared_sampling_of(body), body.min_tokens or 0
+    if most is not None and 0 < most < least:
+        message = f"min_tokens is {least} but {most_field} is {most}; send min_tokens of at most {most_field}"
+        raise InvalidRequest(message, param="min_tokens")
+    return replace(
+        shared,
+        max_tokens=limits.at_least_one(most),
+        repetition_penalty=body.repeat_penalty
+        if shared.repetition_penalty is None
+        else shared.repetition_penalty,
+        min_tokens=least,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        includes_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+        bad_words=tuple(body.bad_words or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+    )
+
+
 def format_from_fields(
-    body: EngineFields, from_response_format: ResponseFormat | None = None
+    body: EngineFields, own_format: ResponseFormat | None = None, own_field: str = "response_format"
 ) -> ResponseFormat | None:
     """Return the format that the visible text must have; None if no field of ``body`` sets one.
 
     Args:
-        from_response_format: the format that ``response_format`` sets.
+        own_format: the format that the protocol's own field sets.
+        own_field: the name of that field.
 
     Raises:
         InvalidRequest: two fields set a format, or a value is invalid; ``param`` is the field's path.
@@ -176,9 +206,9 @@ def format_from_fields(
     if not given and (path := _empty_choice(body)):
         raise InvalidRequest(f"{path} is []; send at least one text to choose from", param=path)
     if not given:
-        return from_response_format
+        return own_format
     path, kind, value = given[0]
-    others = [other for other, _, _ in given[1:]] or ["response_format"] * (from_response_format is not None)
+    others = [other for other, _, _ in given[1:]] or [own_field] * (own_format is not None)
     if others:
         message = f"{path} and {others[0]} both set the format of the response; send one of them"
         raise InvalidRequest(message, param=path)

@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from singletree.errors import InvalidRequest
 from singletree.protocols import limits
-from singletree.protocols.openai.sampling import SharedSampling
+from singletree.protocols.openai.engine_fields import EngineFields
 from singletree.protocols.responses.native_tools import WireObject
 
 
-class ResponsesBody(SharedSampling, kw_only=True):
+class ResponsesBody(EngineFields, kw_only=True):
     """The request body of Responses, as the client sends it. Unknown fields are accepted."""
 
     model: str

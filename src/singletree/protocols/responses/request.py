@@ -21,9 +21,9 @@ from singletree.conversation import (
     Turn,
 )
 from singletree.errors import InvalidRequest
-from singletree.protocols import limits, wire
+from singletree.protocols import wire
 from singletree.protocols.openai.cache_diagnostics import compared_answer
-from singletree.protocols.openai.sampling import shared_sampling_of
+from singletree.protocols.openai.engine_fields import engine_sampling_of, format_from_fields, ignored
 from singletree.protocols.responses import body as responses_body
 from singletree.protocols.responses import input
 from singletree.protocols.responses.body import ReasoningOptions, ResponsesBody, TextField, TextFormat
@@ -112,10 +112,10 @@ def _request(
         max_tool_calls=body.max_tool_calls,
         truncate=body.truncation == "auto",
         thinking=_thinking(reasoning, text.verbosity, body.chat_template_kwargs),
-        response_format=_response_format(text.format),
+        response_format=format_from_fields(body, _response_format(text.format), "text.format"),
         session=body.prompt_cache_key or None,
         cache_salt=body.cache_salt or "",
-        warnings=(*tools.warnings, *((_NO_THRESHOLD,) if body.context_management else ())),
+        warnings=(*tools.warnings, *((_NO_THRESHOLD,) if body.context_management else ()), *ignored(body)),
         options=RequestOptions(
             reasoning_summary=(reasoning.summary or reasoning.generate_summary or "none") != "none",
             include=tuple(body.include or ()),
@@ -150,8 +150,7 @@ _LOGPROBS = "message.output_text.logprobs"
 def _sampling(body: ResponsesBody) -> Sampling:
     wants_logprobs = bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
     return replace(
-        shared_sampling_of(body),
-        max_tokens=limits.at_least_one(body.max_output_tokens),
+        engine_sampling_of(body, body.max_output_tokens, "max_output_tokens"),
         logprobs=body.top_logprobs or 0 if wants_logprobs else None,
     )
 

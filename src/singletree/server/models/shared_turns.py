@@ -169,12 +169,14 @@ class SharedTurnMemory(TurnMemory):
         found = [(i, key, names) for (i, key, _), names in zip(asked, listed, strict=False) if names]
         with self._lock:
             missing = list(dict.fromkeys(n for _, _, names in found for n in names if n not in self._known))
-        if missing:
-            self._add_stored(missing, self._access("read", lambda: self._store.turns(missing)) or {})
+        stored = self._access("read", lambda: self._store.turns(missing)) if missing else {}
+        self._add_stored(missing, stored or {})
         with self._lock:
             for _, key, names in found:
                 if len(names) > 1:
                     self._sort_rivals(key, [self._known[name] for name in names if name in self._known])
+                if stored is not None and key in self._rivals and not self._known.keys() >= set(names):
+                    self._incomplete.add(key)  # the store has forgotten one of its turns
         return {i for i, _, _ in found}
 
     def _add_stored(self, names: Sequence[bytes], stored: Mapping[bytes, StoredTurn]) -> None:

@@ -42,6 +42,13 @@ CREATE TABLE IF NOT EXISTS turn_conversations (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS turn_conversations_used ON turn_conversations (used);
 """
+# The name of an evicted turn stays while its key has other turns: they tell that one of their rivals is missing.
+_DELETE_KEYS = """
+DELETE FROM turn_keys WHERE key IN (SELECT key FROM turn_keys WHERE name = ?) AND NOT EXISTS (
+    SELECT 1 FROM turn_keys AS others JOIN shared_turns ON shared_turns.name = others.name
+    WHERE others.key = turn_keys.key
+)
+"""
 _PARAMETERS = 500
 """How many values one statement gets; SQLite takes 999 in its oldest version."""
 
@@ -83,7 +90,7 @@ class TurnStore(Protocol):
         ...
 
     def names(self, keys: Sequence[bytes]) -> list[list[bytes]]:
-        """Return for each key the names of its turns, the latest last."""
+        """Return for each key the names of its turns, the latest last; also of turns that were evicted."""
         ...
 
     def turns(self, names: Sequence[bytes]) -> dict[bytes, StoredTurn]:
@@ -131,7 +138,9 @@ class SqliteTurnStore:
                 raise StoreUnavailable(str(error)) from None
 
     def names(self, keys: Sequence[bytes]) -> list[list[bytes]]:
-        """Return for each key the names of its turns, the latest last. Raises StoreUnavailable."""
+        """Return for each key the names of its turns, the latest last; also of turns that were evicted while the key
+        has others. Raises StoreUnavailable.
+        """
         found: dict[bytes, list[bytes]] = {}
         for key, name in self._read("SELECT key, name FROM turn_keys WHERE key IN ({}) ORDER BY at", keys):
             found.setdefault(key, []).append(name)
@@ -196,7 +205,7 @@ class SqliteTurnStore:
                 continue
             size -= found[1]
             execute("DELETE FROM shared_turns WHERE name = ?", (found[0],))
-            execute("DELETE FROM turn_keys WHERE name = ?", (found[0],))
+            execute(_DELETE_KEYS, (found[0],))
             execute(
                 "UPDATE turn_conversations SET bytes = bytes - ? WHERE conversation = ?",
                 (found[1], conversation),

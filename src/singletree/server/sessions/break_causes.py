@@ -3,124 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from singletree.conversation import Turn
 from singletree.server.models.catalog import ChatFormat
-from singletree.server.sessions.divergence import WIDTH, Divergence
-from singletree.server.sessions.turn_differences import Difference, difference, thought_is_in
-from singletree.server.sessions.turn_tokens import OPENING, PICTURE, excerpt, turn_at, turn_header, turn_start
-
-_WORDS = 8
-_LONGEST_DATE = 20
-_BEFORE, _AFTER = 64, 48
-"""Length of the excerpts in tokens: of the common text before a break, and of each prompt's text after it."""
-
-_CLOCK = re.compile(
-    r"\d{1,2}:\d{2}(?::\d{2})?|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}"
-    r"|\b(?:Mon|Tues?|Wed|Thu|Fri|Sat|Sun)(?:[a-z]*day)?\b"
-    r"|\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d{1,2}\b"
-)
-_HEAD_ROLES = ("system", "developer")
-
-
-@dataclass(frozen=True, slots=True)
-class BreakContext:
-    """A divergence with its context, on which the causes are tested.
-
-    Attributes:
-        divergence: the divergence.
-        before: the end of the text that both prompts have.
-        was, now: the text after the divergence, in the earlier prompt and in the new one.
-        message: index of the message that contains the divergence, from 0; None where it is not known.
-        unchanged: whether all messages are equal around it, so that the template prints the same messages differently.
-        in_head: whether it is before the first turn of the assistant.
-        in_answer: whether it is in the generated turn, and all earlier messages are equal.
-        difference: how the client changed the assistant's turn that contains it, compared with the earlier prompt or
-            the generated turn; None where that is not known.
-        retokenized: whether that turn has the same content in both prompts, in different tokens.
-        opener, closer: markers of the model's reasoning; empty when it has none.
-        switches: the template variables that keep earlier reasoning, with the values that keep it.
-    """
-
-    divergence: Divergence
-    before: str
-    was: str
-    now: str
-    message: int | None
-    unchanged: bool
-    in_head: bool
-    in_answer: bool
-    difference: Difference | None
-    retokenized: bool
-    opener: str
-    closer: str
-    switches: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def role(self) -> str:
-        """Return the role of that message in the earlier prompt; empty where it is not known."""
-        if self.message is None:
-            return ""
-        messages = self.divergence.record.messages
-        return messages[self.message].role if self.message < len(messages) else "assistant"
-
-    @property
-    def tools(self) -> tuple[list[str], list[str]]:
-        """Return the names of the earlier prompt's tools and of the new one's."""
-        return self.divergence.record.tools.names, self.divergence.tools.names
-
-    @property
-    def other_tools(self) -> bool:
-        """Tell whether the tools differ, and the divergence is where templates print them, or not located."""
-        differ = self.divergence.record.tools.encoded != self.divergence.tools.encoded
-        is_not_located = self.unchanged and self.message is None
-        return differ and (self.in_head or is_not_located) and not self.in_system
-
-    @property
-    def other_settings(self) -> bool:
-        """Tell whether the client changed the reasoning settings, and the messages before the divergence are equal."""
-        differ = self.divergence.record.settings != self.divergence.settings
-        return differ and (self.unchanged or (self.in_answer and self.divergence.same_answer))
-
-    @property
-    def in_system(self) -> bool:
-        """Tell whether the divergence is in the text of a system message that differs."""
-        new = self.divergence.new
-        if new is None or new.role not in _HEAD_ROLES:
-            return False
-        return self.before[-_WORDS:] + self.now[:1] in self.divergence.turns[self.divergence.at].text
-
-    @property
-    def in_date(self) -> bool:
-        """Tell whether the divergence is within a date or a time, in both prompts."""
-        start = max(0, len(self.before) - _LONGEST_DATE)
-        return all(
-            any(match.start() <= len(self.before) < match.end() for match in _CLOCK.finditer(text, start))
-            for text in (self.before + self.was, self.before + self.now)
-        )
-
-    @property
-    def lacks_thought(self) -> bool:
-        """Tell whether the earlier prompt has reasoning at the divergence, and the new one has none."""
-        opened = bool(self.opener) and (self.opener in self.was or self.before.rstrip().endswith(self.opener))
-        return opened and (self.opener not in self.now or self.now.lstrip().startswith(self.closer))
-
-    @property
-    def template_drops_thought(self) -> bool:
-        """Tell whether the template omits reasoning at the divergence: it received it, or would not have printed it."""
-        if not self.lacks_thought:
-            return False
-        text = self.was.partition(self.opener)[2] if self.opener in self.was else self.was
-        excerpt = text.partition(self.closer)[0] if self.closer else text
-        if thought_is_in(excerpt, self.divergence.given):
-            return True
-        if self.message is None:
-            return not self.divergence.given
-        return not self.divergence.template_prints_thought(self.message)
+from singletree.server.sessions.break_context import HEAD_ROLES, BreakContext, break_context
+from singletree.server.sessions.divergence import Divergence
+from singletree.server.sessions.turn_tokens import PICTURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +112,7 @@ CAUSES: tuple[Cause, ...] = (
         "date_in_system",
         "the system prompt contains a date or a time that changed",
         "let the harness put it into the last message, or omit it",
-        lambda c: _differs(c, *_HEAD_ROLES) and c.in_date,
+        lambda c: _differs(c, *HEAD_ROLES) and c.in_date,
     ),
     Cause(
         "message_moved",
@@ -252,7 +141,7 @@ CAUSES: tuple[Cause, ...] = (
         "system_changed",
         "the text of a system message changed",
         "let the harness keep it during the session and add new text at the end",
-        lambda c: _differs(c, *_HEAD_ROLES),
+        lambda c: _differs(c, *HEAD_ROLES),
     ),
     Cause(
         "reasoning_removed",
@@ -398,7 +287,7 @@ def explain_break(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
         tokens: the new prompt's tokens, ``WIDTH`` bytes each.
         chat_format: the model's template, family and tokenizer.
     """
-    context = _context_of(divergence, tokens, chat_format)
+    context = break_context(divergence, tokens, chat_format)
     cause = next(cause for cause in CAUSES if cause.matches(context))
     in_tools = cause.name.startswith("tools_")
     return Break(
@@ -411,88 +300,3 @@ def explain_break(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
         now=context.now,
         lost=divergence.record.expected - divergence.matched,
     )
-
-
-def _context_of(divergence: Divergence, tokens: bytes, chat_format: ChatFormat) -> BreakContext:
-    at = divergence.matched
-    opener, closer = chat_format.family.reasoning or ("", "")
-    assistant = [i for i, message in enumerate(divergence.record.messages) if message.role == "assistant"]
-    if len(_assistant_turns(divergence.given)) < len(_assistant_turns(divergence.turns)):
-        # The template received neighbouring messages as one turn.
-        indices = frozenset(assistant)
-        assistant = [i for i in assistant if i - 1 not in indices]
-    begun, is_counted = _begun(divergence, assistant, chat_format)
-    unchanged = _is_unchanged(divergence, [*assistant, len(divergence.record.messages)], begun)
-    in_answer = not unchanged and divergence.old is None
-    message = divergence.at if not unchanged else assistant[begun - 1] if begun and is_counted else None
-    changed = _difference(divergence, message, chat_format, in_answer=in_answer)
-    return BreakContext(
-        divergence,
-        before=excerpt(tokens, max(0, at - _BEFORE), at, chat_format),
-        was=excerpt(divergence.record.tokens, at, at + _AFTER, chat_format),
-        now=excerpt(tokens, at, at + _AFTER, chat_format),
-        message=message,
-        unchanged=unchanged,
-        in_head=begun == 0,
-        in_answer=in_answer,
-        difference=changed,
-        retokenized=changed == "none"
-        and (in_answer or (unchanged and _has_same_content(divergence, tokens, chat_format))),
-        opener=opener.strip(),
-        closer=closer.strip(),
-        switches=chat_format.template.capabilities.history_switches,
-    )
-
-
-def _assistant_turns(turns: Sequence[Turn]) -> list[Turn]:
-    return [turn for turn in turns if turn.role == "assistant"]
-
-
-def _difference(
-    divergence: Divergence, message: int | None, chat_format: ChatFormat, *, in_answer: bool
-) -> Difference | None:
-    """Return how the client changed the assistant's turn at ``message``, as it was in the earlier prompt or answer."""
-    returned = () if message is None else divergence.returned(message)
-    if not returned:
-        return None
-    record = divergence.record
-    generated = record.answer if in_answer else None
-    if generated is None:
-        start = (
-            record.prompt_tokens if in_answer else turn_start(record.tokens, divergence.matched, chat_format)
-        )
-        generated = turn_at(record.tokens, start, record.tools.tools, chat_format)
-    return difference(generated, returned, chat_format.family, record.tools.tools)
-
-
-def _has_same_content(divergence: Divergence, tokens: bytes, chat_format: ChatFormat) -> bool:
-    """Tell whether the assistant's turn at the divergence has the same content in both prompts."""
-    record = divergence.record
-    start = turn_start(record.tokens, divergence.matched, chat_format)
-    before, now = (turn_at(each, start, record.tools.tools, chat_format) for each in (record.tokens, tokens))
-    return difference(before, (now,), chat_format.family, record.tools.tools) == "none"
-
-
-def _begun(divergence: Divergence, assistant: Sequence[int], chat_format: ChatFormat) -> tuple[int, bool]:
-    """Return how many of the assistant's turns begin before the divergence, and whether their headers were counted.
-    Without a unique header the number comes from the messages.
-    """
-    if header := turn_header(chat_format):
-        return divergence.record.tokens.count(header, 0, divergence.matched * WIDTH), True
-    if divergence.matched >= divergence.record.prompt_tokens - OPENING:
-        return len(assistant) + 1, False
-    return sum(i <= divergence.at for i in assistant), False
-
-
-def _is_unchanged(divergence: Divergence, assistant: Sequence[int], begun: int) -> bool:
-    """Tell whether all messages are equal up to the start of the assistant's next turn.
-
-    Args:
-        assistant: indices of the assistant's turns, the generated one last.
-        begun: how many of them begin before the divergence.
-    """
-    if begun >= len(assistant):
-        return False
-    # The next turn itself may be the first that differs; a message of another role would have another header.
-    is_assistant = divergence.new is not None and divergence.new.role == "assistant"
-    return divergence.at > assistant[begun] or (divergence.at == assistant[begun] and is_assistant)

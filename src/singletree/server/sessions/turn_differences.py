@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from singletree.conversation import Reasoning, Tool, ToolCall, Turn
+from singletree.conversation import Reasoning, Text, Tool, ToolCall, Turn
 from singletree.parsing.family import Family
 from singletree.parsing.parser import parse
+from singletree.prompts.replay.partial_turns import REASONING_TAGS, ProseSpan, consists_of
 from singletree.prompts.replay.turn_comparison import is_equivalent_turn
 
 Difference = Literal[
@@ -42,7 +43,8 @@ def difference(
         return "edited"
     if their_text not in text:
         rest = _without_thought(their_text, thought, family)
-        return "reasoning_as_text" if rest is not None and rest in text else "edited"
+        is_as_text = (rest is not None and rest in text) or _has_thoughts_between(joined, generated, family)
+        return "reasoning_as_text" if is_as_text else "edited"
     if their_thought not in thought:
         return "edited"
     has_calls = len(joined.tool_calls) == len(generated.tool_calls)
@@ -65,13 +67,25 @@ def _without_space(text: str) -> str:
 
 
 def _without_thought(text: str, thought: str, family: Family) -> str | None:
-    """Return ``text`` without ``thought`` and its markers; None where it does not contain ``thought``."""
-    for marker in family.reasoning or ():
+    """Return ``text`` without ``thought`` and the markers around it; None where it does not contain ``thought``."""
+    for marker in (*REASONING_TAGS, *(family.reasoning or ())):
         text = text.replace(_without_space(marker), "")
     if not thought or thought not in text:
         return None
     before, _, after = text.partition(thought)
     return before + after
+
+
+def _has_thoughts_between(returned: Turn, generated: Turn, family: Family) -> bool:
+    """Tell whether the text of ``returned`` is made of reasoning and text of ``generated``, each in its place."""
+    spans = [
+        ProseSpan(part.text, True, isinstance(part, Reasoning))
+        for part in generated.parts
+        if isinstance(part, Text | Reasoning)
+    ]
+    text = _without_space(returned.text)
+    has_thought = any(_without_space(s.text) in text for s in spans if s.is_reasoning and s.text.strip())
+    return has_thought and consists_of(returned.text, spans, family.reasoning or ())
 
 
 def _are_ordered_part(some: Sequence[ToolCall], calls: Sequence[ToolCall], tools: Sequence[Tool]) -> bool:

@@ -34,10 +34,31 @@ def turn_header(chat_format: ChatFormat) -> bytes:
 def turn_start(tokens: bytes, place: int, chat_format: ChatFormat) -> int:
     """Return the position behind the header of the assistant's turn that contains the token ``place``; 0 if unknown."""
     header = turn_header(chat_format)
+    if chat_format.family.message_header:
+        return max(turn_starts(tokens, place, chat_format), default=0)
     at = tokens.rfind(header, 0, place * WIDTH) if header else -1
     while at > 0 and at % WIDTH:  # the match spans parts of two tokens
         at = tokens.rfind(header, 0, at + len(header) - 1)
     return 0 if at < 0 else (at + len(header)) // WIDTH
+
+
+def turn_starts(tokens: bytes, place: int, chat_format: ChatFormat) -> list[int]:
+    """Return the positions behind the headers of the assistant's turns that begin before the token ``place``.
+
+    Where a turn consists of several messages, each has the header; only that of the first begins the turn.
+    """
+    header = turn_header(chat_format)
+    starts: list[int] = []
+    last, at = 0, tokens.find(header, 0, place * WIDTH) if header else -1
+    while at >= 0:
+        behind = at + len(header)
+        if at % WIDTH == 0:
+            between = chat_format.tokenizer.decode(ids_between(tokens, last, behind // WIDTH))
+            if not starts or _end_of_turn(between, chat_format)[1]:
+                starts.append(behind // WIDTH)
+            last = behind // WIDTH
+        at = tokens.find(header, at + 1, place * WIDTH)
+    return starts
 
 
 def turn_at(tokens: bytes, start: int, tools: Sequence[Tool], chat_format: ChatFormat) -> Turn:
@@ -47,15 +68,39 @@ def turn_at(tokens: bytes, start: int, tools: Sequence[Tool], chat_format: ChatF
         tools: the tools that the turn could call.
         chat_format: the model's family, tokenizer and turn delimiters.
     """
-    decode, layout = chat_format.tokenizer.decode, chat_format.layout
+    decode = chat_format.tokenizer.decode
     text = decode(ids_between(tokens, start, start + _LONGEST_TURN))
-    enders = (
-        *(layout.ends if layout else ()),
-        *(decode([id]) for id in chat_format.tokenizer.stop_token_ids),
-    )
-    end = min((at for ender in enders if ender and (at := text.find(ender)) >= 0), default=len(text))
+    end, ender = _end_of_turn(text, chat_format)
+    # Where each message of a turn has an end, that of the last one can also close a call.
+    family = chat_format.family
+    closers = {closer for form in family.forms for closer in (form.calls[1], *form.also_close)}
+    text = text[:end] + (ender if family.message_header and ender in closers else "")
     opened = decode(ids_between(tokens, max(0, start - OPENING), start))
-    return parse(chat_format.family, text[:end], tools, opened)
+    return parse(family, text, tools, opened)
+
+
+def rest_of_turn(text: str, chat_format: ChatFormat) -> str:
+    """Return ``text``, which begins inside a turn, up to the end of that turn."""
+    return text[: _end_of_turn(text, chat_format)[0]]
+
+
+def _end_of_turn(text: str, chat_format: ChatFormat) -> tuple[int, str]:
+    """Return where the turn at the start of ``text`` ends, and what ends it; empty where it does not end.
+
+    Where a turn consists of several messages, the end of one is not the end of the turn if the next one follows.
+    """
+    layout, tokenizer = chat_format.layout, chat_format.tokenizer
+    enders = {
+        *(layout.ends if layout else ()),
+        *(tokenizer.decode([id]) for id in tokenizer.stop_token_ids),
+    } - {""}
+    header, at = chat_format.family.message_header, 0
+    while True:
+        found = [(place, ender) for ender in enders if (place := text.find(ender, at)) >= 0]
+        end, ender = min(found, default=(len(text), ""))
+        at = end + len(ender)
+        if not (ender and header and text.startswith(header, at)):
+            return end, ender
 
 
 def excerpt(tokens: bytes, start: int, end: int, chat_format: ChatFormat) -> str:
