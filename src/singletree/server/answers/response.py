@@ -85,6 +85,10 @@ class TurnResponse:
                 if self._superseded:
                     raise Superseded from None
                 raise
+            except Exception as error:
+                # It becomes the answer only after the end has been recorded.
+                self._trace.error = type(error).__name__
+                raise
             finally:
                 lifecycle.end(reason)
 

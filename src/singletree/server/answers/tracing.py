@@ -193,6 +193,8 @@ class Trace:
 
     Attributes:
         received: when the request arrived, in unix seconds.
+        traceparent: the client's header of this name, which names the span that the request belongs to; else empty.
+        error: the name of the error that ended the request; empty for none.
     """
 
     def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
@@ -200,6 +202,8 @@ class Trace:
         self.route = "other"
         self.status = _CLIENT_LEFT
         self.received = time.time()
+        self.traceparent = ""
+        self.error = ""
         self._tracing = tracing
         # A path may contain any character, line breaks included.
         self._method, self._path = ascii(method)[1:-1], ascii(path[:_PATH_LENGTH])[1:-1]
@@ -212,7 +216,6 @@ class Trace:
         self._route = ""
         self._usage: Usage | None = None
         self._reason = ""
-        self._error = ""
 
     def new_id(self, prefix: str) -> str:
         """Return a new id; for the prefix ``req_`` the request's own."""
@@ -301,10 +304,10 @@ class Trace:
 
     def failed(self, error: SingletreeError) -> None:
         """Record the error that is the answer, or ends it."""
-        self._error = type(error).__name__
+        self.error = type(error).__name__
         if not isinstance(error, Rejected):
             # A client's own mistake is not logged: the message may quote the request.
-            LOG.warning("id=%s %s: %s", self.request_id, self._error, error.message)
+            LOG.warning("id=%s %s: %s", self.request_id, self.error, error.message)
 
     def close(self) -> None:
         """Count and log the request: the answer was sent, or the client has disconnected."""
@@ -319,8 +322,8 @@ class Trace:
     def _line(self) -> str:
         took = time.perf_counter() - self._began
         line = f"{self._method} {self._path} {self.status} id={self.request_id} took={took:.3f}s"
-        if self._error:
-            line += f" error={self._error}"
+        if self.error:
+            line += f" error={self.error}"
         if self._usage is None:
             return line
         usage, first = self._usage, "-" if self._first is None else f"{self._first:.3f}s"
