@@ -1,4 +1,4 @@
-"""Shows the progress of a download, as a bar or as plain lines."""
+"""Shows the progress of a download or of another long task, as a bar or as plain lines."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ class TerminalProgress:
 
     Args:
         stream: where to print; None for standard error.
+        is_bytes: whether bytes are counted, as in a download. Other counts are shown on a terminal only.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, is_bytes: bool = True) -> None:
         self._stream = stream if stream is not None else sys.stderr
+        self._is_bytes = is_bytes
         self._bar: Bar | None = None
         self._tasks: dict[str, TaskID] = {}
         self._steps: dict[str, int] = {}
@@ -41,7 +43,7 @@ class TerminalProgress:
     def __enter__(self) -> Self:
         if self._stream.isatty():
             with contextlib.suppress(ImportError):
-                self._bar = _bar(self._stream)
+                self._bar = _bar(self._stream, is_bytes=self._is_bytes)
         return self
 
     def __exit__(
@@ -53,7 +55,8 @@ class TerminalProgress:
     def __call__(self, label: str, done: int, total: int | None) -> None:
         """Show the progress of one download; a ``Progress``."""
         if self._bar is None:
-            self._line(label, done, total)
+            if self._is_bytes:
+                self._line(label, done, total)
             return
         if not self._tasks:
             self._bar.start()
@@ -70,19 +73,40 @@ class TerminalProgress:
         print(f"{label}{amount}", file=self._stream, flush=True)
 
 
-def _bar(stream: TextIO) -> Bar:
+class CountedProgress:
+    """Counts the calls of itself, with any arguments, as the progress of one task.
+
+    Args:
+        label: names the task.
+        progress: shows it.
+        total: how many calls there will be.
+    """
+
+    def __init__(self, label: str, progress: Progress, total: int) -> None:
+        self._label, self._progress, self._total, self._done = label, progress, total, 0
+        progress(label, 0, total)
+
+    def __call__(self, *_: object) -> None:
+        """Count one."""
+        self._done += 1
+        self._progress(self._label, self._done, self._total)
+
+
+def _bar(stream: TextIO, *, is_bytes: bool) -> Bar:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *columns, console=Console(file=stream))
+    amounts = (DownloadColumn(), TransferSpeedColumn()) if is_bytes else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
+    return Progress(*columns, console=Console(file=stream))
 
 
 @contextlib.contextmanager
