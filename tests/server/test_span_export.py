@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -25,11 +24,10 @@ from singletree.server.answers.record_queue import RecordQueue
 from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.span_export import SpanExport, exports_content, find_exporter
 
+from .agent_traffic import CALL, LAYOUT, Agent
 from .carrying import ONE, Client
-from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
-from .test_sessions import CALL, TOOL
+from .serving import MODEL, serving
 
-LAYOUT = TEMPLATE.layout(TOKENIZER)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -53,32 +51,6 @@ class Collector:
         """The spans whose names begin with ``name``, by their start."""
         found = (span for span in self.spans if span.name.startswith(name))
         return sorted(found, key=lambda span: span.start_time)
-
-
-class Agent:
-    """One agent of a harness: its conversation and its headers."""
-
-    def __init__(
-        self, served: Served, question: str, headers: Mapping[str, str], *, tools: bool = True
-    ) -> None:
-        self.served, self.headers, self.tools = served, dict(headers), [TOOL] if tools else []
-        self.said: list[dict[str, Any]] = [{"role": "user", "content": question}]
-
-    async def ask(self, **headers: str) -> dict[str, Any]:
-        """Ask for the next turn, and answer its calls."""
-        body = {"model": MODEL, "max_tokens": 999, "messages": self.said, "tools": self.tools}
-        answer = (await self.served.client.post("/v1/messages", body, self.headers | headers)).json
-        self.said.append({"role": "assistant", "content": answer["content"]})
-        results = [
-            {"type": "tool_result", "tool_use_id": part["id"], "content": "a file"}
-            for part in answer["content"]
-            if part["type"] == "tool_use"
-        ]
-        if results:
-            reminder = {"type": "text", "text": "Remember the time."}
-            self.said.append({"role": "user", "content": [*results, reminder]})
-        found: dict[str, Any] = answer
-        return found
 
 
 class Exporting:
@@ -161,7 +133,10 @@ async def test_texts_are_exported_when_the_variable_of_the_conventions_asks_for_
     assert answered["finish_reason"] == "tool_call"
     arguments = json.loads(tool.attributes[span_names.TOOL_ARGUMENTS])
     assert arguments == answered["parts"][2]["arguments"] == asked[1]["parts"][2]["arguments"]
-    assert json.loads(tool.attributes[span_names.TOOL_RESULT]) == "Sunny."
+    assert tool.attributes[span_names.TOOL_RESULT] == "Sunny."
+    [invocation] = collector.named("invoke_agent")
+    assert json.loads(invocation.attributes[span_names.INPUT_MESSAGES]) == asked[:1]
+    assert invocation.attributes[span_names.OUTPUT_MESSAGES] == second[span_names.OUTPUT_MESSAGES]
     assert json.loads(first[span_names.TOOL_DEFINITIONS])[0]["name"] == "get_weather"
 
 

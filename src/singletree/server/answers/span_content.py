@@ -41,6 +41,16 @@ def content_attributes(
     return {name: to_json(value) for name, value in values.items() if value}
 
 
+def invocation_attributes(turns: Sequence[Turn], answer: Turn, ended: str) -> dict[str, str]:
+    """Return the attributes with the question of an invocation, and its last answer so far. Arguments as above."""
+    asked = next((turn for turn in reversed(turns) if turn.role == "user"), None)
+    values = {
+        INPUT_MESSAGES: [] if asked is None else [{"role": "user", "parts": _parts(asked)}],
+        OUTPUT_MESSAGES: [{"role": "assistant", "parts": _parts(answer), "finish_reason": ended}],
+    }
+    return {name: to_json(value) for name, value in values.items() if value}
+
+
 def generated_turn(events: Iterable[Event]) -> Turn:
     """Return the turn that ``events`` make."""
     fold = Fold()
@@ -50,15 +60,19 @@ def generated_turn(events: Iterable[Event]) -> Turn:
 
 
 def result_text(result: ToolResult) -> str:
-    """Return the result of a tool as JSON: its text, or its parts where it has others."""
+    """Return the result of a tool: its text, or its parts as JSON where it has others."""
     if all(isinstance(part, Text) for part in result.parts):
-        return to_json("".join(part.text for part in result.parts if isinstance(part, Text)))
+        return _plain_text("".join(part.text for part in result.parts if isinstance(part, Text)))
     return to_json([_part(part) for part in result.parts])
 
 
 def to_json(value: Any) -> str:
     """Return ``value`` as JSON text. Half surrogate pairs, which JSON in UTF-8 cannot have, become question marks."""
-    return json.dumps(value, ensure_ascii=False, default=_plain).encode("utf-8", "replace").decode()
+    return _plain_text(json.dumps(value, ensure_ascii=False, default=_plain))
+
+
+def _plain_text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _plain(value: Any) -> Any:
@@ -84,7 +98,7 @@ def _part(part: Any) -> dict[str, Any]:
             "arguments": arguments_value(part.arguments),
         }
     if isinstance(part, ToolResult):
-        return {"type": "tool_call_response", "id": part.call_id, "response": json.loads(result_text(part))}
+        return {"type": "tool_call_response", "id": part.call_id, "response": result_text(part)}
     # Pictures, documents and references: their data is not copied.
     return {"type": type(part).__name__.lower(), "mime_type": getattr(part, "media_type", "")}
 

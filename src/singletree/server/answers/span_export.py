@@ -36,6 +36,7 @@ from singletree.server.answers.record_queue import AnswerRecords, RequestRecord
 _CLOSING_SECONDS = 3.0
 """How long the end of the server waits for a collector."""
 _QUIET_SECONDS = 60.0
+_ANSWER = span_names.OUTPUT_MESSAGES
 _ARGUMENT_BYTES = 32 * 2**20
 """Memory for the arguments of calls whose results have not come, where texts are exported."""
 _NANOSECONDS = 1_000_000
@@ -114,6 +115,10 @@ class SpanExport:
             self._keep_arguments(record, generated)
             reason = span_names.finish_reason(record)
             attributes |= span_content.content_attributes(answer.turns, answer.tools, generated, reason)
+            if above is not None and answer.tools:
+                texts = span_content.invocation_attributes(answer.turns, generated, reason)
+                # Later questions may be reminders of the harness.
+                above.attributes = texts | above.attributes | {_ANSWER: texts[_ANSWER]}
         self._export(
             f"{span_names.CHAT} {attributes[span_names.REQUEST_MODEL]}".rstrip(),
             SpanKind.CLIENT,
