@@ -182,7 +182,7 @@ def _own_fields(trace: Trace, choices: Choices, step: Step, finished: Finished) 
         "rules": list(generation.prompt.rules),
     }
     if finished.reason == "error":
-        fields["error"] = trace.error or "error"
+        fields["error"] = trace.error_name or "error"
     if _TRACE_PARENT.fullmatch(trace.traceparent):
         fields["traceparent"] = trace.traceparent
     if generation.route is not None:

@@ -87,7 +87,7 @@ class TurnResponse:
                 raise
             except Exception as error:
                 # It becomes the answer only after the end has been recorded.
-                self._trace.error = type(error).__name__
+                self._trace.ends_with(error)
                 raise
             finally:
                 lifecycle.end(reason)

@@ -231,7 +231,6 @@ class Trace:
     Attributes:
         received: when the request arrived, in unix seconds.
         traceparent: the client's header of this name, which names the span that the request belongs to; else empty.
-        error: the name of the error that ended the request; empty for none.
     """
 
     def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
@@ -240,7 +239,7 @@ class Trace:
         self.status = _CLIENT_LEFT
         self.received = time.time()
         self.traceparent = ""
-        self.error = ""
+        self._error = ""
         self._tracing = tracing
         # A path may contain any character, line breaks included.
         self._method, self._path = ascii(method)[1:-1], ascii(path[:_PATH_LENGTH])[1:-1]
@@ -351,12 +350,26 @@ class Trace:
         ):
             tracing.predicted.labels(model, route.worker, kind).inc(tokens)
 
+    @property
+    def error_name(self) -> str:
+        """Return the name of the error that ended the request; empty for none."""
+        return self._error
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the request's arrival, in seconds."""
+        return time.perf_counter() - self._began
+
+    def ends_with(self, error: Exception) -> None:
+        """Record the name of the error that ends the answer, before it becomes one."""
+        self._error = type(error).__name__
+
     def failed(self, error: SingletreeError) -> None:
         """Record the error that is the answer, or ends it."""
-        self.error = type(error).__name__
+        self._error = type(error).__name__
         if not isinstance(error, Rejected):
             # A client's own mistake is not logged: the message may quote the request.
-            LOG.warning("id=%s %s: %s", self.request_id, self.error, error.message)
+            LOG.warning("id=%s %s: %s", self.request_id, self._error, error.message)
 
     def close(self) -> None:
         """Count and log the request: the answer was sent, or the client has disconnected."""
@@ -371,8 +384,8 @@ class Trace:
     def _line(self) -> str:
         took = time.perf_counter() - self._began
         line = f"{self._method} {self._path} {self.status} id={self.request_id} took={took:.3f}s"
-        if self.error:
-            line += f" error={self.error}"
+        if self._error:
+            line += f" error={self._error}"
         if self._usage is None:
             return line
         usage, first = self._usage, "-" if self._first is None else f"{self._first:.3f}s"

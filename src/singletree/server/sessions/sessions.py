@@ -161,6 +161,8 @@ class Step:
         generated: number of generated tokens.
         cached: number of prompt tokens in the engine's prefix cache; None until the engine reports it.
         route: which of several engines generated it, with how many cached tokens expected; None where there is one.
+        first_seconds, seconds: from the request's arrival to its first event, and to its end; None until then.
+        ended: why the turn ended; None until then.
     """
 
     session: str
@@ -174,6 +176,9 @@ class Step:
     generated: int = 0
     cached: int | None = None
     route: Route | None = None
+    first_seconds: float | None = None
+    seconds: float | None = None
+    ended: FinishReason | None = None
 
     @property
     def new(self) -> int:
