@@ -84,7 +84,8 @@ def test_dynamo_replays_a_trace_with_its_sub_agents(tmp_path: Path) -> None:
         assert request.replay is not None
         assert each["terminal_status"] == "completed"
         assert (each["input_length"], each["output_length"]) == (request.input_tokens, request.output_tokens)
-        earlier = [other.request.replay for other in records.values() if other.started < records[id].started]
+        before = (other.request for other in records.values() if other.started < records[id].started)
+        earlier = [other.replay for other in before if other is not None]
         own = request.replay.input_sequence_hashes
         blocks = [_common(own, other.input_sequence_hashes) for other in earlier if other is not None]
         # A cache of blocks holds the whole ones. Dynamo computes the last token of a prompt anew.

@@ -51,9 +51,17 @@ def tail(*, base_url: _BaseUrl = DEFAULT_URL, api_key: _ApiKey = "", interval: f
     watcher = SessionWatcher(base_url, api_key)
     console = Console(highlight=False, soft_wrap=True)
     watcher.new_steps()
+    is_there = True
     while True:
-        for session, step in watcher.new_steps():
-            console.print(step_line(session, step))
+        try:
+            for session, step in watcher.new_steps():
+                console.print(step_line(session, step))
+            is_there = True
+        except BadConfiguration as gone:
+            # It may be restarted.
+            if is_there:
+                console.print(gone.message, style="red")
+            is_there = False
         time.sleep(_checked(interval))
 
 
@@ -71,15 +79,26 @@ def top(*, base_url: _BaseUrl = DEFAULT_URL, api_key: _ApiKey = "", interval: fl
     """
     from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
-    url, seen = _root(base_url), deque[Counts]()
+    url, seen, was_there = _root(base_url), deque[Counts](), False
     with Live(screen=True, auto_refresh=False) as screen:
         while True:
-            now = Counts(_metrics(url, api_key), time.monotonic())
+            try:
+                sessions = fetch(url, api_key, PATH)["data"]
+                now = Counts(_metrics(url, api_key), time.monotonic())
+            except BadConfiguration as gone:
+                if not was_there:
+                    raise
+                # It may be restarted, with counters that begin again.
+                seen.clear()
+                screen.update(Text(gone.message, style="red"), refresh=True)
+                time.sleep(_checked(interval))
+                continue
+            was_there = True
             seen.append(now)
             while len(seen) > 2 and now.at - seen[1].at >= _WINDOW_SECONDS:
                 seen.popleft()
-            sessions = fetch(url, api_key, PATH)["data"]
             rows = max(1, screen.console.height - _HEAD_LINES)
             screen.update(
                 Group(*now.lines(seen[0]), "", session_table(sessions, time.time(), rows)), refresh=True
