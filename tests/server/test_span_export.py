@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.sdk", reason="pip install 'singletree[otel]'")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.common", reason="pip install 'singletree[otel]'")
 
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
@@ -24,7 +25,7 @@ from singletree.server.answers.record_queue import RecordQueue
 from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.span_export import SpanExport, exports_content, find_exporter
 
-from .agent_traffic import CALL, LAYOUT, Agent
+from .agent_traffic import CALL, LAYOUT, TOOL, Agent
 from .carrying import ONE, Client
 from .serving import MODEL, serving
 
@@ -41,6 +42,9 @@ class Collector:
 
     def export(self, spans: Any) -> SpanExportResult:
         self.answers.wait(60)
+        encode_spans(
+            spans
+        ).SerializeToString()  # as the exporter does: it raises for what UTF-8 does not have
         self.spans += spans
         return SpanExportResult.SUCCESS
 
@@ -206,6 +210,21 @@ async def test_each_question_is_an_invocation_and_one_that_is_left_ends() -> Non
     assert [span.parent.span_id for span in collector.named("chat")] == [
         span.context.span_id for span in invocations
     ]
+
+
+async def test_names_that_utf8_does_not_have_cost_no_spans() -> None:
+    exporting = Exporting(content=True)
+    call = '<tool_call>\n{"name": "l\\ud800s", "arguments": {"a": "\\ud800"}}\n</tool_call>'
+    async with exporting.serving(a=call, b="Done.") as served:
+        served.service.records = exporting.records
+        agent = Agent(served, "[[script:a,b]] \udfff", {"x-session-id": "s\x01\xff"})
+        agent.tools = [TOOL | {"name": "l\ud800s"}]
+        for _ in range(2):
+            await agent.ask()
+    collector = exporting.close()
+    assert len(collector.named("chat")) == 2
+    [tool] = collector.named("execute_tool")
+    assert tool.name.startswith("execute_tool l")
 
 
 async def test_a_failure_is_the_status_of_its_span(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,13 +84,14 @@ async def ask_oddly(served: Served, number: int) -> None:
             "service_tier": "auto",
             "nvext": {"agent_context": {"session_type_id": name, "trajectory_id": name}},
         }
-        await served.client.post("/v1/chat/completions", body, headers)
+        answer = await served.client.post("/v1/chat/completions", body, headers)
+        assert answer.status == 200, answer.body
     for path in (f"/{name}", f"/v1/{name}", f"/v1/models/{name}", f"/v1/singletree/sessions/{name}"):
         await served.client.get(path)
 
 
 async def test_what_clients_choose_makes_no_series() -> None:
-    async with serving({"call": CALL}, names=(MODEL, "*")) as served:
+    async with serving({"call": CALL}, aliases=("*",)) as served:
         for number in range(3):
             await ask_oddly(served, number)
         await served.client.get("/metrics")

@@ -38,7 +38,7 @@ def content_attributes(
         OUTPUT_MESSAGES: [{"role": "assistant", "parts": _parts(answer), "finish_reason": ended}],
         TOOL_DEFINITIONS: [_definition(tool) for tool in tools],
     }
-    return {name: to_json(value) for name, value in values.items() if value}
+    return {name: content_json(value) for name, value in values.items() if value}
 
 
 def invocation_attributes(turns: Sequence[Turn], answer: Turn, ended: str) -> dict[str, str]:
@@ -48,7 +48,7 @@ def invocation_attributes(turns: Sequence[Turn], answer: Turn, ended: str) -> di
         INPUT_MESSAGES: [] if asked is None else [{"role": "user", "parts": _parts(asked)}],
         OUTPUT_MESSAGES: [{"role": "assistant", "parts": _parts(answer), "finish_reason": ended}],
     }
-    return {name: to_json(value) for name, value in values.items() if value}
+    return {name: content_json(value) for name, value in values.items() if value}
 
 
 def generated_turn(events: Iterable[Event]) -> Turn:
@@ -62,16 +62,17 @@ def generated_turn(events: Iterable[Event]) -> Turn:
 def result_text(result: ToolResult) -> str:
     """Return the result of a tool: its text, or its parts as JSON where it has others."""
     if all(isinstance(part, Text) for part in result.parts):
-        return _plain_text("".join(part.text for part in result.parts if isinstance(part, Text)))
-    return to_json([_part(part) for part in result.parts])
+        return whole_characters("".join(part.text for part in result.parts if isinstance(part, Text)))
+    return content_json([_part(part) for part in result.parts])
 
 
-def to_json(value: Any) -> str:
-    """Return ``value`` as JSON text. Half surrogate pairs, which JSON in UTF-8 cannot have, become question marks."""
-    return _plain_text(json.dumps(value, ensure_ascii=False, default=_plain))
+def content_json(value: Any) -> str:
+    """Return ``value`` as JSON text that UTF-8 has."""
+    return whole_characters(json.dumps(value, ensure_ascii=False, default=_plain))
 
 
-def _plain_text(text: str) -> str:
+def whole_characters(text: str) -> str:
+    """Return ``text`` with question marks in the place of half surrogate pairs, which UTF-8 does not have."""
     return text.encode("utf-8", "replace").decode()
 
 

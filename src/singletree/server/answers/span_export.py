@@ -180,6 +180,12 @@ class SpanExport:
             context = trace.set_span_in_context(NonRecordingSpan(above))
         self._ids.chosen_trace, self._ids.chosen_span = trace_id, span_id
         start, end = times
+        # A half surrogate pair in the name of a model, tool or session would cost the whole batch.
+        name = span_content.whole_characters(name)
+        attributes = {
+            key: span_content.whole_characters(value) if isinstance(value, str) else value
+            for key, value in attributes.items()
+        }
         span = self._tracer.start_span(
             name, context, kind, attributes, links=links or (), start_time=start * _NANOSECONDS
         )
@@ -197,7 +203,9 @@ class SpanExport:
         texts = {}
         arguments = self._arguments.pop((record["agent_context"]["session_id"], call_id))
         if arguments is not None:
-            texts[span_names.TOOL_ARGUMENTS] = span_content.to_json(span_content.arguments_value(arguments))
+            texts[span_names.TOOL_ARGUMENTS] = span_content.content_json(
+                span_content.arguments_value(arguments)
+            )
         for turn in reversed(turns):
             for part in turn.parts:
                 if isinstance(part, ToolResult) and part.call_id == call_id:

@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from singletree.conversation import AgentContext, Hints
 from singletree.engines.engine import Route
 from singletree.errors import Rejected, SingletreeError
-from singletree.events import Finished, Usage
+from singletree.events import Finished, FinishReason, Usage
 from singletree.server.answers.record_queue import DROPPED_RECORDS
 from singletree.server.models.shared_turns import STORE_FAILURES
 from singletree.server.sessions.sessions import Step
@@ -37,6 +37,8 @@ _DISPATCH_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0
 _TOKENS = tuple(2.0**power for power in range(8, 21))
 _SHARES = (0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1)
 _CLIENT_LEFT = 499
+_NOT_ANSWERED: tuple[FinishReason, ...] = ("error", "cancelled")
+"""Ends of turns that say nothing about how long answers are and take."""
 _PATH_LENGTH = 128
 _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """The variable with which prometheus_client keeps metrics in files that several processes share."""
@@ -317,12 +319,17 @@ class Trace:
         tracing.tokens.labels(model, "cached").inc(usage.cached_tokens)
         tracing.tokens.labels(model, "completion").inc(usage.completion_tokens)
         tracing.tokens.labels(model, "reasoning").inc(usage.reasoning_tokens)
+        if finished.reason not in _NOT_ANSWERED:
+            self._observe_answer(usage)
+
+    def _observe_answer(self, usage: Usage) -> None:
+        tracing, model = self._tracing, self._model
         tracing.prompt_length.labels(model).observe(usage.prompt_tokens)
         tracing.answer_length.labels(model).observe(usage.completion_tokens)
-        took = time.perf_counter() - self._began
-        tracing.answer_seconds.labels(model).observe(took)
+        tracing.answer_seconds.labels(model).observe(self.seconds)
         if self._first is not None and usage.completion_tokens > 1:
-            tracing.token_seconds.labels(model).observe((took - self._first) / (usage.completion_tokens - 1))
+            between = (self.seconds - self._first) / (usage.completion_tokens - 1)
+            tracing.token_seconds.labels(model).observe(between)
 
     def dispatched(self, completed: float) -> None:
         """Record that a tool call was sent, which became complete at ``completed`` on the clock of ``perf_counter``."""
