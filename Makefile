@@ -63,7 +63,7 @@ scale: $(READY) ## servers in several processes, with real databases and harness
 ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray in an environment of its own
 	$(BIN)/python -m pytest -m ray tests/ray_cluster $(ARGS)
 
-deploy: $(READY) ## check the chart, the compose file and the container file, with tools that this installs
+deploy: $(READY) ## check chart, compose and container file, dashboard and alerts, with tools that this installs
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
 lock: $(READY) ## renew requirements.lock; ARGS=--upgrade for the newest versions

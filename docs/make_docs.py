@@ -141,14 +141,30 @@ def engines() -> str:
     return page()
 
 
+def dashboard() -> str:
+    """Return the Grafana dashboard."""
+    from dashboard import page
+
+    return page()
+
+
+def metrics() -> str:
+    """Return the page of metrics with its table made anew."""
+    from metrics_page import page
+
+    return page()
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "architecture.md": architecture,
     "engines.md": engines,
     "family-cases.md": family_cases,
     "families.md": families,
     "flags.md": flags,
+    "metrics.md": metrics,
     "public-names.txt": public_names,
     "stability.md": stability,
+    "../deploy/helm/singletree/files/dashboard.json": dashboard,
 }
 
 

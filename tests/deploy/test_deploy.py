@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import shutil
@@ -34,11 +35,13 @@ EVERYTHING: dict[str, Any] = {
     "engines": {"vllm": {"replicas": 3, "gpus": 4, "arguments": ["--max-model-len=131072"]}},
     "autoscaling": {"enabled": True},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "grafanaDashboard": {"enabled": True},
     "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
     "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
 }
 REMOTE: dict[str, Any] = {"engines": {"urls": ["http://a:8000", "http://b:8000"]}, "existingSecret": "keys"}
-CUSTOM_RESOURCES = {"ServiceMonitor", "InferencePool"}
+CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "InferencePool"}
 """Kinds that operators bring; their schemas are in no package."""
 
 
@@ -57,6 +60,13 @@ def manifest(which: str, kind: str, name: str = "") -> dict[str, Any]:
     return copy.deepcopy(found[0])
 
 
+def test_the_chart_has_alerts_and_a_dashboard() -> None:
+    rules = manifest("everything", "PrometheusRule")["spec"]
+    assert len(rules["groups"][0]["rules"]) == 10
+    data = manifest("everything", "ConfigMap", "-dashboard")["data"]
+    assert json.loads(data["singletree.json"])["uid"] == "singletree"
+
+
 def server_container(which: str) -> dict[str, Any]:
     [container] = manifest(which, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert isinstance(container, dict)
@@ -64,7 +74,7 @@ def server_container(which: str) -> dict[str, Any]:
 
 
 def settings(which: str) -> dict[str, Any]:
-    return tomllib.loads(manifest(which, "ConfigMap")["data"]["singletree.toml"])
+    return tomllib.loads(manifest(which, "ConfigMap", "singletree")["data"]["singletree.toml"])
 
 
 @pytest.mark.parametrize("which", ["default", "everything", "remote"])

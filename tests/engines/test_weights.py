@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
 
 from engines.fake_wheels import Index
 from singletree.engines.weights import resolve as weights
-from singletree.engines.weights.progress import TerminalProgress
+from singletree.engines.weights.progress import CountedProgress, TerminalProgress, shown_step
 from singletree.engines.weights.resolve import DEFAULT_MODEL, cache_folder, known_models, resolve
 from singletree.errors import WeightsUnavailable
 from tiny_gguf import tiny_gguf
@@ -149,11 +150,40 @@ def test_progress_off_a_terminal_is_a_few_lines() -> None:
     assert len(lines) == 12
 
 
-def test_progress_on_a_terminal_is_a_bar() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_a_step_is_one_line_off_a_terminal() -> None:
+    stream = io.StringIO()
+    with TerminalProgress(stream) as progress, shown_step(progress, "loading m"):
+        progress("compiling", 0, None)
+    assert stream.getvalue().splitlines() == ["loading m", "compiling"]
+
+
+def test_a_bar_goes_when_all_is_done() -> None:
+    stream = Terminal()
+    with TerminalProgress(stream) as progress:
+        with shown_step(progress, "loading m"):
+            progress("compiling", 0, None)
+        size = len(stream.getvalue())
+        time.sleep(0.3)
+        assert len(stream.getvalue()) == size, "nothing is drawn while the server serves"
+        progress("another", 0, 100)
+        assert len(stream.getvalue()) > size
+
+
+def test_counts_are_shown_on_a_terminal_alone() -> None:
+    for stream in (io.StringIO(), Terminal()):
+        with TerminalProgress(stream, is_bytes=False) as progress:
+            count = CountedProgress("requests", progress, 3)
+            for _ in range(3):
+                count("an answer")
+        assert ("3/3" in stream.getvalue()) is stream.isatty()
+
+
+def test_progress_on_a_terminal_is_a_bar() -> None:
     stream = Terminal()
     with TerminalProgress(stream) as progress:
         progress("model", 0, 100)

@@ -113,6 +113,15 @@ def test_a_scrape_has_the_metrics_of_all_processes(two: Group) -> None:
         assert ask(connection, MESSAGES, body).status == 200
     assert [metrics(connection)[count] for connection in connections] == [before[0] + 3] * 2
     assert before[0] == before[1]
+    histograms = [
+        {name: value for name, value in metrics(each).items() if "request_prompt_tokens" in name}
+        for each in connections
+    ]
+    assert histograms[0] == histograms[1], "each process answers for all"
+    counted = 'singletree_request_prompt_tokens_count{model="scripted"}'
+    assert histograms[0][counted] >= 3
+    tokens = 'singletree_tokens_total{kind="prompt",model="scripted"}'
+    assert histograms[0][counted.replace("_count", "_sum")] == metrics(connections[0])[tokens]
     assert metrics(connections[0])["singletree_generations_in_flight"] == 0
 
 

@@ -59,6 +59,7 @@ async def test_each_request_is_found_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert "appended" in lines[1]
     assert "broken" in lines[2]
     assert "lost" in lines[2]
+    assert all("took" in line for line in lines)
     assert "\x1b" not in "".join(lines)
     assert all(line.count("\n") == 1 for line in lines)
 
@@ -66,11 +67,31 @@ async def test_each_request_is_found_once(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_the_screen_shows_sessions_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     await looks(monkeypatch)
     values = live._metrics("http://127.0.0.1:8000", "")
-    assert values["singletree_tokens_total prompt"] > 0
+    assert values["singletree_tokens_total kind=prompt"] > 0
     later = dict(values)
-    later["singletree_tokens_total completion"] += 50
-    line = printed(Counts(later, 12.0).line(Counts(values, 10.0)))
-    assert "generated 25 tokens/s" in line
-    table = printed(session_table(fetch("http://127.0.0.1:8000", "", SESSIONS)["data"], 0))
+    later["singletree_tokens_total kind=completion"] += 50
+    later["singletree_tokens_total kind=prompt"] += 200
+    later["singletree_tokens_total kind=cached"] += 150
+    later["singletree_time_to_first_token_seconds_count"] += 2
+    later["singletree_time_to_first_token_seconds_sum"] += 1.0
+    later["singletree_requests_total status=500"] = 3
+    later["singletree_routed_generations_total worker=http://a"] = 4
+    later["singletree_model_state model,state=m\0loading"] = 1
+    text = "".join(printed(line) for line in Counts(later, 12.0).lines(Counts(values, 10.0)))
+    for shown in (
+        "0 running",
+        "m loading",
+        "prompt 100 tokens/s",
+        "cached 75%",
+        "generated 25 tokens/s",
+        "first token 500 ms",
+        "between -",
+        "3 requests failed",
+        "engine http://a: 4 generations",
+    ):
+        assert shown in text
+    sessions = fetch("http://127.0.0.1:8000", "", SESSIONS)["data"]
+    table = printed(session_table(sessions, 0))
     assert "\x1b" not in table
     assert "…" in table
+    assert "and 4 more" in printed(session_table(sessions * 6, 0, 3))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -10,16 +13,20 @@ from typing import Any
 import pytest
 
 from singletree.cli.perfetto import timeline
-from singletree.cli.trace_records import Replay, read_records
-from singletree.cli.trace_replay import Sent, prompt_text, summary
+from singletree.cli.trace_records import Agent, Replay, RequestEnd, TraceRecord, read_records
+from singletree.cli.trace_replay import (
+    ReplayOrder,
+    Sent,
+    prompt_text,
+    session_families,
+    session_headers,
+    summary,
+)
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.answers.request_records import (
-    BLOCK_TOKENS,
-    RecordFile,
-    RequestRecords,
-    sequence_hashes,
-)
+from singletree.server.answers.record_file import BLOCK_TOKENS, RecordFile, sequence_hashes
+from singletree.server.answers.record_queue import DROPPED_RECORDS, AnswerRecords, RecordQueue
+from singletree.server.answers.request_records import RequestRecords
 
 from .carrying import ONE, Client
 from .serving import MODEL, TEMPLATE, TOKENIZER, serving
@@ -29,7 +36,7 @@ LAYOUT = TEMPLATE.layout(TOKENIZER)
 
 async def recorded(path: Path, api: str, *, stream: bool) -> list[dict[str, Any]]:
     """The records of a turn with a call, and of the turn after its result."""
-    records = RequestRecords(RecordFile(path, 2**20))
+    records = RequestRecords(RecordQueue(RecordFile(path, 2**20)))
     async with serving({"a": ONE, "b": "Sunny."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
         served.service.records = records
         client = Client(api, "[[script:a]] How is it?", stream=stream)
@@ -76,7 +83,7 @@ async def test_a_record_has_the_shape_of_the_turn_and_no_text(tmp_path: Path, ap
 
 async def test_the_session_of_the_harness_and_its_parent_are_recorded(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    records = RequestRecords(RecordFile(path, 2**20))
+    records = RequestRecords(RecordQueue(RecordFile(path, 2**20)))
     async with serving({"a": "yes"}) as served:
         served.service.records = records
         headers = {"x-claude-code-session-id": "u1", "x-dynamo-parent-session-id": "u0"}
@@ -101,12 +108,78 @@ def test_the_files_stay_within_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     file = RecordFile(path, 4000)
     for number in range(500):
-        file.put([{"number": number, "filler": "x" * 50}])
+        file.write(AnswerRecords([{"number": number, "filler": "x" * 50}]))
     file.close()
     files = sorted(tmp_path.iterdir())
     assert len(files) == 4
     assert sum(each.stat().st_size for each in files) <= 4000
-    assert lines(path)[-1]["number"] == 499 - file.dropped
+    assert lines(path)[-1]["number"] == 499
+
+
+class Sink:
+    """Takes records when it is let."""
+
+    def __init__(self) -> None:
+        self.may_write, self.taken, self.closed = threading.Event(), 0, False
+
+    def write(self, answer: AnswerRecords) -> None:
+        self.may_write.wait(30)
+        self.taken += 1
+        if self.taken == 1:
+            raise ValueError("a record that this sink cannot take")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_slow_sink_loses_records_and_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    slow, dropped = Sink(), DROPPED_RECORDS._value.get()
+    queue = RecordQueue(slow)
+    began = time.perf_counter()
+    for _ in range(2000):
+        queue.put(AnswerRecords([{}]))
+    assert time.perf_counter() - began < 5
+    slow.may_write.set()
+    queue.close()
+    assert slow.closed
+    lost = DROPPED_RECORDS._value.get() - dropped
+    assert slow.taken + lost == 2000
+    assert lost >= 900
+    assert len(caplog.records) == 2, "one line for all that was dropped, one for the record that failed"
+
+
+@pytest.mark.parametrize(
+    ("headers", "session", "run"),
+    [
+        ({"x-claude-code-session-id": "s"}, "s", "s#1"),
+        ({"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}, "s", "a"),
+        ({"session-id": "s", "thread-id": "s"}, "s", "s#1"),
+        ({"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s"}, "s", "t"),
+        ({"session_id": "s"}, "s", "s#1"),
+        ({"x-session-id": "s", "x-session-affinity": "s"}, "s", "s#1"),
+        ({"x-session-id": "s", "x-parent-session-id": "p"}, "s", "s#1"),
+        ({"x-grok-session-id": "s", "x-grok-conv-id": "c"}, "s", "c"),
+        ({"x-dynamo-session-id": "s", "x-dynamo-parent-session-id": "p"}, "s", "s#1"),
+    ],
+)
+async def test_session_and_parent_come_from_the_headers_of_each_harness(
+    tmp_path: Path, headers: dict[str, str], session: str, run: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    records = RequestRecords(RecordQueue(RecordFile(path, 2**20)))
+    async with serving({"a": "yes"}) as served:
+        served.service.records = records
+        body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "[[script:a]]"}]}
+        assert (await served.client.post("/v1/messages", body, headers)).status == 200
+    records.close()
+    (record,) = lines(path)
+    agent = record["agent_context"]
+    assert agent["session_id"] == session
+    assert agent["trajectory_id"].endswith(run)
+    parents = [value for name, value in headers.items() if "parent" in name]
+    assert [value for name, value in agent.items() if name.startswith("parent")] == parents
+    subagent = bool(parents) or "x-claude-code-agent-id" in headers
+    assert record["request"]["singletree"]["is_subagent"] is subagent
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -148,3 +221,50 @@ def test_a_summary_counts_what_failed() -> None:
     assert found["errors"] == {"status 529: busy": 1}
     assert found["cached_share"] == 0.6
     assert found["between_tokens_seconds"]["p50"] == 0.1
+
+
+def sent(name: str, started: int, ended: int, session: str = "s", parent: str = "") -> TraceRecord:
+    request = RequestEnd(name, started, replay=Replay(64, 1, [1]))
+    return TraceRecord(Agent(session, f"{session}#1", parent), started, ended, request=request)
+
+
+async def test_requests_wait_for_those_that_were_over_before_them() -> None:
+    main, one, two, last = (
+        sent("main", 0, 10),
+        sent("one", 12, 20, "a", "s"),
+        sent("two", 12, 30, "b", "s"),
+        sent("last", 31, 40),
+    )
+    other, instant = sent("other", 5, 50, "x"), sent("instant", 7, 7)
+    families = session_families([main, other, instant, one, two, last])
+    assert [[each.request.request_id for each in family if each.request] for family in families] == [
+        ["main", "instant", "one", "two", "last"],
+        ["other"],
+    ]
+    order, began = ReplayOrder(families[0]), []
+
+    async def send(record: TraceRecord) -> None:
+        waited = await order.turn_of(record)
+        assert record.request is not None
+        began.append((record.request.request_id, waited))
+
+    async with asyncio.TaskGroup() as group:
+        for record in families[0]:
+            group.create_task(send(record))
+        for record, started in ((instant, 2), (main, 2), (two, 4), (one, 4)):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert len(began) == started, began
+            order.end(record)
+    assert began == [("main", None), ("instant", None), ("one", 10), ("two", 10), ("last", 30)]
+
+
+def test_sessions_that_name_each_other_as_parents_are_one() -> None:
+    assert len(session_families([sent("1", 0, 1, "a", "b"), sent("2", 2, 3, "b", "a")])) == 1
+
+
+def test_a_replay_names_conversations_and_their_parents() -> None:
+    assert session_headers(sent("1", 0, 1, "a\n", "p")) == {
+        "x-session-id": "a%0A#1",
+        "x-parent-session-id": "p",
+    }

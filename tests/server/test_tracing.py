@@ -8,6 +8,7 @@ from singletree.events import Finished
 from singletree.server.answers.tracing import Trace, Tracing
 from singletree.server.sessions.sessions import Step
 
+from .serving import MODEL, Served, serving
 from .test_sessions import Harness, remembering
 
 
@@ -55,3 +56,86 @@ def test_generations_that_wait_for_an_engine_are_exposed() -> None:
     assert b"\nsingletree_generations_waiting 0.0\n" in tracing.exposition()
     tracing.waiting = lambda: 3
     assert b"\nsingletree_generations_waiting 3.0\n" in tracing.exposition()
+
+
+CALL = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
+HEADERS = ("x-session-id", "x-claude-code-session-id", "x-claude-code-agent-id", "user-agent", "traceparent")
+
+
+def series(exposition: bytes) -> set[str]:
+    """The names of all series, with their labels."""
+    lines = exposition.decode().splitlines()
+    return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+
+async def ask_oddly(served: Served, number: int) -> None:
+    """Send requests with names that nobody else uses, wherever a client may choose one."""
+    name = f"n{number}"
+    headers = {header: f"{name}{header}" for header in HEADERS}
+    tool = {"type": "function", "function": {"name": f"tool_{name}", "parameters": {"type": "object"}}}
+    for model in (MODEL, name, f"alias-{name}"):
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": f"[[script:call]] {name}"}],
+            "tools": [tool],
+            "stream": True,
+            "user": name,
+            "prompt_cache_key": name,
+            "service_tier": "auto",
+            "nvext": {"agent_context": {"session_type_id": name, "trajectory_id": name}},
+        }
+        answer = await served.client.post("/v1/chat/completions", body, headers)
+        assert answer.status == 200, answer.body
+    for path in (f"/{name}", f"/v1/{name}", f"/v1/models/{name}", f"/v1/singletree/sessions/{name}"):
+        await served.client.get(path)
+
+
+async def test_what_clients_choose_makes_no_series() -> None:
+    async with serving({"call": CALL}, aliases=("*",)) as served:
+        for number in range(3):
+            await ask_oddly(served, number)
+        await served.client.get("/metrics")
+        before = series((await served.client.get("/metrics")).body)
+        for number in range(3, 30):
+            await ask_oddly(served, number)
+        exposed = (await served.client.get("/metrics")).body
+    assert series(exposed) == before
+    assert b"n29" not in exposed
+    assert b"tool_" not in exposed.replace(b"singletree_tool_call_dispatch_seconds", b"")
+
+
+async def test_histograms_have_the_answers_of_an_agent() -> None:
+    async with serving({"a": CALL}) as served:
+        body = {
+            "model": MODEL,
+            "max_tokens": 99,
+            "stream": True,
+            "messages": [{"role": "user", "content": "[[script:a]]"}],
+            "tools": [{"name": "ls", "description": "", "input_schema": {"type": "object"}}],
+        }
+        assert (await served.client.post("/v1/messages", body)).status == 200
+        value = served.service.tracing.registry.get_sample_value
+    one = {"model": MODEL}
+    for name in (
+        "time_to_first_token_seconds",
+        "time_per_output_token_seconds",
+        "answer_seconds",
+        "request_prompt_tokens",
+        "request_output_tokens",
+        "tool_call_dispatch_seconds",
+    ):
+        assert value(f"singletree_{name}_count", one) == 1, name
+    assert value("singletree_prefix_in_place_ratio_count", one | {"course": "first"}) == 1
+    counted = value("singletree_tokens_total", one | {"kind": "prompt"})
+    assert value("singletree_request_prompt_tokens_sum", one) == counted
+    assert 0 < (value("singletree_tool_call_dispatch_seconds_sum", one) or 0) < 5
+
+
+def test_names_have_units_and_labels_are_few() -> None:
+    families = list(Tracing().registry.collect())
+    for family in families:
+        assert family.name.startswith("singletree_")
+        assert family.documentation.endswith(".")
+        if family.type == "histogram":
+            assert family.name.endswith(("_seconds", "_tokens", "_ratio")), family.name
+    assert len(families) > 20

@@ -28,6 +28,10 @@ _COMMANDS = {
     "tail": ("singletree.cli.live:tail", "Print each request of a running server as it ends."),
     "top": ("singletree.cli.live:top", "Watch the sessions of a running server."),
     "trace": ("singletree.cli.trace:app", "Turn recorded requests into a timeline, or send them again."),
+    "completion": (
+        "singletree.cli.completion:completion",
+        "Print the script with which a shell completes commands and flags.",
+    ),
     "doctor": ("singletree.cli.doctor:doctor", "Check a model: what was detected, and what will not work."),
 }
 

@@ -68,13 +68,16 @@ def replay(
     json_
         Print JSON.
     """
-    from singletree.cli.trace_replay import Replayer, summary
+    from singletree.cli.trace_replay import Replayer, has_shape, summary
+    from singletree.engines.weights.progress import CountedProgress, TerminalProgress
 
     if speed <= 0:
         raise BadConfiguration(f"--speed is {speed}; give a number above 0")
     records = read_records(files)
-    replayer = Replayer(base_url.rstrip("/").removesuffix("/v1"), model, api_key, speed)
-    found = summary(asyncio.run(replayer.run(records)), records)
+    with TerminalProgress(is_bytes=False) as progress:
+        count = CountedProgress("requests", progress, sum(map(has_shape, records)))
+        replayer = Replayer(base_url.rstrip("/").removesuffix("/v1"), model, api_key, speed, count)
+        found = summary(asyncio.run(replayer.run(records)), records)
     print(json.dumps(found) if json_ else "\n".join(_lines(found)))
 
 

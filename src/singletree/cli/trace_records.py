@@ -31,6 +31,8 @@ class OwnFields(msgspec.Struct, frozen=True):
     lost_tokens: int = 0
     broken: str | None = msgspec.field(name="break", default=None)
     worker: str = ""
+    choices: int = 1
+    is_subagent: bool = False
 
 
 class RequestEnd(msgspec.Struct, frozen=True):

@@ -1,8 +1,10 @@
 """Send requests of the recorded shape to a server: a load test from real agent traffic, without its texts.
 
 The prompts have the recorded lengths and share the recorded prefixes: each block of a prompt becomes words that its
-hash alone decides. A session sends a request when the one before is answered and the recorded time between them has
-passed.
+hash alone decides. A request is sent when all requests of its session that were over before it are answered, and the
+recorded time since the last of them has passed. So sub-agents start after the turn that called them, side by side as
+they did, and the turn that takes their results waits for all of them, however fast the server is. A session and those
+that it started count as one.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import json
 import random
 import statistics
 import time
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -53,6 +57,74 @@ def prompt_text(replay: Replay) -> str:
     return " ".join(texts)
 
 
+def has_shape(record: TraceRecord) -> bool:
+    """Tell whether ``record`` is a request that can be sent again."""
+    return record.request is not None and record.request.replay is not None
+
+
+def session_headers(record: TraceRecord) -> dict[str, str]:
+    """Return the headers that name the conversation of a request, and the session that started it."""
+    agent, request = record.agent, record.request
+    is_subagent = request is not None and request.singletree.is_subagent
+    parent = agent.parent_session_id or (agent.session_id if is_subagent else "")
+    named = {"x-session-id": record.lane, "x-parent-session-id": parent}
+    return {name: quote(value, safe="/#:@ ") for name, value in named.items() if value}
+
+
+def session_families(records: Sequence[TraceRecord]) -> list[list[TraceRecord]]:
+    """Return the requests of ``records`` that have a shape, those of a session and of all that it started in one list,
+    by their start.
+    """
+    parents = {record.agent.session_id: record.agent.parent_session_id for record in records}
+    families: dict[str, list[TraceRecord]] = defaultdict(list)
+    for record in records:
+        if has_shape(record):
+            top, seen = record.agent.session_id, set[str]()
+            # Sessions that name each other as parents end the search, too.
+            while (parent := parents.get(top)) and top not in seen:
+                seen.add(top)
+                top = parent
+            families[min(seen) if top in seen else top].append(record)
+    return [sorted(family, key=lambda record: record.started) for family in families.values()]
+
+
+class ReplayOrder:
+    """Lets each request of a session wait for those that were over before it began.
+
+    Args:
+        records: the requests.
+    """
+
+    def __init__(self, records: Sequence[TraceRecord]) -> None:
+        by_end = sorted(records, key=lambda record: record.ended)
+        self._ends = [record.ended for record in by_end]
+        self._places = {id(record): place for place, record in enumerate(by_end)}
+        self._is_over = [False] * len(by_end)
+        self._over = 0  # How many are over without a gap, in the order of their recorded ends.
+        self._waiting: dict[int, asyncio.Event] = {}
+
+    async def turn_of(self, record: TraceRecord) -> float | None:
+        """Wait for the requests before ``record``.
+
+        Returns:
+            When the last of them ended in the record, in unix milliseconds; None if there is none.
+        """
+        before = bisect_right(self._ends, record.started)
+        # A request that took no time is not before itself.
+        before = min(before, self._places[id(record)])
+        if before > self._over:
+            await self._waiting.setdefault(before, asyncio.Event()).wait()
+        return self._ends[before - 1] if before else None
+
+    def end(self, record: TraceRecord) -> None:
+        """Let those go on that wait for ``record`` alone."""
+        self._is_over[self._places[id(record)]] = True
+        while self._over < len(self._is_over) and self._is_over[self._over]:
+            self._over += 1
+            if (waiting := self._waiting.pop(self._over, None)) is not None:
+                waiting.set()
+
+
 class Replayer:
     """Replays records against one server.
 
@@ -61,10 +133,18 @@ class Replayer:
         model: the model's name; empty for the one that the server lists first.
         key: its API key; empty for none.
         speed: 2 halves all gaps; infinity leaves them out.
+        on_answer: called with each answer, when it has come.
     """
 
-    def __init__(self, url: str, model: str = "", key: str = "", speed: float = 1.0) -> None:
-        self._url, self._model, self._speed = url, model, speed
+    def __init__(
+        self,
+        url: str,
+        model: str = "",
+        key: str = "",
+        speed: float = 1.0,
+        on_answer: Callable[[Sent], None] | None = None,
+    ) -> None:
+        self._url, self._model, self._speed, self._on_answer = url, model, speed, on_answer
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     async def run(self, records: Sequence[TraceRecord]) -> list[Sent]:
@@ -73,23 +153,22 @@ class Replayer:
         Raises:
             BadConfiguration: no record has a shape, or no server answers.
         """
-        lanes: dict[tuple[str, str], list[TraceRecord]] = defaultdict(list)
-        for record in records:
-            if record.request is not None and record.request.replay is not None:
-                lanes[record.agent.session_id, record.lane].append(record)
-        if not lanes:
+        families = session_families(records)
+        if not families:
             raise BadConfiguration(
                 "no record has the shape of its prompt (request.replay); there is nothing to send"
             )
-        begin = min(lane[0].started for lane in lanes.values())
+        begin = min(family[0].started for family in families)
         sent: list[Sent] = []
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector) as http:
             self._model = self._model or await self._first_model(http)
             async with asyncio.TaskGroup() as group:
-                for lane in lanes.values():
-                    group.create_task(self._send_lane(http, lane, begin, sent))
+                for family in families:
+                    order = ReplayOrder(family)
+                    for record in family:
+                        group.create_task(self._send_in_order(http, order, record, begin, sent))
         return sent
 
     async def _first_model(self, http: aiohttp.ClientSession) -> str:
@@ -101,20 +180,30 @@ class Replayer:
                 f"{self._url} lists no model ({error}); start a server, or give --model"
             ) from None
 
-    async def _send_lane(
-        self, http: aiohttp.ClientSession, lane: Sequence[TraceRecord], begin: float, sent: list[Sent]
+    async def _send_in_order(
+        self,
+        http: aiohttp.ClientSession,
+        order: ReplayOrder,
+        record: TraceRecord,
+        begin: float,
+        sent: list[Sent],
     ) -> None:
-        before = begin
-        for record in lane:
-            await asyncio.sleep(max(0.0, record.started - before) / 1000 / self._speed)
-            sent.append(await self._send(http, record))
-            before = record.ended
+        before = await order.turn_of(record)
+        since = begin if before is None else before
+        await asyncio.sleep(max(0.0, record.started - since) / 1000 / self._speed)
+        try:
+            answer = await self._send(http, record)
+            sent.append(answer)
+            if self._on_answer is not None:
+                self._on_answer(answer)
+        finally:
+            order.end(record)
 
     async def _send(self, http: aiohttp.ClientSession, record: TraceRecord) -> Sent:
         request = record.request
         assert request is not None
         assert request.replay is not None
-        tokens = max(1, request.output_tokens)
+        tokens = max(1, request.output_tokens // request.singletree.choices)
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": prompt_text(request.replay)}],
@@ -123,9 +212,10 @@ class Replayer:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({"n": request.singletree.choices} if request.singletree.choices > 1 else {}),
         }
         began, first, usage = time.perf_counter(), None, _NO_USAGE
-        headers = {"x-session-id": record.agent.session_id} if record.agent.session_id else {}
+        headers = session_headers(record)
         try:
             async with http.post(f"{self._url}/v1/chat/completions", json=body, headers=headers) as answer:
                 if answer.status != 200:

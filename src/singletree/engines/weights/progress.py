@@ -1,4 +1,4 @@
-"""Shows the progress of a download, as a bar or as plain lines."""
+"""Shows the progress of a download or of another long task, as a bar or as plain lines."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ Progress = Callable[[str, int, int | None], None]
 """Called repeatedly, from any thread, with a label, the bytes so far, and the total bytes or None."""
 
 _POLL_SECONDS = 0.2
+_ONE_STEP = 1
 _LINES = 10  # for one download, where progress is shown as plain lines
 
 
@@ -30,38 +31,61 @@ class TerminalProgress:
 
     Args:
         stream: where to print; None for standard error.
+        is_bytes: whether bytes are counted, as in a download. Other counts are shown on a terminal only.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, is_bytes: bool = True) -> None:
         self._stream = stream if stream is not None else sys.stderr
+        self._is_bytes = is_bytes
+        self._is_terminal = False
+        self._lock = threading.Lock()
         self._bar: Bar | None = None
         self._tasks: dict[str, TaskID] = {}
         self._steps: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        if self._stream.isatty():
-            with contextlib.suppress(ImportError):
-                self._bar = _bar(self._stream)
+        with contextlib.suppress(ImportError):
+            import rich.progress  # noqa: F401
+
+            self._is_terminal = self._stream.isatty()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        with self._lock:
+            self._stop()
 
     def __call__(self, label: str, done: int, total: int | None) -> None:
-        """Show the progress of one download; a ``Progress``."""
-        if self._bar is None:
-            self._line(label, done, total)
+        """Show the progress of one task; a ``Progress``. The bar goes when all tasks are done, and comes again."""
+        if not self._is_terminal:
+            if self._is_bytes:
+                self._line(label, done, total)
             return
-        if not self._tasks:
-            self._bar.start()
-        if label not in self._tasks:
-            self._tasks[label] = self._bar.add_task(label, total=total)
-        self._bar.update(self._tasks[label], completed=done, total=total)
+        with self._lock:
+            if self._bar is None:
+                self._bar = _bar(self._stream, is_bytes=self._is_bytes)
+                self._bar.start()
+            if label not in self._tasks:
+                self._tasks[label] = self._bar.add_task(label, total=total)
+            self._bar.update(self._tasks[label], completed=done, total=total)
+            if done == total == _ONE_STEP:
+                # The steps within this one, whose ends nobody reports, are over as well.
+                for task in self._bar.tasks:
+                    if task.total is None:
+                        self._bar.update(task.id, completed=_ONE_STEP, total=_ONE_STEP)
+            if self._bar.finished:
+                self._stop()
+
+    def _stop(self) -> None:
+        """Take the bar away: a finished one would be drawn anew as long as the server runs."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar, self._tasks = None, {}
 
     def _line(self, label: str, done: int, total: int | None) -> None:
+        if label in self._steps and total == _ONE_STEP:
+            return
         step = done * _LINES // total if total else 0
         if self._steps.get(label, -1) >= step:
             return
@@ -70,19 +94,50 @@ class TerminalProgress:
         print(f"{label}{amount}", file=self._stream, flush=True)
 
 
-def _bar(stream: TextIO) -> Bar:
+@contextlib.contextmanager
+def shown_step(progress: Progress, label: str) -> Iterator[None]:
+    """Show that something goes on whose length nobody knows, until the context ends."""
+    progress(label, 0, None)
+    try:
+        yield
+    finally:
+        progress(label, _ONE_STEP, _ONE_STEP)
+
+
+class CountedProgress:
+    """Counts the calls of itself, with any arguments, as the progress of one task.
+
+    Args:
+        label: names the task.
+        progress: shows it.
+        total: how many calls there will be.
+    """
+
+    def __init__(self, label: str, progress: Progress, total: int) -> None:
+        self._label, self._progress, self._total, self._done = label, progress, total, 0
+        progress(label, 0, total)
+
+    def __call__(self, *_: object) -> None:
+        """Count one."""
+        self._done += 1
+        self._progress(self._label, self._done, self._total)
+
+
+def _bar(stream: TextIO, *, is_bytes: bool) -> Bar:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *columns, console=Console(file=stream))
+    amounts = (DownloadColumn(), TransferSpeedColumn()) if is_bytes else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
+    return Progress(*columns, console=Console(file=stream))
 
 
 @contextlib.contextmanager

@@ -99,6 +99,15 @@ class Choices:
         ]
         return self.protocol.encode(best_choices(choices, *self.kept), self.usage)
 
+    def take_completed_calls(self) -> list[float]:
+        """Return when each call became complete whose frames are in the buffer, and forget it."""
+        completed: list[float] = []
+        for each in self.generations:
+            if each.completed_calls:
+                completed += each.completed_calls
+                each.completed_calls.clear()
+        return completed
+
     async def stored(self) -> None:
         """Wait until other processes know of the finished answer: its client may go on at any of them."""
         if self.settle is not None:

@@ -81,10 +81,13 @@ class Lifecycle:
             if each.route is not None:
                 self.trace.routed(each.route, each.cached_tokens)
         if self.session is not None:
-            if self.records is not None:
-                finished = Finished(self.choices.first.ended or reason, self.choices.usage)
-                self.records.add(self.trace, self.choices, self.session.opened.step, finished)
+            step = self.session.opened.step
+            step.first_seconds, step.seconds = self.trace.first_seconds, self.trace.seconds
+            step.ended = self.choices.first.ended or reason
+            # This may change the number of the conversation, which the record has.
             self.session.close(self.choices)
+            if self.records is not None:
+                self.records.add(self.trace, self.choices, step, Finished(step.ended, self.choices.usage))
             if self.prefills is not None:
-                session, as_objects = self.session.opened.step.session, self.choices.protocol is MESSAGES
-                self.prefills.begin(session, self.choices.first, as_objects=as_objects)
+                as_objects = self.choices.protocol is MESSAGES
+                self.prefills.begin(step.session, self.choices.first, as_objects=as_objects)

@@ -8,116 +8,30 @@ calls it to the arrival of the request that brings its result.
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
+import re
 import time
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from singletree.conversation import ToolResult, Turn
 from singletree.engines.engine import comparable_tokens
-from singletree.errors import BadConfiguration
 from singletree.events import Finished, ToolCallEnd, ToolCallStart
 from singletree.lru import LruCache
 from singletree.server.answers.choices import Choices
+from singletree.server.answers.record_file import BLOCK_TOKENS
+from singletree.server.answers.record_queue import AnswerRecords, RecordQueue, RequestRecord
 from singletree.server.answers.tracing import Trace
 from singletree.server.sessions.sessions import Step
 
-LOG = logging.getLogger(__name__)
-
 SCHEMA = "dynamo.request.trace.v1"
-BLOCK_TOKENS = 64
-"""Tokens of a prompt for which a record has one hash."""
-
-_FILES = 4
-"""The limit of the size is that of so many files: the one that is written, and older ones."""
-_WAITING = 1024
-"""How many records may wait for the disk; more are dropped and counted."""
-_CLOSING_SECONDS = 5.0
 _CALLS = 16_384
 """How many calls may wait for their results."""
 
-_Record = dict[str, Any]
-
-
-class RecordFile:
-    """A file of records, one JSON object on each line. A thread writes them, so that no request waits for the disk.
-
-    When the file is full, it is renamed to ``PATH.1``, and so on; the oldest file is deleted.
-
-    Args:
-        path: the file; records are appended.
-        limit: largest size of all files together, in bytes.
-
-    Attributes:
-        dropped: how many records were dropped because the disk was too slow.
-
-    Raises:
-        BadConfiguration: the file cannot be written.
-    """
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self.dropped = 0
-        try:
-            self._handler = RotatingFileHandler(
-                path, maxBytes=max(1, limit // _FILES), backupCount=_FILES - 1, encoding="utf-8"
-            )
-        except OSError as error:
-            raise BadConfiguration(
-                f"--trace-path {path}: {error.strerror}; give a file that can be written"
-            ) from None
-        self._handler.handleError = _log_failure  # type: ignore[method-assign]
-        self._waiting: queue.Queue[list[_Record] | None] = queue.Queue(_WAITING)
-        self._thread = threading.Thread(target=self._write, name="request records", daemon=True)
-        self._thread.start()
-
-    def put(self, records: list[_Record]) -> None:
-        """Write ``records`` soon; drop them if too many wait."""
-        try:
-            self._waiting.put_nowait(records)
-        except queue.Full:
-            if not self.dropped:
-                LOG.warning("the disk is too slow for --trace-path: request records are dropped")
-            self.dropped += len(records)
-
-    def close(self) -> None:
-        """Write what waits, and close the file."""
-        with suppress(queue.Full):
-            self._waiting.put(None, timeout=_CLOSING_SECONDS)
-        self._thread.join(_CLOSING_SECONDS)
-        self._handler.close()
-
-    def _write(self) -> None:
-        while (records := self._waiting.get()) is not None:
-            for record in records:
-                replay = record.get("request", {}).get("replay")
-                if replay is not None:
-                    replay["input_sequence_hashes"] = sequence_hashes(replay["input_sequence_hashes"])
-                line = msgspec.json.encode(record).decode()
-                self._handler.handle(logging.makeLogRecord({"msg": line}))
-
-
-def _log_failure(record: logging.LogRecord) -> None:
-    LOG.warning("a request record could not be written", exc_info=True)
-
-
-def sequence_hashes(tokens: array[int], block: int = BLOCK_TOKENS) -> list[int]:
-    """Return a hash for each block of ``tokens``; it covers all tokens up to the end of its block."""
-    data, width, digest = memoryview(tokens).cast("B"), tokens.itemsize * block, b""
-    hashes = []
-    for start in range(0, len(data), width):
-        digest = blake2b(digest + data[start : start + width], digest_size=8).digest()
-        hashes.append(int.from_bytes(digest, "little"))
-    return hashes
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+"""The header ``traceparent``, https://www.w3.org/TR/trace-context/"""
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
+"""Settings of a request that its record has, where the request set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +46,15 @@ class RequestRecords:
     """Makes the records of requests and of the tools that ran between them.
 
     Args:
-        file: takes the records.
+        queue: takes the records.
     """
 
-    def __init__(self, file: RecordFile) -> None:
-        self._file = file
+    def __init__(self, queue: RecordQueue) -> None:
+        self._queue = queue
         self._calls: LruCache[tuple[str, str], _Call] = LruCache(entries=_CALLS)
 
-    @property
-    def dropped(self) -> int:
-        """How many records were dropped because the disk was too slow."""
-        return self._file.dropped
-
     def add(self, trace: Trace, choices: Choices, step: Step, finished: Finished) -> None:
-        """_Record the end of an answer.
+        """Record the end of an answer.
 
         Args:
             trace: the request's times and id.
@@ -157,7 +66,7 @@ class RequestRecords:
         generation = choices.first
         agent = _agent_context(choices, step)
         calls = list(_calls(generation.events))
-        request: _Record = {
+        request: RequestRecord = {
             "request_id": trace.request_id,
             "model": step.model,
             "input_tokens": finished.usage.prompt_tokens,
@@ -167,10 +76,10 @@ class RequestRecords:
             "total_time_ms": now - received,
             **_speed(trace, finished, now - received),
             "finish_reason_metadata": {"finish_reason": finished.reason, "tool_calls": calls},
-            "singletree": _own_fields(choices, step),
+            "singletree": _own_fields(trace, choices, step, finished),
         }
         prompt = generation.prompt
-        if len(choices.generations) == 1:
+        if all(each.prompt is prompt for each in choices.generations):
             request["replay"] = {
                 "trace_block_size": BLOCK_TOKENS,
                 "input_length": len(prompt.token_ids),
@@ -184,13 +93,14 @@ class RequestRecords:
         ]
         for call in calls:
             self._calls.put((step.session, call["id"]), _Call(call["name"], now))
-        self._file.put([*tools, record])
+        run = generation.request.agent.trajectory_id
+        self._queue.put(AnswerRecords([*tools, record], prompt.turns, prompt.tools, generation.events, run))
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
-        self._file.close()
+        """Write what waits; nothing may be added after that."""
+        self._queue.close()
 
-    def _tools(self, session: str, turns: Sequence[Turn], received: int) -> Iterable[_Record]:
+    def _tools(self, session: str, turns: Sequence[Turn], received: int) -> Iterable[RequestRecord]:
         """Yield an object for each tool whose result came with the request, if the call was recorded."""
         for turn in reversed(turns):
             if turn.role == "assistant":
@@ -210,7 +120,7 @@ class RequestRecords:
                     }
 
 
-def _head(kind: str, at: int, source: str = "singletree") -> _Record:
+def _head(kind: str, at: int, source: str = "singletree") -> RequestRecord:
     return {"schema": SCHEMA, "event_type": kind, "event_time_unix_ms": at, "event_source": source}
 
 
@@ -227,7 +137,7 @@ def _agent_context(choices: Choices, step: Step) -> Mapping[str, Any]:
     return {name: value for name, value in named.items() if value}
 
 
-def _calls(events: Iterable[Any]) -> Iterable[_Record]:
+def _calls(events: Iterable[Any]) -> Iterable[RequestRecord]:
     """Yield the complete calls of a turn, without their arguments."""
     started: dict[int, ToolCallStart] = {}
     for event in events:
@@ -237,7 +147,7 @@ def _calls(events: Iterable[Any]) -> Iterable[_Record]:
             yield {"choice_index": 0, "tool_call_index": event.index, "id": call.id, "name": call.name}
 
 
-def _speed(trace: Trace, finished: Finished, total: int) -> _Record:
+def _speed(trace: Trace, finished: Finished, total: int) -> RequestRecord:
     if trace.first_seconds is None:
         return {}
     first = trace.first_seconds * 1000
@@ -250,10 +160,18 @@ def _speed(trace: Trace, finished: Finished, total: int) -> _Record:
     }
 
 
-def _own_fields(choices: Choices, step: Step) -> _Record:
-    """Return what singletree knows besides: how the prompt continues its session, and who generated."""
-    generation = choices.first
-    fields: _Record = {
+def _own_fields(trace: Trace, choices: Choices, step: Step, finished: Finished) -> RequestRecord:
+    """Return what Dynamo has no field for: what was asked for, how the prompt continues its session, who generated."""
+    generation, request = choices.first, choices.first.request
+    given = {name: getattr(request.sampling, name) for name in _SAMPLING}
+    fields: RequestRecord = {
+        "answer_id": choices.id,
+        "requested_model": request.model,
+        "stream": request.stream,
+        "choices": len(choices.generations),
+        "tools": len(request.conversation.tools),
+        "sampling": {name: value for name, value in given.items() if value is not None},
+        "is_subagent": request.agent.is_subagent,
         "session": step.session,
         "course": step.course,
         "matched_tokens": step.matched,
@@ -263,6 +181,10 @@ def _own_fields(choices: Choices, step: Step) -> _Record:
         "replayed_turns": generation.prompt.replayed,
         "rules": list(generation.prompt.rules),
     }
+    if finished.reason == "error":
+        fields["error"] = trace.error_name or "error"
+    if _TRACE_PARENT.fullmatch(trace.traceparent):
+        fields["traceparent"] = trace.traceparent
     if generation.route is not None:
         fields["worker"] = generation.route.worker
         fields["predicted_cached_tokens"] = generation.route.predicted_cached_tokens

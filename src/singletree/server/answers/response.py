@@ -85,6 +85,10 @@ class TurnResponse:
                 if self._superseded:
                     raise Superseded from None
                 raise
+            except Exception as error:
+                # It becomes the answer only after the end has been recorded.
+                self._trace.ends_with(error)
+                raise
             finally:
                 lifecycle.end(reason)
 
@@ -139,7 +143,10 @@ class TurnResponse:
             stream.open()
             await sink.open(self._lifecycle.response_headers())
             while frames := await stream.buffer.take():
+                completed = self._choices.take_completed_calls()
                 await sink.write(frames)
+                for each in completed:
+                    self._trace.dispatched(each)
             await sink.close()
         finally:
             producing.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 
 from prometheus_client import (
@@ -21,15 +21,24 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from singletree.conversation import AgentContext, Hints
 from singletree.engines.engine import Route
 from singletree.errors import Rejected, SingletreeError
-from singletree.events import Finished, Usage
+from singletree.events import Finished, FinishReason, Usage
+from singletree.server.answers.record_queue import DROPPED_RECORDS
 from singletree.server.models.shared_turns import STORE_FAILURES
 from singletree.server.sessions.sessions import Step
 from singletree.server.turn.ids import new_id
 
 LOG = logging.getLogger("singletree.requests")
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+# Buckets for agents: the first prompt of a session takes minutes on a small machine, a turn that continues it
+# milliseconds; prompts begin at ten thousand tokens and end at the window; all but the last percent of one is in place.
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200)
+_TOKEN_SECONDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_DISPATCH_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_TOKENS = tuple(2.0**power for power in range(8, 21))
+_SHARES = (0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1)
 _CLIENT_LEFT = 499
+_NOT_ANSWERED: tuple[FinishReason, ...] = ("error", "cancelled")
+"""Ends of turns that say nothing about how long answers are and take."""
 _PATH_LENGTH = 128
 _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """The variable with which prometheus_client keeps metrics in files that several processes share."""
@@ -58,6 +67,7 @@ class Tracing:
         self._running = 0
         self.registry = CollectorRegistry()
         self.registry.register(STORE_FAILURES)
+        self.registry.register(DROPPED_RECORDS)
         self.requests = Counter(
             "singletree_requests",
             "Requests by route and HTTP status.",
@@ -76,18 +86,12 @@ class Tracing:
             ["model", "reason"],
             registry=self.registry,
         )
-        self.first_token = Histogram(
-            "singletree_time_to_first_token_seconds",
-            "From the request's arrival to its first event.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
         self.waiting: Callable[[], int] = int
         self.model_states: Callable[[], Iterable[tuple[str, str]]] = tuple
         self._make_gauges()
+        self._make_histograms()
         self._make_prompt_counters()
-        self._make_routing_metrics()
+        self._make_routing_counters()
 
     def _make_gauges(self) -> None:
         def gauge(name: str, description: str, labels: Iterable[str] = (), mode: str = "livesum") -> Gauge:
@@ -97,6 +101,48 @@ class Tracing:
         self._waiting = gauge("singletree_generations_waiting", "Generations that wait for an engine.")
         self._model_state = gauge(
             "singletree_model_state", "1 for the state that the model is in.", ["model", "state"], "livemax"
+        )
+
+    def _make_histograms(self) -> None:
+        def histogram(
+            name: str, description: str, buckets: Sequence[float], labels: Iterable[str] = ("model",)
+        ) -> Histogram:
+            return Histogram(name, description, labels, registry=self.registry, buckets=buckets)
+
+        self.first_token = histogram(
+            "singletree_time_to_first_token_seconds",
+            "From the request's arrival to its first event.",
+            _SECONDS,
+        )
+        self.token_seconds = histogram(
+            "singletree_time_per_output_token_seconds",
+            "Mean time between the tokens of an answer, one value for each answer.",
+            _TOKEN_SECONDS,
+        )
+        self.answer_seconds = histogram(
+            "singletree_answer_seconds", "From the request's arrival to the end of its answer.", _SECONDS
+        )
+        self.prompt_length = histogram(
+            "singletree_request_prompt_tokens", "Length of prompts, one value for each answer.", _TOKENS
+        )
+        self.answer_length = histogram(
+            "singletree_request_output_tokens", "Length of answers, one value for each answer.", _TOKENS
+        )
+        self.in_place = histogram(
+            "singletree_prefix_in_place_ratio",
+            "Share of a prompt that continues the session's last prompt and turn, by how it continues it.",
+            _SHARES,
+            ("model", "course"),
+        )
+        self.dispatch = histogram(
+            "singletree_tool_call_dispatch_seconds",
+            "From the token that completes a tool call to the write that sends the call, in streams.",
+            _DISPATCH_SECONDS,
+        )
+        self.waited = histogram(
+            "singletree_queue_seconds",
+            "How long generations waited for a place on an engine, if they did.",
+            _SECONDS,
         )
 
     def _make_prompt_counters(self) -> None:
@@ -131,7 +177,7 @@ class Tracing:
             registry=self.registry,
         )
 
-    def _make_routing_metrics(self) -> None:
+    def _make_routing_counters(self) -> None:
         self.routed = Counter(
             "singletree_routed_generations",
             "Generations by the engine that they were sent to.",
@@ -142,13 +188,6 @@ class Tracing:
             "singletree_routing_tokens",
             "Prompt tokens: predicted in the engine's cache, cached as it reports, missing and unexpected of them.",
             ["model", "worker", "kind"],
-            registry=self.registry,
-        )
-        self.waited = Histogram(
-            "singletree_queue_seconds",
-            "How long generations waited for a place on an engine, if they did.",
-            ["model"],
-            buckets=_SECONDS,
             registry=self.registry,
         )
 
@@ -193,6 +232,7 @@ class Trace:
 
     Attributes:
         received: when the request arrived, in unix seconds.
+        traceparent: the client's header of this name, which names the span that the request belongs to; else empty.
     """
 
     def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
@@ -200,6 +240,8 @@ class Trace:
         self.route = "other"
         self.status = _CLIENT_LEFT
         self.received = time.time()
+        self.traceparent = ""
+        self._error = ""
         self._tracing = tracing
         # A path may contain any character, line breaks included.
         self._method, self._path = ascii(method)[1:-1], ascii(path[:_PATH_LENGTH])[1:-1]
@@ -212,7 +254,6 @@ class Trace:
         self._route = ""
         self._usage: Usage | None = None
         self._reason = ""
-        self._error = ""
 
     def new_id(self, prefix: str) -> str:
         """Return a new id; for the prefix ``req_`` the request's own."""
@@ -251,6 +292,8 @@ class Trace:
         tracing.prefix.labels(step.model, "matched").inc(step.matched)
         tracing.prefix.labels(step.model, "new").inc(step.new)
         tracing.courses.labels(step.model, step.course).inc()
+        share = step.matched / max(1, step.prompt_tokens)
+        tracing.in_place.labels(step.model, step.course).observe(share)
         if step.broken is not None:
             tracing.lost.labels(step.model, step.broken.cause.name).inc(step.lost)
 
@@ -276,6 +319,21 @@ class Trace:
         tracing.tokens.labels(model, "cached").inc(usage.cached_tokens)
         tracing.tokens.labels(model, "completion").inc(usage.completion_tokens)
         tracing.tokens.labels(model, "reasoning").inc(usage.reasoning_tokens)
+        if finished.reason not in _NOT_ANSWERED:
+            self._observe_answer(usage)
+
+    def _observe_answer(self, usage: Usage) -> None:
+        tracing, model = self._tracing, self._model
+        tracing.prompt_length.labels(model).observe(usage.prompt_tokens)
+        tracing.answer_length.labels(model).observe(usage.completion_tokens)
+        tracing.answer_seconds.labels(model).observe(self.seconds)
+        if self._first is not None and usage.completion_tokens > 1:
+            between = (self.seconds - self._first) / (usage.completion_tokens - 1)
+            tracing.token_seconds.labels(model).observe(between)
+
+    def dispatched(self, completed: float) -> None:
+        """Record that a tool call was sent, which became complete at ``completed`` on the clock of ``perf_counter``."""
+        self._tracing.dispatch.labels(self._model).observe(time.perf_counter() - completed)
 
     def routed(self, route: Route, cached: int | None) -> None:
         """Record which engine generated, and how many tokens it reported as cached; None if it did not."""
@@ -298,6 +356,20 @@ class Trace:
             ("unexpected", max(0, cached - predicted)),
         ):
             tracing.predicted.labels(model, route.worker, kind).inc(tokens)
+
+    @property
+    def error_name(self) -> str:
+        """Return the name of the error that ended the request; empty for none."""
+        return self._error
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the request's arrival, in seconds."""
+        return time.perf_counter() - self._began
+
+    def ends_with(self, error: Exception) -> None:
+        """Record the name of the error that ends the answer, before it becomes one."""
+        self._error = type(error).__name__
 
     def failed(self, error: SingletreeError) -> None:
         """Record the error that is the answer, or ends it."""

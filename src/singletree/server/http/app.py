@@ -85,8 +85,10 @@ class App:
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
-        id = request_id(Headers(scope=scope).get("x-request-id"))
+        headers = Headers(scope=scope)
+        id = request_id(headers.get("x-request-id"))
         trace = scope["trace"] = Trace(self._service.tracing, scope["method"], scope["path"], id)
+        trace.traceparent = headers.get("traceparent", "")
         scope["app"] = self  # so that the router raises what it cannot route
         started, origin = False, None
 

@@ -40,7 +40,7 @@ from singletree.server.models.served_models import Catalog
 from singletree.server.pictures.reader import MediaReader, media_limits
 from singletree.server.sessions.duplicate_requests import InFlight, request_key
 from singletree.server.sessions.report_headers import wants_report
-from singletree.server.sessions.sessions import Sessions, is_subagent, session_key
+from singletree.server.sessions.sessions import Sessions, identified_agent, is_subagent, session_key
 from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.storage.response_store import Store
@@ -477,8 +477,9 @@ def with_hints(call: Call, request: Request) -> Request:
     agent = replace(agent, is_subagent=is_subagent(call.headers, agent))
     call.trace.record_hints(hints, agent)
     salt = nvext.cache_salt_of_header(call.headers) or request.cache_salt
-    session = session_key(call.headers, request)
-    return replace(request, hints=hints, agent=agent, cache_salt=salt, session=session)
+    request = replace(request, hints=hints, agent=agent, cache_salt=salt)
+    agent = identified_agent(call.headers, request)
+    return replace(request, agent=agent, session=session_key(call.headers, request))
 
 
 def warning_headers(warnings: list[str]) -> list[ResponseHeader]:

@@ -17,7 +17,9 @@ from granian.server.embed import Server
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.engines.weights.resolve import cache_folder
 from singletree.errors import BadConfiguration, EngineFailed
-from singletree.server.answers.request_records import RecordFile, RequestRecords
+from singletree.server.answers.record_file import RecordFile
+from singletree.server.answers.record_queue import RecordQueue, RecordSink
+from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
 from singletree.server.http.routes import Service
@@ -67,8 +69,8 @@ async def run_server(
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
     store = open_store(config)
-    file = None if config.trace_path is None else RecordFile(config.trace_path, config.trace_limit)
-    records = None if file is None else RequestRecords(file)
+    sinks = record_sinks(config)
+    records = RequestRecords(RecordQueue(*sinks)) if sinks else None
     loaded = await load_models(config, report, progress)
     service = Service(config, loaded, Tracing(), store=store if config.store else None, records=records)
     server = Server(
@@ -109,6 +111,28 @@ async def run_server(
             records.close()
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.gather(listening, return_exceptions=True)
+
+
+def record_sinks(config: Config) -> list[RecordSink]:
+    """Return what takes the records of requests: the file of ``--trace-path``, and the export of ``--otel``.
+
+    Raises:
+        BadConfiguration: the file cannot be written, or OpenTelemetry is not installed.
+    """
+    sinks: list[RecordSink] = []
+    if config.trace_path is not None:
+        sinks.append(RecordFile(config.trace_path, config.trace_limit))
+    if config.otel:
+        try:
+            from singletree.server.answers import span_export
+        except ImportError:
+            raise BadConfiguration(
+                "--otel: OpenTelemetry is not installed; pip install 'singletree[otel]'"
+            ) from None
+        sinks.append(
+            span_export.SpanExport(span_export.find_exporter(), content=span_export.exports_content())
+        )
+    return sinks
 
 
 def open_store(config: Config) -> Store:

@@ -51,6 +51,9 @@ def _summary(session: Session) -> dict[str, Any]:
         "requests": session.requests,
         "lines": len(session.records),
         "prompt_tokens": last.prompt_tokens,
+        "cached_tokens": last.cached,
+        "generated_tokens": sum(step.generated for step in session.steps),
+        "first_seconds": _rounded(last.first_seconds),
         "breaks": sum(step.broken is not None for step in session.steps),
         "lost_tokens": sum(step.lost for step in session.steps),
     }
@@ -68,9 +71,16 @@ def _encode_step(step: Step) -> dict[str, Any]:
         "cached_tokens": step.cached,
         "generated_tokens": step.generated,
         "lost_tokens": step.lost,
+        "first_seconds": _rounded(step.first_seconds),
+        "seconds": _rounded(step.seconds),
+        "ended": step.ended,
         "route": None if step.route is None else _encode_route(step.route),
         "break": None if step.broken is None else _encode_break(step.broken),
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def _encode_route(route: Route) -> dict[str, Any]:

@@ -166,7 +166,9 @@ class Socket:
         return Call(self._service, HttpRequest(self._scope), self._headers, trace)
 
     def _trace(self) -> Trace:
-        return Trace(self._service.tracing, "WS", PATH, new_id("req_"))
+        trace = Trace(self._service.tracing, "WS", PATH, new_id("req_"))
+        trace.traceparent = self._headers.get("traceparent", "")
+        return trace
 
     async def _disconnected(self) -> Message:
         await self._closed.wait()

@@ -7,6 +7,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from singletree.engines.routing.modes import RoutingOptions, make_policy
 from singletree.engines.routing.pool import EnginePool
 from singletree.engines.routing.worker import Worker
 from singletree.engines.unloading import UnloadingEngine
-from singletree.engines.weights.progress import Progress, no_progress
+from singletree.engines.weights.progress import Progress, no_progress, shown_step
 from singletree.errors import BadConfiguration
 from singletree.parsing import family as drawing
 from singletree.parsing.family import Family
@@ -178,7 +179,9 @@ async def load_model(
         profiles = read_profiles(config.codex_catalog, config.codex_profile, names)
         chat_format = replace(chat_format, capsules=_capsules(config, names[0], chat_format, report))
         chat_format = replace(chat_format, memory=await asyncio.to_thread(_memory, config, chat_format))
-        workers = await source.start_workers(chat_format.tokenizer)
+        runs_here = not config.engine_url and config.engine != "scripted"
+        with shown_step(progress, f"loading {names[0]}") if runs_here else nullcontext():
+            workers = await source.start_workers(chat_format.tokenizer)
         if config.idle_unload is not None:
             workers = tuple(
                 _unloading(each, source, chat_format.tokenizer, config.idle_unload) for each in workers

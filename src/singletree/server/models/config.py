@@ -291,6 +291,10 @@ class Config:
     trace_limit: Annotated[int, _flag("--trace-limit", converter=_bytes)] = 256 * 2**20
     """Largest size of that file and its older parts, such as 256MiB; the oldest are deleted first."""
 
+    otel: bool = False
+    """Export sessions as OpenTelemetry traces, to the collector that the variables OTEL_EXPORTER_OTLP_ENDPOINT and the
+    other standard ones name; texts only where OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them."""
+
     restore_reasoning: bool = True
     """Restore the reasoning that a harness left out, as far as the chat template prints it."""
 

@@ -103,11 +103,31 @@ def session_key(headers: Mapping[str, str], request: Request) -> str | None:
     Args:
         headers: with lower-case names.
     """
+    parts = _named_session(headers)
+    if parts:
+        return "/".join(parts)[:_LONGEST_KEY]
+    return request.session[:_LONGEST_KEY] if request.session else None
+
+
+def identified_agent(headers: Mapping[str, str], request: Request) -> AgentContext:
+    """Return the agent of ``request`` with the session and the run that its session headers name, where it has none.
+
+    Args:
+        headers: with lower-case names.
+    """
+    agent, parts = request.agent, _named_session(headers) or [request.session or ""]
+    session = agent.session_id or parts[0][:_LONGEST_KEY]
+    run = agent.trajectory_id or (parts[1][:_LONGEST_KEY] if len(parts) > 1 else "")
+    return replace(agent, session_id=session, trajectory_id=run)
+
+
+def _named_session(headers: Mapping[str, str]) -> list[str]:
+    """Return what the first session header that a request has names: the session, and the work within it."""
     for header in SESSION_HEADERS:
         if headers.get(header.name, "").strip():
             parts = dict.fromkeys(headers.get(name, "").strip() for name in (header.name, *header.within))
-            return "/".join(filter(None, parts))[:_LONGEST_KEY]
-    return request.session[:_LONGEST_KEY] if request.session else None
+            return [part for part in parts if part]
+    return []
 
 
 def is_subagent(headers: Mapping[str, str], agent: AgentContext) -> bool:
@@ -141,6 +161,8 @@ class Step:
         generated: number of generated tokens.
         cached: number of prompt tokens in the engine's prefix cache; None until the engine reports it.
         route: which of several engines generated it, with how many cached tokens expected; None where there is one.
+        first_seconds, seconds: from the request's arrival to its first event, and to its end; None until then.
+        ended: why the turn ended; None until then.
     """
 
     session: str
@@ -154,6 +176,9 @@ class Step:
     generated: int = 0
     cached: int | None = None
     route: Route | None = None
+    first_seconds: float | None = None
+    seconds: float | None = None
+    ended: FinishReason | None = None
 
     @property
     def new(self) -> int:

@@ -8,6 +8,8 @@ runs only complete calls may ask to get the arguments while they are generated.
 
 from __future__ import annotations
 
+import time
+
 from singletree.events import (
     ArgumentsDelta,
     Event,
@@ -28,9 +30,13 @@ class CompleteCalls:
 
     The event that completes a call releases its start, its arguments in one piece, and its end. A broken call is
     released as text, so no ``ToolCallBroken`` comes out. The ``raw`` spans keep their order within text and calls.
+
+    Args:
+        completed: takes the time at which each call became complete, on the clock of ``time.perf_counter``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, completed: list[float] | None = None) -> None:
+        self._completed = completed
         self._start: ToolCallStart | None = None
         self._json: list[str] = []
         self._raw: list[str] = []
@@ -67,6 +73,8 @@ class CompleteCalls:
     def _complete(self, start: ToolCallStart, end: ToolCallEnd) -> list[Event]:
         arguments = ArgumentsDelta(start.index, "".join(self._json), "".join(self._raw))
         self._start = None
+        if self._completed is not None:
+            self._completed.append(time.perf_counter())
         return [start, arguments, end]
 
     def _as_text(self, start: ToolCallStart, broken: ToolCallBroken) -> TextDelta:

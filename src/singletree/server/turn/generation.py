@@ -36,6 +36,7 @@ class Generation:
         route: which of several engines generates; None where there is one.
         token_ids: the tokens that the engine generated so far.
         events: the events of the turn so far, one token's after another's.
+        completed_calls: when each call became complete that has not been sent, on the clock of ``time.perf_counter``.
         ended: why the turn ended; None while it is generated.
         runner: replaces ``run`` where the events of the turn are not sent as they are.
     """
@@ -54,6 +55,7 @@ class Generation:
     route: Route | None = None
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     events: list[Event] = field(default_factory=list)
+    completed_calls: list[float] = field(default_factory=list)
     ended: FinishReason | None = None
     runner: Runner | None = None
 

@@ -61,7 +61,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
     """
     model, decoder, recording = generation.model, generation.decoder, generation.recorder
     logprobs, counts = generation.logprob_reader, generation.request.options.continuous_usage_stats
-    calls = None if generation.request.live_arguments else CompleteCalls()
+    calls = None if generation.request.live_arguments else CompleteCalls(generation.completed_calls)
     chunks = model.engine.generate(
         GenerationJob(
             generation.prompt.token_ids,

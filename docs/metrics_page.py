@@ -1,0 +1,31 @@
+"""Make the table of metrics in metrics.md from the metrics of the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from singletree.server.answers.tracing import Tracing
+
+DOCS = Path(__file__).resolve().parent
+BEGIN, END = "<!-- metrics -->", "<!-- /metrics -->"
+
+
+def page() -> str:
+    """Return the text of metrics.md with the present table."""
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}{END}{after}"
+
+
+def table() -> str:
+    """Return a row for each metric: its name, type, labels and meaning."""
+    rows = sorted(map(_row, Tracing().registry._collector_to_names))
+    return "\n".join(["| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
+
+
+def _row(metric: Any) -> str:
+    name = metric._name + ("_total" if metric._type == "counter" else "")
+    labels = ", ".join(f"`{label}`" for label in metric._labelnames) or "-"
+    return f"| `{name}` | {metric._type} | {labels} | {metric._documentation} |"
