@@ -1,0 +1,42 @@
+// Two texts side by side, with what differs marked by words.
+import { diff } from "fast-myers-diff";
+import { useMemo } from "preact/hooks";
+import { html } from "./html.js";
+
+const MOST_WORDS = 20_000;
+
+/** Words, spaces and single signs; lines where a text is too long for that. */
+function pieces(text) {
+  const words = text.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) ?? [];
+  return words.length <= MOST_WORDS ? words : text.match(/[^\n]*\n|[^\n]+$/g);
+}
+
+/** @returns {[boolean, string][][]} for each text its pieces, and whether they differ */
+export function compareTexts(a, b) {
+  const [left, right] = [pieces(a), pieces(b)];
+  const sides = [[], []];
+  let [doneLeft, doneRight] = [0, 0];
+  const put = (side, differs, text) => text && sides[side].push([differs, text]);
+  for (const [fromLeft, toLeft, fromRight, toRight] of diff(left, right)) {
+    put(0, false, left.slice(doneLeft, fromLeft).join(""));
+    put(1, false, right.slice(doneRight, fromRight).join(""));
+    put(0, true, left.slice(fromLeft, toLeft).join(""));
+    put(1, true, right.slice(fromRight, toRight).join(""));
+    [doneLeft, doneRight] = [toLeft, toRight];
+  }
+  put(0, false, left.slice(doneLeft).join(""));
+  put(1, false, right.slice(doneRight).join(""));
+  return sides;
+}
+
+export function DiffText({ a, b, titles }) {
+  const sides = useMemo(() => compareTexts(a ?? "", b ?? ""), [a, b]);
+  return sides.map(
+    (side, index) => html`<div key=${index}>
+      <h3>${titles[index]}</h3>
+      <pre tabindex="0" class=${index ? "diff-now" : "diff-was"}>${side.map(([differs, text], at) =>
+        differs ? html`<${index ? "ins" : "del"} key=${at}>${text}<//>` : text,
+      )}</pre>
+    </div>`,
+  );
+}
