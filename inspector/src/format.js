@@ -60,7 +60,12 @@ export const plural = (number, one, many = `${one}s`) => `${count(number)} ${num
 /** A session's own name, short enough for a line: the last parts of long keys distinguish them. */
 export function sessionName(session) {
   const key = session.key ?? session.id;
-  return key.length <= 28 ? key : `${key.slice(0, 12)}…${key.slice(-14)}`;
+  if (key.length <= 28) return key;
+  const last = key.slice(key.lastIndexOf("/") + 1);
+  return last.length < key.length ? `${key.slice(0, 8)}…/${last.slice(-16)}` : `${key.slice(0, 12)}…${key.slice(-14)}`;
 }
+
+/** What distinguishes a sub-session from its parent. */
+export const partName = (session) => (session.key ?? session.id).split("/").at(-1).slice(-12);
 
 export const harnessName = (session) => session.harness ?? session.client?.split(/[\s(]/)[0] ?? "unknown client";

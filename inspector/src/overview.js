@@ -1,7 +1,7 @@
 // The lanes of a session on one time axis, drawn on a canvas: a thousand turns are several thousand bars. The list of
 // turns has the same facts as text.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { duration } from "./format.js";
+import { duration, timeOfDay } from "./format.js";
 import { html } from "./html.js";
 import { serverNow } from "./live.js";
 import { layOut } from "./time_axis.js";
@@ -101,6 +101,15 @@ function draw(canvas, lanes, chosen, width, height) {
     if (left < free) continue;
     pen.fillText(words, left, height - 5);
     free = left + size + 12;
+  }
+  // The times at both ends, where no idle stretch has its words.
+  if (intervals.length) {
+    const ends = intervals.map(([, end]) => end);
+    const start = timeOfDay(Math.min(...intervals.map(([from]) => from)) / 1000);
+    const end = timeOfDay(Math.max(...ends) / 1000);
+    const endLeft = width - pen.measureText(end).width;
+    if (!axis.cuts.some((cut) => cut.x < pen.measureText(start).width + 40)) pen.fillText(start, 0, height - 5);
+    if (free < endLeft) pen.fillText(end, endLeft, height - 5);
   }
   return (x, y) => hit(axis, lanes, x, y, now);
 }

@@ -185,7 +185,7 @@ function Spans({ prompt, breakMark }) {
       if (span.message !== role) {
         role = span.message;
         shown.push(html`<div key=${`m${span.start}`} class="message-mark" data-message=${span.message ?? ""}>
-          ${message ? `${message.index} ${message.role}` : "template"} <span>${count(span.start)}</span>
+          <span>${message ? html`${message.index} <strong>${message.role}</strong>` : "template"}</span> <span>token ${count(span.start)}</span>
         </div>`);
       }
       const state = promptState(span);

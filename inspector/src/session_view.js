@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { address, go, promptAddress, sessionAddress, setQuery, turnAddress } from "./address.js";
 import { mark } from "./compare.js";
-import { UNKNOWN, count, dayAndTime, duration, harnessName, percent, plural, sessionName, short, timeOfDay } from "./format.js";
+import { UNKNOWN, count, dayAndTime, duration, harnessName, partName, percent, plural, sessionName, short, timeOfDay } from "./format.js";
 import { html } from "./html.js";
 import { useKeys } from "./keyboard.js";
 import { connection, follow, serverNow, useLive } from "./live.js";
@@ -305,7 +305,7 @@ function Lanes({ data, chosen, choose }) {
     for (const turn of data.turns) byNumber.get(turn.lane)?.turns.push(turn);
     const own = [...byNumber.values()].filter((lane) => lane.turns.length);
     const theirs = children.map((child) => ({
-      name: `↳ ${child.session.is_agent ? "sub-agent" : "child"} ${sessionName(child.session).slice(-6)}`,
+      name: `↳ ${child.session.is_agent ? "sub-agent" : "child"} ${partName(child.session)}`,
       title: `sub-session ${child.session.key}`,
       href: sessionAddress(child.session.id),
       turns: child.turns,
@@ -319,7 +319,7 @@ function Lanes({ data, chosen, choose }) {
 }
 
 const COLUMNS = [
-  ["number", "Turn"], ["lane", "Lane"], ["prompt", "Prompt"], ["cache", "Cached · lost · new"], ["out", "Out"], ["first", "First"],
+  ["number", "Turn"], ["lane", "Lane"], ["prompt", "Prompt"], ["cache", "Cache"], ["out", "Out"], ["first", "First"],
   ["total", "Total"], ["time", "Time"], ["end", "Ends with"],
 ];
 
@@ -438,7 +438,7 @@ function Chosen({ id, turn, lanes }) {
       <${Fact} label="prompt">${count(turn.tokens.prompt)}<//>
       <${Fact} label="in place">${count(turn.tokens.matched)}<//>
       <${Fact} label="cached">${turn.tokens.cached == null ? "not reported" : count(turn.tokens.cached)}<//>
-      <${Fact} label="new">${count(turn.tokens.new)}<//>
+      <${Fact} label="not in place">${count(turn.tokens.new)}<//>
       <${Fact} label="generated">${count(turn.tokens.generated)}<//>
       <${Fact} label="replayed turns">${count(turn.tokens.replayed_turns)}<//>
       <${Fact} label="first token">${duration(turn.times.first_token_ms)}<//>

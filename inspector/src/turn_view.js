@@ -178,11 +178,18 @@ function TokenBlock({ tokens, start, count: end, shaded, highlighted }) {
   }, [tokens, start, end, shaded, highlighted?.[0], highlighted?.[1]]);
 }
 
-/** Line breaks are shown and kept; a token without a character of its own is a small dot. */
+/** Characters that show nothing, or that turn the direction of the text. */
+const HIDDEN = /([\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\n])/;
+
+/** Line breaks are shown and kept, hidden characters have their number; a token that completes no character is a dot. */
 function visible(text) {
   if (text === "") return html`<span class="invisible">·</span>`;
-  if (!text.includes("\n")) return text;
-  return text.split("\n").flatMap((line, index) => (index ? [html`<span class="invisible">⏎</span>`, "\n", line] : [line]));
+  if (!HIDDEN.test(text)) return text;
+  return text.split(HIDDEN).map((part) => {
+    if (part === "\n") return [html`<span class="invisible">⏎</span>`, part];
+    if (!HIDDEN.test(part)) return part;
+    return html`<span class="code-point">U+${part.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}</span>`;
+  });
 }
 
 /** 0 (certain) to 4 (unlikely). */
