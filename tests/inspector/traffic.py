@@ -43,9 +43,10 @@ class Agent:
         server: answers it.
         session: the name of its session.
         agent: the name of a sub-agent of that session; empty for the main one.
+        key: the API key.
     """
 
-    def __init__(self, server: Server, session: str, agent: str = "") -> None:
+    def __init__(self, server: Server, session: str, agent: str = "", key: str = "none") -> None:
         headers = {"x-claude-code-session-id": session, "user-agent": "claude-cli/2.1.329 (external, cli)"}
         if agent:
             headers["x-claude-code-agent-id"] = agent
@@ -54,7 +55,7 @@ class Agent:
         self.tools = list(TOOLS)
         self.messages: list[dict[str, Any]] = []
         self._client = anthropic.Anthropic(
-            base_url=server.url, api_key="none", default_headers=headers, max_retries=0
+            base_url=server.url, api_key=key, default_headers=headers, max_retries=0
         )
 
     def close(self) -> None:
