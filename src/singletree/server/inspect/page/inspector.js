@@ -1,0 +1,1 @@
+document.getElementById("app").textContent = "The page of the inspector is not built."
