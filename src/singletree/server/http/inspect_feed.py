@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from singletree.protocols.wire import dump
 from singletree.server.answers.disconnect import while_connected
 from singletree.server.http.inspect_view import WholeView
-from singletree.server.inspect.turn_documents import Document
+from singletree.server.inspect.turn_documents import InspectedJson
 
 if TYPE_CHECKING:
     from singletree.server.http.routes import Service
@@ -41,11 +41,11 @@ class InspectFeed:
         self._service = service
         self._view = WholeView(service)
         self._session = session
-        self._turns: dict[str, Document] = {}
+        self._turns: dict[str, InspectedJson] = {}
         self._gone: dict[str, None] = {}
         self._is_stale = False
         self._filled = asyncio.Event()
-        self._summaries: dict[str, tuple[float, Document]] = {}
+        self._summaries: dict[str, tuple[float, InspectedJson]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the client disconnects (ClientLeft) or the server shuts down."""
@@ -70,7 +70,7 @@ class InspectFeed:
             await asyncio.gather(*readers, return_exceptions=True)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _read(self, stream: AsyncIterator[Document]) -> None:
+    async def _read(self, stream: AsyncIterator[InspectedJson]) -> None:
         # A process that has died or is started again is left out of this stream.
         with suppress(OSError, EOFError):
             async for changed in stream:
@@ -110,7 +110,7 @@ class InspectFeed:
                 quiet_since = time.monotonic()
                 await send({"type": "http.response.body", "body": b": \n\n", "more_body": True})
 
-    async def _summary(self, turn: Document) -> Document | None:
+    async def _summary(self, turn: InspectedJson) -> InspectedJson | None:
         """Return the sums of the turn's session. While a turn runs they may be a second old."""
         id, now = turn["session"], time.monotonic()
         at, known = self._summaries.get(id, (0.0, None))
@@ -120,6 +120,6 @@ class InspectFeed:
                 self._summaries[id] = now, known
         return known
 
-    async def _write(self, send: Send, name: str, data: Document) -> None:
+    async def _write(self, send: Send, name: str, data: InspectedJson) -> None:
         body = b"event: %b\ndata: %b\n\n" % (name.encode(), dump(data))
         await send({"type": "http.response.body", "body": body, "more_body": True})

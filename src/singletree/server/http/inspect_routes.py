@@ -19,7 +19,7 @@ from singletree.server.http.routes import JSON, Call, Operation
 from singletree.server.inspect.export import PAGE_POLICY, export_html, page_file
 from singletree.server.inspect.inspector import Inspector
 from singletree.server.inspect.links import PAGE
-from singletree.server.inspect.turn_documents import Document
+from singletree.server.inspect.turn_documents import InspectedJson
 from singletree.server.inspect.turn_record import known_session_id
 
 API = f"{PAGE}/api"
@@ -75,17 +75,17 @@ def _is_local(call: Call) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def _json(value: Document) -> Response:
+def _json(value: InspectedJson) -> Response:
     return Response(dump(value), media_type=JSON, headers=_API_HEADERS)
 
 
-async def page(call: Call) -> ASGIApp:
+async def inspector_page(call: Call) -> ASGIApp:
     """Answer with the page."""
     _inspector(call)
     return _file("index.html")
 
 
-async def page_part(call: Call) -> ASGIApp:
+async def inspector_file(call: Call) -> ASGIApp:
     """Answer with a file that the page loads."""
     _inspector(call)
     return _file(call.http.path_params["name"])
@@ -96,12 +96,12 @@ def _file(name: str) -> Response:
     return Response(data, headers={**_PAGE_HEADERS, "content-type": media_type})
 
 
-async def describe(call: Call) -> ASGIApp:
+async def inspector_state(call: Call) -> ASGIApp:
     """Answer with what the inspector keeps, and how much."""
     return _json(await _description(call, _allow(call)))
 
 
-async def _description(call: Call, inspector: Inspector) -> Document:
+async def _description(call: Call, inspector: Inspector) -> InspectedJson:
     return {
         "version": __version__,
         "content": inspector.keeps_texts,
@@ -123,7 +123,9 @@ async def inspected_sessions(call: Call) -> ASGIApp:
     return _json(_session_list(summaries, chosen, shown) | answered)
 
 
-def _session_list(summaries: Iterable[Document], chosen: list[Document], shown: list[Document]) -> Document:
+def _session_list(
+    summaries: Iterable[InspectedJson], chosen: list[InspectedJson], shown: list[InspectedJson]
+) -> InspectedJson:
     return {
         "sessions": shown,
         "total": len(chosen),
@@ -186,7 +188,7 @@ async def inspected_prompt_tokens(call: Call) -> ASGIApp:
     return _json(await WholeView(call.service).tokens(call.http.path_params["id"], start, end))
 
 
-async def difference(call: Call) -> ASGIApp:
+async def inspected_difference(call: Call) -> ASGIApp:
     """Answer with the difference of two turns."""
     _allow(call)
     ids = [call.http.query_params.get(name, "") for name in ("a", "b")]
@@ -195,7 +197,7 @@ async def difference(call: Call) -> ASGIApp:
     return _json(await WholeView(call.service).difference(*ids))
 
 
-async def export(call: Call) -> ASGIApp:
+async def exported_session(call: Call) -> ASGIApp:
     """Answer with a session as one HTML file."""
     inspector = _allow(call)
     query = call.http.query_params
@@ -237,7 +239,7 @@ async def _export_answers(call: Call, inspector: Inspector, id: str, *, texts: b
     return answers
 
 
-def _without_kept_texts(prompt: Document) -> None:
+def _without_kept_texts(prompt: InspectedJson) -> None:
     """Remove the texts that the earlier prompt has as well: each prompt of a session repeats those before it."""
     for span in prompt["spans"] or ():
         if span["kind"] == "kept" and span["text"] is not None:
@@ -246,32 +248,32 @@ def _without_kept_texts(prompt: Document) -> None:
         prompt["request"] = {**prompt["request"], "kept": False, "body": None}
 
 
-async def events(call: Call) -> ASGIApp:
+async def inspector_events(call: Call) -> ASGIApp:
     """Answer with the stream of what changes."""
     _allow(call)
     session = call.http.query_params.get("session")
     return InspectFeed(call.service, None if not session else known_session_id(session))
 
 
-async def unknown(call: Call) -> ASGIApp:
+async def unknown_inspector_path(call: Call) -> ASGIApp:
     """Refuse other paths: with the cure where the inspector is off."""
     _inspector(call)
     raise RouteNotFound(f"the path {ascii(call.http.url.path[:128])[1:-1]} does not exist")
 
 
 INSPECT_ROUTES: list[tuple[str, str, Operation]] = [
-    ("GET", PAGE, page),
-    ("GET", f"{PAGE}/", page),
-    ("GET", f"{PAGE}/page/{{name}}", page_part),
-    ("GET", f"{API}/server", describe),
+    ("GET", PAGE, inspector_page),
+    ("GET", f"{PAGE}/", inspector_page),
+    ("GET", f"{PAGE}/page/{{name}}", inspector_file),
+    ("GET", f"{API}/server", inspector_state),
     ("GET", f"{API}/sessions", inspected_sessions),
     ("GET", f"{API}/sessions/{{id}}", inspected_session),
     ("GET", f"{API}/turns/{{id}}", inspected_turn),
     ("GET", f"{API}/turns/{{id}}/prompt", inspected_prompt),
     ("GET", f"{API}/turns/{{id}}/prompt/tokens", inspected_prompt_tokens),
-    ("GET", f"{API}/difference", difference),
-    ("GET", f"{API}/export", export),
-    ("GET", f"{API}/events", events),
-    ("GET", f"{PAGE}/{{rest:path}}", unknown),
+    ("GET", f"{API}/difference", inspected_difference),
+    ("GET", f"{API}/export", exported_session),
+    ("GET", f"{API}/events", inspector_events),
+    ("GET", f"{PAGE}/{{rest:path}}", unknown_inspector_path),
 ]
 """The routes of the inspector. They check the key and the client's address themselves."""

@@ -18,7 +18,7 @@ from singletree.server.inspect.session_documents import (
     session_part,
     summarize_session,
 )
-from singletree.server.inspect.turn_documents import Document, encode_turn, summarize_turn
+from singletree.server.inspect.turn_documents import InspectedJson, encode_turn, summarize_turn
 
 if TYPE_CHECKING:
     # The service has the class of the other processes, which uses this module.
@@ -51,23 +51,23 @@ class InspectView:
         except SingletreeError:
             return None
 
-    def usage(self) -> Document:
+    def usage(self) -> InspectedJson:
         """Return how much memory is used, and how many sessions are kept."""
         return {"used_bytes": self._inspector.used, "sessions": len(self._inspector.sessions())}
 
-    def briefs(self, id: str | None = None) -> list[Document]:
+    def briefs(self, id: str | None = None) -> list[InspectedJson]:
         """Return what the sums of all sessions need, or of the session ``id``."""
         if id is None:
             return [brief_part(session) for session in self._inspector.sessions()]
         session = self._inspector.session(id)
         return [] if session is None else [brief_part(session)]
 
-    def part(self, id: str, texts: bool = True) -> Document | None:
+    def part(self, id: str, texts: bool = True) -> InspectedJson | None:
         """Return all turns of the session ``id``; None where there are none."""
         session = self._inspector.session(id)
         return None if session is None else session_part(session, with_texts=self._texts and texts)
 
-    def turn(self, id: str, texts: bool = True) -> Document | None:
+    def turn(self, id: str, texts: bool = True) -> InspectedJson | None:
         """Return the turn ``id``; None where it is not kept."""
         found = self._inspector.turn(id)
         return (
@@ -76,7 +76,7 @@ class InspectView:
             else encode_turn(*found, self.tokenizer_of, with_texts=self._texts and texts)
         )
 
-    def prompt(self, id: str, texts: bool = True) -> Document | None:
+    def prompt(self, id: str, texts: bool = True) -> InspectedJson | None:
         """Return the prompt of the turn ``id``; None where it is not kept."""
         found = self._inspector.turn(id)
         return (
@@ -85,7 +85,7 @@ class InspectView:
             else encode_prompt(*found, self.tokenizer_of, with_texts=self._texts and texts)
         )
 
-    def tokens(self, id: str, start: int, end: int) -> Document | None:
+    def tokens(self, id: str, start: int, end: int) -> InspectedJson | None:
         """Return tokens of the prompt of the turn ``id``; None where they are not kept."""
         found = self._inspector.turn(id)
         tokenizer = None if found is None else self.tokenizer_of(found[1].step.model)
@@ -98,7 +98,7 @@ class InspectView:
         found = self._inspector.turn(id)
         return None if found is None else side_of(*found, with_texts=self._texts)
 
-    async def changes(self, silence_seconds: float) -> AsyncIterator[Document]:
+    async def changes(self, silence_seconds: float) -> AsyncIterator[InspectedJson]:
         """Yield what changed in this process: summaries of turns, and the ids of sessions that are gone."""
         async for changed in self._inspector.changes.read(silence_seconds):
             found = [known for id in changed.turns if (known := self._inspector.turn(id)) is not None]
@@ -130,36 +130,36 @@ class WholeView:
         answers = await self._service.others.ask_inspector(question, *arguments)
         return next((answer for answer in answers if answer is not None), None)
 
-    def _answered(self, count: int) -> Document:
+    def _answered(self, count: int) -> InspectedJson:
         others = self._service.others
         return {"processes": 1 if others is None else others.count, "processes_answered": count}
 
-    async def usage(self) -> Document:
+    async def usage(self) -> InspectedJson:
         """Return the memory of all processes, the number of their sessions, and how many processes answered."""
         all_usage = await self._all("usage")
         used = sum(each["used_bytes"] for each in all_usage)
         ids = {part["id"] for part in await self._parts()}
         return {"used_bytes": used, "sessions": len(ids), **self._answered(len(all_usage))}
 
-    async def _parts(self, id: str | None = None) -> list[Document]:
+    async def _parts(self, id: str | None = None) -> list[InspectedJson]:
         return [part for parts in await self._all("briefs", id) for part in parts]
 
-    async def summaries(self) -> tuple[list[Document], Document]:
+    async def summaries(self) -> tuple[list[InspectedJson], InspectedJson]:
         """Return the summaries of all sessions, the one used last first, and how many processes answered."""
         answers = await self._all("briefs", None)
-        parts: dict[str, list[Document]] = {}
+        parts: dict[str, list[InspectedJson]] = {}
         for answer in answers:
             for part in answer:
                 parts.setdefault(part["id"], []).append(part)
         found = [summarize_session(join_parts(each)) for each in parts.values()]
         return sorted(found, key=_last_at, reverse=True), self._answered(len(answers))
 
-    async def summary(self, id: str) -> Document | None:
+    async def summary(self, id: str) -> InspectedJson | None:
         """Return the summary of the session ``id``; None where it is not kept."""
         parts = await self._parts(id)
         return summarize_session(join_parts(parts)) if parts else None
 
-    async def session(self, id: str, *, texts: bool = True) -> Document:
+    async def session(self, id: str, *, texts: bool = True) -> InspectedJson:
         """Return the session ``id`` with its turns. Raises RouteNotFound where it is not kept."""
         answers = await self._all("part", id, texts)
         parts = [part for part in answers if part is not None]
@@ -169,17 +169,17 @@ class WholeView:
         document = encode_session_turns(join_parts(parts))
         return {**document, "children": children, **self._answered(len(answers))}
 
-    async def turn(self, id: str, *, texts: bool = True) -> Document:
+    async def turn(self, id: str, *, texts: bool = True) -> InspectedJson:
         """Return the turn ``id``. Raises RouteNotFound where it is not kept."""
         return _kept(await self._first("turn", id, texts), "turn", id)
 
-    async def prompt(self, id: str, *, texts: bool = True) -> Document:
+    async def prompt(self, id: str, *, texts: bool = True) -> InspectedJson:
         """Return the prompt of the turn ``id``. Raises RouteNotFound where it is not kept."""
         return _kept(await self._first("prompt", id, texts), "turn", id)
 
-    async def tokens(self, id: str, start: int, end: int) -> Document:
+    async def tokens(self, id: str, start: int, end: int) -> InspectedJson:
         """Return tokens of a prompt. Raises RouteNotFound where they are not kept."""
-        found: Document | None = await self._first("tokens", id, start, end)
+        found: InspectedJson | None = await self._first("tokens", id, start, end)
         if found is None:
             raise RouteNotFound(
                 f"the tokens of the prompt of turn {id[:64]!a} are not kept; they are with --inspect-content, until "
@@ -187,7 +187,7 @@ class WholeView:
             )
         return found
 
-    async def difference(self, a: str, b: str) -> Document:
+    async def difference(self, a: str, b: str) -> InspectedJson:
         """Return the difference of two turns; a session stands for the last turn of its main lane.
 
         Raises RouteNotFound where one is not kept.
@@ -219,7 +219,7 @@ def not_kept(kind: str, id: str) -> RouteNotFound:
     )
 
 
-def _kept(found: Document | None, kind: str, id: str) -> Document:
+def _kept(found: InspectedJson | None, kind: str, id: str) -> InspectedJson:
     if found is None:
         raise not_kept(kind, id)
     return found

@@ -15,7 +15,7 @@ from singletree.errors import RouteNotFound
 from singletree.protocols.answer import Frame
 from singletree.server.http.inspect_view import QUESTIONS, InspectView
 from singletree.server.http.session_report import encode_session, summarize
-from singletree.server.inspect.turn_documents import Document
+from singletree.server.inspect.turn_documents import InspectedJson
 from singletree.server.inspect.turn_record import Lanes
 from singletree.server.peers import Peers
 from singletree.server.sessions.break_causes import CAUSES, Cause
@@ -112,7 +112,7 @@ class OtherProcesses:
         """Return what the inspectors of the other processes answer to ``question``, a method of ``InspectView``."""
         return await self._peers.ask(f"inspector {question}", *arguments, seconds=_INSPECTOR_SECONDS)
 
-    def inspector_changes(self, number: int, silence_seconds: float) -> AsyncIterator[Document]:
+    def inspector_changes(self, number: int, silence_seconds: float) -> AsyncIterator[InspectedJson]:
         """Return an iterator of what changes in the process ``number``. It raises OSError or EOFError at its end."""
         return self._peers.stream(number, "inspector changes", silence_seconds)
 

@@ -12,7 +12,7 @@ from singletree.prefixes import common_text_prefix
 from singletree.protocols.wire import dump
 from singletree.server.inspect.prompt_documents import message_text
 from singletree.server.inspect.prompt_history import PromptMessage
-from singletree.server.inspect.turn_documents import Document, summarize_turn
+from singletree.server.inspect.turn_documents import InspectedJson, summarize_turn
 from singletree.server.inspect.turn_record import InspectedSession, InspectedTool, InspectedTurn
 from singletree.server.sessions.divergence import WIDTH
 
@@ -32,7 +32,7 @@ class ComparedSide:
         messages, tools, settings, rules: of the prompt.
     """
 
-    turn: Document
+    turn: InspectedJson
     session: str
     tokens: bytes | None
     messages: tuple[PromptMessage, ...]
@@ -55,7 +55,7 @@ def side_of(session: InspectedSession, turn: InspectedTurn, *, with_texts: bool)
     )
 
 
-def encode_difference(a: ComparedSide, b: ComparedSide, *, with_texts: bool) -> Document:
+def encode_difference(a: ComparedSide, b: ComparedSide, *, with_texts: bool) -> InspectedJson:
     """Return what differs between two prompts, without the summaries of their sessions."""
     same = None
     if a.tokens is not None and b.tokens is not None:
@@ -77,7 +77,7 @@ def encode_difference(a: ComparedSide, b: ComparedSide, *, with_texts: bool) -> 
 
 def _messages(
     a: Sequence[PromptMessage], b: Sequence[PromptMessage], *, with_texts: bool
-) -> Iterator[Document]:
+) -> Iterator[InspectedJson]:
     prints = [each.fingerprint for each in a], [each.fingerprint for each in b]
     codes = SequenceMatcher(None, *prints, autojunk=False).get_opcodes()
     pairs: list[tuple[str, int | None, int | None]] = []
@@ -116,7 +116,7 @@ def _pair(
     b: Sequence[PromptMessage],
     *,
     with_texts: bool,
-) -> Document:
+) -> InspectedJson:
     one, other = None if left is None else a[left], None if right is None else b[right]
     known = one or other
     shows = with_texts and kind != "same"
@@ -136,7 +136,9 @@ def _chars(message: PromptMessage | None) -> int | None:
     return None if message is None else sum(part.chars for part in message.parts)
 
 
-def _tools(a: Sequence[InspectedTool], b: Sequence[InspectedTool], *, with_texts: bool) -> Iterator[Document]:
+def _tools(
+    a: Sequence[InspectedTool], b: Sequence[InspectedTool], *, with_texts: bool
+) -> Iterator[InspectedJson]:
     old = {tool.name: tool for tool in a}
     new = {tool.name: tool for tool in b}
     orders = [name for name in old if name in new], [name for name in new if name in old]
@@ -156,7 +158,7 @@ def _tools(a: Sequence[InspectedTool], b: Sequence[InspectedTool], *, with_texts
 
 def _tool(
     name: str, state: str, a: InspectedTool | None, b: InspectedTool | None, *, with_texts: bool
-) -> Document:
+) -> InspectedJson:
     sides = [_encoded(tool) if with_texts else None for tool in (a, b)]
     changes = None
     if sides[0] is not None and sides[1] is not None:
@@ -168,8 +170,8 @@ def _encoded(tool: InspectedTool | None) -> str | None:
     return None if tool is None or tool.encoded is None else tool.encoded.decode()
 
 
-def _changes(a: Any, b: Any) -> list[Document]:
-    found: list[Document] = []
+def _changes(a: Any, b: Any) -> list[InspectedJson]:
+    found: list[InspectedJson] = []
     for path, one, other in _differences(a, b, "", 0):
         if len(found) >= _MOST_CHANGES:
             break

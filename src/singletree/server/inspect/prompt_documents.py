@@ -16,7 +16,7 @@ from singletree.prompts.history.canonicalization import RULES, SESSION_CLOCK
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.inspect.message_places import PromptText, message_ranges
 from singletree.server.inspect.prompt_history import PromptMessage, ReplayedRange
-from singletree.server.inspect.turn_documents import Document, TokenizerOf, decode_tokens, summarize_turn
+from singletree.server.inspect.turn_documents import InspectedJson, TokenizerOf, decode_tokens, summarize_turn
 from singletree.server.inspect.turn_record import InspectedSession, InspectedTurn
 
 _MANY_LINES = 4000
@@ -27,7 +27,7 @@ Range = tuple[int, int]
 
 def encode_prompt(
     session: InspectedSession, turn: InspectedTurn, tokenizer_of: TokenizerOf, *, with_texts: bool
-) -> Document:
+) -> InspectedJson:
     """Return all that is known of the prompt of a turn."""
     step, details = turn.step, turn.details
     count, summary = step.prompt_tokens, summarize_turn(turn, with_texts=with_texts)
@@ -70,7 +70,7 @@ _REASONS = {rule.name: rule.reason for rule in RULES} | {SESSION_CLOCK.name: SES
 
 def encode_prompt_tokens(
     session: InspectedSession, turn: InspectedTurn, tokenizer: Tokenizer, start: int, end: int
-) -> Document | None:
+) -> InspectedJson | None:
     """Return the tokens of the prompt from ``start`` up to ``end``; None where they are not kept."""
     tokens = session.prompts.tokens(turn.id)
     if tokens is None:
@@ -140,7 +140,7 @@ def _spans(
     messages: Sequence[PromptMessage],
     ranges: Sequence[Range | None],
     text: PromptText | None,
-) -> Iterable[Document]:
+) -> Iterable[InspectedJson]:
     step, count = turn.step, turn.step.prompt_tokens
     pictures = [(at, at + 1) for at, id in enumerate(ids) if id >= FIRST_PICTURE_NUMBER]
     placed = [(index, each) for index, each in enumerate(ranges) if each is not None]
@@ -177,7 +177,7 @@ def _start(each: Sequence[int]) -> int:
 
 def _encode_message(
     turn: InspectedTurn, index: int, message: PromptMessage, place: Range | None, *, with_texts: bool
-) -> Document:
+) -> InspectedJson:
     state = "same"
     if index >= turn.same_messages:
         earlier = () if turn.lost is None else turn.lost.messages
@@ -210,14 +210,16 @@ def _part_text(part: Any) -> str:
     return str(getattr(part, "text", None) or f"[{type(part).__name__.lower()}]")
 
 
-def _encode_tool(turn: InspectedTurn, tool: Any) -> Document:
+def _encode_tool(turn: InspectedTurn, tool: Any) -> InspectedJson:
     state, lost = "same", turn.lost
     if lost is not None:
         state = "added" if tool.name in lost.added else "changed" if tool.name in lost.changed else "same"
     return {"name": tool.name, "bytes": tool.size, "digest": tool.digest, "state": state}
 
 
-def _first_difference(turn: InspectedTurn, ids: array[int], tokenizer: Tokenizer | None) -> Document | None:
+def _first_difference(
+    turn: InspectedTurn, ids: array[int], tokenizer: Tokenizer | None
+) -> InspectedJson | None:
     if turn.step.broken is None:
         return None
     at, lost = turn.step.matched, turn.lost
@@ -229,7 +231,7 @@ def _first_difference(turn: InspectedTurn, ids: array[int], tokenizer: Tokenizer
     }
 
 
-def _token(ids: Sequence[int], tokenizer: Tokenizer | None) -> Document | None:
+def _token(ids: Sequence[int], tokenizer: Tokenizer | None) -> InspectedJson | None:
     if tokenizer is None or not ids:
         return None
     if ids[0] >= FIRST_PICTURE_NUMBER:
@@ -237,7 +239,9 @@ def _token(ids: Sequence[int], tokenizer: Tokenizer | None) -> Document | None:
     return {"id": ids[0], "text": tokenizer.token_bytes(ids[0]).decode("utf-8", "replace")}
 
 
-def _encode_request(session: InspectedSession, turn: InspectedTurn, *, with_texts: bool) -> Document | None:
+def _encode_request(
+    session: InspectedSession, turn: InspectedTurn, *, with_texts: bool
+) -> InspectedJson | None:
     if turn.details is None:
         return None
     body = session.prompts.body(turn.id) if with_texts else None

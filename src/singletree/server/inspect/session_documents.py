@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from singletree.server.inspect.turn_documents import Document, price_ms, summarize_turn
+from singletree.server.inspect.turn_documents import InspectedJson, price_ms, summarize_turn
 from singletree.server.inspect.turn_record import InspectedSession, InspectedTurn
 
 _LIVE_SECONDS = 60.0
@@ -43,12 +43,12 @@ def brief_turn(turn: InspectedTurn) -> Mapping[str, Any]:
     return made
 
 
-def brief_part(session: InspectedSession) -> Document:
+def brief_part(session: InspectedSession) -> InspectedJson:
     """Return what this process has of a session, as far as its sums need it."""
     return {**_head(session), "turns": [brief_turn(turn) for turn in session.turns.values()]}
 
 
-def session_part(session: InspectedSession, *, with_texts: bool) -> Document:
+def session_part(session: InspectedSession, *, with_texts: bool) -> InspectedJson:
     """Return what this process has of a session, to be put together with the parts of other processes."""
     return {
         **_head(session),
@@ -65,7 +65,7 @@ def session_part(session: InspectedSession, *, with_texts: bool) -> Document:
     }
 
 
-def _head(session: InspectedSession) -> Document:
+def _head(session: InspectedSession) -> InspectedJson:
     return {
         "id": session.id,
         "key": session.key,
@@ -77,7 +77,7 @@ def _head(session: InspectedSession) -> Document:
     }
 
 
-def join_parts(parts: Sequence[Document]) -> Document:
+def join_parts(parts: Sequence[InspectedJson]) -> InspectedJson:
     """Return one part for what several processes have of a session."""
     turns = sorted((turn for part in parts for turn in part["turns"]), key=_received)
     joined = {**max(parts, key=lambda part: max((t["received_at"] for t in part["turns"]), default=0.0))}
@@ -95,7 +95,7 @@ def _received(turn: Mapping[str, Any]) -> float:
     return float(turn["received_at"])
 
 
-def _tell_each_other(turns: Sequence[Document]) -> None:
+def _tell_each_other(turns: Sequence[InspectedJson]) -> None:
     """Give turns of one process what turns of another brought: results of calls, and gaps."""
     by_id = {turn["id"]: turn for turn in turns}
     calls = {
@@ -114,14 +114,14 @@ def _tell_each_other(turns: Sequence[Document]) -> None:
                     call["tool_ms"] = max(0.0, round(call["result_ms"] - call["dispatched_ms"], 1))
 
 
-def summarize_session(part: Mapping[str, Any], now: float | None = None) -> Document:
+def summarize_session(part: Mapping[str, Any], now: float | None = None) -> InspectedJson:
     """Return what the list shows of a session.
 
     Args:
         part: all that the processes have of it.
         now: unix time in seconds.
     """
-    turns: Sequence[Document] = part["turns"]
+    turns: Sequence[InspectedJson] = part["turns"]
     counted = [turn for turn in turns if turn["repeats"] is None]
     last = turns[-1] if turns else None
     prompt, cached, matched, generated, lost = (_sum(counted, n) for n in _SUMS)
@@ -166,11 +166,11 @@ def summarize_session(part: Mapping[str, Any], now: float | None = None) -> Docu
 _SUMS = ("prompt", "cached", "matched", "generated", "lost")
 
 
-def _sum(turns: Iterable[Document], name: str) -> int:
+def _sum(turns: Iterable[InspectedJson], name: str) -> int:
     return sum(turn["tokens"][name] or 0 for turn in turns)
 
 
-def encode_session_turns(part: Mapping[str, Any]) -> Document:
+def encode_session_turns(part: Mapping[str, Any]) -> InspectedJson:
     """Return a session with its lanes, its turns and the causes of its breaks."""
     turns = [{name: value for name, value in turn.items() if name not in _INNER} for turn in part["turns"]]
     return {
@@ -186,14 +186,16 @@ _INNER = ("origin", "before", "results", "has_tools")
 """Fields of a turn's part that the page does not get."""
 
 
-def _lanes(turns: Sequence[Document]) -> list[Document]:
-    lanes: dict[int, list[Document]] = {}
+def _lanes(turns: Sequence[InspectedJson]) -> list[InspectedJson]:
+    lanes: dict[int, list[InspectedJson]] = {}
     for turn in turns:
         lanes.setdefault(turn["lane"], []).append(turn)
     return [_lane(number, own, lanes) for number, own in sorted(lanes.items())]
 
 
-def _lane(number: int, own: Sequence[Document], lanes: Mapping[int, Sequence[Document]]) -> Document:
+def _lane(
+    number: int, own: Sequence[InspectedJson], lanes: Mapping[int, Sequence[InspectedJson]]
+) -> InspectedJson:
     origin = own[0]["origin"]
     return {
         "number": number,
@@ -204,7 +206,9 @@ def _lane(number: int, own: Sequence[Document], lanes: Mapping[int, Sequence[Doc
     }
 
 
-def _lane_kind(number: int, own: Sequence[Document], lanes: Mapping[int, Sequence[Document]]) -> str:
+def _lane_kind(
+    number: int, own: Sequence[InspectedJson], lanes: Mapping[int, Sequence[InspectedJson]]
+) -> str:
     first = own[0]
     begun = first["received_at"]
     if first["is_agent"]:
@@ -223,7 +227,7 @@ def _lane_kind(number: int, own: Sequence[Document], lanes: Mapping[int, Sequenc
     return "compaction" if ended_before and first["has_tools"] == earlier[-1]["has_tools"] else "conversation"
 
 
-def _main_lane(lanes: Mapping[int, Sequence[Document]]) -> int:
+def _main_lane(lanes: Mapping[int, Sequence[InspectedJson]]) -> int:
     """Return the first lane with tools or several turns; the first one where there is none."""
     roots = [n for n, own in sorted(lanes.items()) if own[0]["origin"] is None and not own[0]["is_agent"]]
     likely = (n for n in roots if lanes[n][0]["has_tools"] or len(lanes[n]) > 1)
@@ -232,14 +236,14 @@ def _main_lane(lanes: Mapping[int, Sequence[Document]]) -> int:
 
 def main_turn(part: Mapping[str, Any]) -> str | None:
     """Return the id of the last turn of the main lane; None for a session without turns."""
-    lanes: dict[int, list[Document]] = {}
+    lanes: dict[int, list[InspectedJson]] = {}
     for turn in part["turns"]:
         lanes.setdefault(turn["lane"], []).append(turn)
     return str(lanes[_main_lane(lanes)][-1]["id"]) if lanes else None
 
 
-def _causes(turns: Iterable[Document]) -> list[Document]:
-    found: dict[str, Document] = {}
+def _causes(turns: Iterable[InspectedJson]) -> list[InspectedJson]:
+    found: dict[str, InspectedJson] = {}
     for turn in turns:
         broken = turn["break"]
         if broken is None or turn["repeats"] is not None:

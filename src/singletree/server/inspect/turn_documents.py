@@ -8,7 +8,7 @@ from typing import Any
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.inspect.inspector import logprobs_of
 from singletree.server.inspect.turn_record import InspectedSession, InspectedTurn
-from singletree.server.inspect.turn_timeline import CallTimes, Segment
+from singletree.server.inspect.turn_timeline import CallTimes, TurnSegment
 from singletree.server.sessions.break_causes import Break
 from singletree.server.sessions.report_headers import break_location
 from singletree.server.sessions.sessions import Step
@@ -16,7 +16,7 @@ from singletree.server.sessions.sessions import Step
 TokenizerOf = Callable[[str], "Tokenizer | None"]
 """Returns the tokenizer of a model by its name; None where it is not loaded."""
 
-Document = dict[str, Any]
+InspectedJson = dict[str, Any]
 
 CACHE_BLOCK = 128
 """An engine caches whole blocks, and reads the last token again: so many tokens less are no sign of anything."""
@@ -52,7 +52,7 @@ VERDICTS: Mapping[str, str] = {
 """What became of the cache, in words."""
 
 
-def summarize_turn(turn: InspectedTurn, *, with_texts: bool) -> Document:
+def summarize_turn(turn: InspectedTurn, *, with_texts: bool) -> InspectedJson:
     """Return what lists and events show of a turn.
 
     Args:
@@ -108,7 +108,7 @@ def summarize_turn(turn: InspectedTurn, *, with_texts: bool) -> Document:
     }
 
 
-def _encode_error(turn: InspectedTurn, *, with_texts: bool) -> Document | None:
+def _encode_error(turn: InspectedTurn, *, with_texts: bool) -> InspectedJson | None:
     if turn.error is None:
         return None
     kind, message = turn.error
@@ -131,7 +131,7 @@ def prefill_ms(turn: InspectedTurn) -> float | None:
     return max(0.0, turn.timeline.token_ms[0] - (turn.prepared or 0.0) - (_queue(turn) or 0.0))
 
 
-def _times(turn: InspectedTurn) -> Document:
+def _times(turn: InspectedTurn) -> InspectedJson:
     token_ms = turn.timeline.token_ms
     first = token_ms[0] if token_ms else None
     return {
@@ -146,7 +146,7 @@ def _times(turn: InspectedTurn) -> Document:
     }
 
 
-def _encode_segment(segment: Segment, order: Mapping[int, int]) -> Document:
+def _encode_segment(segment: TurnSegment, order: Mapping[int, int]) -> InspectedJson:
     return {
         "kind": segment.kind,
         "start_ms": round(segment.start, 3),
@@ -157,7 +157,7 @@ def _encode_segment(segment: Segment, order: Mapping[int, int]) -> Document:
     }
 
 
-def _encode_call(call: CallTimes) -> Document:
+def _encode_call(call: CallTimes) -> InspectedJson:
     tool = None if call.result is None or call.dispatched is None else max(0.0, call.result - call.dispatched)
     return {
         "index": call.index,
@@ -181,7 +181,7 @@ def price_ms(turn: InspectedTurn, tokens: int) -> float:
     return round(spent * min(1.0, tokens / max(1, step.prompt_tokens - cached)), 1)
 
 
-def _verdict(turn: InspectedTurn) -> Document:
+def _verdict(turn: InspectedTurn) -> InspectedJson:
     step = turn.step
     missing = max(0, step.matched - (step.matched if step.cached is None else step.cached))
     if missing <= CACHE_BLOCK:
@@ -214,7 +214,7 @@ def _verdict_kind(turn: InspectedTurn, step: Step, missing: int) -> str:
 
 def _encode_inspected_break(
     turn: InspectedTurn, broken: Break, lost_ms: float, *, with_texts: bool
-) -> Document:
+) -> InspectedJson:
     lost = turn.lost
     tools = None
     if lost is not None and lost.tools_differ:
@@ -244,7 +244,7 @@ def _encode_inspected_break(
 
 def encode_turn(
     session: InspectedSession, turn: InspectedTurn, tokenizer_of: TokenizerOf, *, with_texts: bool
-) -> Document:
+) -> InspectedJson:
     """Return all that is known of how a turn was written and what the client was sent."""
     details = turn.details
     wire = None if details is None else list(details.wire.events())
@@ -260,7 +260,7 @@ def encode_turn(
     }
 
 
-def _encode_tokens(turn: InspectedTurn, tokenizer_of: TokenizerOf, *, with_texts: bool) -> Document:
+def _encode_tokens(turn: InspectedTurn, tokenizer_of: TokenizerOf, *, with_texts: bool) -> InspectedJson:
     details, timeline = turn.details, turn.timeline
     assert details is not None
     parts = timeline.parts()

@@ -36,7 +36,7 @@ SEGMENT_BYTES = 150
 
 
 @dataclass(slots=True)
-class Segment:
+class TurnSegment:
     """A run of tokens of one kind.
 
     Attributes:
@@ -91,7 +91,7 @@ class TurnTimeline:
 
     began: float
     token_ms: array[float] = field(default_factory=lambda: array("f"))
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[TurnSegment] = field(default_factory=list)
     calls: dict[int, CallTimes] = field(default_factory=dict)
     _waiting: int = 0
     _since: float | None = None
@@ -135,14 +135,14 @@ class TurnTimeline:
                 last = self.segments[-1]
                 last.kind, last.call = "more", None
             else:
-                last = Segment(kind, start, now, call=call)
+                last = TurnSegment(kind, start, now, call=call)
                 self.segments.append(last)
         last.end = now
         last.tokens += self._waiting
         last.chars += len(event.raw)
         self._waiting, self._since = 0, None
 
-    def parts(self) -> list[tuple[Segment, int, int]]:
+    def parts(self) -> list[tuple[TurnSegment, int, int]]:
         """Return (segment, first token, end) for each segment, so that they cover all tokens."""
         found, at = [], 0
         for segment in self.segments:
@@ -151,5 +151,5 @@ class TurnTimeline:
         if at < len(self.token_ms):
             # Tokens that made no event: the one that ended the turn, or a marker that is not yet certain.
             end = self.token_ms[-1]
-            found.append((Segment("markup", self.token_ms[at], end), at, len(self.token_ms)))
+            found.append((TurnSegment("markup", self.token_ms[at], end), at, len(self.token_ms)))
         return found
