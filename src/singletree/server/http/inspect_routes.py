@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
 from collections.abc import Iterable, Mapping
@@ -209,7 +210,7 @@ async def exported_session(call: Call) -> ASGIApp:
         "content-disposition": f'attachment; filename="singletree-{id}.html"',
         "content-security-policy": "sandbox",
     }
-    document = export_html(id, answers, with_texts=texts)
+    document = await asyncio.to_thread(export_html, id, answers, with_texts=texts)
     return Response(document, media_type="text/html; charset=utf-8", headers=headers)
 
 

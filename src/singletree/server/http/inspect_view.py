@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from singletree.errors import RouteNotFound, SingletreeError
@@ -41,7 +43,8 @@ class InspectView:
         self._inspector: Inspector = service.inspector
 
     @property
-    def _texts(self) -> bool:
+    def keeps_texts(self) -> bool:
+        """Tell whether prompts, answers and requests are kept."""
         return self._inspector.keeps_texts
 
     def tokenizer_of(self, model: str) -> Tokenizer | None:
@@ -65,44 +68,45 @@ class InspectView:
     def part(self, id: str, texts: bool = True) -> InspectedJson | None:
         """Return all turns of the session ``id``; None where there are none."""
         session = self._inspector.session(id)
-        return None if session is None else session_part(session, with_texts=self._texts and texts)
+        return None if session is None else session_part(session, with_texts=self.keeps_texts and texts)
 
-    def turn(self, id: str, texts: bool = True) -> InspectedJson | None:
+    async def turn(self, id: str, texts: bool = True) -> InspectedJson | None:
         """Return the turn ``id``; None where it is not kept."""
         found = self._inspector.turn(id)
-        return (
-            None
-            if found is None
-            else encode_turn(*found, self.tokenizer_of, with_texts=self._texts and texts)
-        )
+        if found is None:
+            return None
+        encode = partial(encode_turn, *found, self.tokenizer_of, with_texts=self.keeps_texts and texts)
+        # A thread must not read what grows.
+        return encode() if found[1].is_running else await asyncio.to_thread(encode)
 
-    def prompt(self, id: str, texts: bool = True) -> InspectedJson | None:
+    async def prompt(self, id: str, texts: bool = True) -> InspectedJson | None:
         """Return the prompt of the turn ``id``; None where it is not kept."""
         found = self._inspector.turn(id)
-        return (
-            None
-            if found is None
-            else encode_prompt(*found, self.tokenizer_of, with_texts=self._texts and texts)
-        )
+        if found is None:
+            return None
+        shows = self.keeps_texts and texts
+        return await asyncio.to_thread(encode_prompt, *found, self.tokenizer_of, with_texts=shows)
 
-    def tokens(self, id: str, start: int, end: int) -> InspectedJson | None:
+    async def tokens(self, id: str, start: int, end: int) -> InspectedJson | None:
         """Return tokens of the prompt of the turn ``id``; None where they are not kept."""
         found = self._inspector.turn(id)
         tokenizer = None if found is None else self.tokenizer_of(found[1].step.model)
-        if found is None or tokenizer is None or not self._texts:
+        if found is None or tokenizer is None or not self.keeps_texts:
             return None
-        return encode_prompt_tokens(*found, tokenizer, start, end)
+        return await asyncio.to_thread(encode_prompt_tokens, *found, tokenizer, start, end)
 
-    def side(self, id: str) -> ComparedSide | None:
+    async def side(self, id: str) -> ComparedSide | None:
         """Return what a comparison needs of the turn ``id``; None where it is not kept."""
         found = self._inspector.turn(id)
-        return None if found is None else side_of(*found, with_texts=self._texts)
+        if found is None:
+            return None
+        return await asyncio.to_thread(side_of, *found, with_texts=self.keeps_texts)
 
     async def changes(self, silence_seconds: float) -> AsyncIterator[InspectedJson]:
         """Yield what changed in this process: summaries of turns, and the ids of sessions that are gone."""
         async for changed in self._inspector.changes.read(silence_seconds):
             found = [known for id in changed.turns if (known := self._inspector.turn(id)) is not None]
-            turns = [summarize_turn(turn, with_texts=self._texts) for _, turn in found]
+            turns = [summarize_turn(turn, with_texts=self.keeps_texts) for _, turn in found]
             yield {"turns": turns, "gone": list(changed.gone)}
 
 
@@ -117,14 +121,18 @@ class WholeView:
         self._service = service
         self.own = InspectView(service)
 
+    async def _own(self, question: str, *arguments: Any) -> Any:
+        answer = getattr(self.own, question)(*arguments)
+        return await answer if isinstance(answer, Awaitable) else answer
+
     async def _all(self, question: str, *arguments: Any) -> list[Any]:
         """Return what each process answers, this one first; those that do not answer in time are left out."""
-        own = getattr(self.own, question)(*arguments)
+        own = await self._own(question, *arguments)
         others = self._service.others
         return [own] if others is None else [own, *await others.ask_inspector(question, *arguments)]
 
     async def _first(self, question: str, *arguments: Any) -> Any:
-        found = getattr(self.own, question)(*arguments)
+        found = await self._own(question, *arguments)
         if found is not None or self._service.others is None:
             return found
         answers = await self._service.others.ask_inspector(question, *arguments)
@@ -193,7 +201,8 @@ class WholeView:
         Raises RouteNotFound where one is not kept.
         """
         sides = [await self._side(id) for id in (a, b)]
-        found = encode_difference(*sides, with_texts=self.own._texts)
+        shows = self.own.keeps_texts
+        found = await asyncio.to_thread(encode_difference, *sides, with_texts=shows)
         heads = [{"turn": each.turn, "session": await self.summary(each.session)} for each in sides]
         return {"a": heads[0], "b": heads[1], **found}
 

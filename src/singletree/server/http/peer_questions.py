@@ -161,7 +161,7 @@ class OtherProcesses:
 
     def _report(self, key: str) -> bytes | None:
         try:
-            return encode_session(self._service.sessions, key)
+            return encode_session(self._service.sessions, key, inspected=self._service.config.inspect)
         except RouteNotFound:
             return None
 

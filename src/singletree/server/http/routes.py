@@ -83,9 +83,8 @@ class Service:
         self.tracing.model_states = self.catalog.states
         config = self.config
         self.sessions = Sessions(config.session_memory)
-        self.inspector = None
-        if config.inspect:
-            self.inspector = Inspector(config.inspect_size, keeps_texts=config.inspect_content)
+        size, texts = config.inspect_size, config.inspect_content
+        self.inspector = Inspector(size, keeps_texts=texts) if config.inspect else None
         self.media = MediaReader(media_limits(self.config))
         self.tracing.waiting = self.catalog.waiting
 
@@ -391,7 +390,8 @@ async def get_session(call: Call) -> ASGIApp:
     elsewhere = None
     if service.others is not None and service.sessions.get(key) is None:
         elsewhere = await service.others.session_report(key)
-    return Response(elsewhere or encode_session(service.sessions, key), media_type=JSON)
+    report = elsewhere or encode_session(service.sessions, key, inspected=service.config.inspect)
+    return Response(report, media_type=JSON)
 
 
 async def refuse_upgrade(call: Call) -> ASGIApp:

@@ -250,7 +250,7 @@ def encode_turn(
     wire = None if details is None else list(details.wire.events())
     if wire is not None and not with_texts:
         wire = [{**event, "data": None} for event in wire]
-    after = next((each.id for each in session.turns.values() if each.before == turn.id), None)
+    after = next((each.id for each in list(session.turns.values()) if each.before == turn.id), None)
     return {
         "turn": summarize_turn(turn, with_texts=with_texts),
         "tokens": None if details is None else _encode_tokens(turn, tokenizer_of, with_texts=with_texts),
