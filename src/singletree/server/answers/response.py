@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from singletree.errors import Superseded
+from singletree.errors import SingletreeError, Superseded
 from singletree.events import Finished, FinishReason, Fold
 from singletree.server.answers.choices import run_together
 from singletree.server.answers.disconnect import while_connected
@@ -85,12 +85,17 @@ class TurnResponse:
                 if self._superseded:
                     raise Superseded from None
                 raise
+            except SingletreeError as error:
+                lifecycle.trace.error = error
+                raise
             finally:
                 lifecycle.end(reason)
 
     def _supersede(self) -> None:
         """End this request: another one repeats it."""
         self._superseded = True
+        if self._lifecycle.inspection is not None:
+            self._lifecycle.inspection.supersede()
         if self._cancel is not None:
             self._cancel()
 

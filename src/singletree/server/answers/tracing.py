@@ -193,6 +193,8 @@ class Trace:
 
     Attributes:
         received: when the request arrived, in unix seconds.
+        began: the same on the clock of ``time.perf_counter``.
+        error: the error that is the answer, or ends it; None for none.
     """
 
     def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
@@ -203,7 +205,7 @@ class Trace:
         self._tracing = tracing
         # A path may contain any character, line breaks included.
         self._method, self._path = ascii(method)[1:-1], ascii(path[:_PATH_LENGTH])[1:-1]
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         self._first: float | None = None
         self._model = ""
         self._is_running = False
@@ -213,6 +215,7 @@ class Trace:
         self._usage: Usage | None = None
         self._reason = ""
         self._error = ""
+        self.error: SingletreeError | None = None
 
     def new_id(self, prefix: str) -> str:
         """Return a new id; for the prefix ``req_`` the request's own."""
@@ -257,7 +260,7 @@ class Trace:
     def first_event(self) -> None:
         """Record the time of the first event; later calls have no effect."""
         if self._first is None:
-            self._first = time.perf_counter() - self._began
+            self._first = time.perf_counter() - self.began
             self._tracing.first_token.labels(self._model).observe(self._first)
 
     @property
@@ -302,6 +305,7 @@ class Trace:
     def failed(self, error: SingletreeError) -> None:
         """Record the error that is the answer, or ends it."""
         self._error = type(error).__name__
+        self.error = error
         if not isinstance(error, Rejected):
             # A client's own mistake is not logged: the message may quote the request.
             LOG.warning("id=%s %s: %s", self.request_id, self._error, error.message)
@@ -317,7 +321,7 @@ class Trace:
             LOG.log(level, "%s", self._line())
 
     def _line(self) -> str:
-        took = time.perf_counter() - self._began
+        took = time.perf_counter() - self.began
         line = f"{self._method} {self._path} {self.status} id={self.request_id} took={took:.3f}s"
         if self._error:
             line += f" error={self._error}"

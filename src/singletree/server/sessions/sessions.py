@@ -203,7 +203,12 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A request in flight: its step, the parts of its future record, and the record that this one will replace."""
+    """A request in flight: its step, the parts of its future record, and the record that this one will replace.
+
+    Attributes:
+        compared: the record that the prompt was compared with; None where there was none.
+        same_messages: how many messages both begin with.
+    """
 
     step: Step
     model: Model
@@ -213,6 +218,8 @@ class Opened:
     ends: tuple[tuple[int, int], ...] = ()
     head: bytes | None = None
     record: PromptRecord | None = None
+    compared: PromptRecord | None = None
+    same_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +306,16 @@ class Sessions:
         )
         if not appended and divergence.starts_over:
             first = self._first(key, model, tokens, found.matched)
-            return Opened(first, model, tokens, divergence.messages, tools, head=head)
+            return Opened(
+                first,
+                model,
+                tokens,
+                divergence.messages,
+                tools,
+                head=head,
+                compared=found.record,
+                same_messages=divergence.at,
+            )
         back = not appended and divergence.goes_back
         broken = None if appended or back else explain_break(divergence, tokens, model)
         course: Course = "appended" if appended else "back" if back else "broken"
@@ -307,7 +323,18 @@ class Sessions:
         step = _step(found.session.key, model, number, course, tokens, found.matched, broken)
         ends = tuple(end for end in found.record.ends if end[0] <= found.matched)
         replaced = None if back else found.record
-        return Opened(step, model, tokens, divergence.messages, tools, ends, found.session.head, replaced)
+        return Opened(
+            step,
+            model,
+            tokens,
+            divergence.messages,
+            tools,
+            ends,
+            found.session.head,
+            replaced,
+            compared=found.record,
+            same_messages=divergence.at,
+        )
 
     def compare_with(self, answer: str, model: Model, prompt: Prompt) -> CacheDiagnosis:
         """Return how ``prompt`` compares with that of the answer with the id ``answer``."""
@@ -319,11 +346,12 @@ class Sessions:
         record = None if record is None else cut_at(record, known.end)
         return "unavailable" if record is None else compare_prompt(record, model, prompt)
 
-    def close(self, opened: Opened, generation: Generation, answer: str = "") -> None:
+    def close(self, opened: Opened, generation: Generation, answer: str = "", inspected: str = "") -> None:
         """Record the end of a request: the next one should continue its prompt and the generated turn.
 
         Args:
             answer: the id of the answer, by which later requests may name it; empty for none.
+            inspected: the turn's id in the inspector; empty for none.
         """
         step = opened.step
         step.generated, step.cached = len(generation.token_ids), generation.reported_cached_tokens()
@@ -331,7 +359,7 @@ class Sessions:
         if self._limit == 0:
             return
         session = self._sessions.peek(step.session) or Session(step.session, opened.head)
-        record = _record(opened, generation)
+        record = _record(opened, generation, inspected)
         if opened.record is None or session.records.get(step.record_number) is not opened.record:
             # Another request has continued the same record in the meantime.
             step.record_number = session.records_made = session.records_made + 1
@@ -428,7 +456,7 @@ def _step(
     return Step(session, time.time(), model.name, record, course, len(tokens) // WIDTH, matched, broken)
 
 
-def _record(opened: Opened, generation: Generation) -> PromptRecord:
+def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRecord:
     turn_tokens = _turn_tokens(generation)
     prompt_tokens = opened.step.prompt_tokens
     expected = prompt_tokens + turn_tokens
@@ -442,6 +470,7 @@ def _record(opened: Opened, generation: Generation) -> PromptRecord:
         settings=generation.prompt.settings,
         answer=generation.recorder.turn if turn_tokens and generation.recorder else None,
         ends=(*opened.ends, (expected, len(opened.messages) + (turn_tokens > 0))),
+        inspected=inspected,
     )
 
 
