@@ -1,5 +1,5 @@
 // Build the page into the Python package: `node build.mjs`. With --check, compare with what is there and write nothing.
-import { readFileSync, writeFileSync, mkdirSync } from "node:fs";
+import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
@@ -47,6 +47,21 @@ for (const forbidden of ["</script", "<!--"]) {
 const bytes = [...files.values()].reduce((sum, text) => sum + Buffer.byteLength(text), 0);
 if (bytes > LARGEST) throw new Error(`the page has ${bytes} bytes; at most ${LARGEST} are allowed`);
 
+// The licences of what is in the bundle, as they ask for; beside the page, not part of it.
+const licenses = [
+  "The page of the inspector contains the following packages.",
+  ...Object.keys(JSON.parse(readFileSync(join(here, "package.json"), "utf8")).dependencies)
+    .flatMap((name) => (name === "@preact/signals" ? [name, "@preact/signals-core"] : [name]))
+    .map((name) => {
+      const folder = join(here, "node_modules", name);
+      const { version, license } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+      const file = readdirSync(folder).find((each) => /^licen[cs]e/i.test(each));
+      const text = file ? readFileSync(join(folder, file), "utf8").trim() : "";
+      return `${"-".repeat(72)}\n${name} ${version} (${license})\n\n${text}`;
+    }),
+];
+files.set("../page_licenses.txt", `${licenses.join("\n\n")}\n`);
+
 if (process.argv.includes("--check")) {
   const read = (name) => {
     try {
@@ -65,6 +80,7 @@ if (process.argv.includes("--check")) {
   for (const [name, text] of files) writeFileSync(join(target, name), text);
 }
 for (const [name, text] of files) {
+  if (name.startsWith("../")) continue;
   console.log(`${name} ${Buffer.byteLength(text)} bytes, ${gzipSync(text).length} compressed`);
 }
 console.log(`together ${bytes} bytes`);

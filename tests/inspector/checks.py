@@ -5,11 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 NAMED_ROLES = frozenset(
-    ("button", "link", "textbox", "searchbox", "combobox", "checkbox", "image", "img", "treegrid", "table", "navigation")
+    (
+        "button",
+        "link",
+        "textbox",
+        "searchbox",
+        "combobox",
+        "checkbox",
+        "image",
+        "img",
+        "treegrid",
+        "table",
+        "navigation",
+    )
 )
 
 _LOW_CONTRAST = """() => {
-  const channel = (value) => { value /= 255; return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4; };
+  const channel = (byte) => {
+    const part = byte / 255;
+    return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  };
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
   const pen = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const parse = (text) => {
@@ -28,12 +43,14 @@ _LOW_CONTRAST = """() => {
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const element = node.parentElement;
     const box = element.getBoundingClientRect();
-    if (!node.data.trim() || !box.width || box.width <= 1 || element.closest("[aria-hidden], option, script, .is-off, .invisible")) continue;
+    const left_out = "[aria-hidden], option, script, .is-off, .invisible";
+    if (!node.data.trim() || box.width <= 1 || element.closest(left_out)) continue;
     const behind = ground(element);
     const ink = over(parse(getComputedStyle(element).color), behind);
     const [high, dark] = [light(ink), light(behind)].sort((a, b) => b - a);
     const contrast = (high + 0.05) / (dark + 0.05);
-    if (contrast < 4.5) low.set(`${element.className || element.tagName}`, `${contrast.toFixed(2)} ${node.data.trim().slice(0, 20)}`);
+    const words = `${contrast.toFixed(2)} ${node.data.trim().slice(0, 20)}`;
+    if (contrast < 4.5) low.set(`${element.className || element.tagName}`, words);
   }
   return [...low].map(([name, words]) => `${name}: ${words}`);
 }"""
@@ -55,7 +72,8 @@ def unnamed_controls(page: Any) -> list[str]:
     return [
         role
         for node in shown
-        if (role := node.get("role", {}).get("value")) in NAMED_ROLES and not node.get("name", {}).get("value")
+        if (role := node.get("role", {}).get("value")) in NAMED_ROLES
+        and not node.get("name", {}).get("value")
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from benchmarks import session_script
 
 from clients.harness import HARNESSES, Harness, Task, run
-from clients.scripts import HERMES, think
+from clients.scripts import think
 from clients.served import MODEL, Server
 from inspector import install, traffic
 from inspector.conftest import OpenPage
-from singletree.conversation import Part, Reasoning, Text, ToolCall
+from inspector.recorded import write_scripts
 
 pytestmark = pytest.mark.browser
 
@@ -40,7 +41,8 @@ def expect(located: Any) -> Any:
 def test_a_turn_is_seen_while_it_runs(open_page: OpenPage, server: Server) -> None:
     page = open_page("#/sessions?q=live-one")
     expect(page.get_by_text("No session matches the filters.")).to_be_visible()
-    slow = f'#opts {{"delay": 0.08, "prefill": 0.2}}\n{think("I look around before I answer. " * 4)}Now I know the answer.'
+    thought = think("I look around before I answer. " * 4)
+    slow = f'#opts {{"delay": 0.08, "prefill": 0.2}}\n{thought}Now I know the answer.'
     with ThreadPoolExecutor() as pool:
         agent = traffic.Agent(server, "live-one")
         done = pool.submit(agent.say, "What is here?", slow)
@@ -84,8 +86,10 @@ def test_two_hundred_sessions_that_all_run(open_page: OpenPage, server: Server) 
         done = pool.submit(traffic.ManyStreams(server, MANY, 20).run)
         expect(page.get_by_text(f"{MANY} sessions, {MANY} live")).to_be_visible(timeout=20_000)
         frames = page.evaluate(_FRAMES, 3)
-        gaps = [later - earlier for earlier, later in zip(frames, frames[1:], strict=False)]
-        print(f"frames with {MANY} running sessions: median {statistics.median(gaps):.0f} ms, longest {max(gaps):.0f} ms")
+        gaps = [later - earlier for earlier, later in itertools.pairwise(frames)]
+        print(
+            f"frames with {MANY} running sessions: median {statistics.median(gaps):.0f} ms, longest {max(gaps):.0f} ms"
+        )
         # The machine is busy with the server and 200 clients; the page must not be what stands still.
         assert statistics.median(gaps) < 100
         assert page.locator("[role=rowgroup] [role=row]").count() < 80
@@ -96,7 +100,7 @@ def test_two_hundred_sessions_that_all_run(open_page: OpenPage, server: Server) 
 
 
 def test_a_thousand_turns(open_page: OpenPage, server: Server) -> None:
-    traffic.long_session(server, "long", LONG)
+    traffic.long_session(server, "long", LONG, 5)
     session = traffic.session_id(server, "long")
     page = open_page(f"#/sessions/{session}")
     table = page.get_by_role("treegrid", name="Turns")
@@ -110,7 +114,6 @@ def test_a_thousand_turns(open_page: OpenPage, server: Server) -> None:
         """async () => {
           const began = performance.now();
           for (let i = 0; i < 20; i += 1) {
-            window.dispatchEvent(new KeyboardEvent("keydown", { key: "k", bubbles: true }));
             document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "k", bubbles: true }));
             await new Promise((resolve) => requestAnimationFrame(resolve));
           }
@@ -121,30 +124,16 @@ def test_a_thousand_turns(open_page: OpenPage, server: Server) -> None:
     assert took < 250
 
 
-def _written(parts: tuple[Part, ...]) -> str:
-    """A turn as the model of the server writes it."""
-    pieces = []
-    for part in parts:
-        if isinstance(part, Reasoning):
-            pieces.append(think(part.text))
-        elif isinstance(part, Text):
-            pieces.append(f"{part.text}\n")
-        elif isinstance(part, ToolCall):
-            pieces.append(f"<tool_call>\n{{\"name\": \"{part.name}\", \"arguments\": {part.arguments}}}\n</tool_call>\n")
-    return '#opts {"delay": 0.004, "prefill": 0.03}\n' + "".join(pieces).rstrip("\n")
-
-
-@pytest.mark.parametrize("harness", [each for each in HARNESSES if each.title in REAL], ids=lambda each: each.title)
+@pytest.mark.parametrize(
+    "harness", [each for each in HARNESSES if each.title in REAL], ids=lambda each: each.title
+)
 def test_a_session_of_a_real_harness(
     harness: Harness, open_page: OpenPage, server: Server, tmp_path: Path
 ) -> None:
     workspace, home = tmp_path / "workspace", tmp_path / "home"
     session_script.make_workspace(workspace)
     home.mkdir()
-    names = []
-    for number, parts in enumerate(session_script.turns(harness, workspace, TURNS)):
-        names.append(f"{harness.title}-{number}".replace(".", "_"))
-        (server.scripts / f"{names[-1]}.txt").write_text(_written(parts), encoding="utf-8")
+    names = write_scripts(server, harness, workspace, TURNS)
     known = {session["id"] for session in traffic.api(server, "sessions?limit=1000")["sessions"]}
     page = open_page()
     expect(page.get_by_role("banner").get_by_role("status")).to_have_text("live")
@@ -155,7 +144,9 @@ def test_a_session_of_a_real_harness(
         expect(row).to_be_visible(timeout=60_000)
         outcome = done.result()
     assert outcome.answer == session_script.answer(TURNS), outcome.output[-2000:]
-    sessions = [each for each in traffic.api(server, "sessions?limit=1000")["sessions"] if each["id"] not in known]
+    sessions = [
+        each for each in traffic.api(server, "sessions?limit=1000")["sessions"] if each["id"] not in known
+    ]
     session = max(sessions, key=lambda each: each["turns"])
     assert session["turns"] >= TURNS + 1
     page = open_page(f"#/sessions/{session['id']}")
@@ -163,7 +154,11 @@ def test_a_session_of_a_real_harness(
     turns = page.get_by_role("treegrid", name="Turns")
     expect(turns).to_contain_text("answer")
     expect(page.get_by_role("region", name="Where the cache went")).to_contain_text("in place")
-    calls = {call["name"] for turn in traffic.api(server, f"sessions/{session['id']}")["turns"] for call in turn["calls"]}
+    calls = {
+        call["name"]
+        for turn in traffic.api(server, f"sessions/{session['id']}")["turns"]
+        for call in turn["calls"]
+    }
     assert calls
     for name in calls:
         expect(turns).to_contain_text(name)

@@ -111,7 +111,9 @@ def test_all_of_it_by_keyboard(open_page: OpenPage, server: Server, sessions: Se
     page.keyboard.press("j")
     chosen = page.locator("[aria-selected=true]")
     expect(chosen).to_have_count(1)
-    assert page.evaluate("document.activeElement.closest('[role=row]').getAttribute('aria-selected')") == "true"
+    assert (
+        page.evaluate("document.activeElement.closest('[role=row]').getAttribute('aria-selected')") == "true"
+    )
     page.goto(page.url.partition("#")[0] + f"#/sessions/{sessions['broken']}")
     expect(page.get_by_role("treegrid", name="Turns")).to_be_visible()
     page.keyboard.press("b")
@@ -143,7 +145,11 @@ def test_the_focus_can_be_seen_and_reaches_the_list(open_page: OpenPage, session
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.closest('[role=row]') ? 'row' : document.activeElement.tagName"))
+        reached.add(
+            page.evaluate(
+                "document.activeElement.closest('[role=row]') ? 'row' : document.activeElement.tagName"
+            )
+        )
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or page.evaluate("document.activeElement === document.body")
     assert {"row", "INPUT", "SELECT", "BUTTON"} <= reached
@@ -172,7 +178,7 @@ def test_a_break_is_explained(open_page: OpenPage, server: Server, sessions: Ses
     expect(prompt.locator(".ink-rerendered").first).to_be_visible()
     before = page.evaluate(
         "[...document.querySelector('.break-mark').parentElement.children]"
-        ".map((e) => e.className.includes('break-mark') ? '|' : e.className.includes('message-mark') ? '' : e.textContent)"
+        ".map((e) => e.matches('.break-mark') ? '|' : e.matches('.message-mark') ? '' : e.textContent)"
         ".join('').split('|')[0]"
     )
     assert before.endswith("Today's date: 2026-11-2"), before[-60:]
@@ -189,7 +195,9 @@ def test_replayed_tokens_are_told_apart(open_page: OpenPage, server: Server, ses
     expect(replayed.first).to_contain_text("First I list the files.")
     assert replayed.count() >= 8
     expect(page.locator(".prompt .ink-rerendered")).to_have_count(0)
-    expect(page.get_by_role("region", name="Cache of this prompt")).to_contain_text(f"{last['tokens']['cached']:,}")
+    expect(page.get_by_role("region", name="Cache of this prompt")).to_contain_text(
+        f"{last['tokens']['cached']:,}"
+    )
     open_good = open_page(f"#/sessions/{session}")
     expect(open_good.get_by_text("Every prompt continued the one before.")).to_be_visible()
 
@@ -202,7 +210,9 @@ def test_tokens_beside_the_events(open_page: OpenPage, server: Server, sessions:
     expect(written).to_contain_text("I read colorsys.py whole before I change it")
     wire = page.get_by_role("table", name="Events")
     expect(wire).to_contain_text("message_start")
-    assert int(wire.get_attribute("aria-rowcount") or 0) == len(traffic.api(server, f"turns/{turn['id']}")["wire"])
+    assert int(wire.get_attribute("aria-rowcount") or 0) == len(
+        traffic.api(server, f"turns/{turn['id']}")["wire"]
+    )
     for _ in range(6):
         page.keyboard.press("j")
     expect(page.locator(".token.is-lit").first).to_be_visible()
@@ -264,7 +274,9 @@ def test_an_exported_file_opens_alone(
     alone.keyboard.press("p")
     expect(alone.get_by_role("heading", name="Rendered prompt")).to_be_visible()
     if name == "broken":
-        expect(alone.get_by_role("region", name="Why the prompt broke")).to_contain_text("a date or a time that changed")
+        expect(alone.get_by_role("region", name="Why the prompt broke")).to_contain_text(
+            "a date or a time that changed"
+        )
     if texts:
         marks = ".break-mark" if name == "broken" else ".prompt"
         expect(alone.locator(marks)).to_be_visible()

@@ -1,4 +1,4 @@
-"""Requests of agents for the tests of the inspector's page: sessions of known shape beside those of the real harnesses."""
+"""Agents for the tests of the inspector's page: sessions of known shape, beside those of the real harnesses."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TOOLS: Sequence[Mapping[str, Any]] = [
     )
 ]
 SYSTEM = (
-    "You are a careful agent that looks after the modules of a Python library. Read before you change anything, make the "
-    "smallest change that does the work, and check it. Never touch files outside the workspace.\n"
+    "You are a careful agent that looks after the modules of a Python library. Read before you change anything, make "
+    "the smallest change that does the work, and check it. Never touch files outside the workspace.\n"
 )
 HOSTILE = "<script>document.title='taken'</script></script><img src=x onerror=alert(1)><!-- &amp; \u202e"
 _PACE = '#opts {"delay": 0.004, "prefill": 0.03}\n'
@@ -82,7 +82,11 @@ class Agent:
     def _turn(self, content: Any) -> list[Any]:
         self.messages.append({"role": "user", "content": content})
         with self._client.messages.stream(
-            model=MODEL, max_tokens=4096, system=self.system, tools=self.tools, messages=self.messages  # type: ignore[arg-type]
+            model=MODEL,
+            max_tokens=4096,
+            system=self.system,
+            tools=self.tools,
+            messages=self.messages,  # type: ignore[arg-type]
         ) as stream:
             blocks = list(stream.get_final_message().content)
         self.messages.append(
@@ -101,12 +105,20 @@ def answer(words: str, thought: str = "That is all.") -> str:
     return f"{_PACE}{think(thought)}{words}"
 
 
-def work(agent: Agent, turns: int, pause: float = 0.05) -> None:
-    """Let the agent work: a question, ``turns`` calls with their results, and an answer."""
+def work(agent: Agent, turns: int, pause: float = 0.05, changes: Mapping[int, str] | None = None) -> None:
+    """Let the agent work: a question, ``turns`` calls with their results, and an answer.
+
+    Args:
+        pause: how long each call takes, in seconds.
+        changes: system prompts by the number of the turn, from 0, with which they begin.
+    """
     files = ("bisect.py", "colorsys.py", "fnmatch.py", "shlex.py")
-    calls = agent.say("Look after the modules here.", call("Bash", "First I list the files.", command="ls -la"))
+    calls = agent.say(
+        "Look after the modules here.", call("Bash", "First I list the files.", command="ls -la")
+    )
     for number in range(1, turns):
         time.sleep(pause)
+        agent.system = (changes or {}).get(number, agent.system)
         file = files[number % len(files)]
         written = call(
             "Read",
@@ -115,20 +127,17 @@ def work(agent: Agent, turns: int, pause: float = 0.05) -> None:
             f"I read `{file}`.\n",
             file_path=file,
         )
-        calls = agent.result(calls, f"{number * 37} lines\n" + f"def f{number}(a, x):\n    return a\n" * 12, written)
+        calls = agent.result(
+            calls, f"{number * 37} lines\n" + f"def f{number}(a, x):\n    return a\n" * 12, written
+        )
     agent.result(calls, "done", answer("All modules are in order."))
 
 
-def session_with_break(server: Server, session: str) -> None:
-    """Run a session whose system prompt has a date, which changes in the middle; then a sub-agent of it."""
+def session_with_break(server: Server, session: str, turns: int = 4) -> None:
+    """Run a session whose system prompt has a date, which changes on the third turn; then a sub-agent of it."""
     agent = Agent(server, session)
     agent.system = f"{SYSTEM}Today's date: 2026-11-21\nWorking directory: /work\n"
-    calls = agent.say("Look after the modules here.", call("Bash", "First I list the files.", command="ls -la"))
-    calls = agent.result(calls, "bisect.py colorsys.py\n" * 30, call("Read", "I read it.", file_path="bisect.py"))
-    time.sleep(0.1)
-    agent.system = f"{SYSTEM}Today's date: 2026-11-22\nWorking directory: /work\n"
-    calls = agent.result(calls, "def bisect_right(a, x): ...\n" * 20, call("Read", "And the other.", file_path="colorsys.py"))
-    agent.result(calls, "def rgb_to_yiq(r, g, b): ...\n" * 10, answer("Both modules are in order."))
+    work(agent, turns - 1, 0.1, changes={2: agent.system.replace("-21", "-22")})
     agent.close()
     helper = Agent(server, session, agent="helper-1")
     work(helper, 2)
@@ -143,17 +152,19 @@ def hostile_session(server: Server, session: str) -> None:
     agent.close()
 
 
-def long_session(server: Server, session: str, turns: int) -> None:
-    """Run a session of many short turns, as fast as the server answers."""
+def long_session(server: Server, session: str, turns: int, conversations: int) -> None:
+    """Run a session of many short turns in several conversations, as fast as the server answers."""
     headers = {"x-claude-code-session-id": session, "user-agent": "claude-cli/2.1.329 (external, cli)"}
-    messages: list[dict[str, Any]] = []
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
-        for number in range(turns):
-            messages.append({"role": "user", "content": f"[[echo:Step {number} is done.]]"})
-            body = {"model": MODEL, "max_tokens": 64, "system": SYSTEM, "messages": messages}
-            response = client.post("/v1/messages", json=body)
-            response.raise_for_status()
-            messages.append({"role": "assistant", "content": response.json()["content"]})
+        for conversation in range(conversations):
+            messages: list[dict[str, Any]] = []
+            for number in range(turns // conversations):
+                content = f"[[echo:Step {number} of {conversation} is done.]]"
+                messages.append({"role": "user", "content": content})
+                body = {"model": MODEL, "max_tokens": 64, "system": SYSTEM, "messages": messages}
+                response = client.post("/v1/messages", json=body)
+                response.raise_for_status()
+                messages.append({"role": "assistant", "content": response.json()["content"]})
 
 
 class ManyStreams:
