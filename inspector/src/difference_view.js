@@ -1,9 +1,10 @@
 // Two turns side by side: their requests by message, their tools by schema.
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { go, promptAddress, sessionAddress, turnAddress } from "./address.js";
 import { count, duration, harnessName, percent, plural, sessionName } from "./format.js";
 import { html } from "./html.js";
 import { useKeys } from "./keyboard.js";
+import { follow } from "./live.js";
 import { Chip, Empty, awaited, laidOut } from "./pieces.js";
 import { exported, useAnswer } from "./source.js";
 import { DiffText } from "./text_diff.js";
@@ -20,6 +21,7 @@ const STATES = {
 
 export function DifferenceView({ a, b }) {
   const known = a && b && !exported;
+  useEffect(() => follow(null), []);
   const answer = useAnswer(known ? `/inspect/api/difference?a=${encodeURIComponent(a)}&b=${encodeURIComponent(b)}` : null);
   if (exported) return html`<div class="page"><${Empty} title="Comparisons need the server; an exported file has one session." /></div>`;
   if (!known) return html`<div class="page"><${Empty} title="Nothing to compare">Choose a turn or a session, press <kbd>x</kbd>, then <kbd>x</kbd> on another one.<//></div>`;
@@ -36,7 +38,7 @@ function Difference({ data }) {
     <header class="page-head"><div>
       <h1>Difference</h1>
       <p class="dim">The prompts have the first ${plural(data.same_tokens, "token")} in common${data.exact ? "" : " (about; texts are not kept)"}.
-        ${" "}${plural(differing, "message")} and ${plural(tools.length, "tool")} differ.</p>
+        ${" "}${differing ? `${plural(differing, "message")} ${differing === 1 ? "differs" : "differ"}` : "All messages are the same"}; ${tools.length ? `${plural(tools.length, "tool")} ${tools.length === 1 ? "differs" : "differ"}` : "the tools are the same"}.</p>
     </div></header>
     <div class="two-sides">
       <${Side} name="A" side=${data.a} other=${data.b} />
@@ -104,7 +106,7 @@ function Message({ message }) {
   return html`<article class="difference">
     <h3><span class="num">${place}</span> ${message.role} <${Chip} tone=${tone}>${words}<//>
       <span class="dim">${chars == null ? `${count(message.a_chars)} → ${count(message.b_chars)}` : count(chars)} characters</span></h3>
-    ${message.state === "changed" && (message.a_text != null || message.b_text != null) && html`<div class="was-now two"><${DiffText} a=${message.a_text} b=${message.b_text} titles=${["A", "B"]} /></div>`}
+    ${message.state === "changed" && (message.a_text != null || message.b_text != null) && html`<div class="was-now"><${DiffText} a=${message.a_text} b=${message.b_text} titles=${["A", "B"]} /></div>`}
     ${["added", "removed"].includes(message.state) && (message.a_text ?? message.b_text) != null && html`<pre tabindex="0">${message.a_text ?? message.b_text}</pre>`}
     ${message.state === "changed" && message.a_text == null && message.b_text == null && html`<p class="dim">${NO_TEXTS}</p>`}
   </article>`;
@@ -118,6 +120,6 @@ function Tool({ tool }) {
       <thead><tr><th scope="col">Place in the schema</th><th scope="col">A</th><th scope="col">B</th></tr></thead>
       <tbody>${tool.changes.map((change) => html`<tr key=${change.path}><th scope="row"><code>${change.path}</code></th>
         <td><pre>${change.a ?? "absent"}</pre></td><td><pre>${change.b ?? "absent"}</pre></td></tr>`)}</tbody></table>`}
-    ${tool.state === "changed" && !tool.changes?.length && tool.a != null && html`<div class="was-now two"><${DiffText} a=${laidOut(tool.a)} b=${laidOut(tool.b)} titles=${["A", "B"]} /></div>`}
+    ${tool.state === "changed" && !tool.changes?.length && tool.a != null && html`<div class="was-now"><${DiffText} a=${laidOut(tool.a)} b=${laidOut(tool.b)} titles=${["A", "B"]} /></div>`}
   </article>`;
 }

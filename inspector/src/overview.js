@@ -1,17 +1,18 @@
 // The lanes of a session on one time axis, drawn on a canvas: a thousand turns are several thousand bars. The list of
 // turns has the same facts as text.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { duration, timeOfDay } from "./format.js";
 import { html } from "./html.js";
 import { serverNow } from "./live.js";
 import { layOut } from "./time_axis.js";
 import { barsOf, reachOf } from "./times.js";
-import { colours } from "./theme.js";
+import { colours, repaint, theme } from "./theme.js";
 import { COURSES, PHASES } from "./words.js";
 
 const LANE_PX = 30;
 const BAR_PX = 16;
 const AXIS_PX = 18;
+const REDRAW_MS = 250; // while a turn runs
 
 /**
  * @param {object} given
@@ -19,7 +20,7 @@ const AXIS_PX = 18;
  * @param {string|null} given.chosen id of a turn
  * @param {(turn: object) => void} given.onChoose
  */
-export function Overview({ lanes, chosen, onChoose, version }) {
+export function Overview({ lanes, chosen, onChoose }) {
   const canvas = useRef(null);
   const drawing = useRef(null);
   const [width, setWidth] = useState(0);
@@ -30,19 +31,25 @@ export function Overview({ lanes, chosen, onChoose, version }) {
     return () => observer.disconnect();
   }, []);
   const height = lanes.length * LANE_PX + AXIS_PX;
+  const running = lanes.some((lane) => lane.turns.some((turn) => turn.status === "running"));
+  const [drawn, setDrawn] = useState(0);
+  // A choice draws nothing anew: it is an element above the canvas.
   useEffect(() => {
-    if (width > 0) drawing.current = draw(canvas.current, lanes, chosen, width, height);
-  });
+    if (width <= 0) return;
+    drawing.current = draw(canvas.current, lanes, width, height);
+    setDrawn((n) => n + 1);
+  }, [lanes, width, theme.value, repaint.value, running && Math.floor(Date.now() / REDRAW_MS)]);
+  const place = useMemo(() => placeOf(drawing.current, lanes, chosen), [drawn, lanes, chosen]);
   const find = (event) => {
     const box = canvas.current.getBoundingClientRect();
-    return drawing.current?.(event.clientX - box.left, event.clientY - box.top);
+    return drawing.current && hit(drawing.current, lanes, event.clientX - box.left, event.clientY - box.top, serverNow());
   };
   const move = (event) => {
     const found = find(event);
     setTip(found && { ...found, left: Math.min(event.nativeEvent?.offsetX ?? event.offsetX, width - 220) });
   };
   const turns = lanes.reduce((sum, lane) => sum + lane.turns.length, 0);
-  return html`<div class="overview" data-version=${version}>
+  return html`<div class="overview">
     <ul class="lane-names">
       ${lanes.map((lane) => html`<li key=${lane.name} title=${lane.title}>
         ${lane.href ? html`<a href=${lane.href}>${lane.name}</a>` : lane.name}
@@ -61,6 +68,7 @@ export function Overview({ lanes, chosen, onChoose, version }) {
           if (found) onChoose(found.turn);
         }}
       ></canvas>
+      ${place && html`<span class="overview-chosen" style=${place}></span>`}
       ${tip && html`<div class="tip" style=${{ left: `${Math.max(0, tip.left)}px`, top: `${(tip.lane + 1) * LANE_PX}px` }}>
         <strong>Turn ${tip.turn.number}</strong> ${COURSES[tip.turn.course]?.label}<br />
         ${tip.bar ? `${PHASES[tip.bar.kind].label}${tip.bar.label ? ` ${tip.bar.label}` : ""} ${duration(tip.bar.end - tip.bar.start)}` : ""}
@@ -69,7 +77,19 @@ export function Overview({ lanes, chosen, onChoose, version }) {
   </div>`;
 }
 
-function draw(canvas, lanes, chosen, width, height) {
+/** The frame around the chosen turn, as a style; null where it is not in a lane. */
+function placeOf(axis, lanes, chosen) {
+  const lane = axis && chosen ? lanes.findIndex((each) => each.turns.some((turn) => turn.id === chosen)) : -1;
+  if (lane < 0) return null;
+  const turn = lanes[lane].turns.find((each) => each.id === chosen);
+  const began = turn.received_at * 1000;
+  const left = axis.x(began);
+  const width = Math.max(6, axis.x(began + reachOf(turn, serverNow())) - left + 4);
+  return { left: `${left - 2}px`, top: `${lane * LANE_PX + 3}px`, width: `${width}px`, height: `${LANE_PX - 6}px` };
+}
+
+/** Draw the lanes and return their axis. */
+function draw(canvas, lanes, width, height) {
   const ratio = window.devicePixelRatio || 1;
   const now = serverNow();
   canvas.width = width * ratio;
@@ -90,7 +110,7 @@ function draw(canvas, lanes, chosen, width, height) {
     const top = index * LANE_PX + (LANE_PX - BAR_PX) / 2;
     pen.fillStyle = ink.line;
     pen.fillRect(0, top + BAR_PX / 2, width, 1);
-    for (const turn of lane.turns) drawTurn(pen, ink, axis, turn, top, turn.id === chosen, now);
+    for (const turn of lane.turns) drawTurn(pen, ink, axis, turn, top, now);
   });
   let free = 0;
   pen.fillStyle = ink.dim;
@@ -111,10 +131,10 @@ function draw(canvas, lanes, chosen, width, height) {
     if (!axis.cuts.some((cut) => cut.x < pen.measureText(start).width + 40)) pen.fillText(start, 0, height - 5);
     if (free < endLeft) pen.fillText(end, endLeft, height - 5);
   }
-  return (x, y) => hit(axis, lanes, x, y, now);
+  return axis;
 }
 
-function drawTurn(pen, ink, axis, turn, top, isChosen, now) {
+function drawTurn(pen, ink, axis, turn, top, now) {
   const began = turn.received_at * 1000;
   const left = axis.x(began);
   for (const bar of barsOf(turn, now)) {
@@ -132,12 +152,6 @@ function drawTurn(pen, ink, axis, turn, top, isChosen, now) {
     pen.lineTo(left + 5, top - 6);
     pen.lineTo(left, top + 1);
     pen.fill();
-  }
-  if (isChosen) {
-    pen.strokeStyle = ink.accent;
-    pen.lineWidth = 2;
-    const right = axis.x(began + reachOf(turn, now));
-    pen.strokeRect(left - 1.5, top - 3, Math.max(4, right - left + 3), BAR_PX + 6);
   }
 }
 

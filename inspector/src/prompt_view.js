@@ -14,6 +14,7 @@ import { useMedia } from "./watched.js";
 import { MADE_BY, NO_DETAILS, NO_TEXTS, PROMPT_STATES, promptState } from "./words.js";
 
 const BLOCK_CHARS = 4000;
+const CONTEXT_CHARS = 160; // of the text that both prompts have, before the place where they differ
 
 export function PromptView({ session, id }) {
   const turnAnswer = useAnswer(`/inspect/api/turns/${id}`);
@@ -84,8 +85,7 @@ function BreakDetail({ prompt, toBreak }) {
       ${first?.was != null && first?.now != null && html`${" "}The first token that differs was <code class="tok">${JSON.stringify(first.was.text)}</code> (id ${first.was.id}) and is now <code class="tok">${JSON.stringify(first.now.text)}</code> (id ${first.now.id}).`}</p>
     ${broken.tools && html`<${ToolsChanged} tools=${broken.tools} />`}
     ${broken.was != null && html`<div class="was-now">
-      <div><h3>before the break</h3><pre tabindex="0">${broken.before}</pre></div>
-      <${DiffText} a=${broken.was} b=${broken.now ?? ""} titles=${["last prompt", "this prompt"]} />
+      <${DiffText} before=${(broken.before ?? "").slice(-CONTEXT_CHARS)} a=${broken.was} b=${broken.now ?? ""} titles=${["last prompt", "this prompt"]} />
     </div>`}
     <p class="links">
       ${prompt.spans?.length > 0 && html`<button type="button" onClick=${toBreak}>To the place in the prompt <kbd>b</kbd></button>`}

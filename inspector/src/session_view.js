@@ -17,6 +17,7 @@ import { useMedia, useTick } from "./watched.js";
 import { COURSES, LANES, PHASES, PROTOCOLS, STATUSES } from "./words.js";
 
 const MOST_CHILDREN = 12;
+const SHOWN_SHARE = 0.005; // of the time: smaller phases have no words
 const PHASES_SHOWN = ["queue", "prefill", "reasoning", "text", "call", "tool"];
 
 /** The session's answer, kept up to date from the stream: each event costs the time of one turn, not of all. */
@@ -239,7 +240,7 @@ function CacheCard({ session, turns, causes, choose }) {
     ]} />
     ${causes.length === 0 && evicted.length === 0 && html`<p class="good-word">✓ Every prompt continued the one before. Nothing to do.</p>`}
     ${causes.map((cause) => html`<div class="cause" key=${cause.cause}>
-      <p><span class="bad">✕ ${plural(cause.turns.length, "break")}</span>: ${cause.says}; ${count(cause.tokens)} tokens${cause.ms ? `, about ${duration(cause.ms)}` : ""}. In ${cause.turns.slice(0, 6).map((turn) => html`<button type="button" class="link" key=${turn.id} onClick=${() => choose(turn)}>turn ${turn.number}</button> `)}${cause.turns.length > 6 ? "…" : ""}</p>
+      <p><span class="bad">✕ ${plural(cause.turns.length, "break")}</span>: ${cause.says}; ${count(cause.tokens)} tokens${cause.ms ? `, about ${duration(cause.ms)}` : ""}. In ${cause.turns.slice(0, 6).map((turn, index) => html`${index ? ", " : ""}<button type="button" class="link" key=${turn.id} onClick=${() => choose(turn)}>turn ${turn.number}</button>`)}${cause.turns.length > 6 ? " …" : "."}</p>
       <p class="cure"><strong>Cure:</strong> ${sentence(cause.cure)}</p>
     </div>`)}
     ${evicted.length > 0 && html`<p class="cause"><span class="warn">▽ ${plural(evicted.length, "turn")}</span> continued the prompt, but the engine had dropped ${count(evicted.reduce((sum, turn) => sum + turn.verdict.missing_tokens, 0))} of its tokens: the cure is more cache at the engine, not another prompt.</p>`}
@@ -260,7 +261,7 @@ function TimeCard({ turns }) {
     </dl>
     <${Stack} label="time" unit=${duration} total=${working} parts=${shown.filter(([kind]) => kind !== "gap").map(([kind, ms]) => [kind, ms, PHASES[kind].label])} />
     <ul class="legend sums">
-      ${shown.filter(([kind]) => kind !== "gap").sort((a, b) => b[1] - a[1]).map(([kind, ms]) => html`<li key=${kind} title=${PHASES[kind].says}>
+      ${shown.filter(([kind, ms]) => kind !== "gap" && ms / working >= SHOWN_SHARE).sort((a, b) => b[1] - a[1]).map(([kind, ms]) => html`<li key=${kind} title=${PHASES[kind].says}>
         <span class=${`swatch fill-${kind}`} aria-hidden="true"></span>${PHASES[kind].label} <strong>${duration(ms)}</strong>
         <span class="dim">${percent(ms / working)}</span>
       </li>`)}

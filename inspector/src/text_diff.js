@@ -29,12 +29,13 @@ export function compareTexts(a, b) {
   return sides;
 }
 
-export function DiffText({ a, b, titles }) {
+/** `before` is text that both have, which is shown in front. */
+export function DiffText({ a, b, titles, before = "" }) {
   const sides = useMemo(() => compareTexts(a ?? "", b ?? ""), [a, b]);
   return sides.map(
     (side, index) => html`<div key=${index}>
       <h3>${titles[index]}</h3>
-      <pre tabindex="0" class=${index ? "diff-now" : "diff-was"}>${side.map(([differs, text], at) =>
+      <pre tabindex="0" class=${index ? "diff-now" : "diff-was"}><span class="dim">${before}</span>${side.map(([differs, text], at) =>
         differs ? html`<${index ? "ins" : "del"} key=${at}>${text}<//>` : text,
       )}</pre>
     </div>`,

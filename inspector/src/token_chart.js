@@ -6,7 +6,7 @@ import { html } from "./html.js";
 import { colours, repaint, theme } from "./theme.js";
 import { promptParts } from "./times.js";
 
-const HEIGHT = 150;
+const HEIGHT = 130;
 const KINDS = ["cached", "evicted", "lost", "fresh"];
 
 /** Columns for uPlot: turn numbers, and sums from the ground up, the highest first since later ones cover it. */
@@ -41,7 +41,7 @@ export function TokenChart({ turns, chosen, onChoose }) {
     };
   }, [look]);
   useEffect(() => plot.current.setData(columns(turns)), [turns, look]);
-  useEffect(() => plot.current.redraw(false), [chosen]);
+  useEffect(() => plot.current.markChosen(), [chosen, turns, look]);
   const last = turns.at(-1);
   return html`<div
     class="token-chart"
@@ -61,19 +61,20 @@ function make(place, latest) {
     points: { show: false },
     paths: uPlot.paths.bars({ size: [0.86, 48], align: 0 }),
   }));
-  const chosenTurn = (plot) => {
-    const { turns, chosen } = latest.current;
-    const index = turns.findIndex((turn) => turn.id === chosen);
-    if (index < 0) return;
-    const x = plot.valToPos(index, "x", true);
-    plot.ctx.save();
-    plot.ctx.strokeStyle = ink.accent;
-    plot.ctx.lineWidth = 2 * devicePixelRatio;
-    plot.ctx.beginPath();
-    plot.ctx.moveTo(x, plot.bbox.top);
-    plot.ctx.lineTo(x, plot.bbox.top + plot.bbox.height);
-    plot.ctx.stroke();
-    plot.ctx.restore();
+  // A broken turn among a thousand is a line of one pixel, so that it has a mark above it.
+  const markBreaks = (drawn) => {
+    const { ctx, bbox } = drawn;
+    const size = 4 * devicePixelRatio;
+    ctx.fillStyle = ink.lost;
+    latest.current.turns.forEach((turn, index) => {
+      const x = drawn.valToPos(index, "x", true);
+      if (!turn.break || x < bbox.left - 1 || x > bbox.left + bbox.width + 1) return;
+      ctx.beginPath();
+      ctx.moveTo(x - size, bbox.top - size);
+      ctx.lineTo(x + size, bbox.top - size);
+      ctx.lineTo(x, bbox.top + size);
+      ctx.fill();
+    });
   };
   const options = {
     width: Math.max(200, place.clientWidth),
@@ -95,9 +96,18 @@ function make(place, latest) {
       },
       { ...axis, size: 46, values: (_, values) => values.map(short) },
     ],
-    hooks: { draw: [chosenTurn] },
+    hooks: { draw: [(drawn) => drawn.markChosen?.(), markBreaks] },
   };
   const plot = new uPlot(options, columns(latest.current.turns), place);
+  // The chosen turn is an element above the canvas: choosing draws no bar anew.
+  const line = plot.over.appendChild(document.createElement("span"));
+  line.className = "chart-chosen";
+  plot.markChosen = () => {
+    const index = latest.current.turns.findIndex((turn) => turn.id === latest.current.chosen);
+    line.hidden = index < 0;
+    if (index >= 0) line.style.left = `${plot.valToPos(index, "x")}px`;
+  };
+  plot.markChosen();
   plot.over.addEventListener("click", () => {
     const turn = latest.current.turns[plot.cursor.idx];
     if (turn) latest.current.onChoose(turn);

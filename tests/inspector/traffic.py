@@ -52,7 +52,7 @@ class Agent:
             headers["x-claude-code-agent-id"] = agent
         self.server = server
         self.system = SYSTEM
-        self.tools = list(TOOLS)
+        self.tools: list[Any] = list(TOOLS)
         self.messages: list[dict[str, Any]] = []
         self._client = anthropic.Anthropic(
             base_url=server.url, api_key=key, default_headers=headers, max_retries=0
