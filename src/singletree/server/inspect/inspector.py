@@ -237,6 +237,8 @@ class Inspector:
         if self.keeps_texts and len(body) <= self.limit // _BODY_SHARE:
             earlier = None if before is None else self._bodies.get(before)
             change = body_change(body, earlier)
+            if before is not None and step.course != "back":
+                self._bodies.pop(before)  # the next request follows on this one
             self._bodies.put(turn.id, body, len(body))
         tail = opened.tokens[kept * WIDTH :] if self.keeps_texts else None
         prompts.add(
