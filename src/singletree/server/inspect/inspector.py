@@ -100,12 +100,13 @@ class Inspector:
         return self._size + self._bodies.bytes
 
     def sessions(self) -> list[InspectedSession]:
-        """Return the sessions, the one used last first."""
-        return list(reversed(self._sessions.values()))
+        """Return the sessions that have turns here, the one used last first."""
+        return [session for session in reversed(self._sessions.values()) if session.turns]
 
     def session(self, id: str) -> InspectedSession | None:
-        """Return the session with this id; None when it is not kept."""
-        return self._sessions.get(id)
+        """Return the session with this id; None when no turn of it is kept here."""
+        session = self._sessions.get(id)
+        return session if session is not None and session.turns else None
 
     def turn(self, id: str) -> tuple[InspectedSession, InspectedTurn] | None:
         """Return the turn with this id and its session; None when it is not kept."""
@@ -122,7 +123,9 @@ class Inspector:
 
     def receive_lanes(self, key: str, lanes: Lanes) -> None:
         """Take over the numbers of a session that another process had."""
-        self._session(key).lanes.merge(lanes)
+        session = self._session(key)
+        session.lanes.merge(lanes)
+        self._count(session)
 
     def begin(self, arrival: Arrival, generation: Generation, opened: Opened) -> Inspection:
         """Record the start of a turn, whose prompt is written, and follow it."""
