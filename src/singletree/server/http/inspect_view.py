@@ -65,10 +65,12 @@ class InspectView:
         session = self._inspector.session(id)
         return [] if session is None else [brief_part(session)]
 
-    def part(self, id: str, texts: bool = True) -> InspectedJson | None:
+    async def part(self, id: str, texts: bool = True) -> InspectedJson | None:
         """Return all turns of the session ``id``; None where there are none."""
         session = self._inspector.session(id)
-        return None if session is None else session_part(session, with_texts=self.keeps_texts and texts)
+        if session is None:
+            return None
+        return await asyncio.to_thread(session_part, session, with_texts=self.keeps_texts and texts)
 
     async def turn(self, id: str, texts: bool = True) -> InspectedJson | None:
         """Return the turn ``id``; None where it is not kept."""

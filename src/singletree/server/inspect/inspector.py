@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -100,12 +100,13 @@ class Inspector:
         return self._size + self._bodies.bytes
 
     def sessions(self) -> list[InspectedSession]:
-        """Return the sessions, the one used last first."""
-        return list(reversed(self._sessions.values()))
+        """Return the sessions that have turns here, the one used last first."""
+        return [session for session in reversed(self._sessions.values()) if session.turns]
 
     def session(self, id: str) -> InspectedSession | None:
-        """Return the session with this id; None when it is not kept."""
-        return self._sessions.get(id)
+        """Return the session with this id; None when no turn of it is kept here."""
+        session = self._sessions.get(id)
+        return session if session is not None and session.turns else None
 
     def turn(self, id: str) -> tuple[InspectedSession, InspectedTurn] | None:
         """Return the turn with this id and its session; None when it is not kept."""
@@ -122,7 +123,9 @@ class Inspector:
 
     def receive_lanes(self, key: str, lanes: Lanes) -> None:
         """Take over the numbers of a session that another process had."""
-        self._session(key).lanes.merge(lanes)
+        session = self._session(key)
+        session.lanes.merge(lanes)
+        self._count(session)
 
     def begin(self, arrival: Arrival, generation: Generation, opened: Opened) -> Inspection:
         """Record the start of a turn, whose prompt is written, and follow it."""
@@ -237,6 +240,8 @@ class Inspector:
         if self.keeps_texts and len(body) <= self.limit // _BODY_SHARE:
             earlier = None if before is None else self._bodies.get(before)
             change = body_change(body, earlier)
+            if before is not None and step.course != "back":
+                self._bodies.pop(before)  # the next request follows on this one
             self._bodies.put(turn.id, body, len(body))
         tail = opened.tokens[kept * WIDTH :] if self.keeps_texts else None
         prompts.add(
@@ -285,44 +290,58 @@ class Inspector:
         if self._size <= room:
             return
         goal = int(room * _ENOUGH)
-        for session in list(self._sessions.values())[:-1]:
-            if self._size <= goal:
-                return
-            self._drop_details(session, len(session.turns))
-        for session in list(self._sessions.values())[:-1]:
-            if self._size <= goal:
-                return
-            self._drop_turns(session, len(session.turns))
+        older = list(self._sessions.values())[:-1]
         newest = next(reversed(self._sessions.values()))
-        for drop in (self._drop_details, self._drop_turns):
-            while self._size > goal and drop(newest, max(1, len(newest.turns) // 2)):
+        steps: list[tuple[Callable[[InspectedSession, int], int], InspectedSession, int]] = [
+            *((self._drop_details, session, 0) for session in older),
+            *((self._drop_turns, session, 0) for session in older),
+            (self._drop_details, newest, 1),
+            (self._drop_turns, newest, 1),
+            (self._drop_details, newest, 0),
+            (self._drop_turns, newest, 0),
+        ]
+        for drop, session, least in steps:
+            # Of the newest session half at a time.
+            while self._size > goal and drop(session, least):
                 pass
 
-    def _drop_details(self, session: InspectedSession, most: int) -> bool:
-        """Drop the details of the ``most`` oldest turns that are over; return whether there were any."""
+    def _drop_details(self, session: InspectedSession, least: int) -> int:
+        """Drop the details of the older half of the turns that are over; of all where ``least`` is 0.
+
+        Returns:
+            How many were dropped; the details of ``least`` turns stay.
+        """
         chosen = [turn for turn in session.turns.values() if turn.details is not None and not turn.is_running]
-        for turn in chosen[:most]:
+        for turn in (dropped := _older(chosen, least)):
             turn.details = turn.brief = None
+            forget_excerpts(turn)
             if turn.lost is not None:
                 turn.lost = replace(turn.lost, tokens=None, messages=())
-        session.prune()
-        self._count(session)
-        return bool(chosen)
+        if dropped:
+            session.prune()
+            self._count(session)
+        return len(dropped)
 
-    def _drop_turns(self, session: InspectedSession, most: int) -> bool:
-        """Drop the ``most`` oldest turns that are over, and a session that has none left."""
-        chosen = [turn.id for turn in session.turns.values() if not turn.is_running][:most]
-        for id in chosen:
-            del session.turns[id]
-            self._of_turn.pop(id, None)
-        session.dropped += len(chosen)
-        session.prune()
-        self._count(session)
+    def _drop_turns(self, session: InspectedSession, least: int) -> int:
+        """Drop the older half of the turns that are over, all where ``least`` is 0, and a session that has none left.
+
+        Returns:
+            How many were dropped; ``least`` turns stay.
+        """
+        dropped = _older([turn for turn in session.turns.values() if not turn.is_running], least)
+        for turn in dropped:
+            del session.turns[turn.id]
+            self._of_turn.pop(turn.id, None)
+        session.dropped += len(dropped)
+        if dropped:
+            session.prune()
+            self._count(session)
         if not session.turns:
-            del self._sessions[session.id]
+            self._sessions.pop(session.id, None)
             self._size -= session.counted
+            session.counted = 0
             self.changes.gone(session.id)
-        return bool(chosen)
+        return len(dropped)
 
     def _count(self, session: InspectedSession) -> None:
         size = session.bytes
@@ -412,6 +431,8 @@ class Inspection:
             turn.error = (type(error).__name__, message)
         if turn.details is not None:
             turn.details.wire.compress()
+        if not self._inspector.keeps_texts:
+            forget_excerpts(turn)
         self._inspector.closed(self._session, turn)
 
 
@@ -453,6 +474,18 @@ def _tool_changes(
 def _is_same_tool(one: object, other: object) -> bool:
     fields = ("description", "parameters", "kind")
     return all(getattr(one, name) == getattr(other, name) for name in fields)
+
+
+def _older(turns: list[InspectedTurn], least: int) -> list[InspectedTurn]:
+    """Return the older half of ``turns`` without the last ``least`` ones; all of them where ``least`` is 0."""
+    return turns if least == 0 else turns[: min(max(1, len(turns) // 2), len(turns) - least)]
+
+
+def forget_excerpts(turn: InspectedTurn) -> None:
+    """Drop the texts of a break: of the inspector's own, not those of the session's report."""
+    broken = turn.step.broken
+    if broken is not None:
+        turn.step = replace(turn.step, broken=replace(broken, before="", was="", now=""))
 
 
 def logprobs_of(details: TurnDetails, count: int) -> list[float | None] | None:

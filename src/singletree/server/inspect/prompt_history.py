@@ -16,6 +16,7 @@ from singletree.prefixes import common_text_prefix
 from singletree.server.sessions.divergence import WIDTH, Fingerprint
 
 _DEEPEST = 64
+_FEW = 2
 _ENTRY_BYTES = 400
 _MESSAGE_BYTES = 300
 _COMPRESSED_FROM = 1024
@@ -173,7 +174,16 @@ class PromptHistory:
             self.bytes += len(token_ids)
 
     def prune(self, needed: Collection[str]) -> None:
-        """Drop all entries but those of the turns ``needed`` and those that they build on."""
+        """Drop all entries but those of the turns ``needed`` and those that they build on.
+
+        Where few of them build on others, these become entries in full, so that nothing else has to stay.
+        """
+        wanted = set(needed)
+        roots = [
+            id for id in needed if id in self._entries and self._entries[id].before not in (None, *wanted)
+        ]
+        if len(roots) <= _FEW:
+            self._entries |= {id: entry for id in roots if (entry := self._in_full(id)) is not None}
         keep: dict[str, PromptEntry] = {}
         for id in needed:
             at: str | None = id
@@ -182,6 +192,26 @@ class PromptHistory:
                 at = entry.before
         self._entries = {id: entry for id, entry in self._entries.items() if id in keep}
         self.bytes = sum(entry.bytes for entry in self._entries.values())
+
+    def _in_full(self, id: str) -> PromptEntry | None:
+        entry, tokens, body = self._entries[id], self.tokens(id), self.body(id)
+        if entry.tokens is not None and tokens is None:
+            return None
+        turn = (
+            b"" if entry.tokens is None else entry.tokens[(entry.prompt_tokens - entry.kept_tokens) * WIDTH :]
+        )
+        return PromptEntry(
+            before=None,
+            depth=0,
+            kept_tokens=0,
+            prompt_tokens=entry.prompt_tokens,
+            tokens=None if tokens is None else tokens + turn,
+            kept_ranges=0,
+            replayed=tuple(self.replayed(id)),
+            kept_messages=0,
+            messages=self.messages(id),
+            body=None if body is None else body_change(body, None),
+        )
 
     def _chain(self, id: str) -> list[PromptEntry]:
         """Return the entries that the prompt is made of, the one in full first; empty where one is gone."""

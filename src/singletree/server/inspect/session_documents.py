@@ -60,7 +60,7 @@ def session_part(session: InspectedSession, *, with_texts: bool) -> InspectedJso
                 "results": turn.results,
                 "has_tools": bool(turn.details and turn.details.tools),
             }
-            for turn in session.turns.values()
+            for turn in list(session.turns.values())
         ],
     }
 
