@@ -1,8 +1,8 @@
 """Installs what the tests of the inspector's page need: ``python tests/inspector/install.py``.
 
 Playwright for Python (170 MB) goes to ``$SINGLETREE_CACHE/inspector``, by default ``~/.cache/singletree/inspector``,
-once for each version of it and of Python. The browser is the system's own Chromium: Debian's package ``chromium``, which is
-installed where apt-get may do so. No browser is downloaded from elsewhere.
+once for each version of it and of Python. The browser is the system's own Chromium: Debian's package ``chromium``,
+which is installed where apt-get may do so. No browser is downloaded from elsewhere.
 """
 
 from __future__ import annotations
