@@ -37,7 +37,7 @@ function Difference({ data }) {
   return html`<div class="page difference-page">
     <header class="page-head"><div>
       <h1>Difference</h1>
-      <p class="dim">The prompts have the first ${plural(data.same_tokens, "token")} in common${data.exact ? "" : " (about; texts are not kept)"}.
+      <p class="dim">${data.same_tokens == null ? "How many tokens the prompts have in common is not known, since texts are not kept." : `The prompts have the first ${plural(data.same_tokens, "token")} in common.`}
         ${" "}${differing ? `${plural(differing, "message")} ${differing === 1 ? "differs" : "differ"}` : "All messages are the same"}; ${tools.length ? `${plural(tools.length, "tool")} ${tools.length === 1 ? "differs" : "differ"}` : "the tools are the same"}.</p>
     </div></header>
     <div class="two-sides">

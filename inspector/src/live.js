@@ -107,6 +107,8 @@ function take(block) {
   } else if (name === "turn") {
     waiting.turns.set(value.turn.id, value.turn);
     waiting.sessions.set(value.session.id, value.session);
+  } else if (name === "stale") {
+    generation.value += 1; // The server had more for this page than it keeps.
   } else if (name === "gone") {
     for (const id of value.sessions) waiting.gone.add(id);
   }
