@@ -95,7 +95,10 @@ async def test_a_process_that_ends_ends_its_streams(tmp_path: Path) -> None:
         values = peers[0].stream(2, "count")
         assert await anext(values) == 1
         await peers[1].close()
+
+        async def rest() -> None:
+            while True:
+                await anext(values)
+
         with pytest.raises((EOFError, OSError)):
-            async with asyncio.timeout(10):
-                while True:
-                    await anext(values)
+            await asyncio.wait_for(rest(), 10)

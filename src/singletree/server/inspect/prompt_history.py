@@ -20,6 +20,8 @@ _FEW = 2
 _ENTRY_BYTES = 400
 _MESSAGE_BYTES = 300
 _COMPRESSED_FROM = 1024
+_COMPRESSED_UP_TO = 1 << 20
+"""Compressing more would hold up other streams: it is mostly pictures, which hardly become smaller."""
 
 ReplayedRange = tuple[int, int]
 
@@ -84,25 +86,25 @@ def body_change(body: bytes, before: bytes | None) -> BodyChange:
         head = common_text_prefix(body, before)
         tail = _common_suffix(body[head:], before[head:])
     middle = body[head : len(body) - tail]
-    if len(middle) < _COMPRESSED_FROM:
+    if not _COMPRESSED_FROM <= len(middle) <= _COMPRESSED_UP_TO:
         return BodyChange(head, tail, middle)
     return BodyChange(head, tail, zstandard.compress(middle, 1), is_compressed=True)
 
 
 def _common_suffix(one: bytes, other: bytes) -> int:
     low, high = 0, min(len(one), len(other))
-    views = memoryview(one), memoryview(other)
     while low < high:
         middle = (low + high + 1) // 2
-        if _last(views[0], low, middle) == _last(views[1], low, middle):
+        # Slices of bytes are copied and compared at the speed of memory; those of a memoryview byte by byte.
+        if _last(one, low, middle) == _last(other, low, middle):
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _last(view: memoryview, low: int, high: int) -> memoryview:
-    return view[len(view) - high : len(view) - low]
+def _last(data: bytes, low: int, high: int) -> bytes:
+    return data[len(data) - high : len(data) - low]
 
 
 @dataclass(slots=True)

@@ -308,6 +308,8 @@ def _shape(part: Part) -> MessagePart:
         return MessagePart(kind, part.name, len(part.arguments))
     if isinstance(part, Reasoning):
         return MessagePart(kind, None, len(part.text))
+    if isinstance(part, Image | Document):
+        return MessagePart(kind, None, len(part.data or "") + len(part.url or ""))
     return MessagePart(kind, None, text_length(part))
 
 

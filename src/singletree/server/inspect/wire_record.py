@@ -79,7 +79,7 @@ class WireRecord:
             self.dropped += 1
             return
         self._with_data += 1
-        self._pending.append(data)
+        self._pending.append(data if b"\n" not in data else data.replace(b"\n", b" "))
         self._pending_bytes += len(data)
         if self._pending_bytes >= _BLOCK_BYTES:
             self.compress()
@@ -87,7 +87,7 @@ class WireRecord:
     def compress(self) -> None:
         """Compress the data that is not yet."""
         if self._pending:
-            # The data of an event is one line.
+            # The data of an event is one line; line breaks between the values of a body become spaces.
             self._blocks.append(_COMPRESSOR.compress(b"\n".join(self._pending)))
             self.bytes += len(self._blocks[-1])
             self._pending, self._pending_bytes = [], 0
