@@ -1,7 +1,7 @@
 // The stream of what happens now. It is read with fetch, since EventSource cannot send the API key.
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { exported, generation, request } from "./source.js";
+import { exported, generation, keyVersion, request } from "./source.js";
 
 /** "connecting", "live", "waiting" (to connect again) or "off" (an exported file). */
 export const connection = signal(exported ? "off" : "connecting");
@@ -28,10 +28,16 @@ function emptyBatch() {
 export function follow(session) {
   if (exported || (current && followed === session)) return;
   followed = session;
+  connect();
+}
+
+function connect() {
   current?.abort();
   current = new AbortController();
   void read(current.signal);
 }
+
+keyVersion.subscribe(() => current && connect());
 
 /** Call `listener` with what is new, at most a few times a second: {turns, sessions: Map by id, gone: Set}. */
 export function useLive(listener) {

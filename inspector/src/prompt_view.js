@@ -13,7 +13,6 @@ import { TurnPages } from "./turn_pages.js";
 import { useMedia } from "./watched.js";
 import { MADE_BY, NO_DETAILS, NO_TEXTS, PROMPT_STATES, promptState } from "./words.js";
 
-const BLOCK_CHARS = 4000;
 const CONTEXT_CHARS = 160; // of the text that both prompts have, before the place where they differ
 
 export function PromptView({ session, id }) {
@@ -103,7 +102,7 @@ function Standing({ prompt, turn }) {
   const { tokens, verdict } = turn;
   const rows = [
     ["in place: what an engine could have", "tokens with which the prompt continues the last one: what any engine could have", prompt.matched],
-    ["predicted by the router", "tokens that the router expected in the engine's cache", tokens.predicted],
+    ...(tokens.predicted == null ? [] : [["predicted by the router", "tokens that the router expected in the engine's cache", tokens.predicted]]),
     ["reported by the engine", "tokens that the engine reports from its cache", tokens.cached],
   ];
   return html`<section class="card standing" aria-label="Cache of this prompt">
@@ -174,6 +173,7 @@ function Spans({ prompt, breakMark }) {
     const shown = [];
     let role = null;
     let marked = false;
+    const messages = new Map(prompt.messages?.map((message) => [message.index, message]));
     for (const span of prompt.spans) {
       if (!marked && at != null && span.end > at) {
         marked = true;
@@ -181,7 +181,7 @@ function Spans({ prompt, breakMark }) {
           <span aria-hidden="true">✕</span> The prompt broke here, at token ${count(at)}. Everything below is read again.
         </div>`);
       }
-      const message = prompt.messages?.find((each) => each.index === span.message);
+      const message = messages.get(span.message);
       if (span.message !== role) {
         role = span.message;
         shown.push(html`<div key=${`m${span.start}`} class="message-mark" data-message=${span.message ?? ""}>
@@ -195,25 +195,10 @@ function Spans({ prompt, breakMark }) {
         shown.push(html`<p key=${span.start} class="same-text">${plural(span.end - span.start, "token")} as in <a href=${turnAddress(prompt.session, span.same_as ?? prompt.compared_with)}>an earlier turn</a></p>`);
         continue;
       }
-      cut(span.text).forEach((piece, index) => {
-        shown.push(html`<span key=${`${span.start}.${index}`} class=${name} title=${title}>${piece}</span>`);
-      });
+      shown.push(html`<span key=${span.start} class=${name} title=${title}>${span.text}</span>`);
     }
     return html`<div class="prompt" tabindex="0" role="group" aria-label="Text of the prompt">${shown}</div>`;
   }, [prompt]);
-}
-
-/** Long texts in pieces of whole lines, which the browser lays out only when they come into view. */
-function cut(text) {
-  if (text.length <= BLOCK_CHARS) return [text];
-  const pieces = [];
-  for (let start = 0; start < text.length; ) {
-    const line = text.indexOf("\n", start + BLOCK_CHARS);
-    const end = line < 0 || line > start + 4 * BLOCK_CHARS ? Math.min(text.length, start + 4 * BLOCK_CHARS) : line + 1;
-    pieces.push(text.slice(start, end));
-    start = end;
-  }
-  return pieces;
 }
 
 function SpansOnly({ prompt }) {
@@ -231,7 +216,6 @@ function RawRequest({ request }) {
   if (request?.body == null) {
     return html`<${Empty} title="The request is not kept.">${request ? `It had ${bytes(request.bytes)}. ` : ""}${request?.kept === false ? NO_TEXTS : ""}<//>`;
   }
-  const pieces = cut(laidOut(request.body));
   return html`<p class="dim">${bytes(request.bytes)}, laid out</p>
-    <pre class="raw-body" tabindex="0">${pieces.map((piece, index) => html`<span key=${index}>${piece}</span>`)}</pre>`;
+    <pre class="raw-body" tabindex="0">${laidOut(request.body)}</pre>`;
 }

@@ -1,7 +1,10 @@
 // Order the sessions: filtered, sorted, sub-agents under their parents.
 
+const RUNNING = 1e12; // later than any time
+
 export const SORTS = {
-  last: (session) => session.last_at,
+  // Running sessions keep their order: the last event of each changes many times a second.
+  last: (session) => (session.running ? RUNNING + session.first_at : session.last_at),
   turns: (session) => session.turns,
   prompt: (session) => session.prompt_tokens,
   cached: (session) => session.cached_tokens ?? -1,

@@ -9,7 +9,7 @@ import { connection, follow, serverNow, useLive } from "./live.js";
 import { Overview } from "./overview.js";
 import { ActionButton, BreakCard, CacheLegend, Empty, Fact, PhaseLegend, Problem, PromptStack, Share, Stack, TurnBars,
   Verdict, awaited, sentence } from "./pieces.js";
-import { exported, getJson, saveExport, useAnswer } from "./source.js";
+import { exported, generation, getJson, saveExport, useAnswer } from "./source.js";
 import { median, promptParts, reachOf, sumTimes } from "./times.js";
 import { TokenChart } from "./token_chart.js";
 import { VirtualRows } from "./virtual_rows.js";
@@ -20,41 +20,63 @@ const MOST_CHILDREN = 12;
 const SHOWN_SHARE = 0.005; // of the time: smaller phases have no words
 const PHASES_SHOWN = ["queue", "prefill", "reasoning", "text", "call", "tool"];
 
-/** The session's answer, kept up to date from the stream: each event costs the time of one turn, not of all. */
+/**
+ * The session's answer with what the stream has said since: each event costs the time of one turn, not of all. What the
+ * stream said is newer than any answer, until the stream was opened again.
+ */
 function useSession(id) {
   const [version, setVersion] = useState(0);
   const answer = useAnswer(`/inspect/api/sessions/${id}`, version);
-  const [gone, setGone] = useState(false);
-  const lanes = useRef(new Set());
-  lanes.current = new Set(answer.data?.lanes.map((lane) => lane.number));
+  const [changes, setChanges] = useState(NO_CHANGES);
+  const epoch = generation.value;
+  useEffect(() => setChanges(NO_CHANGES), [id, epoch]);
+  const data = useMemo(() => (answer.data ? withChanges(answer.data, changes) : null), [answer.data, changes]);
+  const counted = useRef(0);
   useLive((batch) => {
-    if (batch.gone.has(id)) setGone(true);
-    const changed = [...batch.turns.values()].filter((turn) => turn.session === id);
+    const turns = [...batch.turns.values()].filter((turn) => turn.session === id);
     const session = batch.sessions.get(id);
     const born = [...batch.sessions.values()].filter((each) => each.parent === id).map((each) => each.id);
-    if (changed.some((turn) => !lanes.current.has(turn.lane))) setVersion((n) => n + 1);
-    if (session || changed.length || born.length) {
-      answer.setData((data) => ({
-        ...data,
-        session: session ?? data.session,
-        children: [...new Set([...data.children, ...born])],
-        turns: changed.length ? withTurns(data.turns, changed) : data.turns,
-      }));
-    }
+    const gone = batch.gone.has(id);
+    if (!session && !turns.length && !born.length && !gone) return;
+    setChanges((old) => ({
+      session: session ?? old.session,
+      turns: turns.length ? new Map([...old.turns, ...turns.map((turn) => [turn.id, turn])]) : old.turns,
+      children: born.length ? [...old.children, ...born] : old.children,
+      gone: gone || old.gone,
+    }));
+    if (!data) return;
+    const lanes = new Set(data.lanes.map((lane) => lane.number));
+    // Turns that began and ended between the first answer and the start of the stream are in the session's counts only.
+    const known = new Set([...data.turns, ...turns].map((turn) => turn.id)).size;
+    const expected = session ? session.turns + session.retries : 0;
+    const missed = expected > known && expected !== counted.current;
+    if (missed) counted.current = expected;
+    if (missed || turns.some((turn) => !lanes.has(turn.lane))) setVersion((n) => n + 1);
   });
-  const children = answer.data?.children.length ?? 0;
+  const children = data?.children.length ?? 0;
   useEffect(() => follow(children ? null : id), [id, children > 0]);
-  return { ...answer, gone };
+  return { data, error: answer.error, gone: changes.gone };
+}
+
+const NO_CHANGES = { session: null, turns: new Map(), children: [], gone: false };
+
+function withChanges(data, changes) {
+  return {
+    ...data,
+    session: changes.session ?? data.session,
+    children: [...new Set([...data.children, ...changes.children])],
+    turns: changes.turns.size ? withTurns(data.turns, [...changes.turns.values()]) : data.turns,
+  };
 }
 
 function withTurns(turns, changed) {
-  const next = [...turns];
-  for (const turn of changed) {
-    const at = next.findLastIndex((each) => each.id === turn.id);
-    if (at >= 0) next[at] = turn;
-    else next.push(turn);
-  }
-  return next;
+  const left = new Map(changed.map((turn) => [turn.id, turn]));
+  const next = turns.map((turn) => {
+    const newer = left.get(turn.id);
+    if (newer) left.delete(turn.id);
+    return newer ?? turn;
+  });
+  return [...next, ...left.values()];
 }
 
 /** What the breaks of a session cost, by cause, the dearest first. */

@@ -8,7 +8,7 @@ import { useKeys } from "./keyboard.js";
 import { follow, serverNow, useLive } from "./live.js";
 import { Empty, Problem, Share, awaited } from "./pieces.js";
 import { rowsOf } from "./session_tree.js";
-import { useAnswer } from "./source.js";
+import { generation, useAnswer } from "./source.js";
 import { useMedia, useTick } from "./watched.js";
 import { VirtualRows } from "./virtual_rows.js";
 import { PROTOCOLS } from "./words.js";
@@ -51,7 +51,9 @@ function useSessions(query) {
   for (const name of ["q", "model", "harness"]) if (query[name]) asked.set(name, query[name]);
   const answer = useAnswer(`/inspect/api/sessions?${asked}`);
   const [changes, setChanges] = useState({ sessions: new Map(), gone: new Set() });
-  useEffect(() => setChanges({ sessions: new Map(), gone: new Set() }), [answer.data]);
+  const epoch = generation.value;
+  // What the stream said is newer than any answer, until the stream was opened again.
+  useEffect(() => setChanges({ sessions: new Map(), gone: new Set() }), [epoch]);
   useEffect(() => follow(null), []);
   useTick(LIVE_CHECK_MS);
   const clock = Math.floor(Date.now() / LIVE_CHECK_MS);

@@ -1,6 +1,6 @@
 // Where answers come from: the server's API, or the data inside an exported file.
 import { signal } from "@preact/signals";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { takeKey } from "./address.js";
 
 const STORED_KEY = "singletree-key";
@@ -10,6 +10,8 @@ export const exported = readExported();
 /** Counts up when everything has to be fetched again: after a reconnect, or with another key. */
 export const generation = signal(0);
 export const needsKey = signal(false);
+/** Counts up with every key that is given. */
+export const keyVersion = signal(0);
 
 function readExported() {
   const element = document.getElementById("singletree-export");
@@ -23,6 +25,7 @@ export function useKey(key) {
   apiKey = key;
   sessionStorage.setItem(STORED_KEY, key);
   needsKey.value = false;
+  keyVersion.value += 1;
   generation.value += 1;
 }
 
@@ -62,32 +65,51 @@ export async function getJson(path, options) {
 }
 
 /**
- * Fetch an answer of the API and keep it. While the same path is fetched again, the old answer stays.
+ * Fetch an answer of the API and keep it. While the same path is fetched again, the old answer stays. A fetch that runs
+ * is not ended by the wish for a newer answer: with many events, none would ever arrive.
  * @param {string|null} path null fetches nothing
  * @param {unknown} [version] fetches again when it changes
- * @returns {{data: any, error: ApiError|null, setData: (data: any) => void}}
+ * @returns {{data: any, error: ApiError|null}}
  */
 export function useAnswer(path, version) {
   const [state, setState] = useState({ path: null, data: null, error: null });
-  const everything = generation.value;
+  const loader = useRef(null);
+  const wished = `${version} ${generation.value}`;
   useEffect(() => {
     if (!path) return undefined;
-    const aborted = new AbortController();
-    getJson(path, { signal: aborted.signal }).then(
-      (data) => setState({ path, data, error: null }),
-      (error) => {
-        if (error.name === "AbortError") return;
-        setState((old) => ({ path, data: old.path === path && error.status === 0 ? old.data : null, error }));
-      },
-    );
-    return () => aborted.abort();
-  }, [path, version, everything]);
+    const stopped = new AbortController();
+    loader.current = { path, wished, load: loadAgain(path, stopped.signal, setState) };
+    loader.current.load();
+    return () => stopped.abort();
+  }, [path]);
+  useEffect(() => {
+    if (!path || loader.current.wished === wished) return;
+    loader.current.wished = wished;
+    loader.current.load();
+  }, [wished]);
   const current = state.path === path;
-  return {
-    data: current ? state.data : null,
-    error: current ? state.error : null,
-    setData: (change) =>
-      setState((old) => (old.path === path && old.data ? { ...old, data: change(old.data) } : old)),
+  return { data: current ? state.data : null, error: current ? state.error : null };
+}
+
+/** Return a function that fetches `path`; called while it fetches, it fetches once more afterwards. */
+function loadAgain(path, signal, setState) {
+  let busy = false;
+  let again = false;
+  return async () => {
+    again = true;
+    if (busy) return;
+    busy = true;
+    while (again && !signal.aborted) {
+      again = false;
+      try {
+        const data = await getJson(path, { signal });
+        if (!signal.aborted) setState({ path, data, error: null });
+      } catch (error) {
+        if (signal.aborted) return;
+        setState((old) => ({ path, data: old.path === path && error.status === 0 ? old.data : null, error }));
+      }
+    }
+    busy = false;
   };
 }
 

@@ -15,7 +15,7 @@ import { VirtualRows } from "./virtual_rows.js";
 import { useTick } from "./watched.js";
 import { NO_DETAILS, NO_TEXTS, PHASES, PROTOCOLS, STATUSES } from "./words.js";
 
-const BLOCK = 250; // tokens in one element, so that the browser lays out only what is in view
+const BLOCK = 250; // tokens that are rendered together: a choice changes one or two blocks
 const EVENT_PX = 30;
 const MOST_TICKS = 6;
 
@@ -24,7 +24,9 @@ export function TurnView({ session, id }) {
   const answer = useAnswer(`/inspect/api/turns/${id}`, version);
   useEffect(() => follow(session), [session]);
   useLive((batch) => {
-    if (batch.turns.has(id)) setVersion((n) => n + 1);
+    // The turn may have ended between the answer and the start of the stream, whose first event has the session only.
+    const mayHaveEnded = batch.sessions.has(session) && answer.data?.turn.status === "running";
+    if (batch.turns.has(id) || mayHaveEnded) setVersion((n) => n + 1);
   });
   if (!answer.data) return html`<div class="page">${awaited(answer)}</div>`;
   return html`<${Turn} key=${id} data=${answer.data} />`;

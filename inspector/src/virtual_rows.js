@@ -60,7 +60,7 @@ export function VirtualRows({ count, height, row, rowKey, rowProps, chosen = -1,
     if (above > 0) (own ? element.current : window).scrollBy(0, -above);
     else if (below > 0) (own ? element.current : window).scrollBy(0, below);
     redraw();
-  }, [chosen]);
+  }, [chosen >= 0 && chosen < count ? rowKey(chosen) : null]); // not where other rows move it
   const rows = [];
   for (let index = first; index < last; index += 1) {
     rows.push(html`<div

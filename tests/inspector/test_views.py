@@ -222,6 +222,28 @@ def test_tokens_beside_the_events(open_page: OpenPage, server: Server, sessions:
     expect(call).to_contain_text(re.compile(r"dispatched at \d+ ms, ran \d"))
 
 
+def test_a_request_that_was_sent_again_is_folded(open_page: OpenPage, server: Server) -> None:
+    traffic.repeated_request(server, "repeated")
+    page = open_page(f"#/sessions/{traffic.session_id(server, 'repeated')}")
+    rows = page.get_by_role("treegrid", name="Turns").get_by_role("rowheader")
+    expect(rows).to_have_count(1)
+    page.get_by_role("button", name="Unfold 1 retry").click()
+    expect(rows).to_have_count(2)
+    expect(rows.nth(1)).to_contain_text("retry")
+
+
+def test_log_probabilities_are_a_shade(open_page: OpenPage, server: Server) -> None:
+    traffic.turn_with_logprobs(server, "shaded")
+    session = traffic.session_id(server, "shaded")
+    page = open_page(f"#/sessions/{session}/turns/{turns(server, session)[0]['id']}")
+    switch = page.get_by_label("shade by log-probability")
+    expect(switch).not_to_be_checked()
+    expect(page.locator(".token[class*=shade-]")).to_have_count(0)
+    page.keyboard.press("s")
+    expect(switch).to_be_checked()
+    expect(page.locator(".token[class*=shade-]").first).to_contain_text("The")
+
+
 def test_two_turns_side_by_side(open_page: OpenPage, server: Server, sessions: Sessions) -> None:
     page = open_page(f"#/sessions/{sessions['broken']}")
     expect(page.get_by_role("treegrid", name="Turns")).to_be_visible()

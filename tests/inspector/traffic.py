@@ -8,6 +8,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
@@ -165,6 +166,33 @@ def long_session(server: Server, session: str, turns: int, conversations: int) -
                 response = client.post("/v1/messages", json=body)
                 response.raise_for_status()
                 messages.append({"role": "assistant", "content": response.json()["content"]})
+
+
+def repeated_request(server: Server, session: str) -> None:
+    """Send a request, and the same again while it runs, as Claude Code does after a timeout."""
+    headers = {"x-claude-code-session-id": session, "user-agent": "claude-cli/2.1.329 (external, cli)"}
+    content = "Count to thirty. [[gen:30:1:0.1]]"
+    body = {"model": MODEL, "max_tokens": 64, "messages": [{"role": "user", "content": content}]}
+    with (
+        ThreadPoolExecutor() as pool,
+        httpx.Client(base_url=server.url, headers=headers, timeout=60) as client,
+    ):
+        first = pool.submit(client.post, "/v1/messages", json=body)
+        time.sleep(0.5)
+        client.post("/v1/messages", json=body).raise_for_status()
+        first.result()
+
+
+def turn_with_logprobs(server: Server, session: str) -> None:
+    """Run a turn on Chat Completions whose client asks for log-probabilities."""
+    headers = {"x-singletree-session": session}
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "logprobs": True,
+        "messages": [{"role": "user", "content": "[[echo:The sky is blue.]]"}],
+    }
+    httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60).raise_for_status()
 
 
 class ManyStreams:
