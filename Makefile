@@ -8,7 +8,7 @@ LOG := .venv/install.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench golden docs engines scale ray deploy lock clean
+.PHONY: help serve test check clients bench golden docs engines scale ray inspector browser deploy lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -62,6 +62,14 @@ scale: $(READY) ## servers in several processes, with real databases and harness
 
 ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray in an environment of its own
 	$(BIN)/python -m pytest -m ray tests/ray_cluster $(ARGS)
+
+inspector: ## build the page of the inspector into the package, with npm
+	cd inspector && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error && npm run --silent build
+
+browser: $(READY) ## the inspector's page in a real Chromium, on sessions of the real harnesses
+	$(BIN)/python tests/clients/install.py
+	$(BIN)/python tests/inspector/install.py
+	$(BIN)/python -m pytest -m browser tests/inspector $(ARGS)
 
 deploy: $(READY) ## check chart, compose and container file, dashboard and alerts, with tools that this installs
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)

@@ -44,7 +44,7 @@ def test_the_header_is_one_that_the_rule_strips() -> None:
     assert billing_header(changes=False) == billing_header(changes=False)
     assert billing_header(changes=True) != billing_header(changes=True)
     system = Turn("system", (Text(billing_header(changes=True)), Text("Be brief.")))
-    (stable, rules), _ = Canonicalize().run(Conversation((system,)), None)
+    (stable, rules, _), _ = Canonicalize().run(Conversation((system,)), None)
     assert stable.turns[0].parts == (Text("Be brief."),)
     assert rules == ("billing_header",)
 

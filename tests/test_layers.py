@@ -83,6 +83,7 @@ ROOMS: dict[str, list[set[str]]] = {
     "server": [
         {"http"},
         {"answers"},
+        {"inspect"},
         {"sessions", "storage"},
         {"pictures", "turn"},
         {"models"},

@@ -146,6 +146,18 @@ class ForbiddenHost(Rejected):
         )
 
 
+class ForbiddenAddress(Rejected):
+    """The client is on another machine, and the server has no key by which it could show that it may ask."""
+
+    status = 403
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the inspector answers on this machine only, since the server has no key; start it with --api-key and "
+            "send the key"
+        )
+
+
 class ModelNotFound(Rejected):
     """No served model has that name."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from prompts.template_sources import draw, load_template
 from singletree.conversation import Conversation, Part, Role, Text, Tool, ToolCall, ToolResult, Turn
-from singletree.prompts.history.canonicalization import Canonical, Canonicalize, ToolsOf, no_session
+from singletree.prompts.history.canonicalization import Canonicalize, ToolsOf, no_session
 
 
 def turn(role: Role, *parts: Part | str) -> Turn:
@@ -35,9 +35,10 @@ def render(source: str, *turns: Turn, tools: tuple[Tool, ...] = (), **options: A
 
 def canonicalize(
     conversation: Conversation, *, off: frozenset[str] = frozenset(), tools_of: ToolsOf = no_session
-) -> Canonical:
-    """``conversation`` after the rules, without an earlier prompt."""
-    return Canonicalize(off, tools_of).run(conversation, None)[0]
+) -> tuple[Conversation, tuple[str, ...]]:
+    """``conversation`` after the rules, and their names, without an earlier prompt."""
+    made = Canonicalize(off, tools_of).run(conversation, None)[0]
+    return made.conversation, made.rules
 
 
 def assistant_text(source: str, *parts: Part | str) -> str:

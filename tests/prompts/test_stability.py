@@ -135,8 +135,8 @@ def test_what_goes_on_from_part_of_a_run_is_made_as_one() -> None:
     before = None
     for end in range(1, len(said) + 1):
         given_turns = conversation(*said[:end])
-        (canonical, _), before = Canonicalize().run(given_turns, before)
-        assert canonical == canonicalize(given_turns).conversation
+        (canonical, *_), before = Canonicalize().run(given_turns, before)
+        assert canonical == canonicalize(given_turns)[0]
         roles = [t.role for t in canonical.turns]
         assert ("assistant", "assistant") not in pairwise(roles)
 

@@ -81,3 +81,24 @@ async def test_a_process_that_starts_again_has_its_socket(tmp_path: Path) -> Non
         await again.start()
         assert await peers[0].ask("who") == ["the new one"]
         await again.close()
+
+
+async def test_a_process_that_ends_ends_its_streams(tmp_path: Path) -> None:
+    async with started(tmp_path, 2) as peers:
+
+        async def endless() -> AsyncIterator[int]:
+            while True:
+                yield 1
+                await asyncio.sleep(0.01)
+
+        peers[1].answer("count", endless)
+        values = peers[0].stream(2, "count")
+        assert await anext(values) == 1
+        await peers[1].close()
+
+        async def rest() -> None:
+            while True:
+                await anext(values)
+
+        with pytest.raises((EOFError, OSError)):
+            await asyncio.wait_for(rest(), 10)

@@ -15,7 +15,7 @@ from singletree.lru import ENTRY_BYTES
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.protocols import chat, messages, responses
 from singletree.server.models.config import Config
-from singletree.server.sessions.sessions import session_key
+from singletree.server.sessions.session_names import session_key
 
 from .by_hand import EngineByHand
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, body, serving

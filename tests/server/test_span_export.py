@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("opentelemetry.exporter.otlp.proto.common", reason="pip install 'singletree[otel]'")
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -32,7 +32,7 @@ from .serving import MODEL, serving
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-class Collector:
+class Collector(SpanExporter):
     """Keeps spans, once it is let."""
 
     def __init__(self) -> None:

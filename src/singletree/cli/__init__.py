@@ -25,6 +25,7 @@ _COMMANDS = {
     "render": ("singletree.cli.inspect:render", "Print the prompt of a request as text and token ids."),
     "families": ("singletree.cli.family_commands:app", "List the model families, or draft a new one."),
     "explain": ("singletree.cli.explain:explain", "Show where a session broke the prefix cache, and why."),
+    "inspect": ("singletree.cli.inspector:inspect", "Open the page that shows what the agents do."),
     "tail": ("singletree.cli.live:tail", "Print each request of a running server as it ends."),
     "top": ("singletree.cli.live:top", "Watch the sessions of a running server."),
     "trace": ("singletree.cli.trace:app", "Turn recorded requests into a timeline, or send them again."),

@@ -49,8 +49,9 @@ def explain(
     if json:
         _print_json(value)
         return
+    root = base_url.rstrip("/").removesuffix("/v1")
     try:
-        lines = list(_sessions(value["data"]) if session is None else _session(value))
+        lines = list(_sessions(value["data"]) if session is None else _session(value, root))
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
         raise BadConfiguration(
             f"cannot read the answer of {base_url}, which may run another version of singletree; "
@@ -75,8 +76,10 @@ def _sessions(sessions: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def _session(session: dict[str, Any]) -> Iterator[str]:
+def _session(session: dict[str, Any], root: str) -> Iterator[str]:
     yield f"session {_printable(session['id'])}, model {_printable(session['model'])}: {session['requests']} requests"
+    if link := session.get("inspect"):
+        yield f"inspect {root}{_printable(link)}"
     steps = session["steps"]
     if len(steps) < session["requests"]:
         yield f"the last {len(steps)} requests:"

@@ -22,12 +22,31 @@ def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
     Raises:
         BadConfiguration: no server answers at ``base_url``, or its answer is an error or not a JSON object.
     """
+    try:
+        value = json.loads(fetch_bytes(base_url, key, path))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise BadConfiguration(f"{base_url} does not answer {path} with a JSON object; is it singletree?")
+    return value
+
+
+def fetch_bytes(base_url: str, key: str, path: str, *, seconds: float = _SECONDS) -> bytes:
+    """Get what is at ``path`` with the API key ``key``.
+
+    Args:
+        seconds: how long to wait for the server.
+
+    Raises:
+        BadConfiguration: no server answers at ``base_url``, or its answer is an error.
+    """
     if not _is_url(base_url):
         raise BadConfiguration(f"--base-url {base_url!r} is not a URL; give one such as {DEFAULT_URL}")
     request = urllib.request.Request(f"{base_url}{path}", headers={"Authorization": f"Bearer {key}"})
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            value = json.load(answer)
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            data: bytes = answer.read()
+            return data
     except urllib.error.HTTPError as error:
         raise BadConfiguration(f"{base_url} answers with status {error.code}; {_cure(error)}") from None
     except OSError as error:
@@ -37,10 +56,7 @@ def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
             f"no server at {base_url} ({reason}); start one with `singletree serve`"
         ) from None
     except (HTTPException, ValueError):
-        value = None
-    if not isinstance(value, dict):
-        raise BadConfiguration(f"{base_url} does not answer {path} with a JSON object; is it singletree?")
-    return value
+        raise BadConfiguration(f"{base_url} does not answer {path} as HTTP; is it singletree?") from None
 
 
 def _cure(error: urllib.error.HTTPError) -> str:

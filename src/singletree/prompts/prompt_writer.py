@@ -79,6 +79,8 @@ class Prompt:
         pictures: its pictures, with their places.
         pictures_lost: the number of pictures that are notes in the prompt, since the template left some of them out.
         prints_thought: returns whether the template would print reasoning in the turn with this index.
+        piece_ends: the number of tokens up to the end of each piece but the last; text and replayed turns alternate.
+        rule_places: (first, end, names of rules) for each range of ``turns`` that stability rules changed.
     """
 
     text: str
@@ -96,6 +98,8 @@ class Prompt:
     prints_thought: Callable[[int], bool] = bool
     pictures: tuple[PromptPicture, ...] = ()
     pictures_lost: int = 0
+    piece_ends: Sequence[int] = field(default=(), compare=False)
+    rule_places: Sequence[tuple[int, int, frozenset[str]]] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +162,7 @@ class PromptWriter:
         parse = self.parser_for(known.conversation.tools)
         splice = SpliceTurns(self.delimiters, parse, self.tokenizer.guard)
         pieces = work.run(splice, RenderedTurns(text, self._without_placeholders(request, known)))
-        token_ids = work.run(EncodePrompt(self.tokenizer), pieces)
+        token_ids, ends = work.run(EncodePrompt(self.tokenizer), pieces)
         pictures = self._placed(request, known.conversation, token_ids)
         if pictures is None:
             blind = replace(self, placeholder_id=None).write(request, tools_of)
@@ -179,6 +183,8 @@ class PromptWriter:
             known.conversation.turns,
             partial(self._prints_thought, request, known.conversation),
             pictures,
+            piece_ends=ends,
+            rule_places=canonical.places,
         )
 
     def _shows_pictures(self, request: Request) -> bool:

@@ -42,6 +42,7 @@ class Peers:
         self._folder = folder
         self._answers: dict[str, Answer] = {}
         self._server: asyncio.Server | None = None
+        self._answering: set[asyncio.Future[None]] = set()
 
     def answer(self, question: str, answer: Answer) -> None:
         """Register what answers ``question``: a function, a coroutine function or an async generator function."""
@@ -54,9 +55,12 @@ class Peers:
         self._server = await asyncio.start_unix_server(self._serve, path)
 
     async def close(self) -> None:
-        """Answer no further questions."""
+        """Answer no further questions, and end the answers that are streamed."""
         if self._server is not None:
             self._server.close()
+        for answering in self._answering:
+            answering.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
         with suppress(OSError):
             os.unlink(self._path(self.number))
 
@@ -93,10 +97,12 @@ class Peers:
             question, arguments = await _receive(reader)
             answering = asyncio.ensure_future(self._reply(writer, question, arguments))
             leaving = asyncio.ensure_future(reader.read(1))
+            self._answering.add(answering)
             try:
                 # A process that has left does not need the rest of an answer.
                 await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                self._answering.discard(answering)
                 answering.cancel()
                 leaving.cancel()
                 await asyncio.gather(answering, leaving, return_exceptions=True)

@@ -15,7 +15,7 @@ from itertools import chain, compress, pairwise, takewhile
 from typing import Any, NamedTuple, cast
 
 from singletree.conversation import Conversation, Part, Text, Tool, ToolReference, ToolResult, Turn
-from singletree.prefixes import common_prefix
+from singletree.prefixes import common_prefix, identical_prefix
 from singletree.prompts.prompt_cache import is_same_turn
 from singletree.prompts.template.tool_definition import tool_definition
 
@@ -68,18 +68,27 @@ class Segment:
         end: the index of the first turn after them, in the original conversation.
         turns: the turns after the rules.
         applied: the names of the rules that changed something.
+        changed: (first, end) of the turns among ``turns`` that they changed.
     """
 
     end: int
     turns: tuple[Turn, ...]
     applied: frozenset[str]
+    changed: tuple[int, int] = (0, 0)
 
 
 class Canonical(NamedTuple):
-    """A conversation after all rules, and the names of the rules that changed it, in the order of ``RULES``."""
+    """A conversation after all rules.
+
+    Attributes:
+        conversation: the result.
+        rules: the names of the rules that changed it, in the order of ``RULES``.
+        places: (first, end, names) for each range of its turns that rules changed.
+    """
 
     conversation: Conversation
     rules: tuple[str, ...]
+    places: tuple[tuple[int, int, frozenset[str]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +137,16 @@ class Canonicalize:
         tools = conversation.tools
         for start, end in pairwise((begin, *sorted({answer, len(turns)} - {begin}))):
             changed, applied = self._apply(Conversation(turns[start:end], conversation.tools), whole=False)
-            segments.append(Segment(end, changed.turns, applied))
+            place = _changed_range(turns[start:end], changed.turns) if applied else (0, 0)
+            segments.append(Segment(end, changed.turns, applied, place))
             tools = changed.tools
         joined = Conversation(tuple(chain.from_iterable(segment.turns for segment in segments)), tools)
         result, applied = self._apply(joined, whole=True)
+        places = _places(segments, _changed_range(joined.turns, result.turns), applied)
         applied = applied.union(*(segment.applied for segment in segments))
         rules = tuple(rule.name for rule in RULES if rule.name in applied)
         made = CanonicalCheckpoint(conversation, self.off, tuple(segments))
-        return Canonical(result, rules), made
+        return Canonical(result, rules, places), made
 
     def _apply(self, conversation: Conversation, *, whole: bool) -> tuple[Conversation, frozenset[str]]:
         """Apply the rules of one kind; return the conversation and the names of the rules that changed it."""
@@ -148,6 +159,27 @@ class Canonicalize:
             if conversation is not before and conversation != before:
                 applied.add(rule.name)
         return conversation, frozenset(applied)
+
+
+def _places(
+    segments: Sequence[Segment], changed: tuple[int, int], applied: frozenset[str]
+) -> tuple[tuple[int, int, frozenset[str]], ...]:
+    """Return ``Canonical.places``; the rules ``applied`` to the whole changed the turns in the range ``changed``."""
+    found = [(*changed, applied)] if applied else []
+    start = 0
+    for segment in segments:
+        if segment.applied:
+            first, end = segment.changed
+            found.append((start + first, start + end, segment.applied))
+        start += len(segment.turns)
+    return tuple(found)
+
+
+def _changed_range(before: Sequence[Turn], after: Sequence[Turn]) -> tuple[int, int]:
+    """Return (first, end) of the turns of ``after`` that are other objects than in ``before``."""
+    first = identical_prefix(before, after)
+    behind = identical_prefix(before[first:][::-1], after[first:][::-1])
+    return first, len(after) - behind
 
 
 def _common_segments(before: CanonicalCheckpoint, given: Conversation, off: frozenset[str]) -> list[Segment]:

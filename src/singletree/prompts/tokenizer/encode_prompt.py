@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from singletree.prefixes import identical_prefix
 from singletree.prompts.tokenizer.tokenizer import TextCheckpoint, Tokenizer
@@ -80,6 +80,13 @@ class EncodeCheckpoint:
 _END_BYTES = 100
 
 
+class EncodedPrompt(NamedTuple):
+    """The tokens of a prompt, and the number of tokens up to the end of each piece but the last."""
+
+    token_ids: array[int]
+    ends: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class EncodePrompt:
     """The stage that encodes the pieces of a prompt.
@@ -92,7 +99,7 @@ class EncodePrompt:
 
     def run(
         self, prompt: PromptPieces, checkpoint: EncodeCheckpoint | None
-    ) -> tuple[array[int], EncodeCheckpoint]:
+    ) -> tuple[EncodedPrompt, EncodeCheckpoint]:
         """Encode the pieces that ``checkpoint`` does not have, and of the last piece the text that is new."""
         *pieces, last = prompt.pieces
         assert isinstance(last, TextSpan)
@@ -109,4 +116,4 @@ class EncodePrompt:
         before = checkpoint.tail if checkpoint is not None else None
         tail = self.tokenizer.encode_incremental(last.text_in(prompt.text), before)
         token_ids.extend(tail.token_ids)
-        return token_ids, EncodeCheckpoint(pieces, ends, token_ids, tail)
+        return EncodedPrompt(token_ids, ends), EncodeCheckpoint(pieces, ends, token_ids, tail)

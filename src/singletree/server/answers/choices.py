@@ -14,6 +14,7 @@ from singletree.events import Finished, Fold, Usage
 from singletree.protocols.answer import AnswerContext, EncodedResponse, EventEncoder, FinishedChoice
 from singletree.protocols.openai.logprobs import tokens_of
 from singletree.server.answers.tool_dispatch import DispatchOptions, with_dispatch
+from singletree.server.inspect.inspector import Inspection
 from singletree.server.turn import pipeline, start
 from singletree.server.turn.generation import Batches, Generation
 from singletree.server.turn.ids import NewId
@@ -31,6 +32,7 @@ class Choices:
         kept: (k, n): of every n consecutive generations the k most likely ones are answered (``best_of``).
         keep: gets the finished response, to store it; None to store nothing.
         settle: waits until other processes know of the answer; None where there are none.
+        inspection: records the answer for the inspector; None when it is off.
         id, created: the id of the answer, and when it was created in unix seconds.
     """
 
@@ -40,6 +42,7 @@ class Choices:
     kept: tuple[int, int] = (1, 1)
     keep: Callable[[EncodedResponse], None] | None = None
     settle: Callable[[], Awaitable[None]] | None = None
+    inspection: Inspection | None = None
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -89,7 +92,10 @@ class Choices:
     def encoders(self, dispatch: DispatchOptions) -> list[EventEncoder]:
         """Return an encoder for each choice, with the side events ``dispatch``."""
         make = self.protocol.Encoder
-        return [with_dispatch(make(each), each.request, dispatch, each.index) for each in self.contexts()]
+        encoders = [with_dispatch(make(each), each.request, dispatch, each.index) for each in self.contexts()]
+        if self.inspection is None:
+            return encoders
+        return [self.inspection.encoder(each, index) for index, each in enumerate(encoders)]
 
     def encode(self, folds: Sequence[Fold], ends: Sequence[Finished]) -> bytes:
         """Encode the body of the answer from the events and the end of each generation."""
@@ -97,7 +103,10 @@ class Choices:
             FinishedChoice(context, fold.turn(), end)
             for context, fold, end in zip(self.contexts(), folds, ends, strict=True)
         ]
-        return self.protocol.encode(best_choices(choices, *self.kept), self.usage)
+        body = self.protocol.encode(best_choices(choices, *self.kept), self.usage)
+        if self.inspection is not None:
+            self.inspection.body(body, tokens_of(choices[0].turn))
+        return body
 
     def take_completed_calls(self) -> list[float]:
         """Return when each call became complete whose frames are in the buffer, and forget it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -12,26 +12,42 @@ from singletree.server.answers.frame_sinks import ResponseHeader
 from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.tracing import Trace
+from singletree.server.inspect.inspector import Arrival, Inspection
+from singletree.server.inspect.links import INSPECT_HEADER, turn_link
 from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
 from singletree.server.sessions.report_headers import report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
-from singletree.server.turn.protocol import MESSAGES
+from singletree.server.turn.protocol import MESSAGES, WireProtocol
+
+
+def arrival_of(trace: Trace, protocol: WireProtocol, headers: Mapping[str, str], body: bytes) -> Arrival:
+    """Return what the inspector gets to know of a request, which came with ``headers`` (names in lower case)."""
+    name = getattr(protocol, "__name__", "").rpartition(".")[2]
+    return Arrival(trace.request_id, trace.received, trace.began, name, trace.route, headers, body)
 
 
 @dataclass(slots=True)
 class SessionStep:
-    """The place of an answer in its session, and whether its response headers report it."""
+    """The place of an answer in its session, and whether its response headers report it.
+
+    Attributes:
+        inspection: what the inspector records of the turn; None when it is off.
+    """
 
     sessions: Sessions
     opened: Opened
     is_reported: bool = False
     is_closed: bool = False
+    inspection: Inspection | None = None
 
     def close(self, choices: Choices) -> None:
         """Record the end of the answer's first generation. Later calls have no effect."""
         if not self.is_closed:
             self.is_closed = True
-            self.sessions.close(self.opened, choices.first, choices.id)
+            inspected = "" if self.inspection is None else self.inspection.turn.id
+            self.sessions.close(self.opened, choices.first, choices.id, inspected)
+            if self.inspection is not None:
+                self.inspection.settle(choices.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,11 @@ class Lifecycle:
     prefills: SpeculativePrefills | None = None
     records: RequestRecords | None = None
 
+    @property
+    def inspection(self) -> Inspection | None:
+        """Return what the inspector records of the answer; None when it is off."""
+        return None if self.session is None else self.session.inspection
+
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
         """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
         return nullcontext() if self.in_flight is None else self.in_flight.guard(self.key, cancel)
@@ -66,13 +87,17 @@ class Lifecycle:
         """Record the start of the generation."""
         first = self.choices.first
         self.trace.generating(first.model.name, first.prompt.rules, first.prompt.replayed)
+        if self.inspection is not None:
+            self.inspection.start()
 
     def response_headers(self) -> list[ResponseHeader]:
         """Return the headers of the response, when it begins."""
-        if self.session is None or not self.session.is_reported:
-            return [*self.headers]
-        reported = report_headers(self.session.opened.step, self.choices.first.reported_cached_tokens)
-        return [*self.headers, *reported]
+        headers = [*self.headers]
+        if self.session is not None and self.session.is_reported:
+            headers += report_headers(self.session.opened.step, self.choices.first.reported_cached_tokens)
+        if self.inspection is not None:
+            headers.append((INSPECT_HEADER, turn_link(self.inspection.turn).encode()))
+        return headers
 
     def end(self, reason: FinishReason) -> None:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
@@ -91,3 +116,11 @@ class Lifecycle:
             if self.prefills is not None:
                 as_objects = self.choices.protocol is MESSAGES
                 self.prefills.begin(step.session, self.choices.first, as_objects=as_objects)
+        if self.inspection is not None:
+            self.inspection.close(
+                self.choices.first.ended or reason,
+                self.choices.usage,
+                answer=self.choices.id,
+                first_seconds=self.trace.first_seconds,
+                error=self.trace.error,
+            )

@@ -95,6 +95,8 @@ class TurnResponse:
     def _supersede(self) -> None:
         """End this request: another one repeats it."""
         self._superseded = True
+        if self._lifecycle.inspection is not None:
+            self._lifecycle.inspection.supersede()
         if self._cancel is not None:
             self._cancel()
 

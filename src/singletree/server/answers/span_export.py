@@ -22,6 +22,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -175,7 +177,9 @@ class SpanExport:
         if parent is not None:
             # All spans of a trace are sampled, or none: as the sampler decides for its root.
             decided = self._provider.sampler.should_sample(None, trace_id, name)
-            flags = TraceFlags(TraceFlags.SAMPLED if decided.decision.is_sampled() else TraceFlags.DEFAULT)
+            flags = TraceFlags(
+                TraceFlags.SAMPLED if decided.decision is Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT
+            )
             above = SpanContext(trace_id, parent, is_remote=False, trace_flags=flags)
             context = trace.set_span_in_context(NonRecordingSpan(above))
         self._ids.chosen_trace, self._ids.chosen_span = trace_id, span_id
@@ -213,7 +217,7 @@ class SpanExport:
         return texts
 
 
-class _ChosenIds:
+class _ChosenIds(IdGenerator):
     """Makes the ids of spans, as an ``IdGenerator`` of the SDK: random ones where none is chosen. For one thread."""
 
     def __init__(self) -> None:

@@ -233,6 +233,8 @@ class Trace:
     Attributes:
         received: when the request arrived, in unix seconds.
         traceparent: the client's header of this name, which names the span that the request belongs to; else empty.
+        began: the same time as ``received``, on the clock of ``time.perf_counter``.
+        error: the error that is the answer, or ends it; None for none.
     """
 
     def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
@@ -245,7 +247,7 @@ class Trace:
         self._tracing = tracing
         # A path may contain any character, line breaks included.
         self._method, self._path = ascii(method)[1:-1], ascii(path[:_PATH_LENGTH])[1:-1]
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         self._first: float | None = None
         self._model = ""
         self._is_running = False
@@ -254,6 +256,7 @@ class Trace:
         self._route = ""
         self._usage: Usage | None = None
         self._reason = ""
+        self.error: SingletreeError | None = None
 
     def new_id(self, prefix: str) -> str:
         """Return a new id; for the prefix ``req_`` the request's own."""
@@ -300,7 +303,7 @@ class Trace:
     def first_event(self) -> None:
         """Record the time of the first event; later calls have no effect."""
         if self._first is None:
-            self._first = time.perf_counter() - self._began
+            self._first = time.perf_counter() - self.began
             self._tracing.first_token.labels(self._model).observe(self._first)
 
     @property
@@ -365,15 +368,17 @@ class Trace:
     @property
     def seconds(self) -> float:
         """Return the time since the request's arrival, in seconds."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self.began
 
     def ends_with(self, error: Exception) -> None:
-        """Record the name of the error that ends the answer, before it becomes one."""
+        """Record the error that ends the answer, before it becomes one."""
         self._error = type(error).__name__
+        if isinstance(error, SingletreeError):
+            self.error = error
 
     def failed(self, error: SingletreeError) -> None:
-        """Record the error that is the answer, or ends it."""
-        self._error = type(error).__name__
+        """Record the error that is the answer, or ends it, and log it."""
+        self.ends_with(error)
         if not isinstance(error, Rejected):
             # A client's own mistake is not logged: the message may quote the request.
             LOG.warning("id=%s %s: %s", self.request_id, self._error, error.message)
@@ -389,7 +394,7 @@ class Trace:
             LOG.log(level, "%s", self._line())
 
     def _line(self) -> str:
-        took = time.perf_counter() - self._began
+        took = self.seconds
         line = f"{self._method} {self._path} {self.status} id={self.request_id} took={took:.3f}s"
         if self._error:
             line += f" error={self._error}"

@@ -34,6 +34,7 @@ from singletree.server.answers.tracing import Trace
 from singletree.server.cross_origin import is_preflight, policy_for, preflight_answer
 from singletree.server.http import websocket
 from singletree.server.http.completions_route import complete
+from singletree.server.http.inspect_routes import INSPECT_ROUTES
 from singletree.server.http.routes import JSON, OPEN_ROUTES, OPERATIONS, OWN_ROUTES, Call, Operation, Service
 from singletree.server.http.store_routes import STORED_OPERATIONS
 from singletree.server.turn.ids import request_id
@@ -73,7 +74,9 @@ class App:
         )
         keyed = [_route(service, *route, needs_key=True) for route in _keyed_routes(service)]
         free = [_route(service, *route, needs_key=False) for route in OPEN_ROUTES]
-        self._router = Router([*keyed, *free], redirect_slashes=False)
+        # Its operations ask for the key themselves: the page has to load before it can send one.
+        inspect = [_route(service, *route, needs_key=False) for route in INSPECT_ROUTES]
+        self._router = Router([*keyed, *free, *inspect], redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection. Every error becomes an answer."""

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from singletree.errors import RouteNotFound
 from singletree.protocols.answer import Frame
+from singletree.server.http.inspect_view import QUESTIONS, InspectView
 from singletree.server.http.session_report import encode_session, summarize
+from singletree.server.inspect.turn_documents import InspectedJson
+from singletree.server.inspect.turn_record import Lanes
 from singletree.server.peers import Peers
 from singletree.server.sessions.break_causes import CAUSES, Cause
 from singletree.server.sessions.duplicate_requests import RequestKey, is_repetition
+from singletree.server.sessions.sessions import MovedSession
 
 if TYPE_CHECKING:
     # The service has this module's class as an attribute.
     from singletree.server.http.routes import Service
+
+_INSPECTOR_SECONDS = 5.0
+"""How long a process may take to answer what it has of a session."""
 
 _JOB_SECONDS = 10.0
 """How long a process may take to answer about a background response: one that is busy must not make it disappear."""
@@ -50,13 +57,19 @@ class OtherProcesses:
         in_flight.repeat_elsewhere = self._cancel_repeated
         peers.answer("starts of a request", in_flight.starts)
         peers.answer("cancel a request", in_flight.cancel)
-        peers.answer("take a session", sessions.take)
+        peers.answer("take a session", self._take)
         peers.answer("list sessions", lambda: summarize(sessions))
         peers.answer("report a session", self._report)
         peers.answer("job", self._job)
         peers.answer("events of a job", self._events)
         peers.answer("cancel a job", self._cancel)
         peers.answer("drop a job", service.jobs.drop)
+        if service.inspector is not None:
+            service.inspector.process = peers.number
+            view = InspectView(service)
+            for question in QUESTIONS:
+                peers.answer(f"inspector {question}", getattr(view, question))
+            peers.answer("inspector changes", view.changes)
 
     async def start(self) -> None:
         """Answer questions from now on."""
@@ -70,9 +83,11 @@ class OtherProcesses:
         """Move the session ``key`` into this process, if others have it."""
         if key is None:
             return
-        for moved in await self._peers.ask("take a session", key):
+        for moved, lanes in await self._peers.ask("take a session", key):
             if moved is not None:
                 self._service.sessions.receive(moved)
+            if lanes is not None and self._service.inspector is not None:
+                self._service.inspector.receive_lanes(key, lanes)
 
     async def session_summaries(self) -> list[dict[str, Any]]:
         """Return the summaries of the sessions of the other processes."""
@@ -82,6 +97,24 @@ class OtherProcesses:
         """Return the report of the session ``key`` as JSON; None when no other process has it."""
         report: bytes | None = _first(await self._peers.ask("report a session", key))
         return report
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of the other processes."""
+        return self._peers.others
+
+    @property
+    def count(self) -> int:
+        """Return how many processes there are, with this one."""
+        return len(self._peers.others) + 1
+
+    async def ask_inspector(self, question: str, *arguments: Any) -> list[Any]:
+        """Return what the inspectors of the other processes answer to ``question``, a method of ``InspectView``."""
+        return await self._peers.ask(f"inspector {question}", *arguments, seconds=_INSPECTOR_SECONDS)
+
+    def inspector_changes(self, number: int, silence_seconds: float) -> AsyncIterator[InspectedJson]:
+        """Return an iterator of what changes in the process ``number``. It raises OSError or EOFError at its end."""
+        return self._peers.stream(number, "inspector changes", silence_seconds)
 
     async def job_body(self, id: str) -> bytes | None:
         """Return the response object of the background response ``id``; None when no other process has it."""
@@ -122,9 +155,13 @@ class OtherProcesses:
         if is_repetition(identity, ages):
             await self._peers.ask("cancel a request", identity.digest)
 
+    def _take(self, key: str) -> tuple[MovedSession | None, Lanes | None]:
+        inspector = self._service.inspector
+        return self._service.sessions.take(key), None if inspector is None else inspector.take_lanes(key)
+
     def _report(self, key: str) -> bytes | None:
         try:
-            return encode_session(self._service.sessions, key)
+            return encode_session(self._service.sessions, key, inspected=self._service.config.inspect)
         except RouteNotFound:
             return None
 

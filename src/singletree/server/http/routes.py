@@ -23,7 +23,7 @@ from singletree.server.answers.background_jobs import Job, Jobs, JobStream
 from singletree.server.answers.choices import Choices, fan_out
 from singletree.server.answers.frame_sinks import ResponseHeader
 from singletree.server.answers.header_flags import flag_of
-from singletree.server.answers.lifecycle import Lifecycle, SessionStep
+from singletree.server.answers.lifecycle import Lifecycle, SessionStep, arrival_of
 from singletree.server.answers.request_body import read_body
 from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.response import TurnResponse
@@ -34,13 +34,15 @@ from singletree.server.http.offload import offload
 from singletree.server.http.peer_questions import OtherProcesses
 from singletree.server.http.session_report import PATH as SESSIONS_PATH
 from singletree.server.http.session_report import encode_session, encode_summaries, summarize
+from singletree.server.inspect.inspector import Inspector
 from singletree.server.models.catalog import Model
 from singletree.server.models.config import REASONING_FIELD_NAMES, Config
 from singletree.server.models.served_models import Catalog
 from singletree.server.pictures.reader import MediaReader, media_limits
 from singletree.server.sessions.duplicate_requests import InFlight, request_key
 from singletree.server.sessions.report_headers import wants_report
-from singletree.server.sessions.sessions import Sessions, identified_agent, is_subagent, session_key
+from singletree.server.sessions.session_names import identified_agent, is_subagent, session_key
+from singletree.server.sessions.sessions import Sessions
 from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.storage.response_store import Store
@@ -74,12 +76,16 @@ class Service:
     closing: bool = False
     others: OtherProcesses | None = None
     records: RequestRecords | None = None
+    inspector: Inspector | None = field(init=False)
     sessions: Sessions = field(init=False)
     media: MediaReader = field(init=False)
 
     def __post_init__(self) -> None:
         self.tracing.model_states = self.catalog.states
-        self.sessions = Sessions(self.config.session_memory)
+        config = self.config
+        self.sessions = Sessions(config.session_memory)
+        size, texts = config.inspect_size, config.inspect_content
+        self.inspector = Inspector(size, keeps_texts=texts) if config.inspect else None
         self.media = MediaReader(media_limits(self.config))
         self.tracing.waiting = self.catalog.waiting
 
@@ -184,8 +190,12 @@ async def answer_turn(
         *generation.constraints.warnings,
         *_unseen_tools(model, request),
     ]
-    step = SessionStep(service.sessions, opened, _explains(call))
-    choices = Choices(protocol, generations, call.trace.new_id, keep=keep)
+    inspection = None
+    if service.inspector is not None:
+        arrival = arrival_of(call.trace, protocol, call.headers, body)
+        inspection = service.inspector.begin(arrival, generation, opened)
+    step = SessionStep(service.sessions, opened, _explains(call), inspection=inspection)
+    choices = Choices(protocol, generations, call.trace.new_id, keep=keep, inspection=inspection)
     choices.settle = _settle(service, step, choices)
     lifecycle = Lifecycle(
         choices,
@@ -381,7 +391,8 @@ async def get_session(call: Call) -> ASGIApp:
     elsewhere = None
     if service.others is not None and service.sessions.get(key) is None:
         elsewhere = await service.others.session_report(key)
-    return Response(elsewhere or encode_session(service.sessions, key), media_type=JSON)
+    report = elsewhere or encode_session(service.sessions, key, inspected=service.config.inspect)
+    return Response(report, media_type=JSON)
 
 
 async def refuse_upgrade(call: Call) -> ASGIApp:

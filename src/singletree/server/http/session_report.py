@@ -12,6 +12,7 @@ import msgspec
 
 from singletree.engines.engine import Route
 from singletree.errors import RouteNotFound
+from singletree.server.inspect.links import session_link
 from singletree.server.sessions.break_causes import Break
 from singletree.server.sessions.report_headers import break_location
 from singletree.server.sessions.sessions import Session, Sessions, Step
@@ -30,15 +31,21 @@ def encode_summaries(summaries: Iterable[dict[str, Any]]) -> bytes:
     return msgspec.json.encode({"object": "list", "data": ordered})
 
 
-def encode_session(sessions: Sessions, key: str) -> bytes:
-    """Encode the session ``key`` with its last steps as JSON. Raises RouteNotFound when it is not in memory."""
+def encode_session(sessions: Sessions, key: str, *, inspected: bool = False) -> bytes:
+    """Encode the session ``key`` with its last steps as JSON. Raises RouteNotFound when it is not in memory.
+
+    Args:
+        inspected: whether the inspector is on; the report then has the link to the session's page.
+    """
     session = sessions.get(key)
     if session is None:
         raise RouteNotFound(
             f"session {key[:128]!a} does not exist; GET {PATH} lists the sessions. Only recent ones are kept "
             "(--session-memory)"
         )
-    return msgspec.json.encode({**_summary(session), "steps": [_encode_step(step) for step in session.steps]})
+    link = {"inspect": session_link(key)} if inspected else {}
+    steps = [_encode_step(step) for step in session.steps]
+    return msgspec.json.encode({**_summary(session), **link, "steps": steps})
 
 
 def _summary(session: Session) -> dict[str, Any]:

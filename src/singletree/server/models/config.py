@@ -295,6 +295,16 @@ class Config:
     """Export sessions as OpenTelemetry traces, to the collector that the variables OTEL_EXPORTER_OTLP_ENDPOINT and the
     other standard ones name; texts only where OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them."""
 
+    inspect: bool = False
+    """Serve the inspector at /inspect, a page that shows what the agents do: their sessions, turns and prompts, on
+    loopback or with --api-key only."""
+
+    inspect_content: bool = False
+    """Keep texts for the inspector too: prompts, answers and requests. Without it there are counts, times and names."""
+
+    inspect_size: Annotated[int, _flag("--inspect-size", converter=_bytes)] = 128 * 2**20
+    """Memory for the inspector, such as 128MiB; the details of the oldest sessions go first."""
+
     restore_reasoning: bool = True
     """Restore the reasoning that a harness left out, as far as the chat template prints it."""
 
@@ -370,6 +380,7 @@ class Config:
             "max_output_tokens": (1, 2**31),
             "turn_memory": (0, 2**40),
             "session_memory": (0, 2**40),
+            "inspect_size": (2**20, 2**40),
             "store_limit": (1, 2**50),
             "trace_limit": (1, 2**50),
             "prefix_cache_limit": (1, 2**50),

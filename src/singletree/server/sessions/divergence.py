@@ -103,6 +103,7 @@ class PromptRecord:
         settings: the reasoning variables that the client set.
         answer: the generated turn; None where it was not recorded.
         ends: (tokens, messages) at which each turn ended, this one last.
+        inspected: the turn's id in the inspector; empty where that is off.
     """
 
     model: str
@@ -114,6 +115,7 @@ class PromptRecord:
     settings: Mapping[str, Any]
     answer: Turn | None
     ends: tuple[tuple[int, int], ...]
+    inspected: str = ""
 
     def extended_to(self, matched: int) -> int:
         """Return the last end of a turn, in tokens, that lies within the first ``matched`` tokens; 0 for none."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from singletree.conversation import Request
-from singletree.server.sessions.sessions import client_repeats, session_key
+from singletree.server.sessions.session_names import client_repeats, session_key
 
 Cancel = Callable[[], object]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from singletree.cache_diagnosis import CacheDiagnosis
-from singletree.conversation import AgentContext, Request, Tool, Turn
+from singletree.conversation import Tool, Turn
 from singletree.engines.engine import Route, comparable_tokens
 from singletree.events import FinishReason
 from singletree.lru import ENTRY_BYTES, LruCache
@@ -36,48 +36,6 @@ from singletree.server.sessions.divergence import (
 )
 from singletree.server.turn.generation import Generation
 
-
-@dataclass(frozen=True, slots=True)
-class SessionHeader:
-    """A header in which clients name their session.
-
-    Attributes:
-        name: name of the header in lower case.
-        within: headers that distinguish parallel work in the session: sub-agents, threads.
-        repeats: whether the client that sends it is known to send a request again while the first one still runs, and
-            never sends two equal requests on purpose.
-    """
-
-    name: str
-    within: tuple[str, ...] = ()
-    repeats: bool = False
-
-
-SESSION_HEADERS: tuple[SessionHeader, ...] = (
-    SessionHeader("x-singletree-session"),
-    SessionHeader("x-dynamo-session-id"),
-    # Claude Code, whose requests time out after 300 s in Bun and after 600 s in itself (alltuner/tale#3396).
-    SessionHeader("x-claude-code-session-id", ("x-claude-code-agent-id",), repeats=True),
-    # Codex: one session, a thread for each agent.
-    SessionHeader("session-id", ("thread-id",), repeats=True),
-    SessionHeader("thread-id"),
-    # pi
-    SessionHeader("session_id", repeats=True),
-    # Grok Build
-    SessionHeader("x-grok-session-id", ("x-grok-conv-id",)),
-    SessionHeader("x-grok-conv-id"),
-    SessionHeader("agent-session-id"),
-    SessionHeader("x-session-id"),
-    # OpenCode, which sends the header above as well; it runs on Bun.
-    SessionHeader("x-session-affinity", repeats=True),
-    SessionHeader("x-affinity"),
-)
-"""Session headers, the most specific first: the first one that a request has names its session."""
-
-_SUBAGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent")
-"""Headers that Claude Code and Codex send in the requests of their sub-agents only."""
-
-_LONGEST_KEY = 256
 _RECORDS = 32
 _STEPS = 64
 _STEP_BYTES = 1000
@@ -94,55 +52,6 @@ Course = Literal["first", "appended", "back", "broken"]
 """How a prompt continues its session. ``first``: it begins a conversation. ``appended``: it contains all of the
 recorded prompt and turn. ``back``: it continues an earlier turn. ``broken``: it lacks tokens that it should contain.
 """
-
-
-def session_key(headers: Mapping[str, str], request: Request) -> str | None:
-    """Return the client's name of the session that ``request`` belongs to: from a header, else from a field of the
-    body (``prompt_cache_key``, ``metadata.user_id`` …); None when it has neither.
-
-    Args:
-        headers: with lower-case names.
-    """
-    parts = _named_session(headers)
-    if parts:
-        return "/".join(parts)[:_LONGEST_KEY]
-    return request.session[:_LONGEST_KEY] if request.session else None
-
-
-def identified_agent(headers: Mapping[str, str], request: Request) -> AgentContext:
-    """Return the agent of ``request`` with the session and the run that its session headers name, where it has none.
-
-    Args:
-        headers: with lower-case names.
-    """
-    agent, parts = request.agent, _named_session(headers) or [request.session or ""]
-    session = agent.session_id or parts[0][:_LONGEST_KEY]
-    run = agent.trajectory_id or (parts[1][:_LONGEST_KEY] if len(parts) > 1 else "")
-    return replace(agent, session_id=session, trajectory_id=run)
-
-
-def _named_session(headers: Mapping[str, str]) -> list[str]:
-    """Return what the first session header that a request has names: the session, and the work within it."""
-    for header in SESSION_HEADERS:
-        if headers.get(header.name, "").strip():
-            parts = dict.fromkeys(headers.get(name, "").strip() for name in (header.name, *header.within))
-            return [part for part in parts if part]
-    return []
-
-
-def is_subagent(headers: Mapping[str, str], agent: AgentContext) -> bool:
-    """Tell whether a sub-agent sent a request: by its headers, with lower-case names, or since it has a parent."""
-    named = any(headers.get(name, "").strip() for name in _SUBAGENT_HEADERS)
-    return named or bool(agent.parent_session_id or agent.parent_trajectory_id)
-
-
-def client_repeats(headers: Mapping[str, str]) -> bool:
-    """Tell whether the session header is that of a client that sends a request again while the first one still runs.
-
-    Args:
-        headers: with lower-case names.
-    """
-    return any(header.repeats and headers.get(header.name, "").strip() for header in SESSION_HEADERS)
 
 
 @dataclass(slots=True)
@@ -228,7 +137,12 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A request in flight: its step, the parts of its future record, and the record that this one will replace."""
+    """A request in flight: its step, the parts of its future record, and the record that this one will replace.
+
+    Attributes:
+        compared: the record that the prompt was compared with; None where there was none.
+        same_messages: how many messages both begin with.
+    """
 
     step: Step
     model: Model
@@ -238,6 +152,8 @@ class Opened:
     ends: tuple[tuple[int, int], ...] = ()
     head: bytes | None = None
     record: PromptRecord | None = None
+    compared: PromptRecord | None = None
+    same_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +240,16 @@ class Sessions:
         )
         if not appended and divergence.starts_over:
             first = self._first(key, model, tokens, found.matched)
-            return Opened(first, model, tokens, divergence.messages, tools, head=head)
+            return Opened(
+                first,
+                model,
+                tokens,
+                divergence.messages,
+                tools,
+                head=head,
+                compared=found.record,
+                same_messages=divergence.at,
+            )
         back = not appended and divergence.goes_back
         broken = None if appended or back else explain_break(divergence, tokens, model)
         course: Course = "appended" if appended else "back" if back else "broken"
@@ -332,7 +257,18 @@ class Sessions:
         step = _step(found.session.key, model, number, course, tokens, found.matched, broken)
         ends = tuple(end for end in found.record.ends if end[0] <= found.matched)
         replaced = None if back else found.record
-        return Opened(step, model, tokens, divergence.messages, tools, ends, found.session.head, replaced)
+        return Opened(
+            step,
+            model,
+            tokens,
+            divergence.messages,
+            tools,
+            ends,
+            found.session.head,
+            replaced,
+            compared=found.record,
+            same_messages=divergence.at,
+        )
 
     def compare_with(self, answer: str, model: Model, prompt: Prompt) -> CacheDiagnosis:
         """Return how ``prompt`` compares with that of the answer with the id ``answer``."""
@@ -344,11 +280,12 @@ class Sessions:
         record = None if record is None else cut_at(record, known.end)
         return "unavailable" if record is None else compare_prompt(record, model, prompt)
 
-    def close(self, opened: Opened, generation: Generation, answer: str = "") -> None:
+    def close(self, opened: Opened, generation: Generation, answer: str = "", inspected: str = "") -> None:
         """Record the end of a request: the next one should continue its prompt and the generated turn.
 
         Args:
             answer: the id of the answer, by which later requests may name it; empty for none.
+            inspected: the turn's id in the inspector; empty for none.
         """
         step = opened.step
         step.generated, step.cached = len(generation.token_ids), generation.reported_cached_tokens()
@@ -356,7 +293,7 @@ class Sessions:
         if self._limit == 0:
             return
         session = self._sessions.peek(step.session) or Session(step.session, opened.head)
-        record = _record(opened, generation)
+        record = _record(opened, generation, inspected)
         if opened.record is None or session.records.get(step.record_number) is not opened.record:
             # Another request has continued the same record in the meantime.
             step.record_number = session.records_made = session.records_made + 1
@@ -453,7 +390,7 @@ def _step(
     return Step(session, time.time(), model.name, record, course, len(tokens) // WIDTH, matched, broken)
 
 
-def _record(opened: Opened, generation: Generation) -> PromptRecord:
+def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRecord:
     turn_tokens = _turn_tokens(generation)
     prompt_tokens = opened.step.prompt_tokens
     expected = prompt_tokens + turn_tokens
@@ -467,6 +404,7 @@ def _record(opened: Opened, generation: Generation) -> PromptRecord:
         settings=generation.prompt.settings,
         answer=generation.recorder.turn if turn_tokens and generation.recorder else None,
         ends=(*opened.ends, (expected, len(opened.messages) + (turn_tokens > 0))),
+        inspected=inspected,
     )
 
 

@@ -101,6 +101,19 @@ class TurnDecoder:
         self.ended: FinishReason | None = None
         self.stop_sequence: str | None = None
 
+    def add_tap(self, tap: Tap) -> None:
+        """Call ``tap`` as well, after the tap that is there, from the next token on."""
+        first = self._tap
+        if first is None:
+            self._tap = tap
+            return
+
+        def both(token_ids: Sequence[int], events: list[Event]) -> None:
+            first(token_ids, events)
+            tap(token_ids, events)
+
+        self._tap = both
+
     def feed(self, token_ids: Sequence[int]) -> list[Event]:
         """Return the events that are certain after these tokens. Tokens that end the turn have no text."""
         self.tokens += len(token_ids)

@@ -1,0 +1,95 @@
+"""``singletree inspect``: open the inspector of a running server, or save one of its sessions as a file."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+from cyclopts import Parameter
+
+from singletree.cli.running_server import DEFAULT_URL, fetch, fetch_bytes
+from singletree.errors import BadConfiguration
+
+_PAGE = "/inspect"
+_EXPORT_SECONDS = 120
+
+
+def inspect(
+    session: str | None = None,
+    *,
+    base_url: Annotated[
+        str, Parameter(name=["--base-url", "--url"], env_var="SINGLETREE_BASE_URL")
+    ] = DEFAULT_URL,
+    api_key: Annotated[str | None, Parameter(env_var="SINGLETREE_API_KEY")] = None,
+    open: bool = True,
+    export: str | None = None,
+    output: Annotated[Path | None, Parameter(name=["-o", "--output"])] = None,
+    without_texts: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Open the page that shows what the agents of a running server do. The server needs --inspect.
+
+    Parameters
+    ----------
+    session
+        The session to show, by its id or by its name in the server's log; the list of sessions by default.
+    base_url
+        URL of the server.
+    api_key
+        API key for the server.
+    open
+        Open a browser; the URL is printed in any case.
+    export
+        Save this session as one HTML file instead.
+    output
+        The file; SESSION.html by default.
+    without_texts
+        Leave prompts, answers and requests out of the file.
+    """
+    root, key = base_url.rstrip("/").removesuffix("/v1"), api_key or ""
+    # Says how to start the server where the inspector is off.
+    state = fetch(root, key, f"{_PAGE}/api/server")
+    if export is not None:
+        _export(root, key, export, output, without_texts=without_texts)
+        return
+    if output is not None or without_texts:
+        raise BadConfiguration("--output and --without-texts belong to --export SESSION; give that as well")
+    place = "/sessions" if session is None else f"/sessions/{_session_id(session)}"
+    url = f"{root}{_PAGE}#{place}"
+    print(url)
+    if not state.get("content"):
+        print("texts are not kept; start the server with --inspect-content to see them", file=sys.stderr)
+    if key:
+        # It is not put into the URL: the command line of a browser can be read by others.
+        print("the page asks for the API key", file=sys.stderr)
+    if open:
+        _open(url)
+
+
+def _session_id(session: str) -> str:
+    from singletree.server.inspect.turn_record import known_session_id
+
+    return known_session_id(session)
+
+
+def _open(url: str) -> None:
+    """Open ``url`` in a browser, where there is one."""
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return
+    webbrowser.open(url)
+
+
+def _export(root: str, key: str, session: str, output: Path | None, *, without_texts: bool) -> None:
+    texts = "0" if without_texts else "1"
+    path = f"{_PAGE}/api/export?session={quote(session, safe='')}&texts={texts}"
+    document = fetch_bytes(root, key, path, seconds=_EXPORT_SECONDS)
+    file = output or Path(f"singletree-{_session_id(session)}.html")
+    try:
+        file.write_bytes(document)
+    except OSError as error:
+        raise BadConfiguration(f"{file}: {error.strerror}; give a file that can be written with -o") from None
+    print(f"{file} ({len(document):,} bytes)")

@@ -1,0 +1,328 @@
+"""What the inspector keeps of one turn and of one session."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from singletree.conversation import Document, Image, Part, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
+from singletree.events import FinishReason, Usage
+from singletree.prompts.replay.anchors import text_length
+from singletree.protocols.wire import dump
+from singletree.server.inspect.prompt_history import MessagePart, PromptHistory
+from singletree.server.inspect.turn_timeline import TurnTimeline
+from singletree.server.inspect.wire_record import WireRecord
+from singletree.server.sessions.divergence import Fingerprint, ToolList
+from singletree.server.sessions.sessions import Step
+
+_TURN_BYTES = 2500
+_TOOL_BYTES = 200
+_SESSION_BYTES = 1000
+_MOST_TIPS = 64
+_SETTING = 1000
+"""Most characters of the name and of the value of a setting that are kept."""
+_KINDS: dict[type, str] = {
+    Text: "text",
+    Reasoning: "reasoning",
+    ToolCall: "call",
+    ToolResult: "result",
+    Image: "image",
+    Document: "document",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedTool:
+    """A tool of a prompt: its name, the size and a digest of what the template gets, and that as JSON if it is kept."""
+
+    name: str
+    size: int
+    digest: str
+    encoded: bytes | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Return the approximate memory in bytes."""
+        return _TOOL_BYTES + len(self.encoded or b"")
+
+    @classmethod
+    def of(cls, tool: Tool, *, keeps_texts: bool) -> InspectedTool:
+        """Return what is kept of ``tool``."""
+        fields = {"description": tool.description, "parameters": tool.parameters, "kind": tool.kind}
+        encoded = dump(fields)
+        digest = blake2b(encoded, digest_size=8).hexdigest()
+        return cls(tool.name, len(encoded), digest, encoded if keeps_texts else None)
+
+
+@dataclass(frozen=True, slots=True)
+class LostPart:
+    """What a broken prompt lacks.
+
+    Attributes:
+        tokens: the tokens that should have followed, packed; None where texts are not kept.
+        messages: those of the earlier prompt from the first that differs on.
+        added, removed, changed: names of tools.
+        reordered: whether the same tools have another order.
+    """
+
+    tokens: bytes | None
+    messages: tuple[Fingerprint, ...]
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    reordered: bool = False
+
+    @property
+    def tools_differ(self) -> bool:
+        """Tell whether the tools of the two prompts differ."""
+        return bool(self.added or self.removed or self.changed or self.reordered)
+
+
+@dataclass(slots=True)
+class TurnDetails:
+    """What goes first when memory is short.
+
+    Attributes:
+        wire: what the client was sent.
+        tools: the tools of the prompt.
+        settings: the template variables for reasoning, as JSON.
+        token_ids: the generated tokens; None where texts are not kept.
+        logprobs: their log-probabilities; empty where the client asked for none.
+        body_bytes: the size of the request.
+    """
+
+    wire: WireRecord
+    tools: tuple[InspectedTool, ...]
+    settings: Mapping[str, str]
+    token_ids: array[int] | None
+    body_bytes: int
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+
+    @property
+    def bytes(self) -> int:
+        """Return the approximate memory in bytes, without the tools, which turns share."""
+        return 600 + self.wire.bytes + 4 * len(self.token_ids or ()) + 4 * len(self.logprobs)
+
+
+@dataclass(slots=True)
+class InspectedTurn:
+    """One turn.
+
+    Attributes:
+        id, session: their ids in the inspector.
+        number: its number in the session, from 1.
+        lane: the number of its conversation in the session.
+        origin: (lane, turn, tokens) that its lane went on from; None for a lane that begins.
+        before: the turn whose prompt it was compared with; None for none.
+        repeats: the turn that the client sent again as this one; None for none.
+        step: how the prompt continues the session.
+        worker_before: the engine that generated the turn before; None where it is not known.
+        results: (id of the call, whether it failed) of the tool results that came with the request.
+        timeline: the times of its tokens.
+        received: when the request arrived, in unix seconds; ``ended``: when the answer was sent, None before that.
+        prepared, first_event, total, gap: milliseconds from the arrival; None where not known.
+        fingerprint: stands for the new part of the prompt.
+        same_messages: how many messages it has in common with the earlier prompt.
+        lost: what a broken prompt lacks.
+        details: None when memory was short.
+        brief: what sums of its session need, once it is over.
+    """
+
+    id: str
+    session: str
+    number: int
+    lane: int
+    origin: tuple[int, str, int] | None
+    before: str | None
+    repeats: str | None
+    request_id: str
+    protocol: str
+    path: str
+    stream: bool
+    process: int
+    is_agent: bool
+    step: Step
+    worker_before: str | None
+    results: tuple[tuple[str, bool], ...]
+    timeline: TurnTimeline
+    received: float
+    fingerprint: int
+    rules: tuple[str, ...]
+    replayed_turns: int
+    pictures: int
+    same_messages: int
+    lost: LostPart | None
+    details: TurnDetails | None
+    answer_id: str | None = None
+    status: str = "running"
+    finish: FinishReason | None = None
+    error: tuple[str, str | None] | None = None
+    usage: Usage | None = None
+    prepared: float | None = None
+    first_event: float | None = None
+    total: float | None = None
+    gap: float | None = None
+    ended: float | None = None
+    brief: Mapping[str, Any] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Return the approximate memory in bytes, without its prompt."""
+        lost = len(self.lost.tokens or b"") + 8 * len(self.lost.messages) if self.lost is not None else 0
+        details = 0 if self.details is None else self.details.bytes
+        return _TURN_BYTES + self.timeline.bytes + lost + details
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether it is not over."""
+        return self.ended is None
+
+
+@dataclass(slots=True)
+class Lanes:
+    """The numbers that a session has given, and the last turn of each of its lanes. It moves with the session.
+
+    Attributes:
+        turns, lanes: how many there were.
+        tips: the lane of each turn that is the last of one.
+    """
+
+    turns: int = 0
+    lanes: int = 0
+    tips: OrderedDict[str, int] = field(default_factory=OrderedDict)
+
+    def next_turn(self) -> int:
+        """Return the number of a new turn."""
+        self.turns += 1
+        return self.turns
+
+    def place(
+        self, turn: str, before: str | None, *, continues: bool, repeated: int | None
+    ) -> tuple[int, bool]:
+        """Return the lane of ``turn``, and whether it is a new one.
+
+        Args:
+            turn: the turn's id.
+            before: the turn that its prompt was compared with.
+            continues: whether the prompt continues that turn, or should.
+            repeated: the lane of the turn that it repeats; None for none.
+        """
+        lane, is_new = repeated, False
+        if lane is None and continues and before is not None:
+            lane = self.tips.pop(before, None)
+        if lane is None:
+            self.lanes += 1
+            lane, is_new = self.lanes, True
+        self.tips[turn] = lane
+        while len(self.tips) > _MOST_TIPS:
+            self.tips.popitem(last=False)
+        return lane, is_new
+
+    def merge(self, other: Lanes) -> None:
+        """Take over what another process knows of the session."""
+        self.turns, self.lanes = max(self.turns, other.turns), max(self.lanes, other.lanes)
+        self.tips.update(other.tips)
+
+
+@dataclass(slots=True)
+class InspectedSession:
+    """The turns of one session.
+
+    Attributes:
+        id: its id in the inspector.
+        key: its key in ``Sessions``.
+        parent: the id of the session whose agent started this one's; None for none.
+        turns: by their ids, in the order of their arrival.
+        prompts: their prompts.
+        dropped: how many turns are no longer kept.
+        turn_bytes, tool_bytes: the approximate memory of the turns that are over, and of the tools.
+        counted: the size that the inspector has counted.
+    """
+
+    id: str
+    key: str
+    parent: str | None = None
+    harness: str | None = None
+    client: str | None = None
+    is_agent: bool = False
+    lanes: Lanes = field(default_factory=Lanes)
+    turns: dict[str, InspectedTurn] = field(default_factory=dict)
+    prompts: PromptHistory = field(default_factory=PromptHistory)
+    tools: dict[bytes, tuple[InspectedTool, ...]] = field(default_factory=dict)
+    dropped: int = 0
+    turn_bytes: int = 0
+    tool_bytes: int = 0
+    counted: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Return the approximate memory in bytes."""
+        return _SESSION_BYTES + self.turn_bytes + self.tool_bytes + self.prompts.bytes
+
+    def tools_of(self, tools: ToolList, *, keeps_texts: bool) -> tuple[InspectedTool, ...]:
+        """Return what is kept of ``tools``; the same object for the same tools."""
+        digest = blake2b(tools.encoded, digest_size=16).digest()
+        known = self.tools.get(digest)
+        if known is None:
+            known = tuple(InspectedTool.of(tool, keeps_texts=keeps_texts) for tool in tools.tools)
+            self.tools[digest] = known
+            self.tool_bytes += sum(tool.bytes for tool in known)
+        return known
+
+    def prune(self) -> None:
+        """Drop the prompts and the tools that no turn needs, and measure what is left."""
+        detailed = [turn for turn in self.turns.values() if turn.details is not None]
+        self.prompts.prune([turn.id for turn in detailed])
+        used = {id(turn.details.tools) for turn in detailed if turn.details is not None}
+        self.tools = {digest: tools for digest, tools in self.tools.items() if id(tools) in used}
+        self.tool_bytes = sum(tool.bytes for tools in self.tools.values() for tool in tools)
+        self.turn_bytes = sum(turn.bytes for turn in self.turns.values() if not turn.is_running)
+
+
+def session_id(key: str) -> str:
+    """Return the id of the session ``key`` in the inspector: the same in all processes."""
+    return f"s{blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
+
+
+def known_session_id(text: str) -> str:
+    """Return the id of the session that ``text`` names: by its id, else by its key."""
+    return text if _SESSION_ID.fullmatch(text) else session_id(text)
+
+
+_SESSION_ID = re.compile("s[0-9a-f]{16}")
+
+
+def message_parts(turn: Turn) -> tuple[MessagePart, ...]:
+    """Return the shapes of the parts of a message."""
+    return tuple(map(_shape, turn.parts))
+
+
+def _shape(part: Part) -> MessagePart:
+    kind = _KINDS.get(type(part), "other")
+    if isinstance(part, ToolCall):
+        return MessagePart(kind, part.name, len(part.arguments))
+    if isinstance(part, Reasoning):
+        return MessagePart(kind, None, len(part.text))
+    if isinstance(part, Image | Document):
+        return MessagePart(kind, None, len(part.data or "") + len(part.url or ""))
+    return MessagePart(kind, None, text_length(part))
+
+
+def tool_results(turns: Iterable[Turn]) -> tuple[tuple[str, bool], ...]:
+    """Return (id of the call, whether it failed) of the results behind the last turn of the assistant."""
+    found: list[tuple[str, bool]] = []
+    for turn in reversed(tuple(turns)):
+        if turn.role == "assistant":
+            break
+        found += [(part.call_id, bool(part.is_error)) for part in turn.parts if isinstance(part, ToolResult)]
+    return tuple(found)
+
+
+def settings_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return template variables with their values as JSON."""
+    return {str(name)[:_SETTING]: dump(value).decode()[:_SETTING] for name, value in settings.items()}
