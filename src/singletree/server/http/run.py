@@ -93,6 +93,8 @@ async def run_server(
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(wait_until_listening(address, port, listening), _LISTENING_SECONDS)
             report(f"ready      http://{_in_url(config.host)}:{port}")
+            for model in loaded.models:
+                model.tokenizer.load_in_background()
             await _wait_for_signal(listening, signalled)
             service.closing = True
             await _wait_until_idle(service.tracing, config.drain_seconds, signalled)
