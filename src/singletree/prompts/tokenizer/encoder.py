@@ -16,11 +16,6 @@ _Encode = Callable[[str], list[int]]
 
 
 class _Vocabulary(Protocol):
-    def load_once(self) -> None:
-        """Load an implementation if none is in memory."""
-        if self._vocabulary is None:
-            self.load()
-
     def id_to_token(self, token_id: int, /) -> str | None: ...
 
 
