@@ -32,6 +32,11 @@ def cpu_seconds(pid: int) -> float:
     return sum(_clock(process) + _of_reaped(process) for process in (pid, *children(pid)))
 
 
+def own_cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of a process, without its children."""
+    return _clock(pid)
+
+
 def _clock(pid: int) -> float:
     # A process's clock as clock_getcpuclockid(3) makes its number: https://man7.org/linux/man-pages/man2/clock_getres.2.html
     try:

@@ -75,10 +75,12 @@ class SegmentEncoder:
                 self._vocabulary = reference
             return reference
 
-    def load_once(self) -> None:
-        """Load an implementation if none is in memory."""
-        if self._vocabulary is None:
-            self.load()
+    def load_once(self) -> bool:
+        """Load an implementation if none is in memory; return whether it did."""
+        if self._vocabulary is not None:
+            return False
+        self.load()
+        return True
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the vocabulary entry of an id; None for an id that the vocabulary does not have."""
