@@ -22,7 +22,7 @@ from benchmarks import peers
 from benchmarks.processor import cpu_seconds
 
 MODEL = "qwen3"
-_START_SECONDS = 90.0
+START_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,17 @@ SCRIPTED = ("--engine", "scripted", "--model", str(peers.QWEN3))
 
 
 @contextmanager
-def singletree(name: str = "singletree", flags: Sequence[str] = SCRIPTED) -> Iterator[Server]:
-    """singletree with these flags of ``serve``, by default with the scripted engine inside."""
+def singletree(
+    name: str = "singletree", flags: Sequence[str] = SCRIPTED, patience: float = START_SECONDS
+) -> Iterator[Server]:
+    """singletree with these flags of ``serve``, by default with the scripted engine inside.
+
+    Args:
+        patience: seconds in which it has to start.
+    """
     port = _free_port()
     with _folder() as folder, _process(_serve(port, flags), folder / "server.log") as process:
-        _wait_ready(name, port, process, folder / "server.log")
+        _wait_ready(name, port, process, folder / "server.log", patience)
         yield Server(name, port, process.pid)
 
 
@@ -90,7 +96,7 @@ def started(flags: Sequence[str]) -> Iterator[tuple[float, float, int]]:
         began = time.perf_counter()
         with _process(_serve(port, flags), log) as process:
             while b"ready      http" not in log.read_bytes():
-                if process.poll() is not None or time.perf_counter() - began > _START_SECONDS:
+                if process.poll() is not None or time.perf_counter() - began > START_SECONDS:
                     raise SystemExit(f"singletree did not start:\n{log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.005)
             yield time.perf_counter() - began, cpu_seconds(process.pid), process.pid
@@ -187,8 +193,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _wait_ready(name: str, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + _START_SECONDS
+def _wait_ready(
+    name: str, port: int, process: subprocess.Popen[bytes], log: Path, patience: float = START_SECONDS
+) -> None:
+    until = time.monotonic() + patience
     while time.monotonic() < until and process.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:

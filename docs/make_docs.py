@@ -137,8 +137,24 @@ def engines() -> str:
     return page()
 
 
+def benchmarks() -> str:
+    """Return the page of benchmarks, with the figures of the newest run."""
+    from benchmark_figures import page
+
+    return page()
+
+
+def readme() -> str:
+    """Return the README, with the figures of the newest run."""
+    from benchmark_figures import readme
+
+    return readme()
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
+    "../README.md": readme,
     "architecture.md": architecture,
+    "benchmarks.md": benchmarks,
     "engines.md": engines,
     "family-cases.md": family_cases,
     "families.md": families,

@@ -289,7 +289,8 @@ class Tokenizer:
 
     def load(self) -> None:
         """Load what is needed to encode, if that was put off. Takes half a second; other threads may encode."""
-        if any([encoder.load_once() for encoder in (self._first, self._later)]):
+        loaded = [encoder.load_once() for encoder in (self._first, self._later)]
+        if any(loaded):
             return_freed_memory()
 
     def load_in_background(self) -> None:

@@ -34,6 +34,14 @@ _LISTENING_SECONDS = 5.0
 not be allowed to connect to the address.
 """
 
+_BACKLOG = 4096
+"""How many connections may wait to be accepted. The system may allow fewer (``net.core.somaxconn``)."""
+
+_CONNECTIONS = 65_536
+"""How many connections are served at once. Granian would accept none beyond the backlog's number, idle ones of clients
+included, so that streams would wait for others to end. What bounds streams is --slots and the engines.
+"""
+
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: "the port is in use; stop the program that uses it, or give another --port",
     errno.EACCES: "ports below 1024 need privileges; give another --port",
@@ -64,6 +72,7 @@ async def run_server(
         BadConfiguration: a setting is wrong, or the port is in use.
         WeightsUnavailable, EngineFailed: the model cannot be loaded.
     """
+    allow_open_files()
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
     store = open_store(config)
@@ -79,7 +88,8 @@ async def run_server(
         http=HTTPModes.http1,
         websockets=config.websockets,
         log_enabled=False,
-        backlog=1024,
+        backlog=_BACKLOG,
+        backpressure=_CONNECTIONS,
     )
     if before_listening is not None:
         await before_listening(service)
@@ -111,6 +121,22 @@ async def run_server(
             records.close()
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.gather(listening, return_exceptions=True)
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files of this process as far as the system allows: a stream takes one or two.
+
+    A shell often starts programs with a limit of 1,024.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * _CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def open_store(config: Config) -> Store:
