@@ -15,6 +15,7 @@ FAST_DYNAMO = "Dynamo, fastokens"
 VLLM = "vLLM's API server"
 VLLM_PARSERS = "vLLM's parsers"
 FOLDER = Path(__file__).with_name("results")
+GPU_FOLDER = FOLDER / "gpu"
 
 
 class Figure(msgspec.Struct):

@@ -126,8 +126,10 @@ class Talk:
             ],
             messages=sent,  # type: ignore[arg-type]  # as they came
             tools=_TOOLS,  # type: ignore[arg-type]
-            # A constraint would not let the script's thoughts pass.
-            tool_choice={"type": "auto" if self.marker else "any", "disable_parallel_tool_use": True},
+            tool_choice={  # type: ignore[arg-type]  # a constraint would not let a script's thoughts pass
+                "type": "auto" if self.marker else "any",
+                "disable_parallel_tool_use": True,
+            },
             thinking={"type": "enabled", "budget_tokens": 1024},
         ) as stream:
             for event in stream:

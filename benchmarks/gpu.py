@@ -9,7 +9,7 @@ while the harness clears earlier thoughts, with exact replay and without. ``--sh
 test this script; its times say nothing.
 
 PYTHON has vLLM and what singletree needs to serve; by default this one, and for ``tiny`` an environment that is made in
-~/.cache/singletree-peers. The result is ``results/gpu-<device>-<shape>.json`` beside this file.
+~/.cache/singletree-peers. The result is ``results/gpu/<device>-<shape>.json`` beside this file.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import documents, first_token, peers
-from benchmarks.figures import FOLDER, slug
+from benchmarks.figures import GPU_FOLDER, slug
 from benchmarks.first_token import GROUPS, Measured
 from benchmarks.processor import machine
 from benchmarks.vllm_api import TINY, write_model
@@ -89,15 +90,14 @@ def experiment(shape: str, tokens: int, rounds: int) -> Measured:
 
 def device() -> str:
     """Return the name of the GPU; ``cpu`` where there is none."""
-    import torch
-
+    torch = import_module("torch")
     return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else "cpu"
 
 
 def write(measured: Measured, shape: str, name: str) -> Path:
     """Write the result, and return its path."""
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"gpu-{slug(name + ', ')}-{shape}.json"
+    GPU_FOLDER.mkdir(parents=True, exist_ok=True)
+    path = GPU_FOLDER / f"{slug(machine() if name == 'cpu' else name)}-{shape}.json"
     turns = {case.name: [asdict(turn) for turn in timed] for case, timed in measured.items()}
     found = {"date": documents.today(), "machine": machine(), "device": name, "shape": shape, "turns": turns}
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -20,7 +20,7 @@ from benchmarks import peers, servers, tool_session
 from benchmarks.overhead import filler
 from benchmarks.processor import Watch, resident_bytes
 from benchmarks.servers import Server
-from benchmarks.stream_reader import Answer, read_streams
+from benchmarks.stream_reader import Answer, WrongAnswer, read_streams
 from benchmarks.token_cost import Load, token_cost
 from benchmarks.wire_protocols import PROTOCOLS, marker
 
@@ -54,9 +54,13 @@ def measure(server: Server, streams: int, seconds: int, batch: int) -> Many:
     request = protocol.request(tool_session.opening(marker(tokens, 1.0)), tokens)
     before = resident_bytes(server.pid)
     answers: list[Answer] = []
+    failures: list[Exception] = []
 
     def read(count: int) -> None:
-        answers.extend(read_streams(server.port, [request] * count, protocol.mark))
+        try:
+            answers.extend(read_streams(server.port, [request] * count, protocol.mark))
+        except (WrongAnswer, OSError) as error:
+            failures.append(error)
 
     threads = [threading.Thread(target=read, args=(batch,)) for _ in range(streams // batch)]
     watch = Watch(server.pids)
@@ -70,7 +74,9 @@ def measure(server: Server, streams: int, seconds: int, batch: int) -> Many:
         time.sleep(0.25)
     spent = watch.stop()
     if len(answers) < len(threads) * batch:
-        raise RuntimeError(f"of {streams} streams {len(answers)} came to their end")
+        raise RuntimeError(
+            f"of {streams} streams {len(answers)} came to their end: {str(failures[0])[-300:]}"
+        )
     firsts = sorted(answer.first for answer in answers)
     return Many(
         (peak - before) / streams / 1000,
