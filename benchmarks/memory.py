@@ -9,7 +9,6 @@ takes. The engine is in another process.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer
 
 from benchmarks import peers, prompt_cost, servers
 from benchmarks.overhead import filler
-from benchmarks.processor import resident_bytes
+from benchmarks.processor import resident_bytes, wait_idle
 from benchmarks.stream_reader import read_streams
 from benchmarks.tool_session import Sessions, grown
 from benchmarks.wire_protocols import PROTOCOLS
@@ -65,7 +64,7 @@ def measure(played: Sequence[int], tokenizer: Tokenizer, count: int, tokens: int
     """Send ``count`` sessions of ``tokens`` tokens, two turns each, and look at the memory now and then."""
     flags = [word for name, size in _BOUNDS.items() for word in (name, f"{size // _MIB}MiB")]
     with servers.singletree_before_vllm(played, flags) as server:
-        time.sleep(2)  # until the tokenizer is loaded
+        wait_idle(server.pid)  # The tokenizer is loaded behind the start.
         idle = resident_bytes(server.pid) / _MIB
         after: dict[int, float] = {}
         marks = {count * share // 10 for share in (1, 2, 5, 8, 10)}
