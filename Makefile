@@ -8,10 +8,10 @@ LOG := .venv/install.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench golden docs engines scale ray inspector browser deploy lock clean
+.PHONY: help serve test check clients bench bench-gpu counts golden docs engines scale ray inspector browser deploy lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -32,19 +32,26 @@ serve: $(READY) ## serve the default model on 127.0.0.1:8000
 test: $(READY) ## the tests that need no network and no harness
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-check: $(READY) ## ruff, mypy, layers, sizes, public names, documents
+check: $(READY) ## ruff, mypy, layers, sizes, public names, documents, counts of work
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_sizes.py tests/test_public_names.py \
 	  tests/test_docs_current.py
+	$(BIN)/python -m benchmarks.counts --check
 
 clients: $(READY) ## the real harnesses, from npm, against singletree
 	$(BIN)/python tests/clients/install.py
 	$(BIN)/python -m pytest tests/clients $(ARGS)
 
-bench: $(READY) ## the benchmarks
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(READY) ## all figures beside the peers, which this installs; a quarter of an hour (ARGS=--quick: 2 minutes)
+	$(BIN)/python -m benchmarks.product $(ARGS)
+
+bench-gpu: $(READY) ## the experiments with prompts of 52,000 tokens, on vLLM and the GPU of this machine
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+counts: $(READY) ## what the hot paths cost in calls and instructions, compared with the last release
+	$(BIN)/python -m benchmarks.counts $(ARGS)
 
 golden: $(READY) ## rewrite the golden files; review the difference
 	$(BIN)/python -m pytest -q --golden $(patsubst %/golden,%,$(wildcard tests/*/golden)) $(ARGS)

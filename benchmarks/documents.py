@@ -13,13 +13,23 @@ PREFIX = _DOCS / "prefix.md"
 
 def replace(name: str, text: str, path: Path = PATH) -> None:
     """Put ``text`` between the marks of that name. ValueError when the document has none."""
-    begin, end = (f"<!-- {name}: {side} -->" for side in ("begin", "end"))
     document = path.read_text(encoding="utf-8")
+    changed = replaced(name, text, document)
+    if changed is None:
+        raise ValueError(f"{path} has no {_mark(name, 'begin')} … {_mark(name, 'end')}")
+    path.write_text(changed, encoding="utf-8")
+
+
+def replaced(name: str, text: str, document: str) -> str | None:
+    """Return ``document`` with ``text`` between the marks of that name; None if it has none."""
+    begin, end = _mark(name, "begin"), _mark(name, "end")
     before, found, rest = document.partition(begin)
     _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise ValueError(f"{path} has no {begin} … {end}")
-    path.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}", encoding="utf-8")
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}" if found and closed else None
+
+
+def _mark(name: str, side: str) -> str:
+    return f"<!-- {name}: {side} -->"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -98,12 +98,18 @@ class Timed:
 
 @dataclass(slots=True)
 class Talk:
-    """A tool loop that grows, on one server."""
+    """A tool loop that grows, on one server.
+
+    Attributes:
+        marker: ends each question and result: it asks an engine that plays scripts for its turn. Empty for a model that
+            takes turns by itself.
+    """
 
     server: Server
     client: Anthropic
     system: str
     messages: list[Message]
+    marker: str = ""
 
     def turn(self, case: Case, forgotten: int = 0) -> Timed:
         """Ask for the next turn and add it; without the thoughts of the first generated turns, ``forgotten`` many."""
@@ -120,7 +126,10 @@ class Talk:
             ],
             messages=sent,  # type: ignore[arg-type]  # as they came
             tools=_TOOLS,  # type: ignore[arg-type]
-            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            tool_choice={  # type: ignore[arg-type]  # a constraint would not let a script's thoughts pass
+                "type": "auto" if self.marker else "any",
+                "disable_parallel_tool_use": True,
+            },
             thinking={"type": "enabled", "budget_tokens": 1024},
         ) as stream:
             for event in stream:
@@ -137,6 +146,7 @@ class Talk:
 
     def answer(self, text: str) -> None:
         """Answer the last turn's calls with ``text``, or ask on where it made none."""
+        text = f"{text}{self.marker}"
         calls = [block["id"] for block in self.messages[-1]["content"] if block["type"] == "tool_use"]
         results = [{"type": "tool_result", "tool_use_id": id, "content": text} for id in calls]
         self.messages.append({"role": "user", "content": results or text})
@@ -165,8 +175,8 @@ def billing_header(*, changes: bool) -> str:
     return f"x-anthropic-billing-header: cc_version=2.1.329.{value[:3]}; cc_entrypoint=cli; cch={value[:5]};"
 
 
-def opening() -> list[Message]:
-    """A question and turns that show the model how it works: a thought, a word, a call."""
+def opening(marker: str = "") -> list[Message]:
+    """A question and turns that show the model how it works: a thought, a word, a call; ``marker`` ends the last."""
     messages: list[Message] = [{"role": "user", "content": "Read the modules one after another."}]
     for number, module in enumerate(_GIVEN):
         said = [
@@ -174,7 +184,8 @@ def opening() -> list[Message]:
             {"type": "text", "text": f"I read {module}.py."},
             {"type": "tool_use", "id": f"toolu_{number}", "name": "read", "input": {"path": f"{module}.py"}},
         ]
-        given = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": _NEW.format(module)}
+        text = _NEW.format(module) + (marker if module == _GIVEN[-1] else "")
+        given = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": text}
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": [given]}]
     return messages
 
@@ -188,16 +199,31 @@ def source(tokens: int, number: int) -> str:
 
 
 def measure(
-    cases: Sequence[Case], serve: Sequence[str], tokens: int, rounds: int
+    cases: Sequence[Case],
+    serve: Sequence[str],
+    tokens: int,
+    rounds: int,
+    *,
+    engine_arguments: Sequence[str] = (),
+    marker: str = "",
+    patience: float = servers.START_SECONDS,
 ) -> Iterator[tuple[Case, Timed]]:
     """The timed turns of cases with the same flags, on one server, in one conversation. Raises SystemExit when the
     model wrote no thought that could be left out.
+
+    Args:
+        engine_arguments: what the engine in the server's process gets.
+        marker: as in ``Talk``.
+        patience: seconds in which the server has to start.
     """
-    with servers.singletree("singletree", (*serve, *cases[0].flags)) as server:
+    own = ("--", *engine_arguments) if engine_arguments else ()
+    with servers.singletree("singletree", (*serve, *cases[0].flags, *own), patience) as server:
         client = Anthropic(
             base_url=f"http://127.0.0.1:{server.port}", api_key="none", timeout=_SECONDS, max_retries=0
         )
-        talk = Talk(server, client, f"You are a coding agent.\n\n{source(tokens // 2, 1)}", opening())
+        talk = Talk(
+            server, client, f"You are a coding agent.\n\n{source(tokens // 2, 1)}", opening(marker), marker
+        )
         for number in range(_SETUP):
             talk.turn(cases[0])
             talk.answer(source(tokens // 2 // _SETUP, number + 2))

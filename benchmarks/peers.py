@@ -14,11 +14,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+
+from benchmarks.figures import DYNAMO, VLLM, Peer
 
 HOME = Path(os.environ.get("SINGLETREE_PEERS", "~/.cache/singletree-peers")).expanduser() / "dynamo"
 DYNAMO_VERSION = "1.6.1"
+_VLLM_VERSION = "0.32.0"
 PYTHON = HOME / "venv" / "bin" / "python"
 QWEN3 = HOME / "models" / "qwen3"
 
@@ -89,12 +92,60 @@ def install_tokenizer() -> None:
 
 def install_dynamo() -> None:
     """Dynamo in an environment of its own."""
+    HOME.mkdir(parents=True, exist_ok=True)
     if not PYTHON.exists():
         _run([sys.executable, "-m", "venv", str(HOME / "venv")], HOME)
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     own = [f"ai-dynamo=={DYNAMO_VERSION}", f"ai-dynamo-runtime=={DYNAMO_VERSION}"]
     _run([*pip, *_NEEDS], HOME)
     _run([*pip, "--no-deps", *own], HOME)
+
+
+def install_all(without: Collection[str] = ()) -> list[Peer]:
+    """Install all peers of ``make bench``, and say of each what there is or why it is missing.
+
+    Args:
+        without: names of peers that are not wanted; ``all`` for none at all.
+    """
+    if not has_tokenizer():
+        install_tokenizer()
+    return [
+        _installed(DYNAMO, DYNAMO_VERSION, install_dynamo, has_dynamo, without),
+        _installed(VLLM, _VLLM_VERSION, _install_vllm, _has_vllm, without),
+        Peer(
+            "smg", missing="with an engine over HTTP it passes requests on; its own parsers need gRPC workers"
+        ),
+        Peer(
+            "llama.cpp's server", missing="its front end and the model run in one process: no CPU of its own"
+        ),
+    ]
+
+
+def _installed(
+    name: str,
+    version: str,
+    install: Callable[[], None],
+    is_there: Callable[[], bool],
+    without: Collection[str],
+) -> Peer:
+    if "all" in without or name in without:
+        return Peer(name, missing="not wanted in this run")
+    if not is_there():
+        print(f"Installing {name} {version} ...", flush=True)
+        try:
+            install()
+        except (SystemExit, OSError, subprocess.SubprocessError) as error:
+            return Peer(name, missing=f"it could not be installed: {error}"[:300])
+    return Peer(name, version)
+
+
+def _has_vllm() -> bool:
+    return (HOME.parent / "vllm" / f".ready-{_VLLM_VERSION}").exists()
+
+
+def _install_vllm() -> None:
+    script = Path(__file__).resolve().parent.parent / "tests" / "engines" / "real_vllm.py"
+    _run([sys.executable, str(script), "install"], HOME.parent)
 
 
 def _run(command: Sequence[str], folder: Path) -> None:

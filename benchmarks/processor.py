@@ -13,6 +13,7 @@ from pathlib import Path
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _LOOP = b"x" * (1 << 20)
 _LOOPS = 24
+_IDLE_SECONDS = 0.02  # of CPU in a second; Dynamo's frontend takes 4 ms
 
 
 def children(pid: int) -> list[int]:
@@ -30,6 +31,11 @@ def cpu_seconds(pid: int) -> float:
     What /proc/PID/stat says, from the clock behind it: its own figures go in steps of 10 ms.
     """
     return sum(_clock(process) + _of_reaped(process) for process in (pid, *children(pid)))
+
+
+def own_cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of a process, without its children."""
+    return _clock(pid)
 
 
 def _clock(pid: int) -> float:
@@ -56,6 +62,18 @@ def resident_bytes(pid: int) -> int:
         int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * page
         for process in (pid, *children(pid))
     )
+
+
+def wait_idle(pid: int, patience: float = 60.0) -> None:
+    """Wait until a process and its children have done nothing for a second, such as to load in the background."""
+    until = time.monotonic() + patience
+    before = cpu_seconds(pid)
+    while time.monotonic() < until:
+        time.sleep(1.0)
+        now = cpu_seconds(pid)
+        if now - before < _IDLE_SECONDS:
+            return
+        before = now
 
 
 def busy_seconds() -> float:

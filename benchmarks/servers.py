@@ -15,13 +15,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import peers
+from benchmarks.processor import cpu_seconds
 
 MODEL = "qwen3"
-_START_SECONDS = 90.0
+START_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,57 @@ SCRIPTED = ("--engine", "scripted", "--model", str(peers.QWEN3))
 
 
 @contextmanager
-def singletree(name: str = "singletree", flags: Sequence[str] = SCRIPTED) -> Iterator[Server]:
-    """singletree with these flags of ``serve``, by default with the scripted engine inside."""
+def singletree(
+    name: str = "singletree", flags: Sequence[str] = SCRIPTED, patience: float = START_SECONDS
+) -> Iterator[Server]:
+    """singletree with these flags of ``serve``, by default with the scripted engine inside.
+
+    Args:
+        patience: seconds in which it has to start.
+    """
     port = _free_port()
     with _folder() as folder, _process(_serve(port, flags), folder / "server.log") as process:
-        _wait_ready(name, port, process, folder / "server.log")
+        _wait_ready(name, port, process, folder / "server.log", patience)
         yield Server(name, port, process.pid)
+
+
+@contextmanager
+def vllm_stub(filler: Sequence[int], model: Path = peers.QWEN3) -> Iterator[tuple[str, int]]:
+    """The URL and the process of a server without a model that plays ``filler`` over vLLM's wire."""
+    port = _free_port()
+    with _folder() as folder:
+        ids, log = folder / "filler.json", folder / "stub.log"
+        ids.write_text(json.dumps(list(filler)), encoding="utf-8")
+        command = [sys.executable, "-m", "benchmarks.vllm_stub", str(port), str(model), str(ids)]
+        with _process(command, log) as process:
+            _wait_ready("the stub of vLLM", port, process, log)
+            yield f"http://127.0.0.1:{port}", process.pid
+
+
+@contextmanager
+def singletree_before_vllm(
+    filler: Sequence[int], flags: Sequence[str] = (), name: str = "singletree", model: Path = peers.QWEN3
+) -> Iterator[Server]:
+    """singletree with an engine in another process, as users run it: a server that speaks vLLM's wire."""
+    with vllm_stub(filler, model) as (url, engine):
+        where = ("--engine-url", url, "--engine", "vllm", "--model", str(model))
+        with singletree(name, (*where, *flags)) as server:
+            yield replace(server, engine=engine)
+
+
+@contextmanager
+def started(flags: Sequence[str]) -> Iterator[tuple[float, float, int]]:
+    """Start singletree; yield the seconds until it said that it is ready, its CPU seconds, and its process."""
+    port = _free_port()
+    with _folder() as folder:
+        log = folder / "server.log"
+        began = time.perf_counter()
+        with _process(_serve(port, flags), log) as process:
+            while b"ready      http" not in log.read_bytes():
+                if process.poll() is not None or time.perf_counter() - began > START_SECONDS:
+                    raise SystemExit(f"singletree did not start:\n{log.read_text(errors='replace')[-2000:]}")
+                time.sleep(0.005)
+            yield time.perf_counter() - began, cpu_seconds(process.pid), process.pid
 
 
 def _serve(port: int, flags: Sequence[str]) -> list[str]:
@@ -147,8 +193,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _wait_ready(name: str, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + _START_SECONDS
+def _wait_ready(
+    name: str, port: int, process: subprocess.Popen[bytes], log: Path, patience: float = START_SECONDS
+) -> None:
+    until = time.monotonic() + patience
     while time.monotonic() < until and process.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:

@@ -148,6 +148,13 @@ def dashboard() -> str:
     return page()
 
 
+def benchmarks() -> str:
+    """Return the page of benchmarks, with the figures of the newest run."""
+    from benchmark_figures import page
+
+    return page()
+
+
 def metrics() -> str:
     """Return the page of metrics with its table made anew."""
     from metrics_page import page
@@ -155,8 +162,17 @@ def metrics() -> str:
     return page()
 
 
+def readme() -> str:
+    """Return the README, with the figures of the newest run."""
+    from benchmark_figures import readme
+
+    return readme()
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
+    "../README.md": readme,
     "architecture.md": architecture,
+    "benchmarks.md": benchmarks,
     "engines.md": engines,
     "family-cases.md": family_cases,
     "families.md": families,

@@ -225,3 +225,25 @@ async def test_an_open_door_is_said(host: str, keys: tuple[str, ...], warned: bo
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, 5)
     assert any("--api-key" in line for line in said) is warned
+
+
+async def test_more_streams_than_a_backlog_are_served() -> None:
+    serving, _ = await started(Config(engine="scripted", port=0))
+    assert Listener.last.settings["backpressure"] >= 20_000, "Granian's default is the backlog's number"
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, 5)
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [((1024, 4096), 4096), ((1024, -1), 131_072), ((-1, -1), None), ((4096, 4096), None)],
+)
+def test_the_limit_of_open_files_is_raised(
+    limits: tuple[int, int], raised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource = pytest.importorskip("resource")
+    said: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda which, wanted: said.append(wanted))
+    run.allow_open_files()
+    assert said == ([] if raised is None else [(raised, limits[1])])

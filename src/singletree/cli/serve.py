@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine
@@ -30,8 +31,12 @@ def serve(
     if engine_arguments:
         config = replace(config, engine_arguments=(*config.engine_arguments, *engine_arguments))
     config = with_each_model(config)
-    from singletree.engines.weights.progress import TerminalProgress
-    from singletree.server.http import run, worker_processes
+    gc.disable()  # Imports make a hundred thousand objects and no garbage.
+    try:
+        from singletree.engines.weights.progress import TerminalProgress
+        from singletree.server.http import run, worker_processes
+    finally:
+        gc.enable()
 
     if config.workers > 1:
         asyncio.run(worker_processes.run_workers(config, _print_line))

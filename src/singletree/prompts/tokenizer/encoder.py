@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from threading import Lock
 from typing import Protocol
 
 import msgspec
@@ -39,23 +40,58 @@ class SegmentEncoder:
 
     Attributes:
         encode: returns the token ids of a segment.
+
+    Args:
+        pipeline: the stages of the tokenizer.
+        is_lazy: whether the pipeline is loaded for the first segment and not at once; for one that has been loaded
+            before, because an error is not seen until then.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._definition = msgspec.json.encode(pipeline)
+    def __init__(self, pipeline: Pipeline, *, is_lazy: bool = False) -> None:
+        self._pipeline: Pipeline | None = pipeline
+        self._definition = b""
         self._is_packed = False
-        self._reference: tokenizers.Tokenizer | None = tokenizers.Tokenizer.from_buffer(self._definition)
-        self._vocabulary: _Vocabulary = self._reference
+        self._reference: tokenizers.Tokenizer | None = None
+        self._loading = Lock()
+        self._vocabulary: _Vocabulary | None = None
         self.encode: _Encode = self._encode
+        if not is_lazy:
+            self.load()
+
+    def load(self) -> tokenizers.Tokenizer:
+        """Load the reference implementation if it is not in memory, and return it. Takes half a second."""
+        with self._loading:
+            if self._pipeline is not None:
+                self._definition = msgspec.json.encode(self._pipeline)
+                self._pipeline = None
+            reference = self._reference
+            if reference is None:
+                packed = self._definition
+                reference = tokenizers.Tokenizer.from_buffer(
+                    zlib.decompress(packed) if self._is_packed else packed
+                )
+                self._reference = reference
+            if self._vocabulary is None:
+                self._vocabulary = reference
+            return reference
+
+    def load_once(self) -> bool:
+        """Load an implementation if none is in memory; return whether it did."""
+        if self._vocabulary is not None:
+            return False
+        self.load()
+        return True
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the vocabulary entry of an id; None for an id that the vocabulary does not have."""
-        return self._vocabulary.id_to_token(token_id)
+        vocabulary = self.load() if self._vocabulary is None else self._vocabulary
+        return vocabulary.id_to_token(token_id)
 
     def _encode(self, text: str) -> list[int]:
-        if self._reference is None:
-            self._reference = tokenizers.Tokenizer.from_buffer(zlib.decompress(self._definition))
-        ids: list[int] = self._reference.encode(text, add_special_tokens=False).ids
+        reference = self._reference
+        if reference is None:
+            reference = self.load()
+        ids: list[int] = reference.encode(text, add_special_tokens=False).ids
         return ids
 
     def accelerate(self, vocabulary_size: int) -> bool:
@@ -68,6 +104,7 @@ class SegmentEncoder:
         """
         if self._is_packed:
             return True
+        self.load()
         try:
             import fastokens
 
@@ -86,8 +123,9 @@ class SegmentEncoder:
             except Exception:  # its regular expressions have limits that the reference does not have
                 return self._encode(text)
 
+        packed = zlib.compress(self._definition, 1)
         # The reference is made again for the first text that fastokens refuses.
-        self.encode, self._vocabulary = encode, fast
-        self._definition, self._is_packed = zlib.compress(self._definition, 1), True
-        self._reference = None
+        with self._loading:
+            self.encode, self._vocabulary = encode, fast
+            self._definition, self._is_packed, self._reference = packed, True, None
         return True

@@ -32,30 +32,50 @@ from singletree.prompts.tokenizer.encoder import SegmentEncoder
 from singletree.prompts.tokenizer.freed_memory import return_freed_memory
 from singletree.prompts.tokenizer.gguf_vocabulary import read_gguf
 from singletree.prompts.tokenizer.huggingface import read_directory
+from singletree.prompts.tokenizer.known_files import KnownTokenizerFiles, TokenizerFacts
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
 CACHE_BYTES = 128 * 2**20
 """The default size of the caches of one tokenizer."""
 
+_SAMPLES = 1000
+
 GuardFunction = Callable[[str], str]
 """Marks a text such that no added token is matched in it."""
 
 
-def load_tokenizer(path: Path, *, cache_bytes: int = CACHE_BYTES, marks_pictures: bool = False) -> Tokenizer:
+def load_tokenizer(
+    path: Path,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    marks_pictures: bool = False,
+    facts_folder: Path | None = None,
+) -> Tokenizer:
     """Load the tokenizer of a checkpoint.
 
     Args:
         path: a Hugging Face directory (``tokenizer.json`` and its companions) or a ``.gguf`` file.
         cache_bytes: the size limit of the caches of encoded and guarded texts, in bytes.
         marks_pictures: as for ``Tokenizer``.
+        facts_folder: keeps what was found out about a directory's ``tokenizer.json``. One that is known there is not
+            loaded until the first text is encoded (``Tokenizer.load``).
 
     Raises:
         BadConfiguration: ``path`` has no usable tokenizer; the message names the cause and the cure.
         WeightsUnavailable: the ``.gguf`` file cannot be read or is damaged.
     """
-    read = read_gguf if path.is_file() else read_directory
-    tokenizer = Tokenizer(read(path), cache_bytes=cache_bytes, marks_pictures=marks_pictures)
+    if path.is_file():
+        tokenizer = Tokenizer(read_gguf(path), cache_bytes=cache_bytes, marks_pictures=marks_pictures)
+    elif facts_folder is None:
+        tokenizer = Tokenizer(read_directory(path), cache_bytes=cache_bytes, marks_pictures=marks_pictures)
+    else:
+        known = KnownTokenizerFiles(facts_folder)
+        place, facts = known.find(path / "tokenizer.json")
+        definition = read_directory(path, None if facts is None else facts.vocabulary_size)
+        tokenizer = Tokenizer(definition, cache_bytes=cache_bytes, marks_pictures=marks_pictures, facts=facts)
+        if place is not None and facts is None:
+            known.keep(place, tokenizer.facts())
     return_freed_memory()
     return tokenizer
 
@@ -94,6 +114,7 @@ class Tokenizer:
 
     Args:
         marks_pictures: whether ``PICTURE_MARK`` is encoded.
+        facts: what is known of it, because it was loaded before. It is then loaded for the first text (``load``).
     """
 
     def __init__(
@@ -102,6 +123,7 @@ class Tokenizer:
         *,
         cache_bytes: int = CACHE_BYTES,
         marks_pictures: bool = False,
+        facts: TokenizerFacts | None = None,
     ) -> None:
         self.neutral: frozenset[str] = frozenset()
         self.picture_mark_id = definition.vocabulary_size if marks_pictures else None
@@ -112,13 +134,14 @@ class Tokenizer:
         mark = [AddedToken(definition.vocabulary_size, PICTURE_MARK, special=True)] if marks_pictures else []
         self._set_stops((*definition.added_tokens, *mark), end_of_turn_ids(definition.added_tokens))
         later = without_first_prefix(definition.pipeline)
-        self._first = _segment_encoder(definition.pipeline)
-        self._later = self._first if later is None else _segment_encoder(later)
+        is_lazy = facts is not None
+        self._first = _segment_encoder(definition.pipeline, is_lazy)
+        self._later = self._first if later is None else _segment_encoder(later, is_lazy)
         self._texts = TokenTexts(
             definition.added_tokens, self._first.id_to_token, byte_encoding_of(definition.pipeline)
         )
-        self._strip_first = self._prepends_space(self._first)
-        self._strip_later = self._prepends_space(self._later)
+        self._strip_first = self._prepends_space(self._first) if facts is None else facts.strip_first
+        self._strip_later = self._prepends_space(self._later) if facts is None else facts.strip_later
 
         own = [token for token in self._added.tokens if token.text != PICTURE_MARK]
         self.special_tokens = frozenset(t.text for t in own if t.special)
@@ -130,6 +153,7 @@ class Tokenizer:
         self.context_window = definition.context_window
         self.response_template = definition.response_template
         self.vocabulary_size = definition.vocabulary_size
+        self._sample = None if facts is None else facts.sample
         self._acceleration = Lock()  # taken by whoever accelerates, and never released
 
     def with_format(self, stop_markers: Collection[str], markers: Collection[str]) -> Tokenizer:
@@ -214,6 +238,12 @@ class Tokenizer:
         pieces = stream.feed(list(token_ids)) + stream.flush()
         return "".join(text for text, _ in pieces)
 
+    def sample(self) -> str:
+        """Return the text of a thousand ids from all over the vocabulary, by which two vocabularies are told apart."""
+        if self._sample is None:
+            self._sample = self.decode(range(0, self.vocabulary_size, 1 + self.vocabulary_size // _SAMPLES))
+        return self._sample
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the UTF-8 bytes of one token, which can be a part of a character.
 
@@ -252,6 +282,20 @@ class Tokenizer:
             kept = text if guarded == text else guarded
             self._guarded.put((key, text), kept, getsizeof(text) + (0 if kept is text else getsizeof(kept)))
         return guarded
+
+    def facts(self) -> TokenizerFacts:
+        """Return what only a loaded tokenizer shows, for the next one of the same definition."""
+        return TokenizerFacts(self.vocabulary_size, self._strip_first, self._strip_later, self.sample())
+
+    def load(self) -> None:
+        """Load what is needed to encode, if that was put off. Takes half a second; other threads may encode."""
+        loaded = [encoder.load_once() for encoder in (self._first, self._later)]
+        if any(loaded):
+            return_freed_memory()
+
+    def load_in_background(self) -> None:
+        """Do the same in a thread. The program does not exit before the thread has ended."""
+        Thread(target=self.load, name="load tokenizer").start()
 
     def accelerate(self) -> bool:
         """Switch to a faster encoder if one gives identical ids; return whether it did. Takes longer than loading."""
@@ -344,8 +388,8 @@ def _stages(stage: Any, key: str) -> list[dict[str, Any]]:
     return list(stage[key]) if key in stage else [stage]
 
 
-def _segment_encoder(pipeline: Pipeline) -> SegmentEncoder:
+def _segment_encoder(pipeline: Pipeline, is_lazy: bool) -> SegmentEncoder:
     try:
-        return SegmentEncoder(pipeline)
+        return SegmentEncoder(pipeline, is_lazy=is_lazy)
     except Exception as error:  # tokenizers raises a bare Exception for any definition that it cannot read
         raise BadConfiguration(f"the tokenizer's definition cannot be used: {error}") from error

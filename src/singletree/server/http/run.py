@@ -36,6 +36,14 @@ _LISTENING_SECONDS = 5.0
 not be allowed to connect to the address.
 """
 
+_BACKLOG = 4096
+"""How many connections may wait to be accepted. The system may allow fewer (``net.core.somaxconn``)."""
+
+_CONNECTIONS = 65_536
+"""How many connections are served at once. Granian would accept none beyond the backlog's number, idle ones of clients
+included, so that streams would wait for others to end. What bounds streams is --slots and the engines.
+"""
+
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: "the port is in use; stop the program that uses it, or give another --port",
     errno.EACCES: "ports below 1024 need privileges; give another --port",
@@ -66,6 +74,7 @@ async def run_server(
         BadConfiguration: a setting is wrong, or the port is in use.
         WeightsUnavailable, EngineFailed: the model cannot be loaded.
     """
+    allow_open_files()
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
     store = open_store(config)
@@ -81,7 +90,8 @@ async def run_server(
         http=HTTPModes.http1,
         websockets=config.websockets,
         log_enabled=False,
-        backlog=1024,
+        backlog=_BACKLOG,
+        backpressure=_CONNECTIONS,
     )
     if before_listening is not None:
         await before_listening(service)
@@ -95,6 +105,8 @@ async def run_server(
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(wait_until_listening(address, port, listening), _LISTENING_SECONDS)
             report(f"ready      http://{_in_url(config.host)}:{port}")
+            for model in loaded.models:
+                model.tokenizer.load_in_background()
             await _wait_for_signal(listening, signalled)
             service.closing = True
             await _wait_until_idle(service.tracing, config.drain_seconds, signalled)
@@ -133,6 +145,22 @@ def record_sinks(config: Config) -> list[RecordSink]:
             span_export.SpanExport(span_export.find_exporter(), content=span_export.exports_content())
         )
     return sinks
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files of this process as far as the system allows: a stream takes one or two.
+
+    A shell often starts programs with a limit of 1,024.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * _CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def open_store(config: Config) -> Store:

@@ -374,7 +374,7 @@ class Config:
         limits: dict[str, tuple[float, float]] = {
             "port": (0, 65535),
             "workers": (1, 256),
-            "slots": (1, 4096),
+            "slots": (1, 65_536),
             "threads": (1, 1024),
             "context_window": (2, 2**31),
             "max_output_tokens": (1, 2**31),

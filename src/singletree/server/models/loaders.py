@@ -194,7 +194,7 @@ async def _servers(config: Config, progress: Progress) -> ModelSource:
         return servers.workers
 
     names = tuple(dict.fromkeys((info.name, checkpoint.name, *checkpoint.aliases)))
-    load = partial(load_tokenizer, checkpoint.path)
+    load = partial(load_tokenizer, checkpoint.path, facts_folder=_facts_folder())
     return ModelSource(names, load, started, servers.close, servers.title)
 
 
@@ -229,8 +229,14 @@ def _of(
     checkpoint: Checkpoint, make: Callable[[Tokenizer], Engine], *, marks_pictures: bool = False
 ) -> ModelSource:
     names = (checkpoint.name, *checkpoint.aliases)
-    load = partial(load_tokenizer, checkpoint.path, marks_pictures=marks_pictures)
+    load = partial(
+        load_tokenizer, checkpoint.path, marks_pictures=marks_pictures, facts_folder=_facts_folder()
+    )
     return ModelSource(names, load, partial(_start, make), _nothing)
+
+
+def _facts_folder() -> Path:
+    return resolve.cache_folder() / "tokenizers"
 
 
 async def _start(make: Callable[[Tokenizer], Engine], tokenizer: Tokenizer) -> tuple[Worker, ...]:

@@ -1,0 +1,168 @@
+"""A whole server in memory, from the engine's bytes to the client's: vLLM's wire on one side, ASGI on the other.
+
+Nothing in it waits for a clock or a socket, so that the same code does the same work in every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from engines.vllm_memory import MemoryAnswer
+from engines.wire_servers import DIALECTS, DialectTransport, Step, remote_engine
+from singletree.engines.engine import Engine
+from singletree.engines.routing.reconnecting import ReconnectingEngine
+from singletree.engines.routing.worker import Worker
+from singletree.engines.weights.progress import Progress
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.server.answers.tracing import Tracing
+from singletree.server.http.app import App
+from singletree.server.http.routes import Service
+from singletree.server.models import byte_model
+from singletree.server.models.config import Config
+from singletree.server.models.loaders import ModelSource
+from singletree.server.models.served_models import load_models
+
+MODEL = "counted"
+WINDOW = 1 << 20
+_SETTLING = 40  # passes of the event loop in which all that a piece of an answer starts has come to its end
+
+
+class InlineExecutor(ThreadPoolExecutor):
+    """Runs what it is given at once, in the thread that asks."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See ``Executor.submit``."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+class InMemoryServer:
+    """The server; made by ``start``.
+
+    Args:
+        dialect: which of vLLM's wires the engine speaks.
+    """
+
+    def __init__(self, dialect: str) -> None:
+        found = DIALECTS[dialect]
+        known = {"id": "m", "root": "org/m", "max_model_len": WINDOW, "owned_by": "vllm"}
+        pages = {**found.pages, "/v1/models": {"data": [known]}}
+        self._dialect = replace(found, pages=pages)
+        self._transport = DialectTransport(self._dialect)
+        self._app: App | None = None
+        self._loaded: Any = None
+
+    async def start(self) -> None:
+        """Load the model and connect to the engine, as ``serve --engine-url`` does."""
+        asyncio.get_running_loop().set_default_executor(InlineExecutor())
+        tokenizer = byte_model.byte_tokenizer()
+        tokenizer.accelerate()  # Else a long prompt starts a thread that does it.
+        config = Config(model_name=(MODEL,), store=False)
+        self._loaded = await load_models(
+            config, lambda line: None, find_source=partial(self._source, tokenizer)
+        )
+        service = Service(config, self._loaded, Tracing())
+        self._app = App(service, "127.0.0.1")
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._loaded.close()
+
+    async def _source(self, tokenizer: Tokenizer, config: Config, progress: Progress) -> ModelSource:
+        async def connect() -> Engine:
+            engine = remote_engine(self._transport)
+            await engine.start()
+            return engine
+
+        async def workers(_: Tokenizer) -> tuple[Worker, ...]:
+            worker = Worker("http://engine", ReconnectingEngine("http://engine", connect))
+            await worker.engine.start()
+            return (worker,)
+
+        async def nothing() -> None:
+            pass
+
+        return ModelSource((MODEL,), lambda: tokenizer, workers, nothing, "vLLM")
+
+    async def ask(self, path: str, body: dict[str, Any], pieces: Sequence[Sequence[int]]) -> bytes:
+        """Return the whole answer to ``body``, for which the engine generates ``pieces``, one after the other.
+
+        The client has read all that a piece brings before the next one comes.
+        """
+        assert self._app is not None
+        engine_answer = MemoryAnswer()
+        self._transport.answers.append(engine_answer)
+        client = _Client(json.dumps({"model": MODEL, "stream": True, **body}).encode())
+        answering = asyncio.ensure_future(self._app(_scope(path, client.body), client.receive, client.send))
+        await _settle()
+        if not self._transport.bodies:
+            raise RuntimeError(
+                f"{path} asked the engine for nothing and answered {b''.join(client.received)!r}"
+            )
+        asked = self._dialect.read(self._transport.bodies.pop())
+        before: list[int] = []
+        for number, piece in enumerate(pieces, 1):
+            finish = "stop" if number == len(pieces) else None
+            engine_answer.write(self._dialect.event(Step(asked, piece, before, finish)))
+            before.extend(piece)
+            await _settle()
+        engine_answer.write(self._dialect.ending(0), b"")
+        await answering
+        return b"".join(client.received)
+
+
+def _scope(path: str, body: bytes) -> dict[str, Any]:
+    length = str(len(body)).encode()
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", length)],
+        "client": ("127.0.0.1", 50000),
+        "server": ("127.0.0.1", 8000),
+    }
+
+
+class _Client:
+    """One request, and what was received."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.received: list[bytes] = []
+        self._is_sent = False
+
+    async def receive(self) -> dict[str, Any]:
+        """See ASGI."""
+        if self._is_sent:
+            await asyncio.Event().wait()  # It never hangs up.
+        self._is_sent = True
+        return {"type": "http.request", "body": self.body, "more_body": False}
+
+    async def send(self, message: Any) -> None:
+        """See ASGI."""
+        self.received.append(message.get("body", b""))
+
+
+async def _settle() -> None:
+    for _ in range(_SETTLING):
+        await asyncio.sleep(0)

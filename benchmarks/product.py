@@ -1,0 +1,100 @@
+"""All benchmarks in one run, beside the peers, which are installed first: ``make bench``.
+
+    python -m benchmarks.product [--quick] [--require-quiet] [--without-peers] [--parts NAMES]
+
+Looks first whether the machine is quiet. Writes ``benchmarks/results/<version>-<machine>.json``; ``make docs`` makes
+the table of the README and the page of figures from it. A run takes a quarter of an hour on two cores, a quick one two
+minutes; quick figures are rough and make no document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+
+from tokenizers import Tokenizer
+
+from benchmarks import documents, figures, peers, product_report, quiet, servers
+from benchmarks.figures import DYNAMO, FAST_DYNAMO, Result
+from benchmarks.overhead import filler
+from benchmarks.processor import machine
+from benchmarks.product_parts import PARTS, Bench
+from benchmarks.stream_reader import WrongAnswer
+from singletree import __version__
+
+_ALONE = frozenset({"starts", "streams", "parsers", "vllm", "memory"})
+"""Parts that start servers of their own: the others run no longer then."""
+
+
+def run(bench: Bench, names: list[str]) -> None:
+    """Run the parts of those names; a part that fails is noted, and the others run."""
+    for name in names:
+        began = time.monotonic()
+        print(f"{name}: {(PARTS[name].__doc__ or '').strip()}", flush=True)
+        try:
+            PARTS[name](bench)
+        except (WrongAnswer, RuntimeError, OSError, SystemExit, ZeroDivisionError) as error:
+            bench.result.failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            print(f"{name} failed: {bench.result.failed[name]}", file=sys.stderr, flush=True)
+        bench.result.part_seconds[name] = round(time.monotonic() - began, 1)
+
+
+def _measure(result: Result, names: list[str], rounds: int) -> Bench:
+    tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
+    played = filler()
+    bench = Bench(result, (), tokenizer, played, rounds, result.is_quick)
+    with ExitStack() as stack:
+        together = [name for name in names if name not in _ALONE]
+        if together:
+            bench.running = [stack.enter_context(servers.singletree_before_vllm(played))]
+            if DYNAMO not in figures.missing_peers(result.peers):
+                bench.running.append(stack.enter_context(servers.dynamo(DYNAMO, played)))
+                fast = servers.dynamo(FAST_DYNAMO, played, ("--tokenizer", "fastokens"))
+                bench.running.append(stack.enter_context(fast))
+        run(bench, together)
+    run(bench, [name for name in names if name in _ALONE])
+    result.quiet.during = round(statistics.median(bench.others), 3) if bench.others else 0.0
+    return bench
+
+
+def main() -> None:
+    """Install, look, measure, write, and print the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.product", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two minutes; figures are rough")
+    parser.add_argument("--require-quiet", action="store_true", help="end if the machine is not quiet")
+    parser.add_argument(
+        "--without-peers", action="store_true", help="install nothing, measure singletree alone"
+    )
+    parser.add_argument(
+        "--without-vllm", action="store_true", help="do not install vLLM for its API server (3.5 GB)"
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"only these of {', '.join(PARTS)}")
+    options = parser.parse_args()
+    names = options.parts.split(",")
+    if unknown := set(names) - set(PARTS):
+        parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    without = (
+        {"all"}
+        if options.without_peers
+        else {figures.VLLM}
+        if options.without_vllm or options.quick
+        else set()
+    )
+    found = peers.install_all(without)
+    looked = quiet.look()
+    for complaint in looked.complaints():
+        print(f"The machine is not quiet: {complaint}", file=sys.stderr, flush=True)
+    if options.require_quiet and not looked.is_quiet:
+        raise SystemExit("end what else runs, or leave out --require-quiet: the result is marked then")
+    result = Result(__version__, documents.today(), machine(), options.quick, looked, found)
+    _measure(result, names, 1 if options.quick else 3)
+    print(product_report.page(result))
+    print(f"\nwrote {figures.write(result)}; `make docs` makes the documents from it")
+    raise SystemExit(int(bool(result.failed)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""The parts of ``make bench``: each measures some figures on the servers that run, into one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from benchmarks import (
+    counting,
+    growth,
+    memory,
+    parse,
+    peers,
+    prompt_cost,
+    servers,
+    streams,
+    token_cost,
+    tool_session,
+    vllm_api,
+)
+from benchmarks.figures import OWN, VLLM, VLLM_PARSERS, Result, missing_peers
+from benchmarks.processor import Watch, resident_bytes, wait_idle
+from benchmarks.servers import Server
+from benchmarks.stream_reader import WrongAnswer, read_streams
+from benchmarks.token_cost import Load
+from benchmarks.wire_protocols import PROTOCOLS, marker
+from singletree import families
+
+_PACE = 0.01
+_LEAST_EVENTS = 0.5
+"""Events for each token: fewer, and what was measured is the price of bursts."""
+
+_STREAMS = (1, 16, 64)
+_PROMPT_TOKENS = 50_000
+
+
+@dataclass(slots=True)
+class Bench:
+    """What all parts share.
+
+    Attributes:
+        result: gets the figures.
+        running: singletree first, then Dynamo with each tokenizer, where it is installed.
+        rounds: how often each figure is measured.
+        played: the tokens that engines play.
+        others: how many cores everything else kept busy, at each measurement.
+    """
+
+    result: Result
+    running: Sequence[Server]
+    tokenizer: Tokenizer
+    played: Sequence[int]
+    rounds: int
+    is_quick: bool
+    idle: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    others: list[float] = field(default_factory=list)
+
+    def alternated(self, number: int, count: int | None = None) -> Sequence[Server]:
+        """Return the first ``count`` servers, in another order in each round."""
+        chosen = self.running[:count]
+        return chosen if number % 2 == 0 else chosen[::-1]
+
+
+def tokens(bench: Bench) -> None:
+    """CPU of a streamed token, and of a request of almost none."""
+    for server in bench.running[:2]:
+        for protocol in PROTOCOLS:
+            idle = (0.0,) * len(server.pids)
+            token_cost.token_cost(server, protocol, Load(4, 100, _PACE), idle, 0.5)
+        bench.idle[server.name] = token_cost.idle_rates(server)
+    length = 100 if bench.is_quick else 200
+    for number in range(bench.rounds):
+        for protocol in PROTOCOLS:
+            for count in _STREAMS:
+                for server in bench.alternated(number, 2):
+                    title = f"a token, {protocol.name}, {count} streams"
+                    load = Load(count, length, _PACE)
+                    try:
+                        cost = token_cost.token_cost(
+                            server, protocol, load, bench.idle[server.name], _LEAST_EVENTS
+                        )
+                    except (
+                        WrongAnswer
+                    ) as error:  # Too few events: the server had no time, the machine is busy.
+                        bench.result.failed[f"{title}, {server.name}"] = str(error)[:120]
+                        continue
+                    bench.result.add(title, "CPU µs", server.name, cost.server)
+                    bench.others.append(cost.others)
+
+
+def requests(bench: Bench) -> None:
+    """CPU of a request of one token, eight at a time, and how many a second one core answers."""
+    count = 64 if bench.is_quick else 240
+    for number in range(bench.rounds):
+        for protocol in PROTOCOLS:
+            request = protocol.request(tool_session.opening(marker(1)), 1)
+            for server in bench.alternated(number, 2):
+                watch = Watch((server.pid,))
+                for _ in range(count // 8):
+                    read_streams(server.port, [request] * 8, b"data: ")
+                spent = watch.stop()
+                each = spent.cpu[0] / count
+                bench.result.add(
+                    f"a request of one token, {protocol.name}", "CPU ms", server.name, each * 1e3
+                )
+                bench.result.add(f"requests a second, {protocol.name}", "a CPU second", server.name, 1 / each)
+
+
+def prompts(bench: Bench) -> None:
+    """From a prompt of 50,000 tokens to its first token."""
+    sessions = tool_session.Sessions(bench.tokenizer, _PROMPT_TOKENS)
+    for server in bench.running:
+        # singletree makes its tokenizer faster beside the first long prompt after a start: that is a figure of its own.
+        [cost, *_] = prompt_cost.prompt_costs(server, PROTOCOLS[0], sessions.session(0, prompt_cost.MARKER))
+        bench.result.add(
+            "CPU to the first token, first long prompt of a process", "ms", server.name, cost.cpu
+        )
+        wait_idle(server.pid)
+    for number in range(bench.rounds):
+        for at, protocol in enumerate(PROTOCOLS):
+            session = sessions.session(number * len(PROTOCOLS) + at + 1, prompt_cost.MARKER)
+            for server in bench.alternated(number):
+                costs = prompt_cost.prompt_costs(server, protocol, session)
+                for kind in prompt_cost.KINDS:
+                    cost = prompt_cost.median_of(costs, kind)
+                    where = f"{kind}, {protocol.name}"
+                    bench.result.add(f"CPU to the first token, {where}", "ms", server.name, cost.cpu)
+                    bench.result.add(f"time to the first token, {where}", "ms", server.name, cost.first)
+
+
+def slopes(bench: Bench) -> None:
+    """How the CPU of a turn grows with each 1000 tokens of the conversation."""
+    protocols = [protocol for protocol in PROTOCOLS if protocol.name != "responses"]
+    chosen = protocols[:1] if bench.is_quick else protocols
+    measured = growth.measure(bench.running[:2], chosen, (1900,), 1, bench.tokenizer)
+    for (_, protocol, server), talks in measured.items():
+        found = [growth.fit(turns, lambda turn: turn.cpu).slope for turns in talks]
+        bench.result.add(f"slope of a turn, {protocol}", "CPU ms per 1000 tokens", server, *found)
+
+
+def counts(bench: Bench) -> None:
+    """CPU of ``count_tokens`` on a session of 100,000 tokens."""
+    for number in range(1 if bench.is_quick else bench.rounds):
+        session = counting.long_session(bench.tokenizer, number + 1)
+        for server in bench.alternated(number, 2):
+            for count in counting.counts(server, session, 3 if bench.is_quick else 8):
+                bench.result.add(f"count_tokens, {count.kind}", "CPU ms", server.name, count.cpu)
+
+
+def starts(bench: Bench) -> None:
+    """From the start of a process to its readiness, and the memory that it takes then."""
+    tries = 2 if bench.is_quick else 5
+    with servers.vllm_stub(bench.played) as (url, _):
+        flags = ("--engine-url", url, "--engine", "vllm", "--model", str(peers.QWEN3))
+        for number in range(tries + 1):
+            with servers.started(flags) as (seconds, cpu, pid):
+                if number == 0:
+                    continue  # Its tokenizer may not be known yet.
+                bench.result.add("start, seconds", "s", OWN, seconds)
+                bench.result.add("start, CPU", "CPU s", OWN, cpu)
+                wait_idle(pid)
+                bench.result.add("memory, idle", "MiB", OWN, resident_bytes(pid) / 2**20)
+
+
+def sessions_memory(bench: Bench) -> None:
+    """Memory after many sessions."""
+    count = 20 if bench.is_quick else memory.SESSIONS
+    found = memory.measure(bench.played, bench.tokenizer, count, memory.TOKENS)
+    bench.result.add("memory after sessions", "of what the flags allow", OWN, found.last / found.allowed)
+    for number, size in found.after.items():
+        bench.result.add(f"memory, after {number} sessions", "MiB", OWN, size)
+
+
+def many_streams(bench: Bench) -> None:
+    """Thousands of slow streams."""
+    sizes = (500, 200, 4) if bench.is_quick else (streams.STREAMS, streams.AT_ONCE, streams.SECONDS)
+    slow, together = streams.measure_both(bench.played, *sizes)
+    bench.result.add("streams, KB each", "KB", OWN, slow.kilobytes)
+    bench.result.add("streams, CPU each", "CPU ms a second", OWN, slow.cpu)
+    bench.result.add("streams, 99 % of first tokens", "s", OWN, slow.first_99)
+    bench.result.add("at once, 99 % of first tokens", "s", OWN, together.first_99)
+
+
+def parsers(bench: Bench) -> None:
+    """CPU of the parser, and of vLLM's where it is installed."""
+    names = ["qwen3"] if bench.is_quick else ["qwen3", "qwen3_coder", "kimi_k2", "deepseek_v4"]
+    sizes = [1000] if bench.is_quick else [1000, 16000]
+    for name in names:
+        found = parse.row(families.get(name), sizes)
+        _add_parser(bench.result, OWN, found, sizes)
+    if not bench.is_quick:
+        for found in parse.peer_rows("vllm", names, sizes, 3.0):
+            _add_parser(bench.result, VLLM_PARSERS, found, sizes)
+
+
+def _add_parser(result: Result, server: str, found: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    for kind in ("text", "reasoning", *map(str, sizes)):
+        if isinstance(cost := found.get(kind), float):
+            title = f"an argument of {kind} tokens" if kind.isdigit() else kind
+            result.add(f"the parser, {found['family']}, {title}", "CPU µs a token", server, cost)
+
+
+def vllm(bench: Bench) -> None:
+    """vLLM's own API server, with a tiny model of random weights in its engine process."""
+    if bench.is_quick or VLLM in missing_peers(bench.result.peers):
+        return
+    with vllm_api.running() as server:
+        for _ in range(bench.rounds):
+            for protocol in PROTOCOLS[:2]:
+                for count in (1, 16):
+                    cost = vllm_api.token_cost(server, protocol, count, 100)
+                    bench.result.add(f"a token, {protocol.name}, {count} streams", "CPU µs", VLLM, cost)
+                each = vllm_api.request_cost(server, protocol, 64)
+                bench.result.add(f"a request of one token, {protocol.name}", "CPU ms", VLLM, each * 1e3)
+                bench.result.add(f"requests a second, {protocol.name}", "a CPU second", VLLM, 1 / each)
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "tokens": tokens,
+    "requests": requests,
+    "prompts": prompts,
+    "slopes": slopes,
+    "counts": counts,
+    "starts": starts,
+    "streams": many_streams,
+    "parsers": parsers,
+    "vllm": vllm,
+    "memory": sessions_memory,
+}
+"""The parts, by name, in the order in which they run."""

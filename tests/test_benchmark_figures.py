@@ -1,0 +1,98 @@
+"""What a run of all benchmarks keeps, what is said of its targets, and the documents made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks import documents, figures, product_report
+from benchmarks.figures import DYNAMO, OWN, VLLM, Figure, Peer, Quiet, Result, slug
+from benchmarks.targets import TARGETS, Target, verdicts
+
+QUIET, LOUD = Quiet(0.02, 1.05, 0.03), Quiet(1.4, 1.9, 1.2)
+TOKEN = "a token, messages, 16 streams"
+
+
+def result(quiet: Quiet = QUIET, **more: object) -> Result:
+    peers = [Peer(DYNAMO, "1.6.1"), Peer(VLLM, missing="it could not be installed: no space")]
+    given = {
+        "version": "1.2.3",
+        "date": "2026-11-23",
+        "machine": "Intel(R) Xeon(R) CPU @ 2 GHz, 2 cores, 24 GiB",
+    }
+    made = Result(**{**given, "is_quick": False, "quiet": quiet, "peers": peers} | more)  # type: ignore[arg-type]
+    made.add(TOKEN, "CPU µs", OWN, 40.0, 50.0, 42.0)
+    made.add(TOKEN, "CPU µs", DYNAMO, 80.0, 80.0, 84.0)
+    made.add("start, seconds", "s", OWN, 0.8, 1.4, 1.2)
+    made.add("requests a second, chat", "a CPU second", OWN, 900.0)
+    return made
+
+
+def test_ratios_are_those_of_each_round() -> None:
+    figure = Figure("µs", {OWN: [1.0, 4.0], "other": [2.0, 4.0], "once": [2.0]})
+    assert figure.ratios("other") == [0.5, 1.0]
+    assert figure.ratios("once") == [1.25]
+    assert figure.ratios("absent") == []
+    assert figure.median("absent") is None
+
+
+def test_each_figure_is_compared_with_its_target() -> None:
+    found = {verdict.name: verdict for verdict in verdicts(result())}
+    assert found[TOKEN].value == pytest.approx(42 / 80)
+    assert found[TOKEN].spread == pytest.approx((0.5, 0.625))
+    assert found[TOKEN].is_met is False
+    assert found["start, seconds"].is_met is False
+    assert found["requests a second, chat"].is_met is None, "vLLM was not measured"
+
+
+def test_a_target_can_be_a_least_value() -> None:
+    more = Target("x", "requests a second, *", 800, above=True)
+    (verdict,) = verdicts(result(), [more])
+    assert verdict.is_met is True
+
+
+def test_the_page_says_what_was_missed_and_what_is_missing() -> None:
+    page = product_report.page(result())
+    assert "no space" in page
+    _, _, missed = page.partition("**Figures that miss their target**")
+    assert missed.count("- a token") == 1
+    assert "Where it goes: " in missed
+    assert "not quiet" not in page
+    assert "**The machine was not quiet**" in product_report.page(result(LOUD))
+    assert "missed by 1 of 1" in product_report.summary(result())
+    assert "not measured" in product_report.summary(result())
+
+
+def test_every_target_says_where_the_time_goes() -> None:
+    assert all(target.where for target in TARGETS)
+    assert len({(target.figures, target.peer) for target in TARGETS}) == len(TARGETS)
+
+
+def test_the_newest_quiet_full_run_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    assert figures.newest() is None
+    assert "make bench" in product_report.page(None)
+    assert figures.write(result()).name == "1.2.3-intel-xeon-2-cores.json"
+    figures.write(result(LOUD, version="1.2.4", date="2026-11-25"))
+    figures.write(result(version="1.2.5", date="2026-11-26", is_quick=True))
+    newest = figures.newest()
+    assert newest is not None
+    assert newest.version == "1.2.3"
+    assert newest == result()
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [
+        ("AMD EPYC 7B13, 8 cores, 32 GiB", "amd-epyc-7b13-8-cores"),
+        ("aarch64, 4 cores, 8 GiB", "aarch64-4-cores"),
+    ],
+)
+def test_machines_have_names(machine: str, name: str) -> None:
+    assert slug(machine) == name
+
+
+def test_a_document_without_marks_is_left_alone() -> None:
+    assert documents.replaced("product", "text", "no marks") is None
+    marked = "a\n<!-- product: begin -->\n\nold\n\n<!-- product: end -->\nb"
+    assert documents.replaced("product", "new", marked) == marked.replace("old", "new")
