@@ -14,7 +14,7 @@ from singletree.errors import Superseded
 from singletree.events import Finished, FinishReason, Fold
 from singletree.server.answers.choices import run_together
 from singletree.server.answers.disconnect import while_connected
-from singletree.server.answers.frame_sinks import EventStream, FrameSink, ResponseHeader
+from singletree.server.answers.frame_sinks import SERVER_SEND, EventStream, FrameSink, ResponseHeader
 from singletree.server.answers.lifecycle import Lifecycle
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.stream import Stream
@@ -61,7 +61,7 @@ class TurnResponse:
             ClientLeft: the client disconnected.
         """
         if self._choices.first.request.stream:
-            await self.stream_to(EventStream(send), receive)
+            await self.stream_to(EventStream(send, scope.get(SERVER_SEND)), receive)
         else:
             await self._follow(partial(self._send_body, send), receive)
 
@@ -138,6 +138,8 @@ class TurnResponse:
                 producing.result()
             stream.open()
             await sink.open(self._lifecycle.response_headers())
+            if isinstance(sink, EventStream):
+                stream.buffer.write_through = sink.write_through
             while frames := await stream.buffer.take():
                 await sink.write(frames)
             await sink.close()
