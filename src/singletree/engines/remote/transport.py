@@ -149,6 +149,17 @@ class _Connection(ResponseHandler):
     """
 
     heard: Callable[[], None] | None = None
+    _is_held = False
+
+    def pause_reading(self) -> None:
+        self._is_held = True
+        super().pause_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Resume, if reading was paused: aiohttp (3.14) calls it at each read, and parses nothing once more then."""
+        if self._is_held:
+            self._is_held = False
+            super().resume_reading(resume_parser)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
