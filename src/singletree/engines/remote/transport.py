@@ -113,7 +113,8 @@ class AiohttpTransport:
     async def open(self) -> None:
         headers = {**self._headers, "Accept-Encoding": "identity"}
         connector = self._connect()
-        connector._factory = partial(_Connection, loop=asyncio.get_running_loop())
+        factory: partial[ResponseHandler] = partial(_Connection, loop=asyncio.get_running_loop())
+        connector._factory = factory
         self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=headers)
 
     async def get(self, path: str) -> tuple[int, bytes]:

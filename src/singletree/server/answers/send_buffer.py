@@ -30,7 +30,7 @@ class SendBuffer:
 
     Attributes:
         stuck_beats: how many beats in a row the same write was in progress.
-        write_through: writes the frames of ``put_through`` while the consumer waits; None for a consumer that writes all.
+        write_through: writes the frames of ``put_through`` while the consumer waits; None if the consumer writes all.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class SendBuffer:
                 _flush_soon(self)
 
     def flush(self) -> None:
-        """Write the frames of ``put_through``, unless the consumer was woken meanwhile: it writes all in their order."""
+        """Write the frames of ``put_through``, unless the consumer was woken meanwhile: it writes all in order."""
         self._is_due = False
         if not self._frames or self.write_through is None or self._filled is None or self._filled.done():
             return
