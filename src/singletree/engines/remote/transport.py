@@ -12,7 +12,7 @@ import asyncio
 import io
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -113,8 +113,8 @@ class AiohttpTransport:
     async def open(self) -> None:
         headers = {**self._headers, "Accept-Encoding": "identity"}
         connector = self._connect()
-        factory: partial[ResponseHandler] = partial(_Connection, loop=asyncio.get_running_loop())
-        connector._factory = factory
+        made = cast("type[ResponseHandler]", _Connection)
+        connector._factory = partial(made, loop=asyncio.get_running_loop())
         self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=headers)
 
     async def get(self, path: str) -> tuple[int, bytes]:
