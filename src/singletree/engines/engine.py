@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from singletree.conversation import Sampling
@@ -75,6 +75,17 @@ class Chunk:
     weight_versions: Sequence[WeightVersion] = ()
     routed_experts: str | None = None
 
+    def has_only_tokens(self) -> bool:
+        """Return whether it reports nothing but tokens."""
+        return (
+            self.finish is None
+            and self.logprobs is None
+            and self.cached_tokens is None
+            and self.prompt_logprobs is None
+            and self.prompt_tokens is None
+            and self.route is None
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PictureSupport:
@@ -144,6 +155,10 @@ class Constraint:
     lark: str = ""
 
 
+Deliver = Callable[[Sequence[int]], bool]
+"""Takes the tokens of a chunk that has nothing but tokens, and returns whether the next ones may come the same way."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
     """One generation that an engine is asked for.
@@ -162,6 +177,10 @@ class GenerationJob:
         cache_salt: keeps tenants apart: prompts share the prefix cache only with prompts of the same salt.
         expected_tokens: how many tokens the client expects to be generated; None if unknown.
         latency_sensitivity: higher for a generation that somebody waits for; None if unknown.
+        deliver: takes tokens without a switch of tasks, which costs more than all the rest of a token; None for none.
+            An engine need not use it. One that does yields the first chunk that has tokens, and each chunk that
+            reports anything else. It calls ``deliver`` only while its next chunk is awaited, and not again after it
+            returned False, before it has yielded a chunk: an empty one, if there is no other. It never raises.
     """
 
     prompt_token_ids: Sequence[int]
@@ -176,6 +195,7 @@ class GenerationJob:
     cache_salt: str = ""
     expected_tokens: int | None = None
     latency_sensitivity: float | None = None
+    deliver: Deliver | None = field(default=None, compare=False, repr=False)
 
 
 FIRST_PICTURE_NUMBER = 1 << 31

@@ -13,6 +13,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import (
     Chunk,
     ConstraintKind,
+    Deliver,
     EngineInfo,
     GenerationJob,
     token_limit,
@@ -22,6 +23,7 @@ from singletree.engines.remote.pictures import pictures_of
 from singletree.engines.remote.transport import (
     AiohttpTransport,
     ConnectionLost,
+    RelayedResponse,
     StreamedResponse,
     Transport,
 )
@@ -45,6 +47,7 @@ COUNT_ID = "singletree-count"
 _PROBE_PROMPT = (0,)  # every vocabulary has this id
 _MAX_ERROR_BYTES = 65536  # of the body of an error response
 _SLOTS = 256
+_NO_TOKENS = Chunk(())
 _UNKNOWN_WINDOW = 2**31
 
 
@@ -183,21 +186,27 @@ class RemoteEngine:
         request = InFlightRequest[StreamedResponse](job.request_id)
         self._in_flight.add(request)
         answer: StreamedResponse | None = None
+        relay: _TokenRelay | None = None
         silence = self._limit_silence(request, wire, job)
         try:
             try:
                 answer = await self._open(request, wire, job, max_tokens)
                 while not reader.done:
-                    data = await answer.read()
-                    if silence is not None:
-                        silence.cancel()
-                    chunk = reader.feed(data) if data else reader.close()
+                    if relay is None:
+                        data = await answer.read()
+                        if silence is not None:
+                            silence.cancel()
+                        chunk = reader.feed(data) if data else reader.close()
+                    else:
+                        chunk = await relay.next_chunk()
                     if reader.lookup is not None:
                         chunk = await self._resolve(reader)
                     if chunk is not None:
                         if chunk.finish is not None and job.request_id != PROBE_ID:
                             self._note_cached(chunk.cached_tokens, wire)
                         yield chunk
+                        if relay is None and chunk.token_ids:
+                            relay = _relay(reader, answer, job.deliver)
             except ConnectionLost as lost:
                 if (last := reader.close(request.outcome or self._connection_failure(lost))) is not None:
                     yield last
@@ -369,6 +378,44 @@ class RemoteEngine:
             ) from error
         if not found:
             raise BadConfiguration(f"{probe} and returned no token id. {self._server.hint}")
+
+
+class _TokenRelay:
+    """Delivers the tokens of an answer where they are received, up to the next chunk that has more than tokens."""
+
+    __slots__ = ("_answer", "_chunk", "_deliver", "_reader")
+
+    def __init__(self, reader: WireReader, answer: RelayedResponse, deliver: Deliver) -> None:
+        self._reader, self._answer, self._deliver = reader, answer, deliver
+        self._chunk: Chunk | None = None
+
+    async def next_chunk(self) -> Chunk | None:
+        """Return the next chunk that was not delivered. Raises ConnectionLost."""
+        self._chunk = None
+        await self._answer.relay(self._take)
+        return self._chunk
+
+    def _take(self, data: bytes) -> bool:
+        reader = self._reader
+        chunk = reader.feed(data) if data else reader.close()
+        if reader.done or reader.lookup is not None:
+            self._chunk = chunk
+            return False
+        if chunk is None:
+            return True
+        if not chunk.has_only_tokens():
+            self._chunk = chunk
+            return False
+        if self._deliver(chunk.token_ids):
+            return True
+        self._chunk = _NO_TOKENS
+        return False
+
+
+def _relay(reader: WireReader, answer: StreamedResponse, deliver: Deliver | None) -> _TokenRelay | None:
+    if deliver is None or not isinstance(answer, RelayedResponse):
+        return None
+    return _TokenRelay(reader, answer, deliver)
 
 
 async def _error_body(answer: StreamedResponse) -> bytes:

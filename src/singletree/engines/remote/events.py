@@ -90,8 +90,11 @@ class EventReader:
 
     def feed(self, data: bytes) -> Chunk | None:
         """Return the tokens that ``data`` completed as one chunk; None when there are none yet."""
+        first = data.find(b"\n")
+        if not self._partial_bytes and first == len(data) - 2 and data[-1:] == b"\n":
+            return self._take_lines([data[:first]])  # one event, as nearly always
         self._partial.append(data)
-        if b"\n" not in data:
+        if first < 0:
             self._partial_bytes += len(data)
             if self._partial_bytes > _MAX_LINE_BYTES:
                 self._fail(
@@ -101,6 +104,9 @@ class EventReader:
         lines = b"".join(self._partial).split(b"\n")
         rest = lines.pop()
         self._partial, self._partial_bytes = [rest], len(rest)
+        return self._take_lines(lines)
+
+    def _take_lines(self, lines: Sequence[bytes]) -> Chunk | None:
         token_ids: list[int] = []
         logprobs: list[LogprobRow] = []
         for line in lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
 
@@ -45,6 +45,19 @@ class PooledJob(GenerationJob):
 def pooled_job(job: GenerationJob, turn: PooledTurn) -> PooledJob:
     """Return ``job`` as one of ``turn``."""
     return PooledJob(**{each.name: getattr(job, each.name) for each in fields(GenerationJob)}, turn=turn)
+
+
+def with_tap(job: GenerationJob, tap: Callable[[Sequence[int]], object]) -> GenerationJob:
+    """Return ``job`` with a ``deliver`` that calls ``tap`` with the tokens first; ``job`` if it has none."""
+    deliver = job.deliver
+    if deliver is None:
+        return job
+
+    def tapped(token_ids: Sequence[int]) -> bool:
+        tap(token_ids)
+        return deliver(token_ids)
+
+    return replace(job, deliver=tapped)
 
 
 class Dispatcher:
@@ -137,8 +150,15 @@ class Dispatcher:
         generated = array("I")
         route = self._route(choice, turn)
         is_read = knows_cached = False
+
+        def delivered(token_ids: Sequence[int]) -> None:
+            self._health.progressed(running, len(token_ids))
+            generated.extend(token_ids)
+
+        # One engine alone is compared with no other.
+        tap = generated.extend if len(self._workers) == 1 else delivered
         try:
-            async with aclosing(worker.engine.generate(job)) as chunks:
+            async with aclosing(worker.engine.generate(with_tap(job, tap))) as chunks:
                 async for chunk in chunks:
                     self._health.progressed(running, len(chunk.token_ids))
                     if running.stalled and chunk.finish == "cancelled" and not turn.aborted:

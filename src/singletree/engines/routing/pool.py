@@ -24,7 +24,7 @@ from singletree.engines.engine import (
 )
 from singletree.engines.queueing import QueueingEngine
 from singletree.engines.routing.constrained_turn import MatcherSource, TokenMatcher, continue_constrained
-from singletree.engines.routing.dispatch import Dispatcher, PooledTurn, pooled_job
+from singletree.engines.routing.dispatch import Dispatcher, PooledTurn, pooled_job, with_tap
 from singletree.engines.routing.health import WorkerHealth
 from singletree.engines.routing.load_policies import RoundRobinPolicy
 from singletree.engines.routing.policy import RoutingPolicy
@@ -196,6 +196,7 @@ class EnginePool:
         turn = PooledTurn(job.request_id)
         self._turns.add(turn)
         generated = array("I")
+        job = with_tap(job, generated.extend)
         failure: EngineFailed | None = None
         matcher: TokenMatcher | None = None
         is_known = False  # whether an engine has reported what it knows of the prompt
@@ -247,6 +248,7 @@ class EnginePool:
 
         if matcher is None:
             return ask(job)
+        job = replace(job, deliver=None)  # The matcher has to see every token.
         return continue_constrained(job, len(generated), matcher, ask, self.info())
 
     async def _follow(self, job: GenerationJob, generated: Sequence[int]) -> TokenMatcher | None:

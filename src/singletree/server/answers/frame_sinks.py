@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
+from types import BuiltinFunctionType
 from typing import Protocol
 
 from starlette.types import Send
@@ -11,6 +12,9 @@ from singletree.protocols import sse
 from singletree.protocols.answer import Frame
 
 ResponseHeader = tuple[bytes, bytes]
+
+SERVER_SEND = "singletree.send"
+"""Where the scope of a connection has the server's own ASGI channel."""
 
 _EVENT_STREAM: tuple[ResponseHeader, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,10 +44,17 @@ class EventStream:
 
     Args:
         send: the ASGI channel of an HTTP connection.
+        direct: the server's own channel behind it, for what need not pass through all that is around it.
+
+    Attributes:
+        write_through: writes without waiting (``SendBuffer``); None where the server cannot.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, direct: Send | None = None) -> None:
         self._send = send
+        # Only of a native channel it is known that it sends in the call, and that it needs not be awaited to do so.
+        self.write_through = self._write_now if isinstance(direct, BuiltinFunctionType) else None
+        self._direct = direct
 
     async def open(self, headers: Iterable[ResponseHeader]) -> None:
         """Send the status and the headers."""
@@ -53,6 +64,12 @@ class EventStream:
     async def write(self, frames: list[Frame]) -> None:
         """Send frames."""
         await self._send({"type": "http.response.body", "body": sse.encode(frames), "more_body": True})
+
+    def _write_now(self, frames: list[Frame]) -> Awaitable[object] | None:
+        assert self._direct is not None
+        sent = self._direct({"type": "http.response.body", "body": sse.encode(frames), "more_body": True})
+        # Granian's channel returns a future while the client does not read, else an object that is done.
+        return sent if hasattr(sent, "_asyncio_future_blocking") else None
 
     async def close(self) -> None:
         """End the body."""

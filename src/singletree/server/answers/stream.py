@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from singletree.errors import EngineFailed, SingletreeError, Superseded
-from singletree.events import Finished, FinishReason
-from singletree.protocols.answer import EventEncoder
+from singletree.events import Event, Finished, FinishReason
+from singletree.protocols.answer import EventEncoder, Frame
 from singletree.server.answers.choices import Choices, run_together
 from singletree.server.answers.send_buffer import SendBuffer
 from singletree.server.answers.tool_dispatch import DispatchOptions
@@ -82,6 +83,8 @@ class Stream:
             self._end(error, "error")
         finally:
             self.buffer.close()
+            for generation in self._choices.generations:
+                generation.deliver = None  # It refers to this stream.
 
     def supersede(self) -> None:
         """End the answer with an error: another request repeats this one."""
@@ -121,6 +124,9 @@ class Stream:
     async def _feed(self, index: int) -> None:
         """Feed the choice number ``index`` to its encoder."""
         buffer, encoder = self.buffer, None
+        generation = self._choices.generations[index]
+        if generation.runner is None:
+            generation.deliver = partial(self._deliver, index)
         async with aclosing(self._choices.batches(index, self._trace.request_id)) as batches:
             async for batch in batches:
                 if encoder is None:
@@ -131,16 +137,23 @@ class Stream:
                     frames = encoder.end(batch)
                     await self._choices.stored()
                     buffer.put(frames)
-                elif batch:
-                    if not self._has_sent:
-                        self._has_sent = True
-                        self._trace.first_event()
-                    if len(batch) == 1:
-                        buffer.put(encoder.feed(batch[0]))
-                    else:
-                        buffer.put([frame for event in batch for frame in encoder.feed(event)])
+                else:
+                    if batch:
+                        self._note_sent()
+                        buffer.put(_frames(encoder, batch))
                     if buffer.is_full:
                         await buffer.room()
+
+    def _deliver(self, index: int, batch: list[Event]) -> bool:
+        """Send a batch that was not yielded. ``_feed`` has opened the stream, with the first one."""
+        self._note_sent()
+        self.buffer.put_through(_frames(self._encoders[index], batch))
+        return not self.buffer.is_full
+
+    def _note_sent(self) -> None:
+        if not self._has_sent:
+            self._has_sent = True
+            self._trace.first_event()
 
     async def beat(self, seconds: float, answering: asyncio.Task[Any]) -> None:
         """Send a keep-alive every ``seconds`` without data; cancel ``answering`` when the client does not read."""
@@ -150,6 +163,12 @@ class Stream:
                 self.buffer.beat(self._encoders[0].keep_alive)
             if self.buffer.stuck_beats * seconds > STALLED_SECONDS:
                 answering.cancel()
+
+
+def _frames(encoder: EventEncoder, batch: list[Event]) -> list[Frame]:
+    if len(batch) == 1:
+        return encoder.feed(batch[0])
+    return [frame for event in batch for frame in encoder.feed(event)]
 
 
 def client_error(error: Exception) -> SingletreeError:

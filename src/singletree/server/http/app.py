@@ -28,6 +28,7 @@ from singletree.errors import (
     Superseded,
 )
 from singletree.protocols import models, tokenize
+from singletree.server.answers.frame_sinks import SERVER_SEND
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.stream import client_error
 from singletree.server.answers.tracing import Trace
@@ -92,6 +93,7 @@ class App:
         id = request_id(headers.get("x-request-id"))
         trace = scope["trace"] = Trace(self._service.tracing, scope["method"], scope["path"], id)
         trace.traceparent = headers.get("traceparent", "")
+        scope[SERVER_SEND] = send
         scope["app"] = self  # so that the router raises what it cannot route
         started, origin = False, None
 

@@ -39,6 +39,8 @@ class Generation:
         completed_calls: when each call became complete that has not been sent, on the clock of ``time.perf_counter``.
         ended: why the turn ended; None while it is generated.
         runner: replaces ``run`` where the events of the turn are not sent as they are.
+        deliver: takes batches of events that need not be yielded, because the engine delivers their tokens without a
+            switch of tasks; None for none.
     """
 
     model: Model
@@ -58,6 +60,7 @@ class Generation:
     completed_calls: list[float] = field(default_factory=list)
     ended: FinishReason | None = None
     runner: Runner | None = None
+    deliver: DeliverEvents | None = None
 
     def reported_cached_tokens(self) -> int | None:
         """Return how many of the prompt's token ids were cached; None until the engine reports it."""
@@ -96,5 +99,8 @@ class Generation:
         return Usage(prompt_tokens, decoder.tokens, cached, decoder.reasoning_tokens)
 
 
+DeliverEvents = Callable[[list[Event]], bool]
+"""Takes a batch, and returns whether the next ones may come the same way; called while a batch is awaited, and not
+again after it returned False, before one has been yielded. The first batch is yielded."""
 Batches = AsyncGenerator[list[Event] | Finished, None]
 Runner = Callable[[Generation, str], Batches]

@@ -20,6 +20,7 @@ from singletree.prompts.history.canonicalization import ToolsOf
 from singletree.server.models.catalog import Model
 from singletree.server.turn.complete_calls import CompleteCalls
 from singletree.server.turn.constraints import with_constraint_field
+from singletree.server.turn.delivery import Delivery
 from singletree.server.turn.generation import Batches, Generation
 from singletree.server.turn.picture_tokens import learn_counts
 from singletree.server.turn.prompt import fit_prompt
@@ -53,7 +54,8 @@ def generate(generation: Generation, request_id: str) -> Batches:
 async def run(generation: Generation, request_id: str) -> Batches:
     """Yield the events of the turn, one batch for each chunk of the engine, and then ``Finished``.
 
-    A batch may be empty: the tokens so far decide nothing. Closing the generator frees the engine.
+    A batch may be empty: the tokens so far decide nothing. If ``generation.deliver`` is set, it gets the batches that
+    an engine can deliver; all others, the first among them, are yielded. Closing the generator frees the engine.
 
     Raises:
         EngineFailed: the engine ended the stream without a finish reason; other errors of the engine pass through.
@@ -62,6 +64,9 @@ async def run(generation: Generation, request_id: str) -> Batches:
     model, decoder, recording = generation.model, generation.decoder, generation.recorder
     logprobs, counts = generation.logprob_reader, generation.request.options.continuous_usage_stats
     calls = None if generation.request.live_arguments else CompleteCalls(generation.completed_calls)
+    delivery: Delivery | None = None
+    if generation.deliver is not None and logprobs is None and not counts:
+        delivery = Delivery(generation, calls, generation.deliver)
     chunks = model.engine.generate(
         GenerationJob(
             generation.prompt.token_ids,
@@ -76,6 +81,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
             cache_salt=generation.request.cache_salt,
             expected_tokens=generation.request.hints.expected_tokens,
             latency_sensitivity=generation.request.hints.latency_sensitivity,
+            deliver=None if delivery is None else delivery.take,
         )
     )
     reason: FinishReason | None = None
@@ -84,6 +90,8 @@ async def run(generation: Generation, request_id: str) -> Batches:
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
+                if delivery is not None and delivery.error is not None:
+                    raise delivery.error
                 _take_reports(generation, chunk)
                 generation.token_ids.extend(chunk.token_ids)
                 batch = decoder.feed(chunk.token_ids) if logprobs is None else logprobs.feed(chunk)
@@ -94,7 +102,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
                 if reason is not None:
                     weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
                     if decoder.ended == "stop":
-                        await _let_end(generation, chunk, chunks)
+                        await _let_end(generation, chunk, chunks, delivery)
                     break
     except InvalidRequest as refusal:
         raise with_constraint_field(refusal, generation.request) from None
@@ -126,7 +134,9 @@ def _take_reports(generation: Generation, chunk: Chunk) -> None:
         _take_prompt_tokens(generation, chunk)
 
 
-async def _let_end(generation: Generation, last: Chunk, chunks: AsyncGenerator[Chunk, None]) -> None:
+async def _let_end(
+    generation: Generation, last: Chunk, chunks: AsyncGenerator[Chunk, None], delivery: Delivery | None
+) -> None:
     """Let the engine generate the end of a turn that is over because it has all calls that are allowed.
 
     The client has its calls already. An engine that is cancelled here does not report cached tokens (vLLM over HTTP),
@@ -136,6 +146,8 @@ async def _let_end(generation: Generation, last: Chunk, chunks: AsyncGenerator[C
     Tokens that only close the last call belong to the turn: the next prompt has them in their place.
     """
     new, finish = array("I"), last.finish
+    if delivery is not None:
+        delivery.spare = new
     with suppress(SingletreeError, TimeoutError):
         async with asyncio.timeout(_SPARE_SECONDS):
             while finish is None and len(new) < _SPARE_TOKENS:
