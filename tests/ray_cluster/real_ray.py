@@ -73,7 +73,7 @@ def install() -> Path:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         extras = project["optional-dependencies"]
         tests = [each for each in extras["dev"] if not each.startswith(LINTERS)]
-        engines = [*extras["serve"], *extras["llamacpp"]]
+        engines = [*extras["serve"], *extras["llamacpp"], *extras["routing"]]
         pip(venv, "install", *project["dependencies"], *engines, *tests, f"ray[serve]=={RAY}")
         ready.touch()
     return venv

@@ -106,6 +106,15 @@ class RecordFile:
                 self._handler.handle(logging.makeLogRecord({"msg": line}))
 
 
+def numbered_path(path: Path, name: str) -> Path:
+    """Return the file of one of several processes: they cannot share one, because a full file is renamed.
+
+    Args:
+        name: of the process.
+    """
+    return path.with_name(f"{path.stem}-{name}{path.suffix}")
+
+
 def _log_failure(record: logging.LogRecord) -> None:
     LOG.warning("a request record could not be written", exc_info=True)
 

@@ -22,6 +22,7 @@ from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
 from singletree.server.http.routes import Service
 from singletree.server.models.config import Config
+from singletree.server.models.loaders import FindSource, find_model_source
 from singletree.server.models.served_models import load_models
 from singletree.server.storage.response_store import Store
 
@@ -66,11 +67,7 @@ async def run_server(
     """
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
-    store = open_store(config)
-    file = None if config.trace_path is None else RecordFile(config.trace_path, config.trace_limit)
-    records = None if file is None else RequestRecords(file)
-    loaded = await load_models(config, report, progress)
-    service = Service(config, loaded, Tracing(), store=store if config.store else None, records=records)
+    service = await open_service(config, report, progress)
     server = Server(
         App(service, address),
         address=address,
@@ -97,21 +94,52 @@ async def run_server(
             service.closing = True
             await _wait_until_idle(service.tracing, config.drain_seconds, signalled)
     finally:
-        service.closing = True
-        await loaded.close()
-        await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
-        await service.prefills.close()
-        await service.jobs.close()
-        if service.others is not None:
-            await service.others.close()
-        store.close()
-        if records is not None:
-            records.close()
+        await close_service(service)
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.gather(listening, return_exceptions=True)
 
 
-def open_store(config: Config) -> Store:
+async def open_service(
+    config: Config,
+    report: Callable[[str], None],
+    progress: Progress = no_progress,
+    *,
+    find_source: FindSource = find_model_source,
+) -> Service:
+    """Open the store and the file of request records, load the models and start their engines.
+
+    Args:
+        report: takes a line for the user, such as a step of the start.
+        progress: reports downloads.
+        find_source: finds each model and its engines.
+
+    Raises:
+        BadConfiguration: a setting is wrong.
+        WeightsUnavailable, EngineFailed: no model could be loaded.
+    """
+    store = _open_store(config) if config.store else None
+    file = None if config.trace_path is None else RecordFile(config.trace_path, config.trace_limit)
+    records = None if file is None else RequestRecords(file)
+    loaded = await load_models(config, report, progress, find_source)
+    return Service(config, loaded, Tracing(), store=store, records=records)
+
+
+async def close_service(service: Service) -> None:
+    """Refuse new requests, stop the engines, let ended streams send their last events, and free everything."""
+    service.closing = True
+    await service.catalog.close()
+    await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
+    await service.prefills.close()
+    await service.jobs.close()
+    if service.others is not None:
+        await service.others.close()
+    if service.store is not None:
+        service.store.close()
+    if service.records is not None:
+        service.records.close()
+
+
+def _open_store(config: Config) -> Store:
     """Return the store of responses that ``config`` names. Raises BadConfiguration for a wrong URL."""
     if config.store_url is None:
         return Store(config.store_path or cache_folder() / "responses.sqlite", config.store_limit)
