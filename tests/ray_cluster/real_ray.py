@@ -17,7 +17,7 @@ import tempfile
 import time
 import tomllib
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,22 @@ READY_SECONDS = 300
 STOP_SECONDS = 60
 MARK = "SINGLETREE_RAY_CLUSTER"
 """Environment variable by which all processes of one cluster are found: Ray starts them in sessions of their own."""
+NODE = "SINGLETREE_RAY_NODE"
+"""The same for those of one node."""
 
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A cluster of one node that serves singletree. ``mark`` is in the environment of all its processes."""
+    """A cluster that serves singletree. ``mark`` is in the environment of all its processes.
+
+    Attributes:
+        nodes: starts and kills further nodes; None where the cluster has only its own.
+    """
 
     url: str
     mark: str
     log: Path
+    nodes: RayNodes | None = None
 
     def replicas(self, deployment: str) -> list[int]:
         """Return the process ids of the replicas of a deployment."""
@@ -46,8 +53,8 @@ class RayCluster:
         ]
 
     def kill_replica(self, deployment: str) -> None:
-        """End the replica of a deployment as a crash of its machine does."""
-        [pid] = self.replicas(deployment)
+        """End a replica of a deployment as a crash does."""
+        pid, *_ = self.replicas(deployment)
         os.kill(pid, signal.SIGKILL)
 
     def output(self) -> str:
@@ -55,11 +62,58 @@ class RayCluster:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
-def _processes(mark: str) -> Iterator[tuple[int, str]]:
-    """Yield the process id and the title of all processes of the cluster."""
+class RayNodes:
+    """The nodes of a cluster on this machine, each with a raylet and workers of its own.
+
+    Args:
+        environment: of their processes; has the cluster's mark.
+        log: takes their output.
+    """
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self._environment = environment
+        self._log = log
+        self.address = f"127.0.0.1:{free_port()}"
+
+    def start(self, name: str, resources: Mapping[str, float], *, is_head: bool = False) -> None:
+        """Start a node that has the custom ``resources``, and wait until it has joined."""
+        ray = str(install() / "bin" / "ray")
+        place = (
+            ["--head", "--port", self.address.rpartition(":")[2]] if is_head else ["--address", self.address]
+        )
+        command = [ray, "start", *place, "--node-ip-address", "127.0.0.1", "--num-cpus", "4"]
+        command += ["--resources", json.dumps(resources), "--object-store-memory", str(10**8)]
+        # Two nodes of one machine would take the same ports.
+        command += ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
+        command += ["--include-dashboard", "false"] if is_head else []
+        with self._log.open("ab") as out:
+            started = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**self._environment, NODE: name},
+                timeout=READY_SECONDS,
+                check=False,
+            )
+        if started.returncode:
+            text = self._log.read_text(encoding="utf-8", errors="replace")
+            raise RuntimeError(f"the node {name} did not start:\n{text[-3000:]}")
+
+    def kill(self, name: str) -> int:
+        """End all processes of a node as a power cut does; return how many there were."""
+        found = [pid for pid, _ in _processes(name, NODE)]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(found)
+
+
+def _processes(mark: str, name: str = MARK) -> Iterator[tuple[int, str]]:
+    """Yield the process id and the title of all processes whose variable ``name`` is ``mark``."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+            if f"{name}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 yield int(folder.name), (folder / "cmdline").read_bytes().decode(errors="replace")
 
 
@@ -80,16 +134,20 @@ def install() -> Path:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, **arguments: Any) -> Iterator[RayCluster]:
+def serving(
+    folder: Path, nodes: Mapping[str, Mapping[str, float]] | None = None, **arguments: Any
+) -> Iterator[RayCluster]:
     """Run ``serve run`` with a configuration file on a cluster of its own, until the block is left.
 
     Args:
         folder: takes the configuration file and the log.
+        nodes: the custom resources of each node by its name, the head first; None for the one that Ray starts itself.
         arguments: of ``singletree.ray:app``.
     """
     venv, port, mark = install(), free_port(), secrets.token_hex(8)
     application = {"name": "singletree", "import_path": "singletree.ray:app", "route_prefix": "/"}
     settings = {
+        "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
         "applications": [{**application, "args": arguments}],
     }
@@ -107,17 +165,25 @@ def serving(folder: Path, **arguments: Any) -> Iterator[RayCluster]:
             "OMP_NUM_THREADS": "1",
             MARK: mark,
         }
-        with log.open("wb") as out:
-            command = [str(venv / "bin" / "serve"), "run", str(file)]
-            process = subprocess.Popen(
-                command, stdout=out, stderr=out, env=environment, cwd=folder, start_new_session=True
-            )
-        cluster = RayCluster(f"http://127.0.0.1:{port}", mark, log)
+        command, several = [str(venv / "bin" / "serve"), "run", str(file)], None
         try:
-            _wait_until_ready(cluster, process)
-            yield cluster
+            if nodes is not None:
+                several = RayNodes(environment, folder / "nodes.log")
+                for number, (name, resources) in enumerate(nodes.items()):
+                    several.start(name, resources, is_head=number == 0)
+                command[2:2] = ["--address", several.address]
+            with log.open("wb") as out:
+                process = subprocess.Popen(
+                    command, stdout=out, stderr=out, env=environment, cwd=folder, start_new_session=True
+                )
+            try:
+                cluster = RayCluster(f"http://127.0.0.1:{port}", mark, log, several)
+                _wait_until_ready(cluster, process)
+                yield cluster
+            finally:
+                _end(process)
         finally:
-            _stop(process, mark)
+            _kill_all(mark)
 
 
 def _wait_until_ready(cluster: RayCluster, process: subprocess.Popen[bytes]) -> None:
@@ -131,15 +197,21 @@ def _wait_until_ready(cluster: RayCluster, process: subprocess.Popen[bytes]) -> 
     )
 
 
-def _stop(process: subprocess.Popen[bytes], mark: str) -> None:
-    """End the application and, if that takes too long, all processes of its cluster."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the application; kill it if that takes too long."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
+        return
+    process.kill()
+    process.wait(STOP_SECONDS)
+
+
+def _kill_all(mark: str) -> None:
+    """Kill what is left of a cluster."""
     for pid, _ in _processes(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.wait(STOP_SECONDS)
 
 
 if __name__ == "__main__":
