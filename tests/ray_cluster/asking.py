@@ -16,6 +16,22 @@ MODEL = "SmolLM2-135M-Instruct"
 ANSWER_SECONDS = 180
 
 
+_NUMBERS = "one two three four five six seven eight nine ten eleven twelve".split()  # noqa: SIM905
+
+
+def dictated(number: int) -> str:
+    """Return a text for ``forced_to``; each number has another one."""
+    return " ".join(_NUMBERS[(number + 5 * step) % len(_NUMBERS)] for step in range(40)) + "."
+
+
+def forced_to(text: str) -> dict[str, Any]:
+    """Return the fields of a request by which a grammar forces its answer to be ``text``.
+
+    The answer is the same whatever else the engine generates at the same time.
+    """
+    return {"structured_outputs": {"regex": text.replace(".", r"\.")}, "max_tokens": 200}
+
+
 class BrokenAnswer(Exception):
     """The connection broke, or the server refused for now: a harness repeats the request."""
 

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines import real_vllm
 from engines.real_vllm import LINTERS, PEERS, ROOT, free_port, pip, run_quietly
 
 RAY = "2.60.0"
-READY_SECONDS = 300
+READY_SECONDS = 200
 STOP_SECONDS = 60
 MARK = "SINGLETREE_RAY_CLUSTER"
 """Environment variable by which all processes of one cluster are found: Ray starts them in sessions of their own."""
@@ -56,6 +57,25 @@ class RayCluster:
         """End a replica of a deployment as a crash does."""
         pid, *_ = self.replicas(deployment)
         os.kill(pid, signal.SIGKILL)
+
+    def replace(self, deployment: str, seconds: float) -> None:
+        """Kill the only replica of a deployment, and wait until Ray has started another one, and it answers."""
+        [killed] = self.replicas(deployment)
+        os.kill(killed, signal.SIGKILL)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if killed not in self.replicas(deployment) and self.replicas(deployment) and self.answers():
+                return
+            time.sleep(0.5)
+        raise AssertionError(f"Ray did not replace {deployment} within {seconds:g} s")
+
+    def answers(self) -> bool:
+        """Return whether a server replica answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return True
+        except OSError:
+            return False
 
     def output(self) -> str:
         """Return what Ray and the replicas have printed."""
@@ -133,18 +153,38 @@ def install() -> Path:
     return venv
 
 
+def install_with_vllm() -> Path:
+    """Return an environment with Ray and vLLM; make it if it is missing. It has the packages of both others."""
+    ray, (vllm, _) = install(), real_vllm.install_in_process()
+    venv = PEERS / "ray-vllm"
+    ready = venv / f".ready-{RAY}-{real_vllm.VLLM}"
+    if not ready.exists():
+        run_quietly(sys.executable, "-m", "venv", "--without-pip", venv)
+        [own] = (venv / "lib").glob("python3*/site-packages")
+        folders = [next((each / "lib").glob("python3*/site-packages")) for each in (ray, vllm)]
+        (own / "ray_and_vllm.pth").write_text("".join(f"{each}\n" for each in folders), encoding="utf-8")
+        ready.touch()
+    return venv
+
+
 @contextlib.contextmanager
 def serving(
-    folder: Path, nodes: Mapping[str, Mapping[str, float]] | None = None, **arguments: Any
+    folder: Path,
+    nodes: Mapping[str, Mapping[str, float]] | None = None,
+    venv: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
 ) -> Iterator[RayCluster]:
     """Run ``serve run`` with a configuration file on a cluster of its own, until the block is left.
 
     Args:
         folder: takes the configuration file and the log.
         nodes: the custom resources of each node by its name, the head first; None for the one that Ray starts itself.
+        venv: an environment with Ray; None for that of ``install``.
+        environment: further variables of all processes.
         arguments: of ``singletree.ray:app``.
     """
-    venv, port, mark = install(), free_port(), secrets.token_hex(8)
+    venv, port, mark = venv or install(), free_port(), secrets.token_hex(8)
     application = {"name": "singletree", "import_path": "singletree.ray:app", "route_prefix": "/"}
     settings = {
         "proxy_location": "HeadOnly",
@@ -156,25 +196,28 @@ def serving(
     log = folder / "serve.log"
     # A socket's path may have 107 characters, and Ray's are long.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as work:
-        environment = {
+        variables = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PYTHON"))},
             "PYTHONPATH": str(ROOT / "src"),
             "RAY_TMPDIR": work,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "OMP_NUM_THREADS": "1",
             MARK: mark,
+            **(environment or {}),
         }
-        command, several = [str(venv / "bin" / "serve"), "run", str(file)], None
+        command, several = [str(venv / "bin" / "python"), "-m", "ray.serve.scripts", "run", str(file)], None
         try:
             if nodes is not None:
-                several = RayNodes(environment, folder / "nodes.log")
+                several = RayNodes(variables, folder / "nodes.log")
                 for number, (name, resources) in enumerate(nodes.items()):
                     several.start(name, resources, is_head=number == 0)
-                command[2:2] = ["--address", several.address]
+                command[-1:-1] = ["--address", several.address]
             with log.open("wb") as out:
                 process = subprocess.Popen(
-                    command, stdout=out, stderr=out, env=environment, cwd=folder, start_new_session=True
+                    command, stdout=out, stderr=out, env=variables, cwd=folder, start_new_session=True
                 )
             try:
                 cluster = RayCluster(f"http://127.0.0.1:{port}", mark, log, several)
@@ -189,7 +232,7 @@ def serving(
 def _wait_until_ready(cluster: RayCluster, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{cluster.url}/health", timeout=5):
+        if cluster.answers():
             return
         time.sleep(0.5)
     raise RuntimeError(

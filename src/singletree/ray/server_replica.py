@@ -35,11 +35,11 @@ class ServerReplica:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, config: Config, engines: Sequence[Sequence[DeploymentHandle]]
     ) -> None:
-        by_model = dict(zip(config.each_model or (config,), engines, strict=True))
         if config.trace_path is not None:
             # Each replica has a file of its own, like each process of a server with several.
             name = serve.get_replica_context().replica_tag
             config = replace(config, trace_path=numbered_path(config.trace_path, name))
+        by_model = dict(zip(config.each_model or (config,), engines, strict=True))
         self._service = await open_service(config, _LOG.info, find_source=partial(_find_source, by_model))
 
     def __serve_build_asgi_app__(self) -> App:

@@ -120,7 +120,11 @@ async def open_service(
     store = _open_store(config) if config.store else None
     file = None if config.trace_path is None else RecordFile(config.trace_path, config.trace_limit)
     records = None if file is None else RequestRecords(file)
-    loaded = await load_models(config, report, progress, find_source)
+    try:
+        loaded = await load_models(config, report, progress, find_source)
+    except BaseException:
+        _close_files(store, records)
+        raise
     return Service(config, loaded, Tracing(), store=store, records=records)
 
 
@@ -133,10 +137,14 @@ async def close_service(service: Service) -> None:
     await service.jobs.close()
     if service.others is not None:
         await service.others.close()
-    if service.store is not None:
-        service.store.close()
-    if service.records is not None:
-        service.records.close()
+    _close_files(service.store, service.records)
+
+
+def _close_files(store: Store | None, records: RequestRecords | None) -> None:
+    if store is not None:
+        store.close()
+    if records is not None:
+        records.close()
 
 
 def _open_store(config: Config) -> Store:
