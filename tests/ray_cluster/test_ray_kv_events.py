@@ -1,4 +1,4 @@
-"""Two real vLLM on a Ray cluster of this machine, which publish what their prefix caches hold. ``make ray``."""
+"""Two real vLLM on a Ray cluster of this machine, which publish what their prefix caches hold. ``make engines``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray_cluster.real_ray import RayCluster, install_with_vllm, serving
 from ray_cluster.trace_files import records_of
 from server.serving import TEMPLATE
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.engines  # it needs vLLM, too
 
 SMALL = {"ray_actor_options": {"num_cpus": 0.1}}
 BLOCK = 32
