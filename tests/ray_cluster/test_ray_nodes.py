@@ -112,8 +112,8 @@ def test_a_node_killed_under_load_loses_no_turn(cluster: RayCluster, traces: Pat
                 begun.wait()
 
         asked = [{"role": "user", "content": f"Stream {number}: say it."}]
-        more = forced_to(dictated(number)) if number % 2 else {"ignore_eos": True}
-        return ask(cluster, asked, wait, session=f"stream-{number}", max_tokens=120, **more)
+        more = forced_to(dictated(number)) if number % 2 else {"ignore_eos": True, "max_tokens": 120}
+        return ask(cluster, asked, wait, session=f"stream-{number}", **more)
 
     with ThreadPoolExecutor(STREAMS) as pool:
         answers = [pool.submit(stream, number) for number in range(STREAMS)]
