@@ -20,8 +20,11 @@ _NUMBERS = "one two three four five six seven eight nine ten eleven twelve".spli
 
 
 def dictated(number: int) -> str:
-    """Return a text for ``forced_to``; each number has another one."""
-    return " ".join(_NUMBERS[(number + 5 * step) % len(_NUMBERS)] for step in range(40)) + "."
+    """Return a text for ``forced_to``; each number has another one.
+
+    It is long: a client that waits for others while it reads does not stop the engine, which may be ready by then.
+    """
+    return " ".join(_NUMBERS[(number + 5 * step) % len(_NUMBERS)] for step in range(160)) + "."
 
 
 def forced_to(text: str) -> dict[str, Any]:
@@ -29,7 +32,7 @@ def forced_to(text: str) -> dict[str, Any]:
 
     The answer is the same whatever else the engine generates at the same time.
     """
-    return {"structured_outputs": {"regex": text.replace(".", r"\.")}, "max_tokens": 200}
+    return {"structured_outputs": {"regex": text.replace(".", r"\.")}, "max_tokens": 400}
 
 
 class BrokenAnswer(Exception):

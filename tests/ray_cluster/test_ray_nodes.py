@@ -113,7 +113,7 @@ def test_a_node_killed_under_load_loses_no_turn(cluster: RayCluster, traces: Pat
                 begun.wait()
 
         asked = [{"role": "user", "content": f"Stream {number}: say it."}]
-        more = forced_to(dictated(number)) if number % 2 else {"ignore_eos": True, "max_tokens": 120}
+        more = forced_to(dictated(number)) if number % 2 else {"ignore_eos": True, "max_tokens": 200}
         return ask(cluster, asked, wait, session=f"stream-{number}", **more)
 
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -126,7 +126,7 @@ def test_a_node_killed_under_load_loses_no_turn(cluster: RayCluster, traces: Pat
                 assert done.text == dictated(number)
                 assert done.finish == "stop"
             else:
-                assert (done.tokens, done.finish) == (120, "length")
+                assert (done.tokens, done.finish) == (200, "length")
     turns = [records_of(traces, f"stream-{number}", 1)[0]["singletree"] for number in range(STREAMS)]
     moved = [turn for turn in turns if turn["failovers"]]
     assert moved, "no stream ran on the node that was killed"
