@@ -59,9 +59,10 @@ golden: $(READY) ## rewrite the golden files; review the difference
 docs: $(READY) ## rewrite the documents made from the code
 	$(BIN)/python docs/make_docs.py
 
-engines: $(READY) ## the engine tests, on real vLLM and SGLang that this installs, and the harnesses on vLLM
+engines: $(READY) ## the engine tests, on real vLLM and SGLang that this installs, the harnesses on vLLM, vLLM on Ray
 	$(BIN)/python tests/clients/install.py
-	$(BIN)/python -m pytest -m engines tests/engines tests/clients/test_on_vllm.py $(ARGS)
+	$(BIN)/python -m pytest -m engines tests/engines tests/clients/test_on_vllm.py \
+	  tests/ray_cluster/test_ray_kv_events.py $(ARGS)
 
 scale: $(READY) ## servers in several processes, with real databases and harnesses, while engines are killed
 	$(BIN)/python tests/clients/install.py

@@ -79,6 +79,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"application"},
         {"server_replica"},
         {"engine_replica", "ray_engine"},
+        {"kv_publishing"},
     ],
     "server": [
         {"http"},

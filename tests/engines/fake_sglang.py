@@ -27,6 +27,7 @@ class FakeSglang:
         self.server_args = SimpleNamespace(
             dp_size=ranks,
             enable_priority_scheduling=True,
+            page_size=1,
             schedule_low_priority_values_first=True,
             grammar_backend=grammar,
             max_running_requests=4,

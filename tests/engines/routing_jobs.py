@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Engine, EngineInfo, GenerationJob
+from singletree.engines.engine import Engine, EngineInfo, GenerationJob, KvPublisher
 from singletree.engines.routing.worker import Worker
 
 RECORDED = Path(__file__).parent / "kv_events"
@@ -18,13 +18,15 @@ Value = TypeVar("Value")
 
 
 class QuietEngine:
-    """An engine that only reports the size of its cache."""
+    """An engine that only reports the size of its cache, and where it publishes its KV events."""
+
+    kv_publisher: KvPublisher | None = None
 
     def __init__(self, **details: Any) -> None:
         self.details = details
 
     def info(self) -> EngineInfo:
-        return EngineInfo("quiet", 1 << 20, details=self.details)
+        return EngineInfo("quiet", 1 << 20, details=self.details, kv_publisher=self.kv_publisher)
 
 
 def workers(count: int, **details: Any) -> list[Worker]:

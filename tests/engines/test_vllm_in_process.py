@@ -105,7 +105,7 @@ async def test_weights_and_experts_are_known_at_the_end() -> None:
 async def test_the_backend_decides_on_the_constraints(backend: str, first: str) -> None:
     engine = await started(FakeAsyncLLM(backend=backend))
     assert engine.info().constraints[0] == first
-    assert (engine.info().details or {})["kv_tokens"] == 160
+    assert (engine.info().details or {})["kv_cache_tokens"] == 160
     await engine.close()
 
 

@@ -98,7 +98,7 @@ async def test_it_tells_what_runs(subject: Subject) -> None:
     assert (info.name, info.context_window, info.slots) == (real_vllm.MODEL, WINDOW, 8)
     details = info.details or {}
     assert details["version"].startswith(real_vllm.VLLM)
-    assert details["kv_tokens"] > WINDOW
+    assert details["kv_cache_tokens"] > WINDOW
 
 
 @inside

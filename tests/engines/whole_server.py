@@ -135,6 +135,8 @@ class WholeServer:
         flags = [word for flag, name in kept.items() for word in (flag, str(self._folder / name))]
         flags += ["--capsule-key", "a passphrase of the tests", "--model-name", real_vllm.MODEL]
         flags += ["--chat-template", str(self._folder / "template.jinja"), "--tool-call-parser", "hermes"]
+        # An engine behind comes back when the test starts it, which it does after a turn was held and refused.
+        flags += ["--hold-seconds", "15"] if self.setup.behind is not None else []
         python, environment = self.setup.program() if self.setup.program is not None else (None, None)
         program = (str(SINGLETREE),) if python is None else (str(python), "-m", "singletree")
         output = self._folder / "output.txt"

@@ -6,8 +6,10 @@ Outside that environment the one test here runs this file inside it.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from engines.real_vllm import ROOT
 from ray_cluster import real_ray
 from singletree.errors import BadConfiguration
+from singletree.server.models.config import Config
 
 pytestmark = pytest.mark.ray
 
@@ -61,8 +64,11 @@ def test_settings_come_from_arguments_environment_and_file(
         ({"engine": "scripted", "no_such_flag": 1}, "no-such-flag"),
         ({"engine": "scripted", "idle_unload": 60}, "idle-unload"),
         ({"config": "/nowhere.toml"}, "/nowhere.toml"),
+        ({"engine": "vllm", "engines": 2, "publish_kv_events": "yes"}, "publish_kv_events is 'yes'"),
+        ({"engine": "llamacpp", "engines": 2, "publish_kv_events": True}, "no model has several engines"),
+        ({"engine": "vllm", "publish_kv_events": True}, "no model has several engines"),
     ],
-    ids=["engine", "engines", "options", "flag", "unload", "file"],
+    ids=["engine", "engines", "options", "flag", "unload", "file", "word", "publishes none", "one engine"],
 )
 def test_wrong_settings_are_explained(arguments: dict[str, Any], complaint: str) -> None:
     from singletree.ray.application import read_ray_settings
@@ -87,6 +93,35 @@ def test_an_engine_gets_the_gpus_that_its_arguments_ask_for(engine: str, words: 
 
     settings = read_ray_settings({"engine": engine, "model": "m", "engine_arguments": words})
     assert gpus_of(settings.config) == gpus
+
+
+@inside
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_publishes_its_kv_events_where_it_says(engine: str) -> None:
+    from singletree.ray.application import read_ray_settings
+    from singletree.ray.kv_publishing import publish_kv_events
+
+    arguments = {"engine": engine, "model": "m", "engines": 2, "publish_kv_events": "true"}
+    settings = read_ray_settings(arguments)
+    assert settings.publish_kv_events
+    config, publisher = publish_kv_events(settings.config, "10.0.0.7")
+    *_, flag, value = config.engine_arguments
+    published = json.loads(value)
+    assert flag == "--kv-events-config"
+    assert publisher.events == published["endpoint"].replace("*", "10.0.0.7")
+    assert publisher.replay == published["replay_endpoint"].replace("*", "10.0.0.7")
+    assert publisher.events != publisher.replay
+    assert publish_kv_events(settings.config, "fd00::7")[1].events.startswith("tcp://[fd00::7]:")
+
+
+@inside
+@pytest.mark.parametrize("word", ["--kv_events_config={}", "--data-parallel-size=2", "-dp"])
+def test_settings_of_the_users_own_are_left_alone(word: str) -> None:
+    from singletree.ray.kv_publishing import can_publish
+
+    config = Config(engine="vllm", engine_arguments=("--enforce-eager",))
+    assert can_publish(config)
+    assert not can_publish(replace(config, engine_arguments=(word,)))
 
 
 @inside

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from clients.scripts import HERMES
 from clients.served import MODEL, Server
 from clients.turns import Stage, read, said, shell, thought
 from engines.real_vllm import ROOT
+from ray_cluster.asking import dictated, forced_to
 from ray_cluster.real_ray import RayCluster, serving
 from singletree.prompts.tokenizer.huggingface import read_directory
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
@@ -35,6 +38,7 @@ SMALL = {"ray_actor_options": {"num_cpus": 0.1}}
 
 KEY = "the passphrase of two replicas"
 STORY = "Tell me a long story about a harbour."
+CONTINUED = "a turn continues after an engine failure"
 PATIENCE_SECONDS = 120
 
 
@@ -96,18 +100,30 @@ def test_tokens_stream_through_ray(cluster: RayCluster) -> None:
 
 
 def test_a_turn_goes_on_when_the_replica_of_its_engine_is_killed(cluster: RayCluster) -> None:
-    truth = ask(cluster, STORY)
     for engine in ("engine-0", "engine-1"):
+        # The engines take turns on each server replica, so of three streams one runs on each engine.
+        begun = threading.Barrier(4, timeout=PATIENCE_SECONDS)
 
-        def kill(pieces: int, engine: str = engine) -> None:
-            if pieces == 10:
-                cluster.kill_replica(engine)
+        def stream(number: int, begun: threading.Barrier = begun) -> str:
+            def wait(pieces: int) -> None:
+                if pieces == 10:
+                    begun.wait()
 
-        # The engines take turns; one of two such requests runs on the engine that is killed.
-        both = [ask(cluster, STORY, kill), ask(cluster, STORY)]
-        assert both == [truth, truth]
+            return ask(cluster, STORY, wait, **forced_to(dictated(number)))
+
+        before = cluster.output().count(CONTINUED)
+        with ThreadPoolExecutor(3) as pool:
+            texts = [pool.submit(stream, number) for number in range(3)]
+            begun.wait()
+            cluster.kill_replica(engine)
+            assert [text.result(PATIENCE_SECONDS) for text in texts] == [dictated(n) for n in range(3)]
         until_replaced(cluster, engine)
-    assert "a turn continues after an engine failure" in cluster.output()
+        end = time.monotonic() + PATIENCE_SECONDS
+        while (
+            cluster.output().count(CONTINUED) == before
+        ):  # Ray prints the logs of its processes a bit later.
+            assert time.monotonic() < end, f"no stream ran on {engine}"
+            time.sleep(0.2)
 
 
 def test_a_replica_that_was_replaced_is_used_again(cluster: RayCluster) -> None:
@@ -148,7 +164,7 @@ def test_pi_works_on_a_ray_cluster(tmp_path: Path, workspace: Any) -> None:
     scripts, plays, home = tmp_path / "scripts", tmp_path / "plays.jsonl", tmp_path / "home"
     scripts.mkdir()
     home.mkdir()
-    arguments = {
+    arguments: dict[str, Any] = {
         "engine": "scripted",
         "model": str(model),
         "model_name": MODEL,

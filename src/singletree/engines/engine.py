@@ -106,6 +106,19 @@ class PictureSupport:
 
 
 @dataclass(frozen=True, slots=True)
+class KvPublisher:
+    """Where an engine publishes its KV events: what is stored in and removed from its prefix cache.
+
+    Attributes:
+        events: the ZMQ endpoint of the events.
+        replay: the ZMQ endpoint that repeats missed ones; empty for none.
+    """
+
+    events: str
+    replay: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Name, limits and abilities of an engine.
 
@@ -123,6 +136,7 @@ class EngineInfo:
         pictures: how it takes pictures; None if it takes none.
         blindness: why it takes none, and the cure; empty where there is nothing more to know.
         checkpoint: the name of the checkpoint on the engine's own server, a path or a hub id; None if it has none.
+        kv_publisher: where it publishes its KV events; None if it publishes none, or does not report where.
     """
 
     name: str
@@ -136,6 +150,7 @@ class EngineInfo:
     checkpoint: str | None = None
     pictures: PictureSupport | None = None
     blindness: str = ""
+    kv_publisher: KvPublisher | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from ray.serve import Application
 
 from singletree.errors import BadConfiguration
 from singletree.ray.engine_replica import EngineReplica
+from singletree.ray.kv_publishing import can_publish
 from singletree.ray.server_replica import ServerReplica
 from singletree.server.models.config import Config, read_settings
 from singletree.server.models.model_tables import with_each_model
@@ -55,10 +56,13 @@ class RaySettings:
         engine_options: options of Ray Serve for the deployment of each engine, such as ``ray_actor_options`` and
             ``placement_group_bundles``.
         server_options: options of Ray Serve for the deployment of the server, such as ``autoscaling_config``.
+        publish_kv_events: whether engines that can do so publish what their prefix caches hold, on ports of their
+            nodes, for the router.
     """
 
     config: Config
     engines: int = 1
+    publish_kv_events: bool = False
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     server_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -67,8 +71,8 @@ def build_application(arguments: dict[str, Any]) -> Application:
     """Build the Ray Serve application, as ``serve run singletree.ray:app KEY=VALUE…`` and Serve's YAML files do.
 
     Args:
-        arguments: ``engines``, ``engine_options`` and ``server_options`` (``RaySettings``); all other keys are flags of
-            ``singletree serve``, such as ``config``, the path of a TOML file.
+        arguments: ``engines``, ``publish_kv_events``, ``engine_options`` and ``server_options`` (``RaySettings``); all
+            other keys are flags of ``singletree serve``, such as ``config``, the path of a TOML file.
 
     Raises:
         BadConfiguration: a setting is wrong.
@@ -97,6 +101,9 @@ def read_ray_settings(arguments: Mapping[str, Any]) -> RaySettings:
         raise BadConfiguration(
             f"engines is {engines!r}; give the number of engines of each model, from 1 to 4096"
         )
+    publishes = str(flags.pop("publish_kv_events", False)).lower()
+    if publishes not in ("true", "false"):
+        raise BadConfiguration(f"publish_kv_events is {publishes!r}; give true or false")
     options = {}
     for name in ("engine_options", "server_options"):
         options[name] = flags.pop(name, {})
@@ -111,7 +118,22 @@ def read_ray_settings(arguments: Mapping[str, Any]) -> RaySettings:
             )
         if model.idle_unload is not None:
             raise BadConfiguration("idle-unload stops an engine of this process; leave it out with Ray")
-    return RaySettings(config, int(engines), **options)
+    settings = RaySettings(config, int(engines), publishes == "true", **options)
+    if settings.publish_kv_events and not any(
+        _publishes(model, settings) for model in config.each_model or (config,)
+    ):
+        raise BadConfiguration(
+            "publish_kv_events: no model has several engines here that can publish KV events, and router_mode kv; give "
+            "engine=vllm or sglang, without --kv-events-config and data-parallel ranks in its arguments, or leave "
+            "publish_kv_events out"
+        )
+    return settings
+
+
+def _publishes(config: Config, settings: RaySettings) -> bool:
+    """Return whether the engines of a model publish what their prefix caches hold: the router reads it."""
+    routed = _engines(config, settings) > 1 and config.router_mode == "kv"
+    return settings.publish_kv_events and routed and can_publish(config)
 
 
 def _read_config(flags: Mapping[str, Any]) -> Config:
@@ -138,7 +160,8 @@ def _engines(config: Config, settings: RaySettings) -> int:
 
 def _engine(name: str, config: Config, settings: RaySettings) -> Application:
     options = _ENGINE_LIMITS | _resources(config) | dict(settings.engine_options)
-    return serve.deployment(EngineReplica).options(name=name, **options).bind(config)
+    deployment = serve.deployment(EngineReplica).options(name=name, **options)
+    return deployment.bind(config, _publishes(config, settings))
 
 
 def _resources(config: Config) -> dict[str, Any]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
+
+import ray
 
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, count_picture_tokens
 from singletree.engines.weights.progress import no_progress
 from singletree.errors import SingletreeError
 from singletree.pictures import PromptPicture
+from singletree.ray.kv_publishing import publish_kv_events
 from singletree.server.models.catalog import load_chat_format
 from singletree.server.models.config import Config
 from singletree.server.models.loaders import find_model_source
@@ -23,9 +27,15 @@ class EngineReplica:
 
     Args:
         config: the settings of the model.
+        publishes_kv_events: whether the engine publishes its KV events on this node.
     """
 
-    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, config: Config, publishes_kv_events: bool = False
+    ) -> None:
+        self._kv_publisher = None
+        if publishes_kv_events:
+            config, self._kv_publisher = publish_kv_events(config, ray.util.get_node_ip_address())
         source = await find_model_source(config, no_progress)
         tokenizer = await asyncio.to_thread(source.load_tokenizer)
         chat_format = await asyncio.to_thread(load_chat_format, config, tokenizer)
@@ -34,7 +44,8 @@ class EngineReplica:
 
     async def info(self) -> EngineInfo:
         """Return what the engine reports."""
-        return self._engine.info()
+        info = self._engine.info()
+        return info if self._kv_publisher is None else replace(info, kv_publisher=self._kv_publisher)
 
     async def abort(self, request_id: str) -> None:
         """End that generation."""

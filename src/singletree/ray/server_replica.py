@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from singletree.engines.routing.worker import Worker
 from singletree.engines.weights.progress import Progress
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.ray.ray_engine import RayEngine
-from singletree.server.answers.tracing import Tracing
+from singletree.server.answers.record_file import numbered_path
 from singletree.server.http.app import App
-from singletree.server.http.routes import Service
-from singletree.server.http.run import open_store
+from singletree.server.http.run import close_service, open_service
 from singletree.server.models.config import Config
 from singletree.server.models.loaders import ModelSource, find_model_source
-from singletree.server.models.served_models import load_models
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,10 +35,12 @@ class ServerReplica:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, config: Config, engines: Sequence[Sequence[DeploymentHandle]]
     ) -> None:
+        if config.trace_path is not None:
+            # Each replica has a file of its own, like each process of a server with several.
+            name = serve.get_replica_context().replica_tag
+            config = replace(config, trace_path=numbered_path(config.trace_path, name))
         by_model = dict(zip(config.each_model or (config,), engines, strict=True))
-        self._catalog = await load_models(config, _LOG.info, find_source=partial(_find_source, by_model))
-        self._store = open_store(config) if config.store else None
-        self._service = Service(config, self._catalog, Tracing(), store=self._store)
+        self._service = await open_service(config, _LOG.info, find_source=partial(_find_source, by_model))
 
     def __serve_build_asgi_app__(self) -> App:
         """Return the application: Ray Serve asks for it when the replica has been made."""
@@ -47,13 +48,8 @@ class ServerReplica:
 
     async def __del__(self) -> None:
         """Free everything: Ray Serve awaits this when the replica stops, after its last request."""
-        if not hasattr(self, "_service"):
-            return
-        self._service.closing = True
-        await self._catalog.close()
-        await self._service.jobs.close()
-        if self._store is not None:
-            self._store.close()
+        if hasattr(self, "_service"):
+            await close_service(self._service)
 
 
 async def _find_source(

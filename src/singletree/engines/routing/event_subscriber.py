@@ -34,8 +34,12 @@ class EventSubscriber:
     """
 
     def __init__(self, stream: KvEventStream, endpoint: str, replay: str = "") -> None:
-        self._stream, self._replay_at = stream, replay
+        self._stream = stream
         self._context = zmq.asyncio.Context()
+        self._receive_from(endpoint, replay)
+
+    def _receive_from(self, endpoint: str, replay: str) -> None:
+        self._replay_at = replay
         self._live = self._context.socket(zmq.SUB)
         self._live.set_hwm(0)  # ZMQ would drop messages without a word
         self._live.subscribe(b"")
@@ -47,10 +51,23 @@ class EventSubscriber:
                 socket.connect(at)
             except zmq.ZMQError as error:
                 self._close_sockets()
+                self._context.term()
                 raise BadConfiguration(
                     f"--kv-events: {at!r} is not a ZMQ endpoint ({error}); give one such as tcp://10.0.0.1:5557"
                 ) from None
         self._task = asyncio.create_task(self._receive())
+
+    def move(self, endpoint: str, replay: str = "") -> None:
+        """Receive from other endpoints from now on: the engine runs elsewhere.
+
+        Restart the stream before: the messages of the new process are counted from 0.
+
+        Raises:
+            BadConfiguration: an endpoint is malformed. Nothing is received any more.
+        """
+        self._task.cancel()
+        self._close_sockets()
+        self._receive_from(endpoint, replay)
 
     async def close(self) -> None:
         """Stop receiving."""
@@ -58,6 +75,7 @@ class EventSubscriber:
         with suppress(asyncio.CancelledError):
             await self._task
         self._close_sockets()
+        self._context.term()
 
     def _open_replay(self) -> zmq.asyncio.Socket | None:
         return self._context.socket(zmq.DEALER) if self._replay_at else None
@@ -66,7 +84,6 @@ class EventSubscriber:
         for socket in (self._live, self._replay):
             if socket is not None:
                 socket.close(0)
-        self._context.term()
 
     async def _receive(self) -> None:
         stream = self._stream

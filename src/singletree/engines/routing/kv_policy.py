@@ -8,12 +8,13 @@ replica of the server finds alike by a rendezvous hash, without shared state.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.engine import Chunk, GenerationJob, KvPublisher
 from singletree.engines.routing.block_chain import MIN_UNIT, BlockChain, ChainMemory, unit_of
 from singletree.engines.routing.event_cache import EventCache
 from singletree.engines.routing.event_stream import KvEventStream
@@ -25,6 +26,8 @@ from singletree.errors import BadConfiguration
 
 if TYPE_CHECKING:
     from singletree.engines.routing.event_subscriber import EventSubscriber
+
+_LOG = logging.getLogger(__name__)
 
 UNKNOWN_CAPACITY = 1 << 20
 """Tokens in the cache of an engine that does not report its size; what it reports as cached corrects it."""
@@ -64,6 +67,7 @@ class WorkerCache:
     events: EventCache | None = None
     stream: KvEventStream | None = None
     subscriber: EventSubscriber | None = None
+    publisher: KvPublisher | None = None
 
     @property
     def unit(self) -> int | None:
@@ -100,7 +104,7 @@ class KvAwarePolicy:
 
     Args:
         model: the model's name, part of every block's hash.
-        kv_events, kv_replay: ZMQ endpoints, in the order of the engines.
+        kv_events, kv_replay: ZMQ endpoints, in the order of the engines; none for those that the engines report.
         cache_tokens: size of each engine's cache; None for what the engine reports.
         weights: how the cost is made.
     """
@@ -141,7 +145,9 @@ class KvAwarePolicy:
             self._cache_of(worker)
         for number, (worker, endpoint) in enumerate(zip(workers, self._endpoints, strict=False)):
             if endpoint:
-                self._follow(worker, endpoint, self._replays[number] if self._replays else "")
+                self._follow(worker, KvPublisher(endpoint, self._replays[number] if self._replays else ""))
+        for worker in workers:
+            self._follow_reported(worker)
 
     async def close(self) -> None:
         """Stop receiving events."""
@@ -199,11 +205,12 @@ class KvAwarePolicy:
             predicted.use(self._chains.chain_of(job, self._unit, generated[:-1]))
 
     def worker_lost(self, worker: Worker) -> None:
-        """Forget the engine's cache."""
+        """Forget the engine's cache. If the engine now publishes elsewhere, its events are received from there."""
         cache = self._cache_of(worker)
         cache.predicted.clear()
         if cache.stream is not None:
             cache.stream.restart()
+        self._follow_reported(worker)
 
     def cache_of(self, worker: Worker) -> WorkerCache:
         """Return what is known of the engine's cache."""
@@ -270,7 +277,22 @@ class KvAwarePolicy:
             cache = self._caches[worker] = WorkerCache(number, predicted, digest, capacity)
         return cache
 
-    def _follow(self, worker: Worker, endpoint: str, replay: str) -> None:
+    def _follow_reported(self, worker: Worker) -> None:
+        """Receive the engine's events from where it reports that it publishes, unless the endpoints were given."""
+        publisher, cache = worker.engine.info().kv_publisher, self._cache_of(worker)
+        if self._endpoints or publisher is None or publisher == cache.publisher:
+            return
+        try:
+            self._follow(worker, publisher)
+        except BadConfiguration as error:
+            _LOG.warning("the cache of engine %s is predicted: %s", worker.name, error.message)
+
+    def _follow(self, worker: Worker, publisher: KvPublisher) -> None:
+        cache = self._cache_of(worker)
+        cache.publisher = publisher
+        if cache.subscriber is not None:
+            cache.subscriber.move(publisher.events, publisher.replay)
+            return
         try:
             from singletree.engines.routing.event_subscriber import EventSubscriber
         except ImportError:
@@ -278,9 +300,9 @@ class KvAwarePolicy:
                 "--kv-events needs pyzmq: pip install 'singletree[routing]', or omit it: the engines' caches are then "
                 "predicted"
             ) from None
-        cache = self.follow(worker, can_replay=bool(replay))
+        self.follow(worker, can_replay=bool(publisher.replay))
         assert cache.stream is not None
-        cache.subscriber = EventSubscriber(cache.stream, endpoint, replay)
+        cache.subscriber = EventSubscriber(cache.stream, publisher.events, publisher.replay)
 
     def follow(self, worker: Worker, *, can_replay: bool = False) -> WorkerCache:
         """Expect events of the engine: pass its messages to the ``stream`` of the returned cache."""

@@ -111,6 +111,7 @@ class InProcessSglangEngine:
         details = {
             "version": self._api.version(),
             "grammar_backend": arguments.grammar_backend,
+            "kv_block_size": arguments.page_size,
             "in_process": True,
         }
         self._info = ABILITIES["sglang"].info(

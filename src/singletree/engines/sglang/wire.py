@@ -234,7 +234,8 @@ class SglangWire(DefaultWire):
             "input_ids": prompt if isinstance(prompt, list | tuple) else list(prompt),
             **sglang_request(job, max_tokens=max_tokens),
         }
-        if job.priority and self._priority_sign:
+        if self._priority_sign:
+            # Also 0: a request without a priority is the last of all, and every other one interrupts it.
             body["priority"] = self._priority_sign * job.priority
         if job.cache_salt:
             body["extra_key"] = job.cache_salt

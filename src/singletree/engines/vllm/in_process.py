@@ -204,7 +204,8 @@ class InProcessVllmEngine:
         backend = config.structured_outputs_config.backend
         details = {
             "version": vllm_version() if self._given_api is None else None,
-            "kv_tokens": blocks * block if blocks and block else None,
+            "kv_block_size": block,
+            "kv_cache_tokens": blocks * block if blocks and block else None,
             "structured_outputs": backend,
             "in_process": True,
         }

@@ -73,3 +73,12 @@ def sequence_hashes(tokens: array[int], block: int = BLOCK_TOKENS) -> list[int]:
         digest = blake2b(digest + data[start : start + width], digest_size=8).digest()
         hashes.append(int.from_bytes(digest, "little"))
     return hashes
+
+
+def numbered_path(path: Path, name: str) -> Path:
+    """Return the file of one of several processes: they cannot share one, because a full file is renamed.
+
+    Args:
+        name: of the process.
+    """
+    return path.with_name(f"{path.stem}-{name}{path.suffix}")

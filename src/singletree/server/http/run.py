@@ -24,6 +24,7 @@ from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
 from singletree.server.http.routes import Service
 from singletree.server.models.config import Config
+from singletree.server.models.loaders import FindSource, find_model_source
 from singletree.server.models.served_models import load_models
 from singletree.server.storage.response_store import Store
 
@@ -77,11 +78,7 @@ async def run_server(
     allow_open_files()
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
-    store = open_store(config)
-    sinks = record_sinks(config)
-    records = RequestRecords(RecordQueue(*sinks)) if sinks else None
-    loaded = await load_models(config, report, progress)
-    service = Service(config, loaded, Tracing(), store=store if config.store else None, records=records)
+    service = await open_service(config, report, progress)
     server = Server(
         App(service, address),
         address=address,
@@ -105,22 +102,13 @@ async def run_server(
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(wait_until_listening(address, port, listening), _LISTENING_SECONDS)
             report(f"ready      http://{_in_url(config.host)}:{port}")
-            for model in loaded.models:
+            for model in service.catalog.models:
                 model.tokenizer.load_in_background()
             await _wait_for_signal(listening, signalled)
             service.closing = True
             await _wait_until_idle(service.tracing, config.drain_seconds, signalled)
     finally:
-        service.closing = True
-        await loaded.close()
-        await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
-        await service.prefills.close()
-        await service.jobs.close()
-        if service.others is not None:
-            await service.others.close()
-        store.close()
-        if records is not None:
-            records.close()
+        await close_service(service)
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.gather(listening, return_exceptions=True)
 
@@ -163,7 +151,55 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def open_store(config: Config) -> Store:
+async def open_service(
+    config: Config,
+    report: Callable[[str], None],
+    progress: Progress = no_progress,
+    *,
+    find_source: FindSource = find_model_source,
+) -> Service:
+    """Open the store and what takes the records of requests, load the models and start their engines.
+
+    Args:
+        report: takes a line for the user, such as a step of the start.
+        progress: reports downloads.
+        find_source: finds each model and its engines.
+
+    Raises:
+        BadConfiguration: a setting is wrong.
+        WeightsUnavailable, EngineFailed: no model could be loaded.
+    """
+    store = _open_store(config) if config.store else None
+    sinks = record_sinks(config)
+    records = RequestRecords(RecordQueue(*sinks)) if sinks else None
+    try:
+        loaded = await load_models(config, report, progress, find_source)
+    except BaseException:
+        _close_files(store, records)
+        raise
+    return Service(config, loaded, Tracing(), store=store, records=records)
+
+
+async def close_service(service: Service) -> None:
+    """Refuse new requests, stop the engines, let ended streams send their last events, and free everything."""
+    service.closing = True
+    await service.catalog.close()
+    await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
+    await service.prefills.close()
+    await service.jobs.close()
+    if service.others is not None:
+        await service.others.close()
+    _close_files(service.store, service.records)
+
+
+def _close_files(store: Store | None, records: RequestRecords | None) -> None:
+    if store is not None:
+        store.close()
+    if records is not None:
+        records.close()
+
+
+def _open_store(config: Config) -> Store:
     """Return the store of responses that ``config`` names. Raises BadConfiguration for a wrong URL."""
     if config.store_url is None:
         return Store(config.store_path or cache_folder() / "responses.sqlite", config.store_limit)

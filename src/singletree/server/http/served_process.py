@@ -18,6 +18,7 @@ from functools import partial
 from threading import Thread
 
 from singletree.errors import SingletreeError
+from singletree.server.answers.record_file import numbered_path
 from singletree.server.http.peer_questions import OtherProcesses
 from singletree.server.http.routes import Service
 from singletree.server.http.run import run_server
@@ -64,9 +65,8 @@ def _read_settings() -> tuple[Config, int]:
     config, number = pickle.loads(_read_exactly(length))
     path = config.trace_path
     if path is not None:
-        # The files are renamed when they are full, which only one process can do.
-        path = path.with_name(f"{path.stem}-{number}{path.suffix}")
-        config = replace(config, trace_path=path, trace_limit=max(1, config.trace_limit // config.workers))
+        limit = max(1, config.trace_limit // config.workers)
+        config = replace(config, trace_path=numbered_path(path, str(number)), trace_limit=limit)
     return config, number
 
 
