@@ -214,17 +214,18 @@ class KvAwarePolicy:
 
     def _matched(self, job: GenerationJob, chain: BlockChain) -> dict[int, int]:
         """Return the number of matched tokens by holder."""
-        found = {
-            holder: blocks * self._unit
-            for holder, blocks in blocks_by_holder(self.index.matches(chain.hashes)).items()
-        }
+        found = {holder: blocks * self._unit for holder, blocks in self._blocks_held(chain).items()}
         # The blocks of engines differ in size, or are larger than was known when the policy was started.
         for unit in {cache.unit for cache in self._followed} - {None, self._unit}:
             assert unit is not None
             own = self._chains.chain_of(job, unit)
-            for holder, blocks in blocks_by_holder(self.index.matches(own.hashes)).items():
+            for holder, blocks in self._blocks_held(own).items():
                 found[holder] = blocks * unit
         return found
+
+    def _blocks_held(self, chain: BlockChain) -> dict[int, int]:
+        """Return the number of matched blocks by holder."""
+        return blocks_by_holder(self.index.matches(chain.hashes_while(self.index.__contains__)))
 
     def _costs(
         self, job: GenerationJob, chain: BlockChain, workers: Sequence[Worker], hold: int
