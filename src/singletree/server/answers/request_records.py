@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from singletree.conversation import ToolResult, Turn
+from singletree.conversation import Hints, ToolResult, Turn
 from singletree.engines.engine import comparable_tokens
 from singletree.errors import BadConfiguration
 from singletree.events import Finished, ToolCallEnd, ToolCallStart
@@ -267,6 +267,11 @@ def _own_fields(choices: Choices, step: Step) -> _Record:
         fields["worker"] = generation.route.worker
         fields["predicted_cached_tokens"] = generation.route.predicted_cached_tokens
         fields["failovers"] = generation.route.failovers
+        fields["route_reason"] = generation.route.reason
+        fields["waited_seconds"] = round(generation.route.waited_seconds, 3)
+    hints = generation.request.hints
+    if given := {name: value for name, value in asdict(hints).items() if value != getattr(Hints(), name)}:
+        fields["hints"] = given
     return fields
 
 
