@@ -125,7 +125,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=_TURNS, help="turns with calls of a session")
     parser.add_argument("--harnesses", default=",".join(_HARNESSES))
     options = parser.parse_args()
-    made = [asdict(each) for each in _recorded(options.harnesses.split(","), options.turns)]
+    known = {each.harness: each for each in shapes()} if FILE.exists() else {}
+    known |= {each.harness: each for each in _recorded(options.harnesses.split(","), options.turns)}
+    made = [asdict(known[name]) for name in sorted(known)]
     lines = [
         f' {{"harness": {json.dumps(each["harness"])}, "shared": {each["shared"]}, "requests": [\n  '
         + ",\n  ".join(json.dumps(request) for request in each["requests"])

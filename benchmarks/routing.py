@@ -24,6 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast, get_args
 
+from benchmarks.routing_oracle import Read, most_hits
 from benchmarks.routing_trace import AgentTurn, agent_session
 from benchmarks.simulated_engines import (
     BLOCK,
@@ -65,13 +66,14 @@ class Outcome:
     router_seconds: float = 0.0
     memory: int = 0
     blocks: int = 0
+    reads: list[Read] = field(default_factory=list)
 
 
 class Simulation:
     """Sessions that take their turns on simulated engines, as a policy routes them."""
 
     def __init__(
-        self, mode: str, engines: int, sessions: int, turns: int, speed: EngineSpeed, scale: float
+        self, mode: str, engines: int, sessions: int, turns: int | None, speed: EngineSpeed, scale: float
     ) -> None:
         self.clock = VirtualClock()
         self.engines = [SimulatedEngine(self.clock, speed) for _ in range(engines)]
@@ -96,7 +98,7 @@ class Simulation:
         random = Random(3)
         for number in range(self._sessions):
             turns = agent_session(number, self._turns, self._scale)
-            self.clock.after(random.random() * _START_SECONDS, self._later(number, turns, array("I")))
+            self.clock.after(random.random() * _START_SECONDS, self._later(number, turns))
         while self._ready or self.clock.step():
             ready, self._ready = self._ready, []
             for send in ready:
@@ -111,20 +113,18 @@ class Simulation:
             outcome.blocks = len(self.policy.index)
         return outcome
 
-    def _later(self, number: int, turns: Iterator[AgentTurn], prompt: array[int]) -> Callable[[], None]:
+    def _later(self, number: int, turns: Iterator[AgentTurn]) -> Callable[[], None]:
         def due() -> None:
             turn = next(turns, None)
             if turn is not None:
                 self.clock.after(
-                    turn.pause, lambda: self._ready.append(lambda: self._send(number, turns, prompt, turn))
+                    turn.pause, lambda: self._ready.append(lambda: self._send(number, turns, turn))
                 )
 
         return due
 
-    async def _send(
-        self, number: int, turns: Iterator[AgentTurn], before: array[int], turn: AgentTurn
-    ) -> None:
-        prompt = before + turn.added
+    async def _send(self, number: int, turns: Iterator[AgentTurn], turn: AgentTurn) -> None:
+        prompt = turn.prompt
         sampling = Sampling(max_tokens=len(turn.generated))
         job = GenerationJob(prompt, sampling, f"{number}", session=f"session-{number}")
         began = time.process_time()
@@ -158,12 +158,13 @@ class Simulation:
             began = time.process_time()
             self.policy.ended(job, choice, turn.generated)
             outcome.router_seconds += time.process_time() - began
-            self._later(number, turns, prompt + turn.generated)()
+            self._later(number, turns)()
 
         chain = self._chains.chain_of(job, BLOCK)
         after = self._chains.chain_of(job, BLOCK, turn.generated[:-1])
         # The chain grows in place; the engine needs the prompt's own.
         own = type(chain)(chain.seed, chain.unit, prompt.tobytes(), (), after.hashes[: len(prompt) // BLOCK])
+        outcome.reads.append(Read(own.hashes, after.hashes[:]))
         engine = self.engines[self.workers.index(worker)]
         engine.submit(SimulatedGeneration(job, own, after, len(turn.generated), read, ended))
 
@@ -175,7 +176,7 @@ def _policy(mode: str, random: Random) -> RoutingPolicy:
 
 
 async def simulate(
-    mode: str, engines: int, sessions: int, turns: int, speed: EngineSpeed, scale: float = 1.0
+    mode: str, engines: int, sessions: int, turns: int | None, speed: EngineSpeed, scale: float = 1.0
 ) -> Outcome:
     """Run one mode."""
     simulation = Simulation(mode, engines, sessions, turns, speed, scale)
@@ -348,7 +349,9 @@ def main() -> None:
     parser.add_argument("--modes", help=f"of {', '.join(MODES)}")
     parser.add_argument("--engines", type=int, help="of the part scale (1000)")
     parser.add_argument("--sessions", type=int, help="of the part scale (four for each engine)")
-    parser.add_argument("--turns", type=int, help="of a session (16; in the part scale 4)")
+    parser.add_argument(
+        "--turns", type=int, help="of a session (all that were recorded; in the part scale 4)"
+    )
     parser.add_argument("--blocks", type=int, help="of an engine's cache in the part engines (7000)")
     options = parser.parse_args()
     parts = options.parts.split(",")
@@ -359,12 +362,15 @@ def main() -> None:
     if "index" in parts:
         print(f"\n{measure_index(100_000 if options.quick else 1_000_000)}", flush=True)
     if "engines" in parts:
-        turns = options.turns or (10 if options.quick else 16)
+        turns = options.turns or (10 if options.quick else None)
         speed = EngineSpeed(blocks=options.blocks or 7000)
-        print(f"\n4 engines of {speed.blocks * BLOCK:,} tokens, 32 sessions of {turns} turns\n")
+        print(f"\n4 engines of {speed.blocks * BLOCK:,} tokens, 32 sessions of {turns or 'all'} turns\n")
         print(_HEAD, flush=True)
         for mode in modes:
-            print(row(asyncio.run(simulate(mode, 4, 32, turns, speed))), flush=True)
+            outcome = asyncio.run(simulate(mode, 4, 32, turns, speed))
+            print(row(outcome), flush=True)
+        most = most_hits(outcome.reads, 4 * speed.blocks) * BLOCK
+        print(f"\nmost that can be cached (one cache, which knows the future): {most / outcome.prompt:.1%}")
     if "scale" in parts:
         _scale(options, modes)
 
