@@ -17,8 +17,9 @@ import statistics
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -40,14 +41,21 @@ from singletree.engines.routing.block_chain import ChainMemory
 from singletree.engines.routing.event_cache import EventCache
 from singletree.engines.routing.event_stream import KvEventStream
 from singletree.engines.routing.kv_events import BlockHash, BlockStored, KvEvent
-from singletree.engines.routing.kv_policy import KvAwarePolicy
+from singletree.engines.routing.kv_policy import ROOM_SECONDS, KvAwarePolicy
 from singletree.engines.routing.modes import RouterMode, RoutingOptions, make_policy
 from singletree.engines.routing.policy import RoutingPolicy
 from singletree.engines.routing.prefix_index import PrefixIndex
+from singletree.engines.routing.residency import Patience
 from singletree.engines.routing.worker import Worker, tokens_to_hold, tokens_to_prefill
 
-EVENTS = "kv (events)"
-MODES = (*[mode for mode in get_args(RouterMode) if mode != "dynamo"], EVENTS, "dynamo")
+EVENTS, UNHELD = "kv (events)", "kv (no turn waits)"
+MODES = (*[mode for mode in get_args(RouterMode) if mode != "dynamo"], EVENTS, UNHELD, "dynamo")
+_PATIENCE: Mapping[str, Patience] = {
+    "kv": Patience(),
+    EVENTS: Patience(),
+    UNHELD: Patience(wait=0.0),
+    "dynamo": Patience(),
+}
 _START_SECONDS = 20.0
 
 
@@ -84,7 +92,7 @@ class Simulation:
         self._chains = ChainMemory("simulated", 1 << 40)
         self._ready: list[Callable[[], Any]] = []
         self._sessions, self._turns, self._scale = sessions, turns, scale
-        self.policy = _policy(mode, Random(7))
+        self.policy = _policy(mode, Random(7), lambda: self.clock.now)
 
     async def run(
         self, publish: Callable[[int], Callable[[list[KvEvent]], None]] | None, settle: float = 0
@@ -123,12 +131,28 @@ class Simulation:
 
         return due
 
-    async def _send(self, number: int, turns: Iterator[AgentTurn], turn: AgentTurn) -> None:
+    async def _send(
+        self,
+        number: int,
+        turns: Iterator[AgentTurn],
+        turn: AgentTurn,
+        job: GenerationJob | None = None,
+        came: float | None = None,
+    ) -> None:
         prompt = turn.prompt
         sampling = Sampling(max_tokens=len(turn.generated))
-        job = GenerationJob(prompt, sampling, f"{number}", session=f"session-{number}")
+        job = job or GenerationJob(prompt, sampling, f"{number}", session=f"session-{number}")
+        came = self.clock.now if came is None else came
         began = time.process_time()
-        choice = await self.policy.choose(job, self.workers)
+        if isinstance(self.policy, KvAwarePolicy):
+            chosen = self.policy.choose_now(job, self.workers)
+            if chosen is None:
+                again = partial(self._send, number, turns, turn, job, came)
+                self.clock.after(ROOM_SECONDS, lambda: self._ready.append(again))
+                return
+            choice = chosen
+        else:
+            choice = await self.policy.choose(job, self.workers)
         took = time.process_time() - began
         worker, load = choice.worker, choice.worker.load
         prefill, held = tokens_to_prefill(job, choice.predicted_cached_tokens), tokens_to_hold(job)
@@ -148,7 +172,7 @@ class Simulation:
             outcome.router_seconds += time.process_time() - began
             outcome.prompt += len(prompt)
             outcome.cached += generation.cached
-            outcome.firsts.append(generation.first - generation.came)
+            outcome.firsts.append(generation.first - came)
             if choice.predicted_cached_tokens is not None:
                 outcome.predicted_off += abs(choice.predicted_cached_tokens - generation.cached)
 
@@ -169,9 +193,10 @@ class Simulation:
         engine.submit(SimulatedGeneration(job, own, after, len(turn.generated), read, ended))
 
 
-def _policy(mode: str, random: Random) -> RoutingPolicy:
-    if mode in (EVENTS, "dynamo"):
-        return KvAwarePolicy("simulated")  # "dynamo" gets its own when its endpoints are known
+def _policy(mode: str, random: Random, clock: Callable[[], float]) -> RoutingPolicy:
+    if mode in _PATIENCE:
+        # "dynamo" gets its own policy when its endpoints are known.
+        return KvAwarePolicy("simulated", patience=_PATIENCE[mode], clock=clock)
     return make_policy(cast(RouterMode, mode), RoutingOptions("simulated", random=random))
 
 

@@ -32,7 +32,7 @@ def most_hits(reads: Sequence[Read], blocks: int) -> int:
     held = dict[int, int]()  # block: its next use
     furthest = list[tuple[int, int]]()
     hits = 0
-    for at, read in enumerate(reads):
+    for read in reads:
         for block in read.prompt:
             hits += block in held
             uses[block].popleft()

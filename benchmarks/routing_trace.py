@@ -1,4 +1,4 @@
-"""Agent sessions as tokens, for many sessions at once: the shapes that were recorded of real harnesses, with random ids.
+"""Agent sessions as tokens, for many sessions at once: shapes recorded of real harnesses, with random ids.
 
 Recorded are the lengths of prompts and turns, which earlier prompt each prompt begins with and how far, side requests,
 and what sessions of one harness share (``agent_shapes``). Assumed is how long tools run: the recorded ones, which read

@@ -8,8 +8,10 @@ replica of the server finds alike by a rendezvous hash, without shared state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -20,11 +22,18 @@ from singletree.engines.routing.event_stream import KvEventStream
 from singletree.engines.routing.policy import Choice
 from singletree.engines.routing.predicted_cache import PredictedCache
 from singletree.engines.routing.prefix_index import PrefixIndex, blocks_by_holder
+from singletree.engines.routing.residency import DEFAULT_PATIENCE, Patience, Residency
 from singletree.engines.routing.worker import Worker, tokens_to_hold
 from singletree.errors import BadConfiguration
+from singletree.lru import LruCache
 
 if TYPE_CHECKING:
     from singletree.engines.routing.event_subscriber import EventSubscriber
+
+ROOM_SECONDS = 0.25
+"""How long a turn waits for room before it looks again."""
+
+_SESSIONS = 65536
 
 UNKNOWN_CAPACITY = 1 << 20
 """Tokens in the cache of an engine that does not report its size; what it reports as cached corrects it."""
@@ -103,6 +112,8 @@ class KvAwarePolicy:
         kv_events, kv_replay: ZMQ endpoints, in the order of the engines.
         cache_tokens: size of each engine's cache; None for what the engine reports.
         weights: how the cost is made.
+        patience: for how long sessions wait for each other, where the caches are too small for all.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -113,6 +124,8 @@ class KvAwarePolicy:
         kv_replay: Sequence[str] = (),
         cache_tokens: int | None = None,
         weights: CostWeights = CostWeights(),
+        patience: Patience = DEFAULT_PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model, self._cache_tokens, self._weights = model, cache_tokens, weights
         self._endpoints, self._replays = tuple(kv_events), tuple(kv_replay)
@@ -122,6 +135,8 @@ class KvAwarePolicy:
         self._caches: dict[Worker, WorkerCache] = {}
         self._followed: list[WorkerCache] = []
         self._in_flight: dict[int, _InFlight] = {}
+        self._residency, self._clock = Residency(patience), clock
+        self._shared: LruCache[str, int] = LruCache(entries=_SESSIONS)
 
     async def start(self, workers: Sequence[Worker]) -> None:
         """Begin to receive the engines' events.
@@ -151,10 +166,40 @@ class KvAwarePolicy:
                 await subscriber.close()
 
     async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
-        """Return the engine with the least cost; among nearly equal ones the session's own."""
+        """Return the engine with the least cost; among nearly equal ones the session's own.
+
+        A turn waits for a limited time if the caches have no room for its session.
+        """
+        came = self._clock()
+        try:
+            while (choice := self.choose_now(job, workers)) is None:
+                await asyncio.sleep(ROOM_SECONDS)
+                workers = [worker for worker in workers if worker.state == "up"] or workers
+        finally:
+            self._residency.gives_up(id(job))
+        waited = self._clock() - came
+        if waited < ROOM_SECONDS:
+            return choice
+        return replace(choice, reason=f"{choice.reason}; waited {waited:.1f} s for room in a cache")
+
+    def choose_now(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice | None:
+        """Return the engine; None if the turn has to wait for room, so that this has to be called again soon."""
         chain = self._chain(job)
         weights, length, hold = self._weights, len(chain), tokens_to_hold(job)
         cached, costs, caches = self._costs(job, chain, workers, hold)
+        if job.session and not self._residency.is_resident(session := _session_of(job)):
+            if self._shared.peek(job.session) is None:
+                self._shared.put(job.session, max(cached))
+            rooms = [self._room(cache) for cache in caches]
+            places = [cache.number for cache in caches]
+            able = self._residency.with_room(self._private(job, length), rooms, places, self._clock())
+            is_cheap = length - max(cached) < self._residency.patience.tokens
+            rank = (job.priority, -(job.latency_sensitivity or 0.0))
+            if not is_cheap and self._residency.waits(id(job), rank, self._clock(), has_room=bool(able)):
+                return None
+            if able and not is_cheap:
+                workers, caches = [workers[at] for at in able], [caches[at] for at in able]
+                cached, costs = [cached[at] for at in able], [costs[at] for at in able]
         within = min(costs) + max(weights.gate, weights.gate_share * length)
         near = [number for number, cost in enumerate(costs) if cost <= within]
         chosen = near[0]
@@ -167,6 +212,9 @@ class KvAwarePolicy:
     def sent(self, job: GenerationJob, choice: Choice) -> None:
         """Predict that the engine's cache gets the prompt."""
         cache, chain = self._cache_of(choice.worker), self._chain(job)
+        if job.session:
+            own = self._private(job, len(chain))
+            self._residency.began(_session_of(job), cache.number, own, self._room(cache), self._clock())
         self._in_flight[id(choice)] = _InFlight(choice, chain, cache.predicted.state(chain))
         cache.predicted.use(chain)
 
@@ -191,7 +239,11 @@ class KvAwarePolicy:
         flight = self._in_flight.pop(id(choice), None)
         if flight is None:
             return
-        predicted = self._cache_of(choice.worker).predicted
+        cache = self._cache_of(choice.worker)
+        predicted, length = cache.predicted, len(job.prompt_token_ids) + len(generated)
+        if job.session:
+            own = self._private(job, length) if flight.read else 0
+            self._residency.ended(_session_of(job), own, self._room(cache), self._clock())
         if not flight.read:
             predicted.restore(flight.chain, flight.before)
         elif len(generated) > 1:
@@ -202,12 +254,21 @@ class KvAwarePolicy:
         """Forget the engine's cache."""
         cache = self._cache_of(worker)
         cache.predicted.clear()
+        self._residency.lost(cache.number)
         if cache.stream is not None:
             cache.stream.restart()
 
     def cache_of(self, worker: Worker) -> WorkerCache:
         """Return what is known of the engine's cache."""
         return self._cache_of(worker)
+
+    def _private(self, job: GenerationJob, length: int) -> int:
+        """Return how many of so many tokens of a session are not those of others: what it adds to a cache."""
+        return max(0, length - (self._shared.get(job.session) or 0))
+
+    def _room(self, cache: WorkerCache) -> int | None:
+        """Return how many tokens of its cache sessions may fill; None for a cache of unknown size."""
+        return None if cache.capacity is None else int(self._weights.budget * cache.capacity)
 
     def _chain(self, job: GenerationJob) -> BlockChain:
         return self._chains.chain_of(job, self._unit)
@@ -295,6 +356,11 @@ class KvAwarePolicy:
 def _details(worker: Worker, name: str) -> int | None:
     value = (worker.engine.info().details or {}).get(name)
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _session_of(job: GenerationJob) -> Hashable:
+    """Return what the session is known by: tenants may use the same name."""
+    return job.session, job.cache_salt
 
 
 def session_digest(job: GenerationJob, chain: BlockChain) -> bytes:
