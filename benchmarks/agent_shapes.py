@@ -98,14 +98,16 @@ def _requests(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _recorded(titles: Sequence[str], turns: int) -> list[SessionShape]:
-    from benchmarks import session_models, sessions
+    from benchmarks import session_models, sessions  # makes the package ``clients`` known
+
+    from clients.harness import HARNESSES  # isort: skip
 
     made = []
     with tempfile.TemporaryDirectory(prefix="singletree-shapes-") as folder:
         root = Path(folder)
         template = session_models.TEMPLATES / f"{session_models.CHOSEN[0]}.jinja"
         model = session_models.scripted(template, root / "model")
-        for harness in sessions.HARNESSES:
+        for harness in HARNESSES:
             if harness.title not in titles:
                 continue
             both = []

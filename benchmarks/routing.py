@@ -17,13 +17,14 @@ import statistics
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 from benchmarks.routing_oracle import Read, most_hits
 from benchmarks.routing_trace import AgentTurn, agent_session
@@ -38,9 +39,10 @@ from benchmarks.simulated_engines import (
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, GenerationJob
 from singletree.engines.routing.block_chain import ChainMemory
+from singletree.engines.routing.dynamo_policy import DynamoPolicy
 from singletree.engines.routing.event_cache import EventCache
 from singletree.engines.routing.event_stream import KvEventStream
-from singletree.engines.routing.kv_events import BlockHash, BlockStored, KvEvent
+from singletree.engines.routing.kv_events import BlockHash, BlockRemoved, BlockStored, KvEvent
 from singletree.engines.routing.kv_policy import ROOM_SECONDS, KvAwarePolicy
 from singletree.engines.routing.modes import RouterMode, RoutingOptions, make_policy
 from singletree.engines.routing.policy import RoutingPolicy
@@ -48,15 +50,19 @@ from singletree.engines.routing.prefix_index import PrefixIndex
 from singletree.engines.routing.residency import Patience
 from singletree.engines.routing.worker import Worker, tokens_to_hold, tokens_to_prefill
 
-EVENTS, UNHELD = "kv (events)", "kv (no turn waits)"
-MODES = (*[mode for mode in get_args(RouterMode) if mode != "dynamo"], EVENTS, UNHELD, "dynamo")
+EVENTS, UNHELD, AFFINITY = "kv (events)", "kv (no turn waits)", "dynamo (session affinity)"
+MODES = (*[mode for mode in get_args(RouterMode) if mode != "dynamo"], EVENTS, UNHELD, "dynamo", AFFINITY)
 _PATIENCE: Mapping[str, Patience] = {
     "kv": Patience(),
     EVENTS: Patience(),
     UNHELD: Patience(wait=0.0),
     "dynamo": Patience(),
+    AFFINITY: Patience(),
 }
+_AFFINITY_SECONDS = 3600.0
 _START_SECONDS = 20.0
+_MARKS = count(1 << 31)
+Settle: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -92,12 +98,12 @@ class Simulation:
         self._chains = ChainMemory("simulated", 1 << 40)
         self._ready: list[Callable[[], Any]] = []
         self._sessions, self._turns, self._scale = sessions, turns, scale
-        self.policy = _policy(mode, Random(7), lambda: self.clock.now)
+        self.policy = _policy(mode, Random(7), lambda: self.clock.now, scale)
 
     async def run(
-        self, publish: Callable[[int], Callable[[list[KvEvent]], None]] | None, settle: float = 0
+        self, publish: Callable[[int], Callable[[list[KvEvent]], None]] | None, settle: Settle | None = None
     ) -> Outcome:
-        """Run all sessions; ``settle`` are real seconds that events of a socket take."""
+        """Run all sessions; before each choice ``settle`` waits until the router has all events."""
         await self.policy.start(self.workers)
         outcome, before = self.outcome, _resident()
         if publish is not None:
@@ -111,7 +117,7 @@ class Simulation:
             ready, self._ready = self._ready, []
             for send in ready:
                 if settle:
-                    await asyncio.sleep(settle)
+                    await settle()
                 await send()
         await self.policy.close()
         outcome.seconds = self.clock.now
@@ -193,10 +199,12 @@ class Simulation:
         engine.submit(SimulatedGeneration(job, own, after, len(turn.generated), read, ended))
 
 
-def _policy(mode: str, random: Random, clock: Callable[[], float]) -> RoutingPolicy:
+def _policy(mode: str, random: Random, clock: Callable[[], float], scale: float) -> RoutingPolicy:
     if mode in _PATIENCE:
         # "dynamo" gets its own policy when its endpoints are known.
-        return KvAwarePolicy("simulated", patience=_PATIENCE[mode], clock=clock)
+        patience = _PATIENCE[mode]
+        patience = replace(patience, tokens=int(patience.tokens * scale))
+        return KvAwarePolicy("simulated", patience=patience, clock=clock)
     return make_policy(cast(RouterMode, mode), RoutingOptions("simulated", random=random))
 
 
@@ -205,7 +213,7 @@ async def simulate(
 ) -> Outcome:
     """Run one mode."""
     simulation = Simulation(mode, engines, sessions, turns, speed, scale)
-    if mode == "dynamo":
+    if mode.startswith("dynamo"):
         return await _with_dynamo(simulation)
     if mode != EVENTS:
         return await simulation.run(None)
@@ -227,6 +235,33 @@ async def simulate(
     return await simulation.run(publish)
 
 
+async def _settled(
+    simulation: Simulation, send: Callable[[int, list[KvEvent]], None], behind: set[int]
+) -> None:
+    """Wait until Dynamo's router has taken everything: its bookings, and the events of the engines ``behind``.
+
+    Each of these engines stores a block of its own and drops it again; the router follows an engine's events in order,
+    so it has the others when it knows this block.
+    """
+    policy = simulation.policy
+    assert isinstance(policy, DynamoPolicy)
+    while policy.unfinished:  # noqa: ASYNC110 (tasks of the policy)
+        await asyncio.sleep(0.0005)
+    for number in tuple(behind):
+        tokens = [next(_MARKS)] * BLOCK
+        asked = {"model_name": "simulated", "token_ids": [*tokens, 0]}
+        seen, tries = False, 0
+        while not seen:
+            if tries % 100 == 0:  # the first ones are sent before the router listens
+                send(number, [BlockStored([tokens[0]], None, tokens, BLOCK, medium="GPU", group_idx=0)])
+            tries += 1
+            await asyncio.sleep(0.0005)
+            found = await policy.service.overlap_scores(asked)
+            seen = any(each["worker_id"] == number and each["device_blocks"] for each in found["workers"])
+        send(number, [BlockRemoved([tokens[0]], "GPU")])
+    behind.clear()
+
+
 async def _with_dynamo(simulation: Simulation) -> Outcome:
     """Run Dynamo's router; it gets the engines' events over ZMQ."""
     import zmq
@@ -240,12 +275,18 @@ async def _with_dynamo(simulation: Simulation) -> Outcome:
             socket.set_hwm(0)
             socket.bind(endpoint)
             sockets.append(socket)
-        simulation.policy = make_policy("dynamo", RoutingOptions("simulated", tuple(endpoints)))
-        frames = [EventFrames() for _ in endpoints]
+        seconds = _AFFINITY_SECONDS if simulation.outcome.mode == AFFINITY else None
+        simulation.policy = DynamoPolicy("simulated", kv_events=endpoints, affinity_seconds=seconds)
+        frames, behind = [EventFrames() for _ in endpoints], set(range(len(endpoints)))
+
+        def send(number: int, events: list[KvEvent]) -> None:
+            behind.add(number)
+            sockets[number].send_multipart(frames[number].encode(events))
+
         try:
             return await simulation.run(
-                lambda number: lambda events: sockets[number].send_multipart(frames[number].encode(events)),
-                settle=0.02,
+                lambda number: lambda events: send(number, events),
+                partial(_settled, simulation, send, behind),
             )
         finally:
             for socket in sockets:
@@ -260,7 +301,7 @@ _HEAD = """\
 
 def row(outcome: Outcome) -> str:
     """Return the outcome as a row of the table."""
-    firsts, predicts = sorted(outcome.firsts), "kv" in outcome.mode or outcome.mode == "dynamo"
+    firsts, predicts = sorted(outcome.firsts), outcome.mode.startswith(("kv", "dynamo"))
     spread = max(outcome.busy) / statistics.fmean(outcome.busy)
     off = f"{outcome.predicted_off / outcome.prompt:.1%}" if predicts else "–"
     return (
@@ -378,24 +419,37 @@ def main() -> None:
         "--turns", type=int, help="of a session (all that were recorded; in the part scale 4)"
     )
     parser.add_argument("--blocks", type=int, help="of an engine's cache in the part engines (7000)")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="share of all lengths, caches and speeds of reading in the part engines, for a shorter run (1)",
+    )
     options = parser.parse_args()
     parts = options.parts.split(",")
     modes = options.modes.split(",") if options.modes else list(MODES)
-    if "dynamo" in modes and (find_spec("dynamo") is None or find_spec("zmq") is None):
+    if any(mode.startswith("dynamo") for mode in modes) and (
+        find_spec("dynamo") is None or find_spec("zmq") is None
+    ):
         print("dynamo is left out: it needs ai-dynamo-runtime and pyzmq", flush=True)
-        modes.remove("dynamo")
+        modes = [mode for mode in modes if not mode.startswith("dynamo")]
     if "index" in parts:
         print(f"\n{measure_index(100_000 if options.quick else 1_000_000)}", flush=True)
     if "engines" in parts:
         turns = options.turns or (10 if options.quick else None)
-        speed = EngineSpeed(blocks=options.blocks or 7000)
+        whole = EngineSpeed()
+        speed = EngineSpeed(
+            whole.prefill * options.scale, blocks=int((options.blocks or 7000) * options.scale)
+        )
         print(f"\n4 engines of {speed.blocks * BLOCK:,} tokens, 32 sessions of {turns or 'all'} turns\n")
         print(_HEAD, flush=True)
+        bounds = dict[str, float]()
         for mode in modes:
-            outcome = asyncio.run(simulate(mode, 4, 32, turns, speed))
+            outcome = asyncio.run(simulate(mode, 4, 32, turns, speed, options.scale))
             print(row(outcome), flush=True)
-        most = most_hits(outcome.reads, 4 * speed.blocks) * BLOCK
-        print(f"\nmost that can be cached (one cache, which knows the future): {most / outcome.prompt:.1%}")
+            bounds[mode] = most_hits(outcome.reads, 4 * speed.blocks) * BLOCK / outcome.prompt
+        told = ", ".join(f"{mode} {most:.1%}" for mode, most in bounds.items())
+        print(f"\nMost that one cache of all engines could have, which knows the future: {told}")
     if "scale" in parts:
         _scale(options, modes)
 
@@ -411,7 +465,7 @@ def _scale(options: argparse.Namespace, modes: Sequence[str]) -> None:
     print(_HEAD, flush=True)
     sizes = []
     for mode in modes:
-        if mode == "dynamo":
+        if mode.startswith("dynamo"):
             continue
         outcome = asyncio.run(simulate(mode, engines, sessions, turns, speed, 0.25))
         print(row(outcome), flush=True)

@@ -497,8 +497,3 @@ class Request:
     warnings: Sequence[str] = ()
     options: RequestOptions = RequestOptions()  # noqa: RUF009 (frozen)
     prompt_report: PromptReport = PromptReport()
-
-    @property
-    def session_name(self) -> str:
-        """Return the session by which engines and routers know the request; empty if it has none."""
-        return self.session or self.agent.session_id
