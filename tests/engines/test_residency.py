@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from engines.routing_jobs import job, now, workers
 from singletree.engines.engine import Chunk, GenerationJob
@@ -99,6 +100,20 @@ def test_who_outgrows_the_room_takes_it_from_the_last_that_came() -> None:
         assert play(routing, prompt(name), pool)
     assert play(routing, prompt("a", 5500), pool)
     assert play(routing, job([1] * 3600, "b"), pool) is None, "nothing of it is cached"
+
+
+def test_sessions_with_one_system_prompt_do_not_all_gather_where_it_is_cached() -> None:
+    pool, clock = workers(4, kv_cache_tokens=100_000), Watch()
+    routing = policy(pool, clock)
+    system = [7] * 1600
+    homes = []
+    for number in range(16):
+        choice = play(routing, job([*system, *[number + 100] * 3000], f"s{number}"), pool)
+        assert choice is not None
+        homes.append(choice.worker.name)
+    counts = Counter(homes)
+    assert len(counts) > 1
+    assert max(counts.values()) < 16
 
 
 def test_nobody_waits_without_need() -> None:

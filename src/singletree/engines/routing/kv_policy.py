@@ -47,12 +47,15 @@ class CostWeights:
         decode: the part of a running generation's tokens that counts like a token to read.
         gate: costs are equal if they differ by less than this many tokens,
         gate_share: or by less than this share of the prompt.
+        resident: the part of the tokens of the sessions that live on an engine that counts for a session that does not,
+            so that sessions with one system prompt do not all gather where it is cached.
         budget: the share of an engine's cache that running generations should fill at most.
     """
 
     decode: float = 0.05
     gate: int = 256
     gate_share: float = 0.05
+    resident: float = 0.3
     budget: float = 0.9
 
 
@@ -197,6 +200,12 @@ class KvAwarePolicy:
             rank = (job.priority, -(job.latency_sensitivity or 0.0))
             if not is_cheap and self._residency.waits(id(job), rank, self._clock(), has_room=bool(able)):
                 return None
+            # At most the pull of what is not the session's own is taken back: replicas agree where nothing is cached.
+            others = self._shared.peek(job.session) or 0
+            costs = [
+                cost + min(have, others, weights.resident * self._residency.held(place))
+                for cost, have, place in zip(costs, cached, places, strict=True)
+            ]
             if able and not is_cheap:
                 workers, caches = [workers[at] for at in able], [caches[at] for at in able]
                 cached, costs = [cached[at] for at in able], [costs[at] for at in able]

@@ -65,6 +65,10 @@ class Residency:
         """Tell whether the session has a place."""
         return session in self._residents
 
+    def held(self, place: int) -> int:
+        """Return how many tokens the resident sessions of an engine take there."""
+        return self._held.get(place, 0)
+
     def with_room(
         self, need: int, rooms: Sequence[int | None], places: Sequence[int], now: float
     ) -> list[int]:
