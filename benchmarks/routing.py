@@ -17,13 +17,16 @@ import statistics
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
+from benchmarks.routing_oracle import Read, most_hits
 from benchmarks.routing_trace import AgentTurn, agent_session
 from benchmarks.simulated_engines import (
     BLOCK,
@@ -36,18 +39,30 @@ from benchmarks.simulated_engines import (
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, GenerationJob
 from singletree.engines.routing.block_chain import ChainMemory
+from singletree.engines.routing.dynamo_policy import DynamoPolicy
 from singletree.engines.routing.event_cache import EventCache
 from singletree.engines.routing.event_stream import KvEventStream
-from singletree.engines.routing.kv_events import BlockHash, BlockStored, KvEvent
-from singletree.engines.routing.kv_policy import KvAwarePolicy
+from singletree.engines.routing.kv_events import BlockHash, BlockRemoved, BlockStored, KvEvent
+from singletree.engines.routing.kv_policy import ROOM_SECONDS, KvAwarePolicy
 from singletree.engines.routing.modes import RouterMode, RoutingOptions, make_policy
 from singletree.engines.routing.policy import RoutingPolicy
 from singletree.engines.routing.prefix_index import PrefixIndex
+from singletree.engines.routing.residency import Patience
 from singletree.engines.routing.worker import Worker, tokens_to_hold, tokens_to_prefill
 
-EVENTS = "kv (events)"
-MODES = (*[mode for mode in get_args(RouterMode) if mode != "dynamo"], EVENTS, "dynamo")
+EVENTS, UNHELD, AFFINITY = "kv (events)", "kv (no turn waits)", "dynamo (session affinity)"
+MODES = (*[mode for mode in get_args(RouterMode) if mode != "dynamo"], EVENTS, UNHELD, "dynamo", AFFINITY)
+_PATIENCE: Mapping[str, Patience] = {
+    "kv": Patience(),
+    EVENTS: Patience(),
+    UNHELD: Patience(wait=0.0),
+    "dynamo": Patience(),
+    AFFINITY: Patience(),
+}
+_AFFINITY_SECONDS = 3600.0
 _START_SECONDS = 20.0
+_MARKS = count(1 << 31)
+Settle: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -65,13 +80,14 @@ class Outcome:
     router_seconds: float = 0.0
     memory: int = 0
     blocks: int = 0
+    reads: list[Read] = field(default_factory=list)
 
 
 class Simulation:
     """Sessions that take their turns on simulated engines, as a policy routes them."""
 
     def __init__(
-        self, mode: str, engines: int, sessions: int, turns: int, speed: EngineSpeed, scale: float
+        self, mode: str, engines: int, sessions: int, turns: int | None, speed: EngineSpeed, scale: float
     ) -> None:
         self.clock = VirtualClock()
         self.engines = [SimulatedEngine(self.clock, speed) for _ in range(engines)]
@@ -82,12 +98,12 @@ class Simulation:
         self._chains = ChainMemory("simulated", 1 << 40)
         self._ready: list[Callable[[], Any]] = []
         self._sessions, self._turns, self._scale = sessions, turns, scale
-        self.policy = _policy(mode, Random(7))
+        self.policy = _policy(mode, Random(7), lambda: self.clock.now, scale)
 
     async def run(
-        self, publish: Callable[[int], Callable[[list[KvEvent]], None]] | None, settle: float = 0
+        self, publish: Callable[[int], Callable[[list[KvEvent]], None]] | None, settle: Settle | None = None
     ) -> Outcome:
-        """Run all sessions; ``settle`` are real seconds that events of a socket take."""
+        """Run all sessions; before each choice ``settle`` waits until the router has all events."""
         await self.policy.start(self.workers)
         outcome, before = self.outcome, _resident()
         if publish is not None:
@@ -96,12 +112,12 @@ class Simulation:
         random = Random(3)
         for number in range(self._sessions):
             turns = agent_session(number, self._turns, self._scale)
-            self.clock.after(random.random() * _START_SECONDS, self._later(number, turns, array("I")))
+            self.clock.after(random.random() * _START_SECONDS, self._later(number, turns))
         while self._ready or self.clock.step():
             ready, self._ready = self._ready, []
             for send in ready:
                 if settle:
-                    await asyncio.sleep(settle)
+                    await settle()
                 await send()
         await self.policy.close()
         outcome.seconds = self.clock.now
@@ -111,24 +127,38 @@ class Simulation:
             outcome.blocks = len(self.policy.index)
         return outcome
 
-    def _later(self, number: int, turns: Iterator[AgentTurn], prompt: array[int]) -> Callable[[], None]:
+    def _later(self, number: int, turns: Iterator[AgentTurn]) -> Callable[[], None]:
         def due() -> None:
             turn = next(turns, None)
             if turn is not None:
                 self.clock.after(
-                    turn.pause, lambda: self._ready.append(lambda: self._send(number, turns, prompt, turn))
+                    turn.pause, lambda: self._ready.append(lambda: self._send(number, turns, turn))
                 )
 
         return due
 
     async def _send(
-        self, number: int, turns: Iterator[AgentTurn], before: array[int], turn: AgentTurn
+        self,
+        number: int,
+        turns: Iterator[AgentTurn],
+        turn: AgentTurn,
+        job: GenerationJob | None = None,
+        came: float | None = None,
     ) -> None:
-        prompt = before + turn.added
+        prompt = turn.prompt
         sampling = Sampling(max_tokens=len(turn.generated))
-        job = GenerationJob(prompt, sampling, f"{number}", session=f"session-{number}")
+        job = job or GenerationJob(prompt, sampling, f"{number}", session=f"session-{number}")
+        came = self.clock.now if came is None else came
         began = time.process_time()
-        choice = await self.policy.choose(job, self.workers)
+        if isinstance(self.policy, KvAwarePolicy):
+            chosen = self.policy.choose_now(job, self.workers)
+            if chosen is None:
+                again = partial(self._send, number, turns, turn, job, came)
+                self.clock.after(ROOM_SECONDS, lambda: self._ready.append(again))
+                return
+            choice = chosen
+        else:
+            choice = await self.policy.choose(job, self.workers)
         took = time.process_time() - began
         worker, load = choice.worker, choice.worker.load
         prefill, held = tokens_to_prefill(job, choice.predicted_cached_tokens), tokens_to_hold(job)
@@ -148,7 +178,7 @@ class Simulation:
             outcome.router_seconds += time.process_time() - began
             outcome.prompt += len(prompt)
             outcome.cached += generation.cached
-            outcome.firsts.append(generation.first - generation.came)
+            outcome.firsts.append(generation.first - came)
             if choice.predicted_cached_tokens is not None:
                 outcome.predicted_off += abs(choice.predicted_cached_tokens - generation.cached)
 
@@ -158,28 +188,32 @@ class Simulation:
             began = time.process_time()
             self.policy.ended(job, choice, turn.generated)
             outcome.router_seconds += time.process_time() - began
-            self._later(number, turns, prompt + turn.generated)()
+            self._later(number, turns)()
 
         chain = self._chains.chain_of(job, BLOCK)
         after = self._chains.chain_of(job, BLOCK, turn.generated[:-1])
         # The chain grows in place; the engine needs the prompt's own.
         own = type(chain)(chain.seed, chain.unit, prompt.tobytes(), (), after.hashes[: len(prompt) // BLOCK])
+        outcome.reads.append(Read(own.hashes, after.hashes[:]))
         engine = self.engines[self.workers.index(worker)]
         engine.submit(SimulatedGeneration(job, own, after, len(turn.generated), read, ended))
 
 
-def _policy(mode: str, random: Random) -> RoutingPolicy:
-    if mode in (EVENTS, "dynamo"):
-        return KvAwarePolicy("simulated")  # "dynamo" gets its own when its endpoints are known
+def _policy(mode: str, random: Random, clock: Callable[[], float], scale: float) -> RoutingPolicy:
+    if mode in _PATIENCE:
+        # "dynamo" gets its own policy when its endpoints are known.
+        patience = _PATIENCE[mode]
+        patience = replace(patience, tokens=int(patience.tokens * scale))
+        return KvAwarePolicy("simulated", patience=patience, clock=clock)
     return make_policy(cast(RouterMode, mode), RoutingOptions("simulated", random=random))
 
 
 async def simulate(
-    mode: str, engines: int, sessions: int, turns: int, speed: EngineSpeed, scale: float = 1.0
+    mode: str, engines: int, sessions: int, turns: int | None, speed: EngineSpeed, scale: float = 1.0
 ) -> Outcome:
     """Run one mode."""
     simulation = Simulation(mode, engines, sessions, turns, speed, scale)
-    if mode == "dynamo":
+    if mode.startswith("dynamo"):
         return await _with_dynamo(simulation)
     if mode != EVENTS:
         return await simulation.run(None)
@@ -201,6 +235,33 @@ async def simulate(
     return await simulation.run(publish)
 
 
+async def _settled(
+    simulation: Simulation, send: Callable[[int, list[KvEvent]], None], behind: set[int]
+) -> None:
+    """Wait until Dynamo's router has taken everything: its bookings, and the events of the engines ``behind``.
+
+    Each of these engines stores a block of its own and drops it again; the router follows an engine's events in order,
+    so it has the others when it knows this block.
+    """
+    policy = simulation.policy
+    assert isinstance(policy, DynamoPolicy)
+    while policy.unfinished:  # noqa: ASYNC110 (tasks of the policy)
+        await asyncio.sleep(0.0005)
+    for number in tuple(behind):
+        tokens = [next(_MARKS)] * BLOCK
+        asked = {"model_name": "simulated", "token_ids": [*tokens, 0]}
+        seen, tries = False, 0
+        while not seen:
+            if tries % 100 == 0:  # the first ones are sent before the router listens
+                send(number, [BlockStored([tokens[0]], None, tokens, BLOCK, medium="GPU", group_idx=0)])
+            tries += 1
+            await asyncio.sleep(0.0005)
+            found = await policy.service.overlap_scores(asked)
+            seen = any(each["worker_id"] == number and each["device_blocks"] for each in found["workers"])
+        send(number, [BlockRemoved([tokens[0]], "GPU")])
+    behind.clear()
+
+
 async def _with_dynamo(simulation: Simulation) -> Outcome:
     """Run Dynamo's router; it gets the engines' events over ZMQ."""
     import zmq
@@ -214,12 +275,18 @@ async def _with_dynamo(simulation: Simulation) -> Outcome:
             socket.set_hwm(0)
             socket.bind(endpoint)
             sockets.append(socket)
-        simulation.policy = make_policy("dynamo", RoutingOptions("simulated", tuple(endpoints)))
-        frames = [EventFrames() for _ in endpoints]
+        seconds = _AFFINITY_SECONDS if simulation.outcome.mode == AFFINITY else None
+        simulation.policy = DynamoPolicy("simulated", kv_events=endpoints, affinity_seconds=seconds)
+        frames, behind = [EventFrames() for _ in endpoints], set(range(len(endpoints)))
+
+        def send(number: int, events: list[KvEvent]) -> None:
+            behind.add(number)
+            sockets[number].send_multipart(frames[number].encode(events))
+
         try:
             return await simulation.run(
-                lambda number: lambda events: sockets[number].send_multipart(frames[number].encode(events)),
-                settle=0.02,
+                lambda number: lambda events: send(number, events),
+                partial(_settled, simulation, send, behind),
             )
         finally:
             for socket in sockets:
@@ -234,7 +301,7 @@ _HEAD = """\
 
 def row(outcome: Outcome) -> str:
     """Return the outcome as a row of the table."""
-    firsts, predicts = sorted(outcome.firsts), "kv" in outcome.mode or outcome.mode == "dynamo"
+    firsts, predicts = sorted(outcome.firsts), outcome.mode.startswith(("kv", "dynamo"))
     spread = max(outcome.busy) / statistics.fmean(outcome.busy)
     off = f"{outcome.predicted_off / outcome.prompt:.1%}" if predicts else "–"
     return (
@@ -296,29 +363,48 @@ def measure_index(blocks: int) -> str:
         stream.feed(frame)
     rate = len(single) / (time.process_time() - began)
     prompt = array("I", [random.randrange(150_000) for _ in range(50_000)])
-    memory_of_chains = ChainMemory("m")
-    job = GenerationJob(prompt, Sampling(), "r", session="s")
-    began = time.process_time()
-    chain = memory_of_chains.chain_of(job, BLOCK)
-    cold = time.process_time() - began
-    index.add(1, chain.hashes[:3000])
-    index.add(2, chain.hashes[:500])
-    grown = GenerationJob(prompt + array("I", range(300)), Sampling(), "r", session="s")
-    took = []
-    for _ in range(50):
-        began = time.process_time()
-        index.matches(memory_of_chains.chain_of(grown, BLOCK).hashes)
-        took.append(time.process_time() - began)
+    grown = prompt + array("I", range(300))
+    rows = (
+        ("seen for the first time, which no engine holds", _answer_seconds(index, prompt, None, 0)),
+        ("seen for the first time, which engines hold", _answer_seconds(index, prompt, None, 3000)),
+        ("that goes on from the last one", _answer_seconds(index, grown, prompt, 3000)),
+    )
     return "\n".join(
         (
             f"| blocks in the index | {held:,} |",
             "|---|--:|",
             f"| memory, with the engines' names for them | {memory / 2**20:.0f} MiB |",
             f"| events of one block each, decoded and applied, a second | {rate:,.0f} |",
-            f"| a prompt of 50,300 tokens that goes on from the last one | {statistics.median(took) * 1e3:.3f} ms |",
-            f"| a prompt of 50,000 tokens seen for the first time | {cold * 1e3:.3f} ms |",
+            *(
+                f"| answer for a prompt of 50,000 tokens {which} | {took * 1e3:.3f} ms |"
+                for which, took in rows
+            ),
         )
     )
+
+
+def _answer_seconds(index: PrefixIndex, prompt: array[int], last: array[int] | None, held: int) -> float:
+    """Return the CPU time of an answer: who holds how much of ``prompt``, of which engines hold ``held`` blocks.
+
+    Args:
+        last: the prompt before in the session; None if it is the first.
+    """
+    blocks = ChainMemory("m").chain_of(GenerationJob(prompt, Sampling(), "r"), BLOCK).hashes[:held]
+    index.add(1, blocks)
+    index.add(2, blocks[: held // 6])
+    took = []
+    for _ in range(25):
+        chains = ChainMemory("m")
+        if last is not None:
+            assert chains.chain_of(GenerationJob(last, Sampling(), "r", session="s"), BLOCK).hashes
+        job = GenerationJob(prompt, Sampling(), "r", session="s")
+        began = time.process_time()
+        found = index.matches(chains.chain_of(job, BLOCK).hashes_while(index.__contains__))
+        took.append(time.process_time() - began)
+        assert max((blocks for _, blocks in found), default=0) == held
+    index.discard(1, blocks)
+    index.discard(2, blocks)
+    return statistics.median(took)
 
 
 def main() -> None:
@@ -329,23 +415,41 @@ def main() -> None:
     parser.add_argument("--modes", help=f"of {', '.join(MODES)}")
     parser.add_argument("--engines", type=int, help="of the part scale (1000)")
     parser.add_argument("--sessions", type=int, help="of the part scale (four for each engine)")
-    parser.add_argument("--turns", type=int, help="of a session (16; in the part scale 4)")
+    parser.add_argument(
+        "--turns", type=int, help="of a session (all that were recorded; in the part scale 4)"
+    )
     parser.add_argument("--blocks", type=int, help="of an engine's cache in the part engines (7000)")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="share of all lengths, caches and speeds of reading in the part engines, for a shorter run (1)",
+    )
     options = parser.parse_args()
     parts = options.parts.split(",")
     modes = options.modes.split(",") if options.modes else list(MODES)
-    if "dynamo" in modes and (find_spec("dynamo") is None or find_spec("zmq") is None):
+    if any(mode.startswith("dynamo") for mode in modes) and (
+        find_spec("dynamo") is None or find_spec("zmq") is None
+    ):
         print("dynamo is left out: it needs ai-dynamo-runtime and pyzmq", flush=True)
-        modes.remove("dynamo")
+        modes = [mode for mode in modes if not mode.startswith("dynamo")]
     if "index" in parts:
         print(f"\n{measure_index(100_000 if options.quick else 1_000_000)}", flush=True)
     if "engines" in parts:
-        turns = options.turns or (10 if options.quick else 16)
-        speed = EngineSpeed(blocks=options.blocks or 7000)
-        print(f"\n4 engines of {speed.blocks * BLOCK:,} tokens, 32 sessions of {turns} turns\n")
+        turns = options.turns or (10 if options.quick else None)
+        whole = EngineSpeed()
+        speed = EngineSpeed(
+            whole.prefill * options.scale, blocks=int((options.blocks or 7000) * options.scale)
+        )
+        print(f"\n4 engines of {speed.blocks * BLOCK:,} tokens, 32 sessions of {turns or 'all'} turns\n")
         print(_HEAD, flush=True)
+        bounds = dict[str, float]()
         for mode in modes:
-            print(row(asyncio.run(simulate(mode, 4, 32, turns, speed))), flush=True)
+            outcome = asyncio.run(simulate(mode, 4, 32, turns, speed, options.scale))
+            print(row(outcome), flush=True)
+            bounds[mode] = most_hits(outcome.reads, 4 * speed.blocks) * BLOCK / outcome.prompt
+        told = ", ".join(f"{mode} {most:.1%}" for mode, most in bounds.items())
+        print(f"\nMost that one cache of all engines could have, which knows the future: {told}")
     if "scale" in parts:
         _scale(options, modes)
 
@@ -361,7 +465,7 @@ def _scale(options: argparse.Namespace, modes: Sequence[str]) -> None:
     print(_HEAD, flush=True)
     sizes = []
     for mode in modes:
-        if mode == "dynamo":
+        if mode.startswith("dynamo"):
             continue
         outcome = asyncio.run(simulate(mode, engines, sessions, turns, speed, 0.25))
         print(row(outcome), flush=True)

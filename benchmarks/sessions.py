@@ -40,14 +40,16 @@ _SECONDS = 900.0
 _SESSIONS = "/v1/singletree/sessions"
 
 
-def measure(harness: Harness, model: Scripted, count: int, folder: Path) -> Session:
-    """One session of ``count`` turns with calls and one that answers."""
+def measure(
+    harness: Harness, model: Scripted, count: int, folder: Path, flags: Sequence[str] = ()
+) -> Session:
+    """One session of ``count`` turns with calls and one that answers; ``flags`` are the server's."""
     workspace, home = folder / "workspace", folder / "home"
     session_script.make_workspace(workspace)
     home.mkdir()
     said = [model.writes(parts) for parts in session_script.turns(harness, workspace, count)]
     names = [f"t{number}" for number in range(len(said))]
-    with serving(model.folder, folder / "server", ("--default-thinking", "on")) as server:
+    with serving(model.folder, folder / "server", ("--default-thinking", "on", *flags)) as server:
         for name, text in zip(names, said, strict=True):
             (server.scripts / f"{name}.txt").write_bytes(text.encode())
         prompt = f"Look after the modules here, one after another. [[script:{','.join(names)}]]"

@@ -17,6 +17,7 @@ from singletree.engines.routing.kv_events import BlockHash, BlockRemoved, BlockS
 
 BLOCK = 16
 _STEP_SECONDS = 0.02
+_NAME_BITS = (1 << 64) - 1
 
 
 class VirtualClock:
@@ -157,7 +158,7 @@ class SimulatedEngine:
                 if victim is None:
                     break
                 del blocks[victim]
-                gone.append(victim)
+                gone.append(_name(victim))
             blocks[chain.hashes[at]] = None
         if self.publish is None:
             return
@@ -181,8 +182,14 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 def _stored(chain: BlockChain, first: int, last: int) -> BlockStored:
     step = BLOCK * TOKEN_BYTES
     tokens = memoryview(chain.tokens)[first * step : last * step].cast("I")
-    parent = chain.hashes[first - 1] if first else None
-    return BlockStored(list(chain.hashes[first:last]), parent, list(tokens), BLOCK, medium="GPU", group_idx=0)
+    parent = _name(chain.hashes[first - 1]) if first else None
+    names: list[BlockHash] = [_name(block) for block in chain.hashes[first:last]]
+    return BlockStored(names, parent, list(tokens), BLOCK, medium="GPU", group_idx=0)
+
+
+def _name(block: int) -> int:
+    """Return the block's name in events: vLLM's are 64 bits without a sign."""
+    return block & _NAME_BITS
 
 
 @dataclass(slots=True)

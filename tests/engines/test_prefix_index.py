@@ -56,6 +56,21 @@ def test_a_chain_that_grew_is_the_chain_of_its_prompt(turns: list[list[int]]) ->
         assert (len(got), got.hashes) == (len(tokens), ChainMemory().chain_of(job(tokens), UNIT).hashes)
 
 
+def test_only_what_is_held_is_hashed_to_find_it() -> None:
+    index, memory = PrefixIndex(), ChainMemory()
+    tokens = [n // UNIT for n in range(5000 * UNIT)]
+    asked = memory.chain_of(job(tokens, "s"), UNIT)
+    assert not len(asked.known)
+    for held, hashed in ((0, 128), (200, 256), (5000, 5000)):
+        index.add(3, chain_in(tokens[: held * UNIT]))
+        fresh = ChainMemory().chain_of(job(tokens, "s"), UNIT)
+        found = blocks_by_holder(index.matches(fresh.hashes_while(index.__contains__)))
+        assert found == ({3: held} if held else {})
+        assert len(fresh.known) == hashed
+        assert fresh.hashes == asked.hashes, "the rest follows when it is asked for"
+        index.discard(3, asked.hashes)
+
+
 def test_a_session_that_grows_keeps_its_chain_and_a_fork_gets_its_own() -> None:
     memory = ChainMemory()
     first = memory.chain_of(job([1] * 40, "s"), UNIT)

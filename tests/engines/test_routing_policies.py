@@ -246,7 +246,7 @@ class FakeSelection:
         if self.fails:
             raise RuntimeError("no schedulable workers are available")
         self.calls.append(("select", request))
-        return {"worker_id": request["allowed_worker_ids"][-1], "block_size": 16, "overlap": {"gpu": 3}}
+        return {"worker_id": request["allowed_worker_ids"][-1], "block_size": 16, "overlap": {"gpu": 48}}
 
     async def prefill_complete(self, name: str) -> None:
         self.calls.append(("read", name))

@@ -12,7 +12,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.engines.sglang.wire import SglangWire
 from singletree.engines.vllm.generate_wire import GenerateReader, GenerateWire
-from singletree.engines.vllm.wire import encode_vllm_request
+from singletree.engines.vllm.wire import CompletionsWire, encode_vllm_request
 from singletree.events import WeightVersion
 
 PATH = "/inference/v1/generate"
@@ -86,6 +86,17 @@ def test_routed_experts_are_those_of_the_last_event() -> None:
     assert first is not None
     assert last is not None
     assert (first.routed_experts, last.routed_experts) == (None, "TlVNUFk=")
+
+
+@pytest.mark.parametrize(
+    ("session", "header"), [("", ""), ("a/b#1", "a/b#1"), ("zwei\r\nZeilen ü", "zwei%0D%0AZeilen%20%C3%BC")]
+)
+def test_the_session_is_named_to_vllm(session: str, header: str) -> None:
+    job = GenerationJob([1], Sampling(), "r", session=session)
+    assert GenerateWire("m").headers(job) == ({"X-Session-ID": header} if session else {})
+    body = json.loads(encode_vllm_request("m", job, max_tokens=1))
+    assert body.get("session_id", "") == session
+    assert CompletionsWire("m").headers(job) == {}
 
 
 @pytest.mark.parametrize("salt", ["", "tenant"])

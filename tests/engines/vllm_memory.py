@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engines.vllm_recording import END_OF_TURN, QUESTION, Exchange, vllm_engine
@@ -108,7 +108,7 @@ class MemoryTransport:
             return 404, b""
         return self.pages[path].status, self.pages[path].answer
 
-    async def post(self, path: str, body: bytes) -> StreamedResponse:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         if self.closed:
             raise ConnectionLost("the engine is not started, or closed")
         if path not in self.offers:
@@ -143,15 +143,15 @@ class ServingTransport(MemoryTransport):
         self._known: set[tuple[int, ...]] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def post(self, path: str, body: bytes) -> StreamedResponse:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         if json.loads(body).get("request_id", PROBE_ID) == PROBE_ID:
-            return await super().post(path, body)
+            return await super().post(path, body, headers)
         answer = MemoryAnswer()
         self.answers.append(answer)
         serving = asyncio.create_task(self._serve(answer, json.loads(body)))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
-        return await super().post(path, body)
+        return await super().post(path, body, headers)
 
     async def _serve(self, answer: MemoryAnswer, said: dict[str, Any]) -> None:
         prompt = tuple(said["prompt"])

@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -222,9 +222,9 @@ class RecordingTransport(AiohttpTransport):
         self.got[path] = Exchange(f"GET {path}", b"", status, body)
         return status, body
 
-    async def post(self, path: str, body: bytes) -> StreamedResponse:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         self._path, self._request = path, body
-        self._answer = _RecordingAnswer(await super().post(path, body))
+        self._answer = _RecordingAnswer(await super().post(path, body, headers))
         return self._answer
 
     def posted(self) -> Exchange:
@@ -325,7 +325,7 @@ async def _record_overflows(url: str) -> None:
             status, body = await super().get(path)
             return status, body.replace(b'"max_model_len":512', b'"max_model_len":600')
 
-        async def post(self, path: str, body: bytes) -> StreamedResponse:
+        async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
             return await super().post(path, body.replace(b'"model":"smollm2"', b'"model":"%b"' % self.model))
 
         model = b"smollm2"

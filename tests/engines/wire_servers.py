@@ -361,7 +361,7 @@ class DialectTransport:
         page = self.dialect.pages.get(path)
         return (404, b"no") if page is None else (200, json.dumps(page).encode())
 
-    async def post(self, path: str, body: bytes) -> StreamedResponse:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         if self.closed:
             raise ConnectionLost("the engine is not started, or closed")
         dialect = self._offered.get(path)

@@ -43,3 +43,17 @@ def test_half_an_emoji_does_not_end_a_session() -> None:
 def test_what_a_model_wrote_can_always_be_sent() -> None:
     value = {"\ud83d": ["a\ud83d\ude00", "b\udc00"]}
     assert json.loads(wire.dump(value)) == {"\ufffd": ["a😀", "b\ufffd"]}
+
+
+def test_equally_long_turns_of_many_sessions_are_read_once() -> None:
+    """They differ in the middle alone, as turns of a harness do in the ids of their calls."""
+    edge = " " * 100
+    sent = [msgspec.Raw(f'{{{edge}"text": "{number:03d}"{edge}}}'.encode()) for number in range(50)]
+
+    def make(body: Body, at: str) -> Body:
+        return body
+
+    first = wire.decode_each(sent, Body, make, "messages")
+    again = [wire.decode_each([one], Body, make, "messages")[0] for one in sent]
+    assert [body.text for body in first] == [f"{number:03d}" for number in range(50)]
+    assert all(one is other for one, other in zip(first, again, strict=True))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from singletree.cli import explain
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, Route
+from singletree.server.answers.record_file import RecordFile
+from singletree.server.answers.record_queue import RecordQueue
+from singletree.server.answers.request_records import RequestRecords
 from singletree.server.http.session_report import PATH as SESSIONS
 
 from .serving import MODEL, body, serving
@@ -74,6 +79,33 @@ async def test_the_engine_and_its_prediction_are_reported(
         "waited_seconds": 1.5,
     }
     assert any(" worker=http://b:8000 predicted=40" in record.message for record in caplog.records)
+
+
+async def test_the_choice_and_the_hints_are_in_the_request_record(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    records = RequestRecords(RecordQueue(RecordFile(path, 2**20)))
+    route = Route("b", 40, "40 of 50 tokens cached, the most", 1, 1.25)
+    async with serving(engine=Routed(route)) as served:
+        served.service.records = records
+        hints = {"priority": 3, "strict_priority": 1, "latency_sensitivity": 2.0, "osl": 70}
+        asked = body(PATHS[1], "hi", nvext={"agent_hints": hints})
+        assert (await served.client.post(PATHS[1], asked)).status == 200
+        assert (await served.client.post(PATHS[1], body(PATHS[1], "hi"))).status == 200
+        (job, _) = served.engine.jobs  # type: ignore[attr-defined]
+    records.close()
+    hinted, plain = (json.loads(line)["request"]["singletree"] for line in path.read_text().splitlines())
+    expected = {
+        "worker": "b",
+        "predicted_cached_tokens": 40,
+        "route_reason": "40 of 50 tokens cached, the most",
+        "failovers": 1,
+        "waited_seconds": 1.25,
+    }
+    assert {name: hinted[name] for name in expected} == expected
+    sent = {"priority": 3, "strict_priority": 1, "latency_sensitivity": 2.0, "expected_tokens": 70}
+    assert hinted["hints"] == sent
+    assert "hints" not in plain
+    assert (job.priority, job.latency_sensitivity, job.expected_tokens) == (-(1 << 32) - 3, 2.0, 70)
 
 
 async def test_after_a_failover_the_counts_of_two_engines_are_not_compared() -> None:

@@ -12,9 +12,11 @@ import pytest
 from singletree.conversation import Conversation, Request, Text, Turn
 from singletree.engines.engine import Chunk
 from singletree.lru import ENTRY_BYTES
+from singletree.prefixes import common_text_prefix
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.protocols import chat, messages, responses
 from singletree.server.models.config import Config
+from singletree.server.sessions import sessions
 from singletree.server.sessions.session_names import session_key
 
 from .by_hand import EngineByHand
@@ -195,6 +197,24 @@ async def test_sessions_without_a_name_are_told_by_their_prompts() -> None:
         listed = (await served.client.get(SESSIONS)).json["data"]
     assert [each["requests"] for each in listed] == [3, 3, 3]
     assert all(each["id"].startswith("nameless-") for each in listed)
+
+
+async def test_a_request_is_compared_with_its_own_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = list[int]()
+
+    def noting(one: bytes, other: bytes) -> int:
+        compared.append(len(other))
+        return common_text_prefix(one, other)
+
+    monkeypatch.setattr(sessions, "common_text_prefix", noting)
+    async with remembering() as served:
+        clients = [Harness(served, f"task {n}", {"x-session-id": f"{n}"}) for n in range(60)]
+        for turn in range(2):
+            for client in clients:
+                assert await client.go_on() == ("appended" if turn else "first")
+    assert len(compared) == len(clients), (
+        "one comparison for each second turn, whatever the number of sessions"
+    )
 
 
 async def test_a_session_without_a_name_is_found_while_it_is_used() -> None:

@@ -250,7 +250,7 @@ class RemoteEngine:
         """Send the job and return the accepted answer. Raises ConnectionLost, and the error for a refusal."""
         while True:
             body = wire.encode(job, max_tokens=max_tokens)
-            answer = await request.open(self._transport.post(wire.path, body))
+            answer = await request.open(self._transport.post(wire.path, body, wire.headers(job)))
             if answer is None:
                 raise ConnectionLost("the generation was ended while its request was sent")
             if answer.status == 200:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
@@ -73,8 +73,12 @@ class Transport(Protocol):
     async def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body. Raises ConnectionLost."""
 
-    async def post(self, path: str, body: bytes) -> StreamedResponse:
-        """Send JSON, and return when the status is known. Raises ConnectionLost."""
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
+        """Send JSON, and return when the status is known. Raises ConnectionLost.
+
+        Args:
+            headers: beside the usual ones.
+        """
 
     async def close(self) -> None:
         """Close all connections. Safe to call twice."""
@@ -124,11 +128,11 @@ class AiohttpTransport:
         except (aiohttp.ClientError, OSError) as error:
             raise _lost(error) from error
 
-    async def post(self, path: str, body: bytes) -> StreamedResponse:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         data = body if len(body) <= _LARGE_BYTES else io.BytesIO(body)
-        headers = {"Content-Type": "application/json"}
+        sent = {**headers, "Content-Type": "application/json"}
         try:
-            return _AiohttpResponse(await self._opened().post(self._url + path, data=data, headers=headers))
+            return _AiohttpResponse(await self._opened().post(self._url + path, data=data, headers=sent))
         except (aiohttp.ClientError, OSError) as error:
             raise _lost(error) from error
 

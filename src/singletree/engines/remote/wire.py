@@ -76,6 +76,9 @@ class Wire(Protocol):
     def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
         """Encode the request; ``max_tokens`` replaces the one of ``job.sampling``. Raises InvalidRequest."""
 
+    def headers(self, job: GenerationJob) -> Mapping[str, str]:
+        """Return what the request needs as headers beside its body."""
+
     def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
         """Return the reader of the answer."""
 
@@ -110,6 +113,10 @@ class DefaultWire:
     def uncounted(self, job: GenerationJob) -> Sequence[PromptPicture]:
         """Return nothing."""
         return ()
+
+    def headers(self, job: GenerationJob) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}
 
     def first_answer_seconds(self, job: GenerationJob) -> float | None:
         """Return None."""

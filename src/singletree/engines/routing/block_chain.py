@@ -2,22 +2,22 @@
 
 The hashes are this process's own (they differ from the engines'), so engines need no common seed, and a client cannot
 make two prompts collide. They are computed once as a session grows: the chain of each session's last prompts is kept,
-and a prompt that goes on from one of them costs a comparison of memory and the hashes of what is new.
+and a prompt that goes on from one of them costs a comparison of memory and the hashes of what is new. They are computed
+when they are asked for: a prompt that no engine holds is not hashed to its end to find that out.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from struct import iter_unpack
 
 from singletree.engines.engine import GenerationJob
 from singletree.lru import LruCache
 from singletree.pictures import PromptPicture
 from singletree.prefixes import common_prefix, common_text_prefix
-
-HASH_MASK = (1 << 60) - 1
-"""Sixty bits: a collision is as good as impossible, and CPython keeps such a number in 32 bytes, not 48."""
 
 TOKEN_BYTES = 4
 MIN_UNIT = 16
@@ -25,6 +25,7 @@ _CHAINS_BYTES = 256 * 2**20
 _ALIKE = 16
 _HEAD_BYTES = 64 * TOKEN_BYTES
 _CHAIN_BYTES = 400
+_FIRST_SEARCH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class CacheScope:
 
     def seed(self, unit: int) -> int:
         """Return the number that stands before the first block of ``unit`` tokens."""
-        return hash((self.model, self.lora, self.salt, unit)) & HASH_MASK
+        return hash((self.model, self.lora, self.salt, unit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def unit_of(block_size: int) -> int:
 
 def next_hash(parent: int, block: bytes, pictures: tuple[str, ...] = ()) -> int:
     """Return the hash of a block of tokens behind the block ``parent``, with the pictures that it is a part of."""
-    return hash((parent, block, pictures) if pictures else (parent, block)) & HASH_MASK
+    return hash((parent, block, pictures) if pictures else (parent, block))
 
 
 @dataclass(slots=True, eq=False)
@@ -76,18 +77,36 @@ class BlockChain:
         unit: how many tokens a hash covers.
         tokens: the tokens, four bytes each, pictures expanded.
         pictures: where they are.
-        hashes: of the complete blocks.
+        known: hashes of the first blocks, as many as were asked for. The array grows in place.
     """
 
     seed: int
     unit: int
     tokens: bytes = b""
     pictures: tuple[PictureSpan, ...] = ()
-    hashes: array[int] = field(default_factory=lambda: array("q"))
+    known: array[int] = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
         """Return the number of tokens."""
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def hashes(self) -> array[int]:
+        """The hashes of all complete blocks."""
+        return self._compute(len(self) // self.unit)
+
+    def hashes_while(self, is_held: Callable[[int], bool]) -> Sequence[int]:
+        """Return the hashes of the first blocks: of all, or of so many that ``is_held`` is false for the last one.
+
+        Args:
+            is_held: tells of a hash whether anybody has the block; of no block after one for which it is false.
+        """
+        whole, asked = len(self) // self.unit, _FIRST_SEARCH
+        while asked < whole:
+            if not is_held(self._compute(asked)[asked - 1]):
+                return self.known[:asked]
+            asked *= 2
+        return self.hashes
 
     def extended(self, tokens: bytes, pictures: tuple[PictureSpan, ...]) -> BlockChain:
         """Return the chain of ``tokens``: this one, grown in place, if they begin with its own."""
@@ -97,28 +116,29 @@ class BlockChain:
             same = min(
                 [same, *(each.start for each in (*self.pictures[at : at + 1], *pictures[at : at + 1]))]
             )
-        kept = self.hashes if same == len(self) else self.hashes[: same // self.unit]
-        grown = self if kept is self.hashes else BlockChain(self.seed, self.unit, hashes=kept)
-        grown._set(tokens, pictures)
-        return grown
-
-    def _set(self, tokens: bytes, pictures: tuple[PictureSpan, ...]) -> None:
+        if same < len(self):
+            return BlockChain(self.seed, self.unit, tokens, pictures, self.known[: same // self.unit])
         self.tokens, self.pictures = tokens, pictures
-        step, hashes = self.unit * TOKEN_BYTES, self.hashes
-        parent, start = (hashes[-1] if hashes else self.seed), len(hashes) * step
-        if pictures:
-            for at in range(start, len(tokens) - step + 1, step):
-                first = at // TOKEN_BYTES
-                within = tuple(
-                    each.identity for each in pictures if each.start < first + self.unit and first < each.end
-                )
-                parent = next_hash(parent, tokens[at : at + step], within)
-                hashes.append(parent)
-            return
-        append = hashes.append
-        for at in range(start, len(tokens) - step + 1, step):
-            parent = hash((parent, tokens[at : at + step])) & HASH_MASK  # ``next_hash``, without its call
-            append(parent)
+        return self
+
+    def _compute(self, blocks: int) -> array[int]:
+        """Return the hashes that are known, at least ``blocks``."""
+        known, step = self.known, self.unit * TOKEN_BYTES
+        if len(known) >= blocks:
+            return known
+        parent, start = (known[-1] if known else self.seed), len(known)
+        new = iter_unpack(f"{step}s", memoryview(self.tokens)[start * step : blocks * step])
+        if not self.pictures:
+            # ``next_hash``, without its call: thousands of blocks of a prompt that is seen for the first time.
+            known.extend([parent := hash((parent, block)) for (block,) in new])
+            return known
+        for first, (block,) in zip(count(start * self.unit, self.unit), new, strict=False):
+            within = tuple(
+                each.identity for each in self.pictures if each.start < first + self.unit and first < each.end
+            )
+            parent = next_hash(parent, block, within)
+            known.append(parent)
+        return known
 
 
 class ChainMemory:
@@ -161,7 +181,7 @@ class ChainMemory:
                 nearest, shared = chain, common
         found = (nearest or BlockChain(seed, unit)).extended(tokens, pictures)
         kept = [found, *(each for each in alike if each is not found)][:_ALIKE]
-        self._chains.put(key, kept, sum(_CHAIN_BYTES + len(c.tokens) + 8 * len(c.hashes) for c in kept))
+        self._chains.put(key, kept, sum(_CHAIN_BYTES + len(c.tokens) + 8 * (len(c) // unit) for c in kept))
         return found
 
     def _expanded(self, job: GenerationJob) -> tuple[bytes, tuple[PictureSpan, ...]]:

@@ -34,6 +34,9 @@ class DynamoPolicy:
         cache_tokens: size of each engine's cache; None if unknown.
         affinity_seconds: how long a session stays with its engine; None for no affinity.
         service: replaces the ``SelectionService`` in tests.
+
+    Attributes:
+        service: the ``SelectionService``.
     """
 
     def __init__(
@@ -48,13 +51,18 @@ class DynamoPolicy:
     ) -> None:
         self._model, self._cache_tokens = model or "model", cache_tokens
         self._endpoints, self._replays = tuple(kv_events), tuple(kv_replay)
-        self._service = service or _selection_service(affinity_seconds)
+        self.service = service or _selection_service(affinity_seconds)
         self._workers: dict[int, Worker] = {}
         self._numbers: dict[Worker, int] = {}
         self._names = count()
         self._unsent: dict[int, tuple[Choice, str]] = {}
         self._reservations: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def unfinished(self) -> int:
+        """How many reports to the service are on their way."""
+        return len(self._tasks)
 
     async def start(self, workers: Sequence[Worker]) -> None:
         """Register the engines.
@@ -86,7 +94,7 @@ class DynamoPolicy:
             if self._replays and self._replays[number]:
                 record["replay_endpoint"] = self._replays[number]
             try:
-                await self._service.upsert_worker(record)
+                await self.service.upsert_worker(record)
             except Exception as error:  # whatever the foreign service raises
                 raise BadConfiguration(
                     f"Dynamo's router refuses the engine {worker.name}: {error}; correct --kv-events"
@@ -97,7 +105,7 @@ class DynamoPolicy:
         """Stop the service."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=_CLOSE_SECONDS)
-        self._service.shutdown()
+        self.service.shutdown()
 
     async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
         """Return the engine that the service selects, and book the load.
@@ -106,7 +114,7 @@ class DynamoPolicy:
             EngineFailed: the service selects none.
         """
         while len(self._unsent) >= _MOST_UNSENT:
-            self._later(self._service.free_reservation(self._unsent.pop(next(iter(self._unsent)))[1]))
+            self._later(self.service.free_reservation(self._unsent.pop(next(iter(self._unsent)))[1]))
         name = f"singletree-{next(self._names)}"
         request: dict[str, Any] = {
             "model_name": self._model,
@@ -119,17 +127,12 @@ class DynamoPolicy:
         if job.session:
             request["session_id"] = job.session
         try:
-            answer = await self._service.select_and_reserve(request)
+            answer = await self.service.select_and_reserve(request)
             worker = self._workers[answer["worker_id"]]
-            cached = answer["overlap"]["gpu"]
+            cached = min(answer["overlap"]["gpu"], len(job.prompt_token_ids))  # tokens, not blocks
         except Exception as error:  # whatever the foreign service raises
             raise EngineFailed(f"Dynamo's router selects no engine: {error}") from error
-        size = answer.get("block_size", 1)
-        choice = Choice(
-            worker,
-            min(cached * size, len(job.prompt_token_ids)),
-            f"Dynamo: {cached} blocks of {size} tokens cached",
-        )
+        choice = Choice(worker, cached, f"Dynamo: {cached} of {len(job.prompt_token_ids)} tokens cached")
         self._unsent[id(choice)] = choice, name
         return choice
 
@@ -141,12 +144,12 @@ class DynamoPolicy:
     def prompt_read(self, job: GenerationJob, choice: Choice, chunk: Chunk) -> None:
         """Move the load from prefill to decoding."""
         if (name := self._reservations.get(id(choice))) is not None:
-            self._later(self._service.prefill_complete(name))
+            self._later(self.service.prefill_complete(name))
 
     def ended(self, job: GenerationJob, choice: Choice, generated: Sequence[int]) -> None:
         """Take back the load."""
         if (name := self._reservations.pop(id(choice), None)) is not None:
-            self._later(self._service.free_reservation(name))
+            self._later(self.service.free_reservation(name))
 
     def worker_lost(self, worker: Worker) -> None:
         """Do nothing: the service follows the engine's events."""

@@ -6,7 +6,6 @@ from array import array
 from typing import Any, TypeAlias
 
 from singletree.engines.routing.block_chain import (
-    HASH_MASK,
     TOKEN_BYTES,
     CacheScope,
     next_hash,
@@ -32,6 +31,9 @@ _PARTIAL_KINDS = frozenset(
     )
 )
 """Kinds of KV cache whose blocks do not reach back to the beginning of the prompt."""
+
+_NAME_MASK = (1 << 60) - 1
+"""Sixty bits of an engine's name for a block: CPython keeps such a number in 32 bytes, not 48."""
 
 _Place: TypeAlias = int | tuple[int, bytes]
 """A block's hash in the index; or, for one inside a unit, the unit before it and the unit's tokens so far."""
@@ -159,7 +161,7 @@ class EventCache:
 
 def _key(name: BlockHash) -> int:
     """Return an engine's name for a block as a number of 60 bits."""
-    return (name if isinstance(name, int) else int.from_bytes(name[-8:], "big")) & HASH_MASK
+    return (name if isinstance(name, int) else int.from_bytes(name[-8:], "big")) & _NAME_MASK
 
 
 def _pictures(keys: list[Any] | None) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ replica of the server finds alike by a rendezvous hash, without shared state.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -21,13 +23,20 @@ from singletree.engines.routing.event_stream import KvEventStream
 from singletree.engines.routing.policy import Choice
 from singletree.engines.routing.predicted_cache import PredictedCache
 from singletree.engines.routing.prefix_index import PrefixIndex, blocks_by_holder
+from singletree.engines.routing.residency import DEFAULT_PATIENCE, Patience, Residency
 from singletree.engines.routing.worker import Worker, tokens_to_hold
 from singletree.errors import BadConfiguration
+from singletree.lru import LruCache
 
 if TYPE_CHECKING:
     from singletree.engines.routing.event_subscriber import EventSubscriber
 
 _LOG = logging.getLogger(__name__)
+
+ROOM_SECONDS = 0.25
+"""How long a turn waits for room before it looks again."""
+
+_SESSIONS = 65536
 
 UNKNOWN_CAPACITY = 1 << 20
 """Tokens in the cache of an engine that does not report its size; what it reports as cached corrects it."""
@@ -41,12 +50,15 @@ class CostWeights:
         decode: the part of a running generation's tokens that counts like a token to read.
         gate: costs are equal if they differ by less than this many tokens,
         gate_share: or by less than this share of the prompt.
+        resident: the part of the tokens of the sessions that live on an engine that counts for a session that does not,
+            so that sessions with one system prompt do not all gather where it is cached.
         budget: the share of an engine's cache that running generations should fill at most.
     """
 
     decode: float = 0.05
     gate: int = 256
     gate_share: float = 0.05
+    resident: float = 0.3
     budget: float = 0.9
 
 
@@ -107,6 +119,8 @@ class KvAwarePolicy:
         kv_events, kv_replay: ZMQ endpoints, in the order of the engines; none for those that the engines report.
         cache_tokens: size of each engine's cache; None for what the engine reports.
         weights: how the cost is made.
+        patience: for how long sessions wait for each other, where the caches are too small for all.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -117,6 +131,8 @@ class KvAwarePolicy:
         kv_replay: Sequence[str] = (),
         cache_tokens: int | None = None,
         weights: CostWeights = CostWeights(),
+        patience: Patience = DEFAULT_PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model, self._cache_tokens, self._weights = model, cache_tokens, weights
         self._endpoints, self._replays = tuple(kv_events), tuple(kv_replay)
@@ -126,6 +142,8 @@ class KvAwarePolicy:
         self._caches: dict[Worker, WorkerCache] = {}
         self._followed: list[WorkerCache] = []
         self._in_flight: dict[int, _InFlight] = {}
+        self._residency, self._clock = Residency(patience), clock
+        self._shared: LruCache[str, int] = LruCache(entries=_SESSIONS)
 
     async def start(self, workers: Sequence[Worker]) -> None:
         """Begin to receive the engines' events.
@@ -157,10 +175,46 @@ class KvAwarePolicy:
                 await subscriber.close()
 
     async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
-        """Return the engine with the least cost; among nearly equal ones the session's own."""
+        """Return the engine with the least cost; among nearly equal ones the session's own.
+
+        A turn waits for a limited time if the caches have no room for its session.
+        """
+        came = self._clock()
+        try:
+            while (choice := self.choose_now(job, workers)) is None:
+                await asyncio.sleep(ROOM_SECONDS)
+                workers = [worker for worker in workers if worker.state == "up"] or workers
+        finally:
+            self._residency.gives_up(id(job))
+        waited = self._clock() - came
+        if waited < ROOM_SECONDS:
+            return choice
+        return replace(choice, reason=f"{choice.reason}; waited {waited:.1f} s for room in a cache")
+
+    def choose_now(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice | None:
+        """Return the engine; None if the turn has to wait for room, so that this has to be called again soon."""
         chain = self._chain(job)
         weights, length, hold = self._weights, len(chain), tokens_to_hold(job)
         cached, costs, caches = self._costs(job, chain, workers, hold)
+        if job.session and not self._residency.is_resident(session := _session_of(job)):
+            if self._shared.peek(job.session) is None:
+                self._shared.put(job.session, max(cached))
+            rooms = [self._room(cache) for cache in caches]
+            places = [cache.number for cache in caches]
+            able = self._residency.with_room(self._private(job, length), rooms, places, self._clock())
+            is_cheap = length - max(cached) < self._residency.patience.tokens
+            rank = (job.priority, -(job.latency_sensitivity or 0.0))
+            if not is_cheap and self._residency.waits(id(job), rank, self._clock(), has_room=bool(able)):
+                return None
+            # At most the pull of what is not the session's own is taken back: replicas agree where nothing is cached.
+            others = self._shared.peek(job.session) or 0
+            costs = [
+                cost + min(have, others, weights.resident * self._residency.held(place))
+                for cost, have, place in zip(costs, cached, places, strict=True)
+            ]
+            if able and not is_cheap:
+                workers, caches = [workers[at] for at in able], [caches[at] for at in able]
+                cached, costs = [cached[at] for at in able], [costs[at] for at in able]
         within = min(costs) + max(weights.gate, weights.gate_share * length)
         near = [number for number, cost in enumerate(costs) if cost <= within]
         chosen = near[0]
@@ -173,6 +227,9 @@ class KvAwarePolicy:
     def sent(self, job: GenerationJob, choice: Choice) -> None:
         """Predict that the engine's cache gets the prompt."""
         cache, chain = self._cache_of(choice.worker), self._chain(job)
+        if job.session:
+            own = self._private(job, len(chain))
+            self._residency.began(_session_of(job), cache.number, own, self._room(cache), self._clock())
         self._in_flight[id(choice)] = _InFlight(choice, chain, cache.predicted.state(chain))
         cache.predicted.use(chain)
 
@@ -197,7 +254,11 @@ class KvAwarePolicy:
         flight = self._in_flight.pop(id(choice), None)
         if flight is None:
             return
-        predicted = self._cache_of(choice.worker).predicted
+        cache = self._cache_of(choice.worker)
+        predicted, length = cache.predicted, len(job.prompt_token_ids) + len(generated)
+        if job.session:
+            own = self._private(job, length) if flight.read else 0
+            self._residency.ended(_session_of(job), own, self._room(cache), self._clock())
         if not flight.read:
             predicted.restore(flight.chain, flight.before)
         elif len(generated) > 1:
@@ -208,6 +269,7 @@ class KvAwarePolicy:
         """Forget the engine's cache. If the engine now publishes elsewhere, its events are received from there."""
         cache = self._cache_of(worker)
         cache.predicted.clear()
+        self._residency.lost(cache.number)
         if cache.stream is not None:
             cache.stream.restart()
         self._follow_reported(worker)
@@ -216,22 +278,31 @@ class KvAwarePolicy:
         """Return what is known of the engine's cache."""
         return self._cache_of(worker)
 
+    def _private(self, job: GenerationJob, length: int) -> int:
+        """Return how many of so many tokens of a session are not those of others: what it adds to a cache."""
+        return max(0, length - (self._shared.get(job.session) or 0))
+
+    def _room(self, cache: WorkerCache) -> int | None:
+        """Return how many tokens of its cache sessions may fill; None for a cache of unknown size."""
+        return None if cache.capacity is None else int(self._weights.budget * cache.capacity)
+
     def _chain(self, job: GenerationJob) -> BlockChain:
         return self._chains.chain_of(job, self._unit)
 
     def _matched(self, job: GenerationJob, chain: BlockChain) -> dict[int, int]:
         """Return the number of matched tokens by holder."""
-        found = {
-            holder: blocks * self._unit
-            for holder, blocks in blocks_by_holder(self.index.matches(chain.hashes)).items()
-        }
+        found = {holder: blocks * self._unit for holder, blocks in self._blocks_held(chain).items()}
         # The blocks of engines differ in size, or are larger than was known when the policy was started.
         for unit in {cache.unit for cache in self._followed} - {None, self._unit}:
             assert unit is not None
             own = self._chains.chain_of(job, unit)
-            for holder, blocks in blocks_by_holder(self.index.matches(own.hashes)).items():
+            for holder, blocks in self._blocks_held(own).items():
                 found[holder] = blocks * unit
         return found
+
+    def _blocks_held(self, chain: BlockChain) -> dict[int, int]:
+        """Return the number of matched blocks by holder."""
+        return blocks_by_holder(self.index.matches(chain.hashes_while(self.index.__contains__)))
 
     def _costs(
         self, job: GenerationJob, chain: BlockChain, workers: Sequence[Worker], hold: int
@@ -316,6 +387,11 @@ class KvAwarePolicy:
 def _details(worker: Worker, name: str) -> int | None:
     value = (worker.engine.info().details or {}).get(name)
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _session_of(job: GenerationJob) -> Hashable:
+    """Return what the session is known by: tenants may use the same name."""
+    return job.session, job.cache_salt
 
 
 def session_digest(job: GenerationJob, chain: BlockChain) -> bytes:

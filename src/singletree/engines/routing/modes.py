@@ -16,6 +16,7 @@ from singletree.engines.routing.load_policies import (
     RoundRobinPolicy,
 )
 from singletree.engines.routing.policy import RoutingPolicy
+from singletree.engines.routing.residency import DEFAULT_PATIENCE, Patience
 
 RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "dynamo"]
 
@@ -31,6 +32,7 @@ class RoutingOptions:
         kv_events: for each engine, in the order of the workers, the ZMQ endpoint of its KV events (``tcp://HOST:PORT``,
             ``ipc://PATH``); empty for one whose cache is predicted. No entries: every cache is predicted.
         kv_replay: for each engine the ZMQ endpoint that repeats missed events; empty for none.
+        patience: for how long sessions wait for each other, where the caches are too small for all.
         cache_tokens: size of each engine's KV cache in tokens; None for what the engine reports.
         random: source of random choices.
     """
@@ -39,6 +41,7 @@ class RoutingOptions:
     kv_events: tuple[str, ...] = ()
     kv_replay: tuple[str, ...] = ()
     cache_tokens: int | None = None
+    patience: Patience = DEFAULT_PATIENCE
     random: Random | None = None
 
     def source_of_chance(self) -> Random:
@@ -56,6 +59,7 @@ _POLICIES: Mapping[RouterMode, Callable[[RoutingOptions], RoutingPolicy]] = {
         kv_events=options.kv_events,
         kv_replay=options.kv_replay,
         cache_tokens=options.cache_tokens,
+        patience=options.patience,
     ),
     "dynamo": lambda options: DynamoPolicy(
         options.model,

@@ -45,6 +45,10 @@ class PrefixIndex:
             elif old & bit:
                 holders[block] = self._one_object(old & ~bit)
 
+    def __contains__(self, block: int) -> bool:
+        """Tell whether any holder has the block."""
+        return block in self._holders
+
     def holds(self, holder: int, block: int) -> bool:
         """Tell whether ``holder`` has the block."""
         return bool(self._holders.get(block, 0) >> holder & 1)

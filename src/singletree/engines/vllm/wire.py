@@ -63,6 +63,8 @@ def encode_vllm_request(model: str, job: GenerationJob, *, max_tokens: int) -> b
         body["priority"] = job.priority
     if job.cache_salt:
         body["cache_salt"] = job.cache_salt
+    if job.session:
+        body["session_id"] = job.session  # vLLM 0.32; older ones ignore it
     return msgspec.json.encode(body)
 
 

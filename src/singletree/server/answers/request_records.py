@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from singletree.conversation import ToolResult, Turn
+from singletree.conversation import Hints, ToolResult, Turn
 from singletree.engines.engine import comparable_tokens
 from singletree.events import Finished, ToolCallEnd, ToolCallStart
 from singletree.lru import LruCache
@@ -189,6 +189,11 @@ def _own_fields(trace: Trace, choices: Choices, step: Step, finished: Finished) 
         fields["worker"] = generation.route.worker
         fields["predicted_cached_tokens"] = generation.route.predicted_cached_tokens
         fields["failovers"] = generation.route.failovers
+        fields["route_reason"] = generation.route.reason
+        fields["waited_seconds"] = round(generation.route.waited_seconds, 3)
+    hints = generation.request.hints
+    if given := {name: value for name, value in asdict(hints).items() if value != getattr(Hints(), name)}:
+        fields["hints"] = given
     return fields
 
 

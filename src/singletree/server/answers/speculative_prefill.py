@@ -80,7 +80,7 @@ async def _prefill(generation: Generation, as_objects: bool) -> None:
             "speculative-prefill",
             priority=request.hints.rank + 1,
             pictures=pictures,
-            session=request.session or "",
+            session=generation.session_name,
             cache_salt=request.cache_salt,
         )
         async with aclosing(generation.model.engine.generate(job)) as chunks:

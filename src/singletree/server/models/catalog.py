@@ -20,6 +20,7 @@ from singletree.engines.queueing import QueueingEngine
 from singletree.engines.routing.grammar_matchers import GrammarMatchers, MatcherVocabulary
 from singletree.engines.routing.modes import RoutingOptions, make_policy
 from singletree.engines.routing.pool import EnginePool
+from singletree.engines.routing.residency import DEFAULT_PATIENCE
 from singletree.engines.routing.worker import Worker
 from singletree.engines.unloading import UnloadingEngine
 from singletree.engines.weights.progress import Progress, no_progress, shown_step
@@ -228,9 +229,16 @@ async def serve_workers(
         # Such a turn would begin anew.
         return QueueingEngine(workers[0].engine, config.hold_seconds)
     mode = config.router_mode if len(workers) > 1 else "round-robin"
+    options = RoutingOptions(
+        name,
+        config.kv_events,
+        config.kv_replay,
+        config.kv_cache_tokens,
+        replace(DEFAULT_PATIENCE, wait=min(DEFAULT_PATIENCE.wait, config.hold_seconds)),
+    )
     pool = EnginePool(
         workers,
-        make_policy(mode, RoutingOptions(name, config.kv_events, config.kv_replay, config.kv_cache_tokens)),
+        make_policy(mode, options),
         hold_seconds=config.hold_seconds,
         migration_limit=config.migration_limit,
         matchers=GrammarMatchers(partial(matcher_vocabulary, tokenizer)),

@@ -62,6 +62,11 @@ class Generation:
     runner: Runner | None = None
     deliver: DeliverEvents | None = None
 
+    @property
+    def session_name(self) -> str:
+        """Return the session by which engines and routers know the turn; empty if it has none."""
+        return self.request.session or self.request.agent.session_id
+
     def reported_cached_tokens(self) -> int | None:
         """Return how many of the prompt's token ids were cached; None until the engine reports it."""
         if self.cached_tokens is None:

@@ -76,7 +76,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
             constraint=generation.constraints.constraint,
             priority=generation.request.hints.rank,
             pictures=generation.prompt.pictures,
-            session=generation.request.session or generation.request.agent.session_id,
+            session=generation.session_name,
             is_subagent=generation.request.agent.is_subagent,
             cache_salt=generation.request.cache_salt,
             expected_tokens=generation.request.hints.expected_tokens,
