@@ -178,8 +178,8 @@ def test_a_break_is_explained(open_page: OpenPage, server: Server, sessions: Ses
     expect(prompt.locator(".ink-rerendered").first).to_be_visible()
     before = page.evaluate(
         "[...document.querySelector('.break-mark').parentElement.children]"
-        ".map((e) => e.matches('.break-mark') ? '|' : e.matches('.message-mark') ? '' : e.textContent)"
-        ".join('').split('|')[0]"
+        ".map((e) => e.matches('.break-mark') ? '\\u0001' : e.matches('.message-mark') ? '' : e.textContent)"
+        ".join('').split('\\u0001')[0]"
     )
     assert before.endswith("Today's date: 2026-11-2"), before[-60:]
     states = page.get_by_role("list", name="Colours of the prompt")
