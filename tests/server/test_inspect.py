@@ -10,6 +10,7 @@ import pytest
 
 from singletree.engines.engine import Chunk
 from singletree.server.models.config import Config
+from singletree.server.storage.response_store import Store
 
 from .by_hand import EngineByHand
 from .inspecting import API, CALL, SCRIPTS, TOOL, InspectedHarness, get, inspected, only_session
@@ -341,3 +342,39 @@ async def test_the_report_of_a_session_has_the_link() -> None:
         asked = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
         await served.client.post("/v1/messages", asked, headers={"x-session-id": "s"})
         assert "inspect" not in (await served.client.get("/v1/singletree/sessions/s")).json
+
+
+async def test_a_request_that_is_sent_again_while_it_runs_is_one_turn_and_a_retry() -> None:
+    engine = EngineByHand()
+    async with inspected(engine=engine) as served:
+        asked = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"x-session-id": "s", "idempotency-key": "k"}
+        first = asyncio.create_task(served.client.post("/v1/messages", asked, headers=headers))
+        await engine.waiting.wait()
+        engine.waiting.clear()
+        second = asyncio.create_task(served.client.post("/v1/messages", asked, headers=headers))
+        assert (await first).status == 409
+        await engine.waiting.wait()
+        engine.say(Chunk((65,), "stop", cached_tokens=0))
+        assert (await second).status == 200
+        document = await only_session(served.client)
+    assert [turn["status"] for turn in document["turns"]] == ["superseded", "done"]
+    assert [turn["repeats"] for turn in document["turns"]] == [None, document["turns"][0]["id"]]
+    assert [lane["turns"] for lane in document["lanes"]] == [[turn["id"] for turn in document["turns"]]]
+    assert (document["session"]["turns"], document["session"]["errors"]) == (1, 0)
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_response_is_recorded_once_also_in_the_background(background: bool) -> None:
+    async with inspected() as served:
+        served.service.store = Store(None, 2**20)
+        asked = {"model": MODEL, "input": "hello", "stream": True, "background": background}
+        reply = await served.client.post("/v1/responses", asked, headers={"x-session-id": "s"})
+        assert reply.status == 200
+        (turn,) = (await only_session(served.client))["turns"]
+        shown = await get(served.client, f"turns/{turn['id']}")
+        served.service.store.close()
+    assert (turn["status"], turn["protocol"], turn["stream"]) == ("done", "responses", True)
+    assert shown["wire"][-1]["event"] == "response.completed"
+    assert turn["answer_id"] in shown["wire"][-1]["data"]
+    assert turn["tokens"]["generated"] == shown["tokens"]["count"] > 0

@@ -17,6 +17,7 @@ from singletree.server.http.peer_questions import OtherProcesses
 from singletree.server.inspect.export import embed_json, page_file
 from singletree.server.inspect.prompt_history import PromptEntry, PromptHistory, body_change
 from singletree.server.inspect.turn_record import InspectedSession, session_id
+from singletree.server.inspect.wire_record import WireBudget, WireRecord
 from singletree.server.models.config import Config
 
 from .inspecting import (
@@ -174,6 +175,23 @@ def test_a_prompt_is_put_together_again_from_what_each_adds() -> None:
     assert history.body("t0") is None
     history.prune([])
     assert history.bytes == 0
+
+
+def test_the_events_of_all_running_turns_share_a_budget() -> None:
+    budget = WireBudget(1000)
+    records = [WireRecord(keeps_data=True, limit=10_000, budget=budget) for _ in range(3)]
+    for n in range(100):
+        for record in records:
+            record.add([("delta", b"{%d}" % n)], float(n), n)
+    assert budget.used < 1100
+    kept = [list(record.events()) for record in records]
+    assert all(0 < len(events) < 100 for events in kept)
+    assert [record.dropped for record in records] == [100 - len(events) for events in kept]
+    for record in records:
+        record.close()
+    assert budget.used == 0
+    assert [list(record.events()) for record in records] == kept
+    assert kept[0][3]["data"] == "{3}"
 
 
 class _Tags(HTMLParser):

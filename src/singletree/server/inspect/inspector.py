@@ -7,7 +7,6 @@ answer its start and its end. Nothing of it runs when the inspector is off.
 from __future__ import annotations
 
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +18,12 @@ from singletree.lru import LruCache
 from singletree.protocols.answer import EventEncoder
 from singletree.server.inspect.harnesses import client_of, harness_of
 from singletree.server.inspect.live_changes import LiveChanges
+from singletree.server.inspect.lost_part import lost_part
 from singletree.server.inspect.prompt_history import PromptEntry, PromptMessage, body_change
 from singletree.server.inspect.turn_record import (
     InspectedSession,
     InspectedTurn,
     Lanes,
-    LostPart,
     TurnDetails,
     message_parts,
     session_id,
@@ -32,14 +31,16 @@ from singletree.server.inspect.turn_record import (
     tool_results,
 )
 from singletree.server.inspect.turn_timeline import TurnTimeline
-from singletree.server.inspect.wire_record import InspectedEncoder, WireRecord, add_logprobs
-from singletree.server.sessions.divergence import WIDTH, ToolList
+from singletree.server.inspect.wire_record import InspectedEncoder, WireBudget, WireRecord, add_logprobs
+from singletree.server.sessions.divergence import WIDTH
 from singletree.server.sessions.sessions import Opened
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.ids import new_id
 
 _TURN_SHARE = 8
 """No turn may take more than this part of the limit for the events that it sent."""
+_RUNNING_SHARE = 4
+"""The events of all turns that run may take this part of it together."""
 _BODY_SHARE = 8
 """The last requests, from which the next ones are told apart, take at most this part of the limit."""
 _LOOK_BACK = 64
@@ -92,6 +93,7 @@ class Inspector:
         self._sessions: OrderedDict[str, InspectedSession] = OrderedDict()
         self._of_turn: dict[str, str] = {}
         self._bodies: LruCache[str, bytes] = LruCache(limit // _BODY_SHARE)
+        self._budget = WireBudget(limit // _RUNNING_SHARE)
         self._size = 0
 
     @property
@@ -162,7 +164,7 @@ class Inspector:
             id, compared, continues=continues, repeated=None if repeated is None else repeated.lane
         )
         goes_on = is_new and before is not None and step.course != "first"
-        wire = WireRecord(keeps_data=self.keeps_texts, limit=self.limit // _TURN_SHARE)
+        wire = WireRecord(keeps_data=self.keeps_texts, limit=self.limit // _TURN_SHARE, budget=self._budget)
         return InspectedTurn(
             id,
             session.id,
@@ -187,7 +189,7 @@ class Inspector:
             replayed_turns=prompt.replayed,
             pictures=len(prompt.pictures),
             same_messages=opened.same_messages,
-            lost=_lost_part(opened, keeps_texts=self.keeps_texts) if step.broken is not None else None,
+            lost=lost_part(opened, keeps_texts=self.keeps_texts) if step.broken is not None else None,
             details=TurnDetails(
                 wire,
                 session.tools_of(opened.tools, keeps_texts=self.keeps_texts),
@@ -426,11 +428,13 @@ class Inspection:
             turn.status = "error"
         else:
             turn.status = "cancelled" if reason == "cancelled" else "done"
+        if turn.status == "error" and error is None:
+            turn.error = ("unexpected", None)  # it is in the server's log
         if error is not None and not self._is_superseded:
             message = error.message[:2000] if self._inspector.keeps_texts else None
             turn.error = (type(error).__name__, message)
         if turn.details is not None:
-            turn.details.wire.compress()
+            turn.details.wire.close()
         if not self._inspector.keeps_texts:
             forget_excerpts(turn)
         self._inspector.closed(self._session, turn)
@@ -449,33 +453,6 @@ def _repeated(
     )
 
 
-def _lost_part(opened: Opened, *, keeps_texts: bool) -> LostPart | None:
-    record = opened.compared
-    if record is None:
-        return None
-    tokens = record.tokens[opened.step.matched * WIDTH : record.expected * WIDTH] if keeps_texts else None
-    rest = record.messages[opened.same_messages :]
-    return LostPart(tokens, rest, *_tool_changes(record.tools, opened.tools))
-
-
-def _tool_changes(
-    old: ToolList, new: ToolList
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool]:
-    """Return the names of the tools that were added, removed and changed, and whether their order changed."""
-    if old.encoded == new.encoded:
-        return (), (), (), False
-    was, now = ({tool.name: tool for tool in tools.tools} for tools in (old, new))
-    changed = tuple(name for name in now if name in was and not _is_same_tool(was[name], now[name]))
-    common = [name for name in was if name in now], [name for name in now if name in was]
-    added, removed = tuple(name for name in now if name not in was), tuple(n for n in was if n not in now)
-    return added, removed, changed, common[0] != common[1]
-
-
-def _is_same_tool(one: object, other: object) -> bool:
-    fields = ("description", "parameters", "kind")
-    return all(getattr(one, name) == getattr(other, name) for name in fields)
-
-
 def _older(turns: list[InspectedTurn], least: int) -> list[InspectedTurn]:
     """Return the older half of ``turns`` without the last ``least`` ones; all of them where ``least`` is 0."""
     return turns if least == 0 else turns[: min(max(1, len(turns) // 2), len(turns) - least)]
@@ -486,12 +463,3 @@ def forget_excerpts(turn: InspectedTurn) -> None:
     broken = turn.step.broken
     if broken is not None:
         turn.step = replace(turn.step, broken=replace(broken, before="", was="", now=""))
-
-
-def logprobs_of(details: TurnDetails, count: int) -> list[float | None] | None:
-    """Return the log-probability of each of ``count`` tokens; None where the client asked for none."""
-    known: array[float] = details.logprobs[:count]
-    if all(value != value for value in known):
-        return None
-    values = [None if value != value else round(value, 6) for value in known]
-    return values + [None] * (count - len(values))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.server.inspect.inspector import logprobs_of
-from singletree.server.inspect.turn_record import InspectedSession, InspectedTurn
+from singletree.server.inspect.turn_record import InspectedSession, InspectedTurn, TurnDetails
 from singletree.server.inspect.turn_timeline import CallTimes, TurnSegment
 from singletree.server.sessions.break_causes import Break
 from singletree.server.sessions.report_headers import break_location
@@ -290,7 +290,7 @@ def _encode_tokens(turn: InspectedTurn, tokenizer_of: TokenizerOf, *, with_texts
         "id": ids,
         "text": texts,
         "special": special,
-        "logprob": logprobs_of(details, count) if with_texts else None,
+        "logprob": _logprobs_of(details, count) if with_texts else None,
     }
 
 
@@ -305,3 +305,12 @@ def decode_tokens(tokenizer: Tokenizer, ids: list[int]) -> tuple[list[str], list
     if texts and (rest := "".join(text for text, _ in detokenizer.flush())):
         texts[-1] += rest
     return texts, special
+
+
+def _logprobs_of(details: TurnDetails, count: int) -> list[float | None] | None:
+    """Return the log-probability of each of ``count`` tokens; None where the client asked for none."""
+    known: array[float] = details.logprobs[:count]
+    if all(value != value for value in known):
+        return None
+    values = [None if value != value else round(value, 6) for value in known]
+    return values + [None] * (count - len(values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import zstandard
@@ -19,12 +20,21 @@ _EVENT_BYTES = 14
 _COMPRESSOR = zstandard.ZstdCompressor(level=1)
 
 
+@dataclass(slots=True)
+class WireBudget:
+    """What the events of all turns that run may take together, in bytes, and what they take."""
+
+    limit: int
+    used: int = 0
+
+
 class WireRecord:
     """The events of one answer.
 
     Args:
         keeps_data: whether the data is kept, compressed.
         limit: most bytes of compressed data.
+        budget: shared with the other answers that run; None for no such bound.
 
     Attributes:
         dropped: how many events, or the data of how many, was not kept.
@@ -32,6 +42,7 @@ class WireRecord:
 
     __slots__ = (
         "_blocks",
+        "_budget",
         "_choices",
         "_limit",
         "_ms",
@@ -47,7 +58,8 @@ class WireRecord:
         "keeps_data",
     )
 
-    def __init__(self, *, keeps_data: bool, limit: int) -> None:
+    def __init__(self, *, keeps_data: bool, limit: int, budget: WireBudget | None = None) -> None:
+        self._budget = WireBudget(limit) if budget is None else budget
         self.keeps_data = keeps_data
         self._limit = limit
         self._ms = array("f")
@@ -62,7 +74,7 @@ class WireRecord:
     def add(self, frames: Iterable[Frame], ms: float, token: int, choice: int = 0) -> None:
         """Record ``frames``, sent at ``ms`` when ``token`` tokens were generated."""
         for name, data in frames:
-            if len(self._ms) >= _MOST_EVENTS:
+            if len(self._ms) >= _MOST_EVENTS or self._budget.used >= self._budget.limit:
                 self.dropped += 1
                 continue
             self._ms.append(ms)
@@ -70,7 +82,7 @@ class WireRecord:
             self._tokens.append(token)
             self._choices.append(min(choice, 65535))
             self._numbers.append(self._names.setdefault(name, len(self._names)) & 0xFFFF)
-            self.bytes += _EVENT_BYTES
+            self._grow(_EVENT_BYTES)
             if self.keeps_data and self._with_data == len(self._ms) - 1:
                 self._keep(data)
 
@@ -89,8 +101,18 @@ class WireRecord:
         if self._pending:
             # The data of an event is one line; line breaks between the values of a body become spaces.
             self._blocks.append(_COMPRESSOR.compress(b"\n".join(self._pending)))
-            self.bytes += len(self._blocks[-1])
+            self._grow(len(self._blocks[-1]))
             self._pending, self._pending_bytes = [], 0
+
+    def _grow(self, size: int) -> None:
+        self.bytes += size
+        self._budget.used += size
+
+    def close(self) -> None:
+        """End the record: the answer is over, and others may take what it took of the budget."""
+        self.compress()
+        self._budget.used -= self.bytes
+        self._budget = WireBudget(0)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events as JSON values."""
