@@ -99,12 +99,13 @@ export function TurnBars({ turn, scale, now }) {
   </div>`;
 }
 
-export const PhaseLegend = ({ kinds }) => html`<ul class="legend" aria-label="Colours of the phases">
+export const PhaseLegend = ({ kinds, more }) => html`<ul class="legend" aria-label="Colours of the phases">
   ${kinds.map(
     (kind) => html`<li key=${kind} title=${PHASES[kind].says}>
       <span class=${`swatch fill-${kind}`} aria-hidden="true"></span>${PHASES[kind].label}
     </li>`,
   )}
+  ${more}
 </ul>`;
 
 const CACHE_PARTS = [
@@ -114,12 +115,13 @@ const CACHE_PARTS = [
   ["fresh", "new", "were not in the last prompt"],
 ];
 
-export const CacheLegend = () => html`<ul class="legend" aria-label="Colours of prompt tokens">
+export const CacheLegend = ({ more }) => html`<ul class="legend" aria-label="Colours of prompt tokens">
   ${CACHE_PARTS.map(
     ([kind, label, says]) => html`<li key=${kind} title=${says}>
       <span class=${`swatch fill-${kind}`} aria-hidden="true"></span>${label}
     </li>`,
   )}
+  ${more}
 </ul>`;
 
 export const PromptLegend = ({ counts }) => html`<ul class="legend prompt-legend" aria-label="Colours of the prompt">

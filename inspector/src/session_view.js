@@ -17,8 +17,9 @@ import { useMedia, useTick } from "./watched.js";
 import { COURSES, LANES, PHASES, PROTOCOLS, STATUSES } from "./words.js";
 
 const MOST_CHILDREN = 12;
+const BREAK_MARK = html`<li title="the prompt of this turn broke"><span class="break-sign" aria-hidden="true">▼</span>break</li>`;
 const SHOWN_SHARE = 0.005; // of the time: smaller phases have no words
-const PHASES_SHOWN = ["queue", "prefill", "reasoning", "text", "call", "tool"];
+const PHASES_SHOWN = ["prepare", "queue", "prefill", "reasoning", "text", "call", "tool"];
 
 /**
  * The session's answer with what the stream has said since: each event costs the time of one turn, not of all. What the
@@ -169,14 +170,14 @@ function Session({ id, data, gone, error }) {
     <section class="card" aria-label="Timeline">
       <div class="card-head">
         <h2>Timeline</h2>
-        <${PhaseLegend} kinds=${PHASES_SHOWN} />
+        <${PhaseLegend} kinds=${PHASES_SHOWN} more=${BREAK_MARK} />
       </div>
       <${Lanes} data=${data} chosen=${chosenId} choose=${choose} />
     </section>
     <section class="card" aria-label="Prompt tokens by turn">
       <div class="card-head">
         <h2>Prompt tokens by turn</h2>
-        <${CacheLegend} />
+        <${CacheLegend} more=${BREAK_MARK} />
       </div>
       ${listed.length ? html`<${TokenChart} turns=${listed} chosen=${chosenId} onChoose=${choose} />` : html`<p>No turn yet.</p>`}
     </section>

@@ -59,7 +59,7 @@ _OVERFLOWING = """() => {
   const width = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth <= width) return [];
   return [...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > width + 1)
-    .map((e) => `${e.tagName}.${e.className}`).slice(0, 5);
+    .map((e) => `${e.tagName}.${e.className}`);
 }"""
 
 

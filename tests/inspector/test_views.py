@@ -64,9 +64,22 @@ def test_every_view_is_readable_and_named(
     assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) == (theme == "dark")
 
 
+def test_the_checks_of_every_view_can_fail(open_page: OpenPage, sessions: Sessions) -> None:
+    page = open_page(viewport=PHONE)
+    expect(page.get_by_role("treegrid").get_by_role("rowheader").first).to_be_visible()
+    page.evaluate(
+        "() => { document.querySelector('.totals').style.color = '#bbb';"
+        " const wide = document.querySelector('main').appendChild(document.createElement('button'));"
+        " wide.className = 'wide'; wide.style.marginLeft = '500px'; }"
+    )
+    assert [kind.split(":")[0] for kind in checks.low_contrast(page)] == ["totals"]
+    assert checks.unnamed_controls(page) == ["button"]
+    assert "BUTTON.wide" in checks.overflowing(page)
+
+
 @pytest.mark.parametrize("view", HEADINGS)
 def test_every_view_fits_a_phone(view: str, open_page: OpenPage, server: Server, sessions: Sessions) -> None:
-    page = open_page(addresses(server, sessions)[view], viewport=PHONE, has_touch=True, is_mobile=True)
+    page = open_page(addresses(server, sessions)[view], viewport=PHONE, has_touch=True)
     expect(page.get_by_role("heading", level=1)).to_contain_text(HEADINGS[view])
     page.wait_for_timeout(300)
     assert checks.overflowing(page) == []
@@ -178,8 +191,8 @@ def test_a_break_is_explained(open_page: OpenPage, server: Server, sessions: Ses
     expect(prompt.locator(".ink-rerendered").first).to_be_visible()
     before = page.evaluate(
         "[...document.querySelector('.break-mark').parentElement.children]"
-        ".map((e) => e.matches('.break-mark') ? '|' : e.matches('.message-mark') ? '' : e.textContent)"
-        ".join('').split('|')[0]"
+        ".map((e) => e.matches('.break-mark') ? '\\u0001' : e.matches('.message-mark') ? '' : e.textContent)"
+        ".join('').split('\\u0001')[0]"
     )
     assert before.endswith("Today's date: 2026-11-2"), before[-60:]
     states = page.get_by_role("list", name="Colours of the prompt")

@@ -44,7 +44,6 @@ from singletree.server.sessions.report_headers import wants_report
 from singletree.server.sessions.session_names import identified_agent, is_subagent, session_key
 from singletree.server.sessions.sessions import Sessions
 from singletree.server.storage import response_state
-from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.storage.response_store import Store
 from singletree.server.turn import compaction, complete_calls, pipeline
 from singletree.server.turn.generation import Generation
@@ -152,7 +151,7 @@ async def create(call: Call) -> ASGIApp:
 
 
 async def answer_turn(
-    call: Call, body: bytes, request: Request, recent: ConnectionResponses | None = None
+    call: Call, body: bytes, request: Request, recent: response_state.ConnectionResponses | None = None
 ) -> TurnResponse | JobStream | Response:
     """Prepare the turn that ``request`` asks for, and return the ASGI application that answers with it.
 
@@ -270,7 +269,9 @@ async def _read(call: Call, body: bytes) -> Request:
     return replace(request, options=replace(request.options, reasoning_fields=fields))
 
 
-async def read_response(call: Call, body: bytes, recent: ConnectionResponses | None = None) -> Request:
+async def read_response(
+    call: Call, body: bytes, recent: response_state.ConnectionResponses | None = None
+) -> Request:
     """Decode ``body`` as a Responses request.
 
     Args:

@@ -169,9 +169,9 @@ async def open_service(
         BadConfiguration: a setting is wrong.
         WeightsUnavailable, EngineFailed: no model could be loaded.
     """
-    store = _open_store(config) if config.store else None
     sinks = record_sinks(config)
     records = RequestRecords(RecordQueue(*sinks)) if sinks else None
+    store = _open_store(config) if config.store else None
     try:
         loaded = await load_models(config, report, progress, find_source)
     except BaseException:
