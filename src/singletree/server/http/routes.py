@@ -480,9 +480,7 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
 def with_hints(call: Call, request: Request) -> Request:
     """Return ``request`` with what its headers set: hints, agent context, cache salt and session.
 
-    Hints and agent context are added to the trace.
-
-    Raises InvalidRequest for a header with a wrong value.
+    Hints and agent context are added to the trace. Raises InvalidRequest for a header with a wrong value.
     """
     hints = nvext.with_headers(request.hints, nvext.HINTS, call.headers)
     agent = nvext.with_headers(request.agent, nvext.AGENT, call.headers)

@@ -9,7 +9,7 @@ from singletree.server.turn.complete_calls import CompleteCalls
 from singletree.server.turn.generation import DeliverEvents, Generation
 
 
-class Delivery:
+class TokenDelivery:
     """Decodes the tokens that an engine delivers (``GenerationJob.deliver``), and delivers their events.
 
     Args:

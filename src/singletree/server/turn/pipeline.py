@@ -20,7 +20,7 @@ from singletree.prompts.history.canonicalization import ToolsOf
 from singletree.server.models.catalog import Model
 from singletree.server.turn.complete_calls import CompleteCalls
 from singletree.server.turn.constraints import with_constraint_field
-from singletree.server.turn.delivery import Delivery
+from singletree.server.turn.delivery import TokenDelivery
 from singletree.server.turn.generation import Batches, Generation
 from singletree.server.turn.picture_tokens import learn_counts
 from singletree.server.turn.prompt import fit_prompt
@@ -64,9 +64,9 @@ async def run(generation: Generation, request_id: str) -> Batches:
     model, decoder, recording = generation.model, generation.decoder, generation.recorder
     logprobs, counts = generation.logprob_reader, generation.request.options.continuous_usage_stats
     calls = None if generation.request.live_arguments else CompleteCalls(generation.completed_calls)
-    delivery: Delivery | None = None
+    delivery: TokenDelivery | None = None
     if generation.deliver is not None and logprobs is None and not counts:
-        delivery = Delivery(generation, calls, generation.deliver)
+        delivery = TokenDelivery(generation, calls, generation.deliver)
     chunks = model.engine.generate(
         GenerationJob(
             generation.prompt.token_ids,
@@ -135,7 +135,7 @@ def _take_reports(generation: Generation, chunk: Chunk) -> None:
 
 
 async def _let_end(
-    generation: Generation, last: Chunk, chunks: AsyncGenerator[Chunk, None], delivery: Delivery | None
+    generation: Generation, last: Chunk, chunks: AsyncGenerator[Chunk, None], delivery: TokenDelivery | None
 ) -> None:
     """Let the engine generate the end of a turn that is over because it has all calls that are allowed.
 
