@@ -59,6 +59,23 @@ def test_a_session_waits_until_another_has_been_idle() -> None:
     assert play(routing, prompt("a", 4100), pool) is None
 
 
+def test_no_turn_waits_much_longer_than_it_takes_to_be_read() -> None:
+    pool, clock = workers(1, kv_cache_tokens=10_000), Watch()
+    routing = policy(pool, clock)
+    for name in ("a", "b"):
+        choice = routing.choose_now(asked := prompt(name), pool)
+        assert choice is not None
+        routing.sent(asked, choice)
+        clock.seconds += 0.5  # 4,000 tokens
+        routing.prompt_read(asked, choice, Chunk([1], cached_tokens=0))
+        routing.ended(asked, choice, [1])
+    assert play(routing, waiting := prompt("c"), pool) is None
+    clock.seconds += 3.8
+    assert play(routing, waiting, pool) is None
+    clock.seconds += 0.3
+    assert play(routing, waiting, pool), "eight times half a second are over"
+
+
 def test_no_turn_waits_for_ever_and_priority_goes_first() -> None:
     pool, clock = workers(1, kv_cache_tokens=10_000), Watch()
     routing = policy(pool, clock)

@@ -37,6 +37,10 @@ ROOM_SECONDS = 0.25
 """How long a turn waits for room before it looks again."""
 
 _SESSIONS = 65536
+_MEASURED_TOKENS = 1024
+"""The speed of reading is measured by prompts of which at least so many tokens are read."""
+_NEW_SHARE = 0.2
+"""How much the latest of them counts in the average."""
 
 UNKNOWN_CAPACITY = 1 << 20
 """Tokens in the cache of an engine that does not report its size; what it reports as cached corrects it."""
@@ -107,6 +111,7 @@ class _InFlight:
     choice: Choice
     chain: BlockChain
     before: tuple[int, int] | None
+    began: float
     read: bool = False
     corrected: bool = False
 
@@ -143,6 +148,7 @@ class KvAwarePolicy:
         self._followed: list[WorkerCache] = []
         self._in_flight: dict[int, _InFlight] = {}
         self._residency, self._clock = Residency(patience), clock
+        self._token_seconds: float | None = None
         self._shared: LruCache[str, int] = LruCache(entries=_SESSIONS)
 
     async def start(self, workers: Sequence[Worker]) -> None:
@@ -204,7 +210,11 @@ class KvAwarePolicy:
             able = self._residency.with_room(self._private(job, length), rooms, places, self._clock())
             is_cheap = length - max(cached) < self._residency.patience.tokens
             rank = (job.priority, -(job.latency_sensitivity or 0.0))
-            if not is_cheap and self._residency.waits(id(job), rank, self._clock(), has_room=bool(able)):
+            seconds = self._token_seconds
+            reading = None if seconds is None else seconds * (length - max(cached))
+            if not is_cheap and self._residency.waits(
+                id(job), rank, self._clock(), has_room=bool(able), reading=reading
+            ):
                 return None
             # At most the pull of what is not the session's own is taken back: replicas agree where nothing is cached.
             others = self._shared.peek(job.session) or 0
@@ -230,7 +240,7 @@ class KvAwarePolicy:
         if job.session:
             own = self._private(job, len(chain))
             self._residency.began(_session_of(job), cache.number, own, self._room(cache), self._clock())
-        self._in_flight[id(choice)] = _InFlight(choice, chain, cache.predicted.state(chain))
+        self._in_flight[id(choice)] = _InFlight(choice, chain, cache.predicted.state(chain), self._clock())
         cache.predicted.use(chain)
 
     def prompt_read(self, job: GenerationJob, choice: Choice, chunk: Chunk) -> None:
@@ -244,10 +254,17 @@ class KvAwarePolicy:
         if chunk.cached_tokens is None or choice.predicted_cached_tokens is None or flight.corrected:
             return
         flight.corrected = True
+        self._measure(len(flight.chain) - chunk.cached_tokens, self._clock() - flight.began)
         used = None if flight.before is None else flight.before[1]
         self._cache_of(choice.worker).predicted.reported(
             used, choice.predicted_cached_tokens, chunk.cached_tokens
         )
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        """Record that an engine needed ``seconds`` to read ``tokens``, with what it had to do before."""
+        if tokens >= _MEASURED_TOKENS and seconds > 0:
+            new, old = seconds / tokens, self._token_seconds
+            self._token_seconds = new if old is None else old + _NEW_SHARE * (new - old)
 
     def ended(self, job: GenerationJob, choice: Choice, generated: Sequence[int]) -> None:
         """Predict that the engine's cache keeps the prompt and what was generated."""

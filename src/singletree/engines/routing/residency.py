@@ -21,11 +21,14 @@ class Patience:
     Attributes:
         idle: a session without a turn for so long has left its room to others.
         wait: a turn waits at most so long for room; 0: no turn waits.
+        reads: a turn waits at most so many times as long as its prompt takes to be read, once that is known: where
+            prompts are read fast, to read one again costs less than to wait for long.
         tokens: a turn with fewer tokens to read does not wait.
     """
 
     idle: float = 10.0
     wait: float = 30.0
+    reads: float = 8.0
     tokens: int = 2048
 
 
@@ -89,14 +92,28 @@ class Residency:
             if room is None or (taken := held(place, 0)) + need <= room or not taken
         ]
 
-    def waits(self, turn: Hashable, rank: tuple[float, ...], now: float, *, has_room: bool) -> bool:
+    def waits(
+        self,
+        turn: Hashable,
+        rank: tuple[float, ...],
+        now: float,
+        *,
+        has_room: bool,
+        reading: float | None = None,
+    ) -> bool:
         """Tell whether a turn of a session that is not resident has to wait; ask again after a moment.
 
         Those that wait go on by rank, then in the order in which they came.
+
+        Args:
+            reading: how many seconds an engine will need to read the turn's prompt; None if unknown.
         """
+        limit = self.patience.wait
+        if reading is not None:
+            limit = min(limit, self.patience.reads * reading)
         place, came = self._waiting.get(turn) or ((*rank, float(next(self._arrivals))), now)
         first = min((other for other, _ in self._waiting.values()), default=place)
-        if (has_room and place <= first) or now - came >= self.patience.wait:
+        if (has_room and place <= first) or now - came >= limit:
             self._waiting.pop(turn, None)
             return False
         self._waiting[turn] = place, came
