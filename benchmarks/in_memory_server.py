@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from engines.vllm_memory import MemoryAnswer
+from engines.vllm_memory import RelayedAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, Step, remote_engine
 from singletree.engines.engine import Engine
 from singletree.engines.routing.reconnecting import ReconnectingEngine
@@ -104,7 +104,7 @@ class InMemoryServer:
         The client has read all that a piece brings before the next one comes.
         """
         assert self._app is not None
-        engine_answer = MemoryAnswer()
+        engine_answer = RelayedAnswer()
         self._transport.answers.append(engine_answer)
         client = _Client(json.dumps({"model": MODEL, "stream": True, **body}).encode())
         answering = asyncio.ensure_future(self._app(_scope(path, client.body), client.receive, client.send))

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from engines.test_vllm_http import END, STREAM, Bench, chunked, says, whole
-from engines.vllm_memory import MemoryAnswer, MemoryTransport, ending, event
+from engines.vllm_memory import MemoryAnswer, MemoryTransport, RelayedAnswer, ending, event
 from engines.vllm_recording import QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Deliver, GenerationJob
@@ -114,12 +114,6 @@ async def test_a_relay_ends_however_the_connection_does(how: str) -> None:
         answer.close()
 
 
-class _Relayed(MemoryAnswer):
-    async def relay(self, take: Any) -> None:
-        while take(data := await self.read()) and data:
-            pass
-
-
 async def _engine(*answers: MemoryAnswer) -> RemoteEngine:
     engine = vllm_engine(transport=MemoryTransport(*answers))
     await engine.start()
@@ -131,7 +125,9 @@ def _job(deliver: Deliver | None) -> GenerationJob:
 
 
 async def test_the_first_chunk_and_the_last_are_yielded_and_the_others_delivered() -> None:
-    engine = await _engine(_Relayed(body=[*(event([n]) for n in range(1, 5)), event([5], "stop"), ending(3)]))
+    engine = await _engine(
+        RelayedAnswer(body=[*(event([n]) for n in range(1, 5)), event([5], "stop"), ending(3)])
+    )
     got: list[tuple[str, Sequence[int]]] = []
     async for chunk in engine.generate(_job(_keeping(lambda ids: got.append(("delivered", [*ids]))))):
         got.append(("yielded", [*chunk.token_ids]))
@@ -142,7 +138,9 @@ async def test_the_first_chunk_and_the_last_are_yielded_and_the_others_delivered
 
 
 async def test_a_consumer_that_takes_no_more_is_asked_again_after_a_chunk() -> None:
-    engine = await _engine(_Relayed(body=[*(event([n]) for n in range(1, 7)), event([], "stop"), ending()]))
+    engine = await _engine(
+        RelayedAnswer(body=[*(event([n]) for n in range(1, 7)), event([], "stop"), ending()])
+    )
     got: list[Any] = []
 
     def deliver(ids: Sequence[int]) -> bool:
@@ -162,9 +160,9 @@ async def test_an_answer_without_a_relay_is_yielded() -> None:
 
 
 async def test_an_engine_that_dies_after_deliveries_is_followed_from_the_last_of_them() -> None:
-    lost = _Relayed(body=[event([1]), event([2]), event([3]), ConnectionLost("the connection broke")])
+    lost = RelayedAnswer(body=[event([1]), event([2]), event([3]), ConnectionLost("the connection broke")])
     first = vllm_engine(transport=MemoryTransport(lost))
-    other = MemoryTransport(_Relayed(body=[event([4]), event([5]), event([6], "stop"), ending()]))
+    other = MemoryTransport(RelayedAnswer(body=[event([4]), event([5]), event([6], "stop"), ending()]))
     pool = EnginePool(
         [Worker("1", first), Worker("2", vllm_engine(transport=other))],
         RoundRobinPolicy(),
@@ -184,7 +182,7 @@ async def test_an_engine_that_dies_after_deliveries_is_followed_from_the_last_of
 
 
 async def test_abort_ends_a_delivery() -> None:
-    answer = _Relayed(body=[event([1]), event([2])])
+    answer = RelayedAnswer(body=[event([1]), event([2])])
     engine = await _engine(answer)
     chunks: list[Chunk] = []
 
@@ -201,7 +199,7 @@ async def test_abort_ends_a_delivery() -> None:
 
 
 async def test_closing_the_generator_hangs_up() -> None:
-    answer = _Relayed(body=[event([1]), event([2])])
+    answer = RelayedAnswer(body=[event([1]), event([2])])
     engine = await _engine(answer)
     stream = engine.generate(_job(lambda ids: True))
     await anext(stream)

@@ -11,7 +11,7 @@ from engines.vllm_recording import END_OF_TURN, QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, GenerationJob
 from singletree.engines.remote.engine import PROBE_ID, RemoteEngine
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
+from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, Take
 from singletree.errors import SingletreeError
 
 LOST = ConnectionLost("the connection broke")
@@ -74,6 +74,14 @@ class MemoryAnswer:
         if not self.finished:
             self.closed = True
             self.write(ConnectionLost("the connection broke"))
+
+
+class RelayedAnswer(MemoryAnswer):
+    """An answer whose bytes can be taken where they are received."""
+
+    async def relay(self, take: Take) -> None:
+        while take(data := await self.read()) and data:
+            pass
 
 
 class MemoryTransport:
