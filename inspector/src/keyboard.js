@@ -1,5 +1,5 @@
 // Keys of the page. What has the highest rank is asked first; of equal ranks, what was opened last.
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 
 const stack = [];
 
@@ -9,7 +9,8 @@ const TYPING = new Set(["INPUT", "SELECT", "TEXTAREA"]);
 export function useKeys(keys, rank = 1) {
   const latest = useRef(keys);
   latest.current = keys;
-  useEffect(() => {
+  // Before the component is painted: who sees it can use its keys.
+  useLayoutEffect(() => {
     const entry = { latest, rank };
     const at = stack.findIndex((each) => each.rank > rank);
     stack.splice(at < 0 ? stack.length : at, 0, entry);

@@ -124,8 +124,8 @@ def test_all_of_it_by_keyboard(open_page: OpenPage, server: Server, sessions: Se
     page.keyboard.press("j")
     chosen = page.locator("[aria-selected=true]")
     expect(chosen).to_have_count(1)
-    assert (
-        page.evaluate("document.activeElement.closest('[role=row]').getAttribute('aria-selected')") == "true"
+    page.wait_for_function(
+        "document.activeElement.closest('[role=row]')?.getAttribute('aria-selected') === 'true'"
     )
     page.goto(page.url.partition("#")[0] + f"#/sessions/{sessions['broken']}")
     expect(page.get_by_role("treegrid", name="Turns")).to_be_visible()
@@ -135,8 +135,9 @@ def test_all_of_it_by_keyboard(open_page: OpenPage, server: Server, sessions: Se
     expect(page.get_by_role("heading", name="What the model wrote")).to_be_visible()
     page.keyboard.press("p")
     expect(page.get_by_role("heading", name="Rendered prompt")).to_be_visible()
+    expect(page.get_by_text("The prompt broke here").first).to_be_visible()
     page.keyboard.press("b")
-    assert "The prompt broke here" in page.evaluate("document.activeElement.textContent")
+    page.wait_for_function("document.activeElement.textContent.includes('The prompt broke here')")
     page.keyboard.press("r")
     expect(page.get_by_role("region", name="Raw request")).to_contain_text('"model": "scripted-qwen3"')
     page.keyboard.press("[")
