@@ -31,8 +31,8 @@ class Target:
 
 
 _TOKEN = (
-    "reading the engine's event (aiohttp, msgspec), passing it through the generators of engine, pool and turn, "
-    "encoding and writing the event; `make counts` has the calls of each step"
+    "reading the engine's event (aiohttp, msgspec), decoding its token into events of the turn, encoding and writing "
+    "them (event loop, Granian); `make counts` has the calls"
 )
 _PROMPT = "comparing the body with the last one, copying text and tokens, writing the token ids as JSON for the engine"
 _REQUEST = (
