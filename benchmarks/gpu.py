@@ -108,7 +108,6 @@ def _program(shape: str, python: str | None) -> tuple[str, dict[str, str]]:
     """Return the Python that has vLLM, and its environment."""
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("", "src", "tests", "docs"))
     if python is None and shape == "tiny":
-        sys.path.insert(0, str(ROOT / "tests"))
         from engines import real_vllm
 
         own, environment = real_vllm.program()

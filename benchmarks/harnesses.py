@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
 from clients import install
 from clients.harness import CLAUDE, CODEX, OPENCODE, Harness, Task, run
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from engines.vllm_memory import RelayedAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, Step, remote_engine

@@ -15,7 +15,6 @@ import dataclasses
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -27,10 +26,6 @@ from urllib.parse import quote
 from benchmarks import documents, peers, session_models, session_script
 from benchmarks.session_models import Scripted
 from benchmarks.session_report import Session, conversation, follow, percent, report, share, share_but_edits
-
-# The harnesses are installed and driven as in their tests.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
 from clients import install
 from clients.harness import HARNESSES, Harness, Outcome, Task, run
 from clients.served import MODEL, Server, serving
