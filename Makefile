@@ -77,7 +77,7 @@ inspector: ## build the page of the inspector into the package, with npm
 browser: $(READY) ## the inspector's page in a real Chromium, on sessions of the real harnesses
 	$(BIN)/python tests/clients/install.py
 	$(BIN)/python tests/inspector/install.py
-	$(BIN)/python -m pytest -m browser tests/inspector $(ARGS)
+	$(BIN)/python -m pytest -m browser tests/inspector tests/test_inspector_page.py $(ARGS)
 
 deploy: $(READY) ## check chart, compose and container file, dashboard and alerts, with tools that this installs
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)

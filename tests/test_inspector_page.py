@@ -54,11 +54,12 @@ def test_the_lock_file_names_no_index() -> None:
     assert [name for name, package in lock["packages"].items() if "resolved" in package] == []
 
 
+@pytest.mark.browser
 def test_the_page_is_what_the_sources_build() -> None:
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
     if not (SOURCES / "node_modules" / "esbuild").is_dir():
-        pytest.skip("the page's libraries are not installed: make inspector")
+        pytest.skip("the page's libraries are not installed: make browser")
     built = subprocess.run(
         ["node", "build.mjs", "--check"], cwd=SOURCES, capture_output=True, text=True, check=False, timeout=60
     )

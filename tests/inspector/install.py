@@ -2,7 +2,8 @@
 
 Playwright for Python (170 MB) goes to ``$SINGLETREE_CACHE/inspector``, by default ``~/.cache/singletree/inspector``,
 once for each version of it and of Python. The browser is the system's own Chromium: Debian's package ``chromium``,
-which is installed where apt-get may do so. No browser is downloaded from elsewhere.
+which is installed where apt-get may do so. No browser is downloaded from elsewhere. npm installs what the page is
+built with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+SOURCES = Path(__file__).resolve().parents[2] / "inspector"
 PLAYWRIGHT = "1.65.2"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -70,9 +72,17 @@ def _install_playwright() -> None:
         (target / ".installed").touch()
 
 
+def _install_libraries() -> None:
+    """Install what the page is built with, so that the committed page can be compared with its sources."""
+    if (npm := shutil.which("npm")) is not None:
+        command = [npm, "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        subprocess.run(command, cwd=SOURCES, stdout=subprocess.DEVNULL, check=True)
+
+
 def main() -> int:
-    """Install both."""
+    """Install all of it."""
     try:
+        _install_libraries()
         _install_chromium()
         _install_playwright()
     except subprocess.CalledProcessError as error:
