@@ -75,8 +75,8 @@ def _install_playwright() -> None:
 def _install_libraries() -> None:
     """Install what the page is built with, so that the committed page can be compared with its sources."""
     if (npm := shutil.which("npm")) is not None:
-        command = [npm, "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-        subprocess.run(command, cwd=SOURCES, stdout=subprocess.DEVNULL, check=True)
+        options = ("--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+        subprocess.run([npm, "install", *options], cwd=SOURCES, stdout=subprocess.DEVNULL, check=True)
 
 
 def main() -> int:
