@@ -32,7 +32,7 @@ CHECKS = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def socket() -> AsyncIterator[str]:
-    engine = LlamaCppEngine(small_model(), slots=2)
+    engine = LlamaCppEngine(small_model(), slots=2, threads=1)
     await engine.start()
     assert engine._process is not None
     yield engine._process.socket

@@ -42,7 +42,7 @@ FILLER = [7042, 30, 504, 3575] * 64
 
 @asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[LlamaCppEngine]:
-    made = LlamaCppEngine(small_model(), **settings)
+    made = LlamaCppEngine(small_model(), threads=1, **settings)
     await made.start()
     try:
         yield made

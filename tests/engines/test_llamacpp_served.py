@@ -32,7 +32,9 @@ async def real(tokenizer: Tokenizer) -> AsyncIterator[Served]:
     template = load_chat_template(tokenizer)
     model: dict[str, Any] = {"tokenizer": tokenizer, "template": template, "family": families.get("plain")}
     async with serving(
-        engine=LlamaCppEngine(small_model(), slots=2, context_window=512), context_window=512, **model
+        engine=LlamaCppEngine(small_model(), slots=2, context_window=512, threads=1),
+        context_window=512,
+        **model,
     ) as served:
         yield served
 

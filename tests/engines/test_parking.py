@@ -136,7 +136,7 @@ async def running(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIter
     monkeypatch.setattr(parking, "LEAST_TOKENS", 32)
     monkeypatch.setattr(admission, "LEAST_COMMON", 32)
     monkeypatch.setattr(slot_states, "KEEP_SECONDS", 0.0)
-    made = LlamaCppEngine(small_model(), context_window=256, **settings)
+    made = LlamaCppEngine(small_model(), context_window=256, threads=1, **settings)
     await made.start()
     try:
         yield made

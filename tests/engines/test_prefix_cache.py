@@ -38,7 +38,7 @@ def short_prompts_count(monkeypatch: pytest.MonkeyPatch) -> None:
 async def running(folder: Path, **settings: Any) -> AsyncIterator[LlamaCppEngine]:
     """The engine; at the end it has saved what was due."""
     settings = {"slots": 2, "context_window": 512, **settings}
-    made = LlamaCppEngine(small_model(), prefix_cache_path=folder, **settings)
+    made = LlamaCppEngine(small_model(), prefix_cache_path=folder, threads=1, **settings)
     await made.start()
     try:
         yield made

@@ -72,7 +72,7 @@ async def test_llama_cpp_tells_it_in_the_log(
 ) -> None:
     monkeypatch.setattr(reading_time, "MIN_REPORTED_SECONDS", 0.0001)
     caplog.set_level(logging.INFO, "singletree.engines.llamacpp.engine")
-    engine = LlamaCppEngine(small_model(), slots=1, context_window=512, batch_tokens=64)
+    engine = LlamaCppEngine(small_model(), slots=1, context_window=512, batch_tokens=64, threads=1)
     await engine.start()
     try:
         prompt = [5 + i % 97 for i in range(200)]
