@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from singletree.engines.engine import Chunk
+from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import EngineFailed
 
 from .by_hand import EngineByHand
@@ -38,6 +40,33 @@ async def test_an_engine_that_ends_the_turn_is_not_cancelled(stream: bool) -> No
     assert usage["prompt_tokens_details"]["cached_tokens"] == 7
     assert usage["completion_tokens"] == len(TOKENIZER.encode(CALL))
     assert engine.freed == 0
+
+
+class DeliveringEngine(EngineByHand):
+    """Delivers all tokens but the first, as engines over HTTP do, and yields one and the same chunk for control."""
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
+        """See ``Engine``."""
+        control, first = Chunk(()), True
+        async with aclosing(super().generate(job)) as chunks:
+            async for chunk in chunks:
+                if first or chunk.finish is not None or job.deliver is None:
+                    first = False
+                    yield chunk
+                elif not job.deliver(chunk.token_ids):
+                    yield control
+
+
+async def test_an_engine_that_delivers_the_end_of_the_turn_is_not_cancelled() -> None:
+    engine, call = DeliveringEngine(), TOKENIZER.encode(CALL)
+    engine.say(*(Chunk([token]) for token in call), ENDS)
+    async with serving(engine=engine) as served:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        wanted = {"tools": [CHAT_TOOL], "parallel_tool_calls": False, **options}
+        reply = await served.client.post(PATH, body(PATH, "hi", **wanted))
+    usage = events(reply.body)[-2][1]["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 7
+    assert (engine.freed, engine.told) == (0, len(call) + 1)
 
 
 async def test_an_engine_that_goes_on_is_cancelled() -> None:

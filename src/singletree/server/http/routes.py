@@ -81,10 +81,9 @@ class Service:
 
     def __post_init__(self) -> None:
         self.tracing.model_states = self.catalog.states
-        config = self.config
-        self.sessions = Sessions(config.session_memory)
-        size, texts = config.inspect_size, config.inspect_content
-        self.inspector = Inspector(size, keeps_texts=texts) if config.inspect else None
+        self.sessions = Sessions(self.config.session_memory)
+        size, texts = self.config.inspect_size, self.config.inspect_content
+        self.inspector = Inspector(size, keeps_texts=texts) if self.config.inspect else None
         self.media = MediaReader(media_limits(self.config))
         self.tracing.waiting = self.catalog.waiting
 

@@ -151,8 +151,8 @@ async def _let_end(
     with suppress(SingletreeError, TimeoutError):
         async with asyncio.timeout(_SPARE_SECONDS):
             while finish is None and len(new) < _SPARE_TOKENS:
-                chunk = await anext(chunks, last)
-                if chunk is last:
+                chunk = await anext(chunks, None)
+                if chunk is None:
                     break
                 _take_reports(generation, chunk)
                 new.extend(chunk.token_ids)
