@@ -13,6 +13,7 @@ OWN = "singletree"
 DYNAMO = "Dynamo"
 FAST_DYNAMO = "Dynamo, fastokens"
 VLLM = "vLLM's API server"
+DYNAMO_AND_VLLM = "Dynamo and vLLM's API process"
 VLLM_PARSERS = "vLLM's parsers"
 FOLDER = Path(__file__).with_name("results")
 GPU_FOLDER = FOLDER / "gpu"

@@ -21,7 +21,7 @@ from benchmarks import (
     tool_session,
     vllm_api,
 )
-from benchmarks.figures import OWN, VLLM, VLLM_PARSERS, Result, missing_peers
+from benchmarks.figures import DYNAMO, DYNAMO_AND_VLLM, OWN, VLLM, VLLM_PARSERS, Result, missing_peers
 from benchmarks.processor import Watch, resident_bytes, wait_idle
 from benchmarks.servers import Server
 from benchmarks.stream_reader import WrongAnswer, read_streams
@@ -204,18 +204,35 @@ def _add_parser(result: Result, server: str, found: Mapping[str, Any], sizes: Se
 
 
 def vllm(bench: Bench) -> None:
-    """vLLM's own API server, with a tiny model of random weights in its engine process."""
+    """vLLM's own API server, and singletree with vLLM in its process; a tiny model of random weights behind both."""
     if bench.is_quick or VLLM in missing_peers(bench.result.peers):
         return
     with vllm_api.running() as server:
-        for _ in range(bench.rounds):
-            for protocol in PROTOCOLS[:2]:
-                for count in (1, 16):
-                    cost = vllm_api.token_cost(server, protocol, count, 100)
-                    bench.result.add(f"a token, {protocol.name}, {count} streams", "CPU µs", VLLM, cost)
-                each = vllm_api.request_cost(server, protocol, 64)
-                bench.result.add(f"a request of one token, {protocol.name}", "CPU ms", VLLM, each * 1e3)
-                bench.result.add(f"requests a second, {protocol.name}", "a CPU second", VLLM, 1 / each)
+        _add_front_end(bench, server, VLLM)
+    with vllm_api.running_in_process() as server:
+        _add_front_end(bench, server, OWN, _IN_PROCESS)
+    # Where Dynamo serves vLLM, both run: its front end, and vLLM's API process as its worker.
+    figures = bench.result.figures
+    for title in [title for title in figures if title.startswith(_IN_PROCESS)]:
+        figure = figures[title.removeprefix(_IN_PROCESS)]
+        both = zip(figure.values.get(DYNAMO, ()), figure.values.get(VLLM, ()), strict=False)
+        bench.result.add(title, figure.unit, DYNAMO_AND_VLLM, *map(sum, both))
+
+
+_IN_PROCESS = "vLLM in process, "
+
+
+def _add_front_end(bench: Bench, server: Server, name: str, prefix: str = "") -> None:
+    result = bench.result
+    for _ in range(bench.rounds):
+        for protocol in PROTOCOLS[:2]:
+            for count in _STREAMS:
+                cost = vllm_api.token_cost(server, protocol, count, 100)
+                result.add(f"{prefix}a token, {protocol.name}, {count} streams", "CPU µs", name, cost)
+            each = vllm_api.request_cost(server, protocol, 64)
+            result.add(f"{prefix}a request of one token, {protocol.name}", "CPU ms", name, each * 1e3)
+            if not prefix:
+                result.add(f"requests a second, {protocol.name}", "a CPU second", name, 1 / each)
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {

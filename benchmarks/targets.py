@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from benchmarks.figures import DYNAMO, FAST_DYNAMO, OWN, VLLM, VLLM_PARSERS, Figure, Result
+from benchmarks.figures import DYNAMO, DYNAMO_AND_VLLM, FAST_DYNAMO, OWN, VLLM, VLLM_PARSERS, Figure, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,13 @@ TARGETS = (
     Target("a streamed token, 1 stream", "a token, *, 1 streams", 0.8, DYNAMO, _TOKEN),
     Target("a streamed token, 16 streams", "a token, *, 16 streams", 0.5, DYNAMO, _TOKEN),
     Target("a streamed token, 64 streams", "a token, *, 64 streams", 0.5, DYNAMO, _TOKEN),
+    Target(
+        "a streamed token with vLLM in process",
+        "vLLM in process, a token, *",
+        0.25,
+        DYNAMO_AND_VLLM,
+        "vLLM's own code that reads its engine's messages; the task of each stream; encoding and writing events",
+    ),
     Target("a request of one token", "a request of one token, *", 0.5, DYNAMO, _REQUEST),
     Target(
         "requests a second beside vLLM's Python server",

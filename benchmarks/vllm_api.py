@@ -1,7 +1,7 @@
-"""What vLLM's own API server costs: its process alone, with an engine process behind it that costs little.
+"""What vLLM's own API server costs, and singletree with vLLM in its process: the front-end process alone.
 
-The model is tiny, with random weights and Qwen3's tokenizer, so that an engine step takes milliseconds. Its text is
-random, too: what is counted is CPU for each event that the API server sends.
+The engine process behind it costs little: its model is tiny, with random weights and Qwen3's tokenizer, so that a step
+takes milliseconds. Its text is random, too: what is counted is CPU for each event that the front end sends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from benchmarks.stream_reader import WrongAnswer, post, read_streams
 from benchmarks.wire_protocols import Protocol
 from engines import real_vllm
 
-_WINDOW = 8192
+_STREAMS = 64
 _SHORT = 8
+_WINDOW = "8192"
+_ENGINE = ("--load-format", "dummy", "--enforce-eager")
 TINY: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -53,19 +55,47 @@ def write_model(folder: Path, shape: dict[str, Any]) -> Path:
 def running() -> Iterator[Server]:
     """Start ``vllm serve`` on the tiny model."""
     venv, _ = real_vllm.install()
-    folder = write_model(peers.HOME.parent / "tiny-qwen3", TINY)
     port = real_vllm.free_port()
-    log = peers.HOME.parent / "vllm-api.log"
-    command = [str(venv / "bin" / "vllm"), "serve", str(folder), "--port", str(port), "--host", "127.0.0.1"]
-    command += ["--served-model-name", MODEL, "--max-model-len", str(_WINDOW), "--max-num-seqs", "64"]
-    command += ["--load-format", "dummy", "--enforce-eager", "--disable-log-stats"]
+    command = [str(venv / "bin" / "vllm"), "serve", str(_model()), "--port", str(port), "--host", "127.0.0.1"]
+    command += ["--served-model-name", MODEL, "--max-num-seqs", str(_STREAMS), "--max-model-len", _WINDOW]
+    command += [*_ENGINE, "--disable-log-stats"]
+    with _started("vLLM", port, command, real_vllm.environment()) as server:
+        yield server
+
+
+@contextmanager
+def running_in_process() -> Iterator[Server]:
+    """Start singletree with vLLM in its process, on the tiny model."""
+    python, environment = real_vllm.program()
+    port = real_vllm.free_port()
+    command = [str(python), "-m", "singletree", "serve", "--engine", "vllm", "--model", str(_model())]
+    command += [
+        "--port",
+        str(port),
+        "--model-name",
+        MODEL,
+        "--slots",
+        str(_STREAMS),
+        "--context-window",
+        _WINDOW,
+    ]
+    command += ["--", *_ENGINE]
+    with _started("singletree with vLLM in its process", port, command, environment) as server:
+        yield server
+
+
+def _model() -> Path:
+    return write_model(peers.HOME.parent / "tiny-qwen3", TINY)
+
+
+@contextmanager
+def _started(name: str, port: int, command: list[str], environment: dict[str, str]) -> Iterator[Server]:
+    log = peers.HOME.parent / f"{name.partition(' ')[0].lower()}-front-end.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=real_vllm.environment(), start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
     try:
-        real_vllm.wait_until_ready(f"http://127.0.0.1:{port}", process, log, "vLLM")
-        yield Server("vLLM", port, process.pid)
+        real_vllm.wait_until_ready(f"http://127.0.0.1:{port}", process, log, name)
+        yield Server(name, port, process.pid)
     finally:
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -77,16 +107,16 @@ def running() -> Iterator[Server]:
 
 
 def token_cost(server: Server, protocol: Protocol, streams: int, tokens: int) -> float:
-    """Return CPU µs of the API server's process for each event of text."""
+    """Return CPU µs of the front-end process for each event of text."""
     short, few = _ask(server, protocol, streams, _SHORT)
     long, many = _ask(server, protocol, streams, tokens + _SHORT)
     if many - few < streams * tokens / 2:
-        raise WrongAnswer(f"vLLM sent {many - few} events for {streams * tokens} tokens")
+        raise WrongAnswer(f"{server.name} sent {many - few} events for {streams * tokens} tokens")
     return (long - short) / (many - few) * 1e6
 
 
 def request_cost(server: Server, protocol: Protocol, count: int) -> float:
-    """Return CPU seconds of the API server's process for a request of one token, eight at a time."""
+    """Return CPU seconds of the front-end process for a request of one token, eight at a time."""
     _ask(server, protocol, 8, 1)
     return sum(_ask(server, protocol, 8, 1)[0] for _ in range(count // 8)) / count
 
