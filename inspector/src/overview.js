@@ -6,7 +6,7 @@ import { html } from "./html.js";
 import { serverNow } from "./live.js";
 import { layOut } from "./time_axis.js";
 import { barsOf, reachOf } from "./times.js";
-import { colours, repaint, theme } from "./theme.js";
+import { colours, shown } from "./theme.js";
 import { COURSES, PHASES } from "./words.js";
 
 const LANE_PX = 30;
@@ -38,7 +38,7 @@ export function Overview({ lanes, chosen, onChoose }) {
     if (width <= 0) return;
     drawing.current = draw(canvas.current, lanes, width, height);
     setDrawn((n) => n + 1);
-  }, [lanes, width, theme.value, repaint.value, running && Math.floor(Date.now() / REDRAW_MS)]);
+  }, [lanes, width, shown.value, running && Math.floor(Date.now() / REDRAW_MS)]);
   const place = useMemo(() => placeOf(drawing.current, lanes, chosen), [drawn, lanes, chosen]);
   const find = (event) => {
     const box = canvas.current.getBoundingClientRect();

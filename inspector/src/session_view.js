@@ -261,7 +261,7 @@ function CacheCard({ session, turns, causes, choose }) {
       ["lost", parts.lost, "lost"],
       ["fresh", parts.fresh, "new"],
     ]} />
-    ${causes.length === 0 && evicted.length === 0 && html`<p class="good-word">✓ Every prompt continued the one before. Nothing to do.</p>`}
+    ${causes.length === 0 && evicted.length === 0 && html`<p class="good-word">✓ ${turns.length < 2 ? "One prompt so far: there is none before it to continue." : "Every prompt continued the one before. Nothing to do."}</p>`}
     ${causes.map((cause) => html`<div class="cause" key=${cause.cause}>
       <p><span class="bad">✕ ${plural(cause.turns.length, "break")}</span>: ${cause.says}; ${count(cause.tokens)} tokens${cause.ms ? `, about ${duration(cause.ms)}` : ""}. In ${cause.turns.slice(0, 6).map((turn, index) => html`${index ? ", " : ""}<button type="button" class="link" key=${turn.id} onClick=${() => choose(turn)}>turn ${turn.number}</button>`)}${cause.turns.length > 6 ? " …" : "."}</p>
       <p class="cure"><strong>Cure:</strong> ${sentence(cause.cure)}</p>

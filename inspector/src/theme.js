@@ -1,5 +1,5 @@
 // Light, dark, or what the system says; and the colours of style.css for what is drawn on a canvas.
-import { effect, signal } from "@preact/signals";
+import { computed, effect, signal } from "@preact/signals";
 
 const STORED = "singletree-theme";
 const THEMES = ["system", "light", "dark"];
@@ -24,21 +24,22 @@ export function nextTheme() {
   }
 }
 
-effect(() => {
-  if (theme.value === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme.value;
-});
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const prefersDark = signal(dark.matches);
+dark.addEventListener("change", () => (prefersDark.value = dark.matches));
 
-/** Counts up when the colours change, so that canvases are drawn again. */
-export const repaint = signal(0);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (repaint.value += 1));
+/** "light" or "dark": what is shown. */
+export const shown = computed(() => (theme.value === "system" ? (prefersDark.value ? "dark" : "light") : theme.value));
+
+effect(() => {
+  document.documentElement.dataset.theme = shown.value;
+});
 
 const NAMES = ["prepare", "queue", "prefill", "reasoning", "text", "call", "markup", "more", "tool", "cached", "evicted",
   "lost", "fresh", "accent", "line", "cut", "dim", "paper"];
 
 export function colours(element) {
-  void theme.value;
-  void repaint.value;
+  void shown.value; // A canvas is drawn again when the colours change.
   const style = getComputedStyle(element);
   const found = Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   return { ...found, font: style.fontFamily };

@@ -3,7 +3,7 @@ import uPlot from "uplot";
 import { useEffect, useRef } from "preact/hooks";
 import { short } from "./format.js";
 import { html } from "./html.js";
-import { colours, repaint, theme } from "./theme.js";
+import { colours, shown } from "./theme.js";
 import { promptParts } from "./times.js";
 
 const HEIGHT = 130;
@@ -28,7 +28,7 @@ export function TokenChart({ turns, chosen, onChoose }) {
   const plot = useRef(null);
   const latest = useRef({});
   latest.current = { turns, chosen, onChoose };
-  const look = `${theme.value} ${repaint.value}`;
+  const look = shown.value;
   useEffect(() => {
     plot.current = make(place.current, latest);
     const observer = new ResizeObserver(([entry]) => {
