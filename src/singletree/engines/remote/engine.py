@@ -184,7 +184,7 @@ class RemoteEngine:
         try:
             try:
                 answer = await self._open(request, wire, job, max_tokens)
-                relay = _TokenRelay(reader, answer, job.deliver)
+                relay = _TokenRelay(reader, answer)
                 while not reader.done:
                     chunk = await relay.next_chunk()
                     if silence is not None:
@@ -195,7 +195,8 @@ class RemoteEngine:
                         if chunk.finish is not None and job.request_id != PROBE_ID:
                             self._note_cached(chunk.cached_tokens, wire)
                         yield chunk
-                        relay.delivers = relay.delivers or bool(chunk.token_ids)
+                        if chunk.token_ids:
+                            relay.deliver = job.deliver
                 if request.outcome is None and reader.failure is None and not reader.cut:
                     answer.finish()
             except ConnectionLost as lost:
@@ -377,37 +378,35 @@ class RemoteEngine:
 
 
 class _TokenRelay:
-    """Reads an answer, and delivers its tokens where they are received, up to a chunk that has more than tokens.
+    """Reads an answer, and delivers its tokens where they are received, up to what is more than tokens.
 
     Attributes:
-        delivers: whether tokens may be delivered, if the job takes them so.
+        deliver: takes the tokens; None while they are to be returned in chunks.
     """
 
-    __slots__ = ("_answer", "_chunk", "_deliver", "_reader", "delivers")
+    __slots__ = ("_answer", "_new", "_reader", "deliver")
 
-    def __init__(self, reader: WireReader, answer: StreamedResponse, deliver: Deliver | None) -> None:
-        self._reader, self._answer, self._deliver = reader, answer, deliver
-        self._chunk: Chunk | None = None
-        self.delivers = False
+    def __init__(self, reader: WireReader, answer: StreamedResponse) -> None:
+        self._reader, self._answer = reader, answer
+        self._new: list[int] | Chunk | None = None
+        self.deliver: Deliver | None = None
 
     async def next_chunk(self) -> Chunk | None:
         """Return the next chunk that was not delivered; None if what came completes none. Raises ConnectionLost."""
-        self._chunk = None
         await self._answer.relay(self._take)
-        return self._chunk
+        new, self._new = self._new, None
+        if isinstance(new, list):
+            return Chunk(new) if new else None
+        return new
 
     def _take(self, data: bytes) -> bool:
-        reader = self._reader
-        self._chunk = chunk = reader.feed(data) if data else reader.close()
-        if reader.done or reader.lookup is not None or not self.delivers or self._deliver is None:
+        self._new = new = self._reader.feed(data) if data else self._reader.close()
+        deliver = self.deliver
+        if deliver is None or not isinstance(new, list):
             return False
-        if chunk is None:
+        if not new or deliver(new):
             return True
-        if not chunk.has_only_tokens():
-            return False
-        if self._deliver(chunk.token_ids):
-            return True
-        self._chunk = _NO_TOKENS
+        self._new = _NO_TOKENS
         return False
 
 
