@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from engines.vllm_memory import RelayedAnswer
+from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, Step, remote_engine
 from singletree.engines.engine import Engine
 from singletree.engines.routing.reconnecting import ReconnectingEngine
@@ -100,7 +100,7 @@ class InMemoryServer:
         The client has read all that a piece brings before the next one comes.
         """
         assert self._app is not None
-        engine_answer = RelayedAnswer()
+        engine_answer = MemoryAnswer()
         self._transport.answers.append(engine_answer)
         client = _Client(json.dumps({"model": MODEL, "stream": True, **body}).encode())
         answering = asyncio.ensure_future(self._app(_scope(path, client.body), client.receive, client.send))

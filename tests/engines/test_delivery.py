@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from engines.test_vllm_http import END, STREAM, Bench, chunked, says, whole
-from engines.vllm_memory import MemoryAnswer, MemoryTransport, RelayedAnswer, ending, event
+from engines.http_bench import END, STREAM, Bench, chunked, read, says, whole
+from engines.vllm_memory import MemoryAnswer, MemoryTransport, ending, event
 from engines.vllm_recording import QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Deliver, GenerationJob
 from singletree.engines.queueing import QueueingEngine
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.transport import ConnectionLost, RelayedResponse, StreamedResponse
+from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
 from singletree.engines.routing.load_policies import RoundRobinPolicy
 from singletree.engines.routing.pool import EnginePool
 from singletree.engines.routing.worker import Worker
 from singletree.errors import EngineFailed
 
 
-async def _relayed(bench: Bench) -> RelayedResponse:
-    answer = await bench.transport.post("/v1/completions", b"{}")
-    assert isinstance(answer, RelayedResponse)
+async def _relayed(bench: Bench) -> StreamedResponse:
+    answer = bench.transport.post("/v1/completions", b"{}")
+    await answer.begin()
     return answer
 
 
@@ -47,16 +47,17 @@ async def test_bytes_are_taken_in_the_call_that_receives_them() -> None:
         answer = await _relayed(bench)
         relaying = asyncio.create_task(answer.relay(_keeping(taken.append)))
         await _settled()
-        (wire,) = bench.server.wires
+        (wire,) = bench.wires
         wire.say(chunked(b"b"))
         assert taken == [b"a", b"b"]
         wire.say(chunked(b"c") + END)
         assert taken == [b"a", b"b", b"c", b""]
         # The connection is free at once: the next request is on it before the first task goes on.
-        second = await bench.transport.post("/v1/completions", b"{}")
+        second = bench.transport.post("/v1/completions", b"{}")
         await relaying
-        assert await second.read() == b"z"
-        assert len(bench.server.wires) == 1
+        await second.begin()
+        assert await read(second) == b"z"
+        assert len(bench.wires) == 1
 
 
 async def test_what_is_not_wanted_now_is_kept_in_order() -> None:
@@ -68,12 +69,12 @@ async def test_what_is_not_wanted_now_is_kept_in_order() -> None:
 
     async with Bench(says(STREAM)) as bench:
         answer = await _relayed(bench)
-        (wire,) = bench.server.wires
+        (wire,) = bench.wires
         relaying = asyncio.create_task(answer.relay(take))
         await _settled()
         wire.say(chunked(b"1"), chunked(b"2"))
         wire.say(*(chunked(b"%d" % number * 200_000) for number in range(3, 9)))
-        assert wire.paused, "nobody reads: aiohttp stops the server"
+        assert wire.paused, "nobody reads: the server is stopped"
         await relaying
         assert taken == [b"1", b"2"]
         relaying = asyncio.create_task(answer.relay(take))
@@ -89,7 +90,10 @@ async def test_what_is_not_wanted_now_is_kept_in_order() -> None:
 async def test_a_relay_ends_however_the_connection_does(how: str) -> None:
     options: dict[str, Any] = {"read_timeout": 0.01} if how == "silence" else {}
 
+    taken: list[bytes] = []
+
     def take(data: bytes) -> bool:
+        taken.append(data)
         if how == "failure" and data == b"b":
             raise ValueError(data)
         return True
@@ -98,7 +102,7 @@ async def test_a_relay_ends_however_the_connection_does(how: str) -> None:
         answer = await _relayed(bench)
         relaying = asyncio.create_task(answer.relay(take))
         await _settled()
-        (wire,) = bench.server.wires
+        (wire,) = bench.wires
         if how == "drop":
             wire.drop(ConnectionResetError())
         elif how == "close":
@@ -110,7 +114,9 @@ async def test_a_relay_ends_however_the_connection_does(how: str) -> None:
         expected = {"failure": ValueError, "cancel": asyncio.CancelledError}.get(how, ConnectionLost)
         with pytest.raises(expected):
             await asyncio.wait_for(relaying, 1)
-        assert wire.protocol.heard is None  # type: ignore[attr-defined]
+        before = list(taken)
+        wire.say(chunked(b"late"))
+        assert taken == before
         answer.close()
 
 
@@ -126,7 +132,7 @@ def _job(deliver: Deliver | None) -> GenerationJob:
 
 async def test_the_first_chunk_and_the_last_are_yielded_and_the_others_delivered() -> None:
     engine = await _engine(
-        RelayedAnswer(body=[*(event([n]) for n in range(1, 5)), event([5], "stop"), ending(3)])
+        MemoryAnswer(body=[*(event([n]) for n in range(1, 5)), event([5], "stop"), ending(3)])
     )
     got: list[tuple[str, Sequence[int]]] = []
     async for chunk in engine.generate(_job(_keeping(lambda ids: got.append(("delivered", [*ids]))))):
@@ -139,7 +145,7 @@ async def test_the_first_chunk_and_the_last_are_yielded_and_the_others_delivered
 
 async def test_a_consumer_that_takes_no_more_is_asked_again_after_a_chunk() -> None:
     engine = await _engine(
-        RelayedAnswer(body=[*(event([n]) for n in range(1, 7)), event([], "stop"), ending()])
+        MemoryAnswer(body=[*(event([n]) for n in range(1, 7)), event([], "stop"), ending()])
     )
     got: list[Any] = []
 
@@ -152,17 +158,10 @@ async def test_a_consumer_that_takes_no_more_is_asked_again_after_a_chunk() -> N
     assert got[:8] == [[1], [2], "control", [3], [4], "control", [5], [6]]
 
 
-async def test_an_answer_without_a_relay_is_yielded() -> None:
-    engine = await _engine(MemoryAnswer(body=[event([1]), event([2]), event([3], "stop"), ending()]))
-    assert not isinstance(cast("StreamedResponse", MemoryAnswer()), RelayedResponse)
-    chunks = [chunk async for chunk in engine.generate(_job(lambda ids: pytest.fail("delivered")))]
-    assert [id for chunk in chunks for id in chunk.token_ids] == [1, 2, 3]
-
-
 async def test_an_engine_that_dies_after_deliveries_is_followed_from_the_last_of_them() -> None:
-    lost = RelayedAnswer(body=[event([1]), event([2]), event([3]), ConnectionLost("the connection broke")])
+    lost = MemoryAnswer(body=[event([1]), event([2]), event([3]), ConnectionLost("the connection broke")])
     first = vllm_engine(transport=MemoryTransport(lost))
-    other = MemoryTransport(RelayedAnswer(body=[event([4]), event([5]), event([6], "stop"), ending()]))
+    other = MemoryTransport(MemoryAnswer(body=[event([4]), event([5]), event([6], "stop"), ending()]))
     pool = EnginePool(
         [Worker("1", first), Worker("2", vllm_engine(transport=other))],
         RoundRobinPolicy(),
@@ -182,7 +181,7 @@ async def test_an_engine_that_dies_after_deliveries_is_followed_from_the_last_of
 
 
 async def test_abort_ends_a_delivery() -> None:
-    answer = RelayedAnswer(body=[event([1]), event([2])])
+    answer = MemoryAnswer(body=[event([1]), event([2])])
     engine = await _engine(answer)
     chunks: list[Chunk] = []
 
@@ -199,7 +198,7 @@ async def test_abort_ends_a_delivery() -> None:
 
 
 async def test_closing_the_generator_hangs_up() -> None:
-    answer = RelayedAnswer(body=[event([1]), event([2])])
+    answer = MemoryAnswer(body=[event([1]), event([2])])
     engine = await _engine(answer)
     stream = engine.generate(_job(lambda ids: True))
     await anext(stream)
@@ -211,7 +210,7 @@ async def test_closing_the_generator_hangs_up() -> None:
     assert answer.closed
 
 
-async def test_delivered_over_aiohttp() -> None:
+async def test_delivered_over_http() -> None:
     models, version = (Exchange.load(name).answer for name in ("models", "version"))
     events = [chunked(event([number])) for number in range(1, 200)]
     script = (
@@ -230,11 +229,11 @@ async def test_delivered_over_aiohttp() -> None:
     async for chunk in engine.generate(_job(_keeping(got.extend))):
         got.extend(chunk.token_ids)
     assert got == list(range(1, 201))
-    assert len(bench.server.wires) == 1
+    assert len(bench.wires) == 1
     generating = asyncio.create_task(_drain(engine))
     await _settled()
     await asyncio.sleep(0.01)
-    bench.server.wires[-1].drop(ConnectionResetError())
+    bench.wires[-1].drop(ConnectionResetError())
     with pytest.raises(EngineFailed, match="broke"):
         await asyncio.wait_for(generating, 1)
     await engine.close()

@@ -33,7 +33,7 @@ class Pages:
         page = self.pages[path]
         return 200, page if isinstance(page, bytes) else json.dumps(page).encode()
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
+    def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         raise AssertionError("nothing is generated to find out what answers")
 
     async def close(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -15,7 +15,8 @@ from singletree.engines.detection import detect_server
 from singletree.engines.llamacpp.engine import LlamaCppEngine
 from singletree.engines.llamacpp.server import LlamaServer
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.transport import AiohttpTransport
+from singletree.engines.remote.http_client import HttpTransport, MakeConnection
+from singletree.engines.remote.http_connection import HttpConnection
 
 URL = "http://llama.test"
 CHECKS = (
@@ -39,8 +40,11 @@ async def socket() -> AsyncIterator[str]:
     await engine.close()
 
 
-def transport(socket: str) -> AiohttpTransport:
-    return AiohttpTransport(URL, connect=lambda: aiohttp.UnixConnector(socket, force_close=True))
+def transport(socket: str) -> HttpTransport:
+    async def connect(make: MakeConnection) -> HttpConnection:
+        return (await asyncio.get_running_loop().create_unix_connection(make, socket))[1]
+
+    return HttpTransport(URL, connect=connect)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -280,9 +280,9 @@ MISSING = b'data: {"content": "\xc3\xa9", "tokens": [9], "tokens_predicted": 2, 
 @pytest.mark.parametrize("answers", [True, False])
 async def test_tokens_that_llama_server_does_not_stream_are_looked_up(answers: bool) -> None:
     class Tokenizes(DialectTransport):
-        async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> Any:
+        def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> Any:
             if path != "/tokenize":
-                return await super().post(path, body, headers)
+                return super().post(path, body, headers)
             page = b'{"tokens": [{"id": 8, "piece": [195]}, {"id": 9, "piece": [169]}]}'
             return MemoryAnswer(200 if answers else 500, [page if answers else b"no", b""])
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from engines.test_vllm_wire import as_chunk
 from engines.vllm_memory import MemoryAnswer, MemoryTransport, outcome, started, tokens
 from engines.vllm_recording import GENERATE_STREAMS, SCENARIOS, STREAMS, Exchange
 from singletree.conversation import Sampling
@@ -54,14 +55,14 @@ def test_recorded_stream_cut_anywhere(name: str) -> None:
 
 def _read(pieces: list[bytes]) -> tuple[list[int], str | None]:
     reader = GenerateReader(16, 512)
-    chunks = [chunk for piece in pieces if (chunk := reader.feed(piece)) is not None]
+    chunks = [chunk for piece in pieces if (chunk := as_chunk(reader.feed(piece))) is not None]
     assert reader.failure is None
     return tokens(chunks), chunks[-1].finish
 
 
 def test_log_probabilities_have_the_token_first() -> None:
     reader = GenerateReader(16, 512)
-    chunk = reader.feed(Exchange.load("generate_logprobs").answer)
+    chunk = as_chunk(reader.feed(Exchange.load("generate_logprobs").answer))
     assert chunk is not None
     rows = chunk.logprobs or ()
     assert [row[0][0] for row in rows] == list(chunk.token_ids)
@@ -69,7 +70,7 @@ def test_log_probabilities_have_the_token_first() -> None:
 
 
 def test_the_weights_of_an_answer_are_known() -> None:
-    chunk = GenerateReader(16, 512).feed(Exchange.load("generate_answer").answer)
+    chunk = as_chunk(GenerateReader(16, 512).feed(Exchange.load("generate_answer").answer))
     assert chunk is not None
     assert list(chunk.weight_versions) == [WeightVersion("default", 0, 8)]
     assert chunk.routed_experts is None
@@ -82,7 +83,7 @@ def test_routed_experts_are_those_of_the_last_event() -> None:
     ]
     lines = [b"data: %b\n\n" % json.dumps(event).encode() for event in events]
     reader = GenerateReader(16, 512)
-    first, last = reader.feed(lines[0]), reader.feed(lines[1] + b"data: [DONE]\n\n")
+    first, last = (as_chunk(reader.feed(data)) for data in (lines[0], lines[1] + b"data: [DONE]\n\n"))
     assert first is not None
     assert last is not None
     assert (first.routed_experts, last.routed_experts) == (None, "TlVNUFk=")

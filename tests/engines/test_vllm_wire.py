@@ -32,6 +32,13 @@ from singletree.errors import (
 )
 
 
+def as_chunk(new: list[int] | Chunk | None) -> Chunk | None:
+    """What a reader returns, as the engine yields it."""
+    if isinstance(new, list):
+        return Chunk(new) if new else None
+    return new
+
+
 def read(
     pieces: Iterable[bytes], prompt_tokens: int = 16, *, echoed: Sequence[int] = ()
 ) -> tuple[list[Chunk], CompletionReader]:
@@ -39,7 +46,7 @@ def read(
     reader = CompletionReader(echoed or range(prompt_tokens), echoes=bool(echoed))
     chunks: list[Chunk | None] = []
     for piece in pieces:
-        chunks.append(reader.feed(piece))
+        chunks.append(as_chunk(reader.feed(piece)))
         if reader.done:
             break
     else:

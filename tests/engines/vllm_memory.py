@@ -44,7 +44,10 @@ def ending(cached_tokens: int | None = 0) -> bytes:
 
 
 class MemoryAnswer:
-    """An answer whose body the test writes: bytes, or an exception to be raised in their place."""
+    """An answer whose body the test writes: bytes, or an exception to be raised in their place.
+
+    ``gate``, if it is set, keeps it from beginning.
+    """
 
     def __init__(
         self, status: int = 200, body: Iterable[bytes | Exception] = (), retry_after: str = ""
@@ -53,13 +56,32 @@ class MemoryAnswer:
         self.retry_after = retry_after
         self.closed = False
         self.finished = False
+        self.gate: asyncio.Event | None = None
+        self.failure: Exception | None = None
+        self._left = asyncio.Event()
         self._pieces: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         for piece in body:
             self.write(piece)
 
+    @classmethod
+    def failing(cls, failure: Exception) -> MemoryAnswer:
+        """One that never begins."""
+        answer = cls()
+        answer.failure = failure
+        return answer
+
     def write(self, *pieces: bytes | Exception) -> None:
         for piece in pieces:
             self._pieces.put_nowait(piece)
+
+    async def begin(self) -> None:
+        if self.gate is not None:
+            waits = [asyncio.create_task(event.wait()) for event in (self.gate, self._left)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for waiting in waits:
+                waiting.cancel()
+        if self.failure is not None or self.closed:
+            raise self.failure or LOST
 
     async def read(self) -> bytes:
         piece = ConnectionLost("the connection broke") if self.closed else await self._pieces.get()
@@ -67,21 +89,18 @@ class MemoryAnswer:
             raise piece
         return piece
 
-    async def finish(self) -> None:
+    async def relay(self, take: Take) -> None:
+        while take(data := await self.read()) and data:
+            pass
+
+    def finish(self) -> None:
         self.finished = True
 
     def close(self) -> None:
         if not self.finished:
             self.closed = True
+            self._left.set()
             self.write(ConnectionLost("the connection broke"))
-
-
-class RelayedAnswer(MemoryAnswer):
-    """An answer whose bytes can be taken where they are received."""
-
-    async def relay(self, take: Take) -> None:
-        while take(data := await self.read()) and data:
-            pass
 
 
 class MemoryTransport:
@@ -116,7 +135,7 @@ class MemoryTransport:
             return 404, b""
         return self.pages[path].status, self.pages[path].answer
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
+    def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         if self.closed:
             raise ConnectionLost("the engine is not started, or closed")
         if path not in self.offers:
@@ -125,15 +144,12 @@ class MemoryTransport:
             return MemoryAnswer(*self.eyes)
         if json.loads(body)["request_id"] == PROBE_ID:
             self.probed = json.loads(body)
-            if isinstance(self.probe, Exception):
-                raise self.probe
-            return self.probe
+            return MemoryAnswer.failing(self.probe) if isinstance(self.probe, Exception) else self.probe
         self.bodies.append(json.loads(body))
-        if self.gate is not None:
-            await self.gate.wait()
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
-            raise answer
+            answer = MemoryAnswer.failing(answer)
+        answer.gate = self.gate
         return answer
 
     async def close(self) -> None:
@@ -151,15 +167,15 @@ class ServingTransport(MemoryTransport):
         self._known: set[tuple[int, ...]] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
+    def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         if json.loads(body).get("request_id", PROBE_ID) == PROBE_ID:
-            return await super().post(path, body, headers)
+            return super().post(path, body, headers)
         answer = MemoryAnswer()
         self.answers.append(answer)
         serving = asyncio.create_task(self._serve(answer, json.loads(body)))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
-        return await super().post(path, body, headers)
+        return super().post(path, body, headers)
 
     async def _serve(self, answer: MemoryAnswer, said: dict[str, Any]) -> None:
         prompt = tuple(said["prompt"])

@@ -20,7 +20,8 @@ from engines import real_vllm
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.transport import AiohttpTransport, StreamedResponse
+from singletree.engines.remote.http_client import HttpTransport
+from singletree.engines.remote.transport import StreamedResponse, Take
 from singletree.engines.remote.wire import GetPage, ServerOffer
 from singletree.engines.vllm.server import VllmServer
 from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
@@ -192,23 +193,28 @@ class Exchange:
 class _RecordingAnswer:
     def __init__(self, inner: StreamedResponse) -> None:
         self._inner = inner
-        self.status = inner.status
-        self.retry_after = inner.retry_after
+        self.status, self.retry_after = 0, ""
         self.heard = b""
 
-    async def read(self) -> bytes:
-        data = await self._inner.read()
-        self.heard += data
-        return data
+    async def begin(self) -> None:
+        await self._inner.begin()
+        self.status, self.retry_after = self._inner.status, self._inner.retry_after
 
-    async def finish(self) -> None:
-        await self._inner.finish()
+    async def relay(self, take: Take) -> None:
+        def hear(data: bytes) -> bool:
+            self.heard += data
+            return take(data)
+
+        await self._inner.relay(hear)
+
+    def finish(self) -> None:
+        self._inner.finish()
 
     def close(self) -> None:
         self._inner.close()
 
 
-class RecordingTransport(AiohttpTransport):
+class RecordingTransport(HttpTransport):
     """The real transport, which keeps what goes over it."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -222,9 +228,9 @@ class RecordingTransport(AiohttpTransport):
         self.got[path] = Exchange(f"GET {path}", b"", status, body)
         return status, body
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
+    def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         self._path, self._request = path, body
-        self._answer = _RecordingAnswer(await super().post(path, body, headers))
+        self._answer = _RecordingAnswer(super().post(path, body, headers))
         return self._answer
 
     def posted(self) -> Exchange:
@@ -283,13 +289,13 @@ async def _record_full_server(server: real_vllm.Server) -> None:
         await _record(engine, transport, name, scenario)
     await _record_overflows(server.url)
     await record_generate(server.url)
-    aborts: list[asyncio.Task[StreamedResponse]] = []
-    elsewhere = AiohttpTransport(server.url)
+    aborts: list[StreamedResponse] = []
+    elsewhere = HttpTransport(server.url)
     await elsewhere.open()
 
     def abort() -> None:
         body = b'{"request_ids": ["cmpl-aborted_elsewhere-0"]}'
-        aborts.append(asyncio.create_task(elsewhere.post("/inference/v1/abort_requests", body)))
+        aborts.append(elsewhere.post("/inference/v1/abort_requests", body))
 
     await _record_interrupted(engine, transport, "aborted_elsewhere", abort)
     await elsewhere.close()
@@ -325,8 +331,8 @@ async def _record_overflows(url: str) -> None:
             status, body = await super().get(path)
             return status, body.replace(b'"max_model_len":512', b'"max_model_len":600')
 
-        async def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
-            return await super().post(path, body.replace(b'"model":"smollm2"', b'"model":"%b"' % self.model))
+        def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
+            return super().post(path, body.replace(b'"model":"smollm2"', b'"model":"%b"' % self.model))
 
         model = b"smollm2"
 

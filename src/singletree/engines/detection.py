@@ -11,8 +11,9 @@ import msgspec
 
 from singletree.engines.llamacpp.server import LlamaServer
 from singletree.engines.remote.engine import check_key, root_url
+from singletree.engines.remote.http_client import HttpTransport
 from singletree.engines.remote.model_list import MODELS, check_status, decode_models
-from singletree.engines.remote.transport import AiohttpTransport, ConnectionLost, Transport
+from singletree.engines.remote.transport import ConnectionLost, Transport
 from singletree.engines.remote.wire import GetPage, Server
 from singletree.engines.sglang.server import SglangServer
 from singletree.engines.tensorrt_llm.server import TensorRtServer
@@ -122,7 +123,7 @@ async def detect_server(
     host = urlsplit(root).hostname or ""
     if host in HOSTS:
         raise BadConfiguration(_refusal(root, TextServer(f"the API of {HOSTS[host]}", _OWN_MODEL)))
-    chosen = transport or AiohttpTransport(root, api_key=api_key, read_timeout=_READ_SECONDS)
+    chosen = transport or HttpTransport(root, api_key=api_key, read_timeout=_READ_SECONDS)
     await chosen.open()
     try:
         kind = await _kind(root, _pages_of(root, chosen))

@@ -23,13 +23,15 @@ class InFlightRequest(Generic[ResponseT]):
     Attributes:
         request_id: the id of the job.
         outcome: how it was ended by ``end``: an error to raise, or a finish reason; None if it was not.
+        response: the response, from an HTTP client that has one before it is sent; others use ``open``.
     """
 
-    __slots__ = ("_opening", "outcome", "request_id")
+    __slots__ = ("_opening", "outcome", "request_id", "response")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.outcome: SingletreeError | StopKind | None = None
+        self.response: ResponseT | None = None
         self._opening: asyncio.Task[ResponseT] | None = None
 
     async def open(self, sending: Coroutine[Any, Any, ResponseT]) -> ResponseT | None:
@@ -47,9 +49,11 @@ class InFlightRequest(Generic[ResponseT]):
     def hang_up(self) -> None:
         """Close the connection, or stop opening it; a response that was read to its end keeps its connection."""
         opening = self._opening
-        if opening is None:
+        if self.response is not None:
+            self.response.close()
+        elif opening is None:
             return
-        if not opening.done():
+        elif not opening.done():
             opening.cancel()
         elif not opening.cancelled() and opening.exception() is None:
             opening.result().close()

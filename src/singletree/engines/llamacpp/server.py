@@ -74,8 +74,8 @@ class LlamaServerReader:
         self.done = False
         self.cut = False
 
-    def feed(self, data: bytes) -> Chunk | None:
-        """Return the tokens that ``data`` completed; None when there are none yet, or when ``lookup`` is set."""
+    def feed(self, data: bytes) -> list[int] | Chunk | None:
+        """Return what ``data`` completed; see ``WireReader``."""
         try:
             self._events = self._stream.feed(data)
         except SingletreeError as error:
@@ -83,7 +83,12 @@ class LlamaServerReader:
             return None
         self._is_stream = self._is_stream or bool(self._events)
         self._pending = deque(event for event in self._events if event.tokens_missing)
-        return self._go_on()
+        chunk = self._go_on()
+        if self.lookup is not None:
+            return None
+        if chunk is None:
+            return []
+        return list(chunk.token_ids) if chunk.has_only_tokens() else chunk
 
     def resolve(self, status: int, body: bytes) -> Chunk | None:
         """Take the tokens of one text and return what ``feed`` could not."""

@@ -19,14 +19,9 @@ from singletree.engines.engine import (
     token_limit,
 )
 from singletree.engines.in_flight import InFlightRequest
+from singletree.engines.remote.http_client import HttpTransport
 from singletree.engines.remote.pictures import pictures_of
-from singletree.engines.remote.transport import (
-    AiohttpTransport,
-    ConnectionLost,
-    RelayedResponse,
-    StreamedResponse,
-    Transport,
-)
+from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, Transport, read_body
 from singletree.engines.remote.wire import Server, ServerOffer, Wire, WireReader
 from singletree.errors import (
     BadConfiguration,
@@ -89,7 +84,7 @@ class RemoteEngine:
         self._requested_model = model
         self._slots = slots
         self._constraints = None if constraints is None else tuple(constraints)
-        self._transport = transport or AiohttpTransport(self._url, api_key=api_key, read_timeout=read_timeout)
+        self._transport = transport or HttpTransport(self._url, api_key=api_key, read_timeout=read_timeout)
         self._served = ServerOffer("", ())
         self._window = 0
         self._model_defaults: Mapping[str, Any] = {}
@@ -185,35 +180,30 @@ class RemoteEngine:
         reader = wire.reader(job, max_tokens=max_tokens)
         request = InFlightRequest[StreamedResponse](job.request_id)
         self._in_flight.add(request)
-        answer: StreamedResponse | None = None
-        relay: _TokenRelay | None = None
         silence = self._limit_silence(request, wire, job)
         try:
             try:
                 answer = await self._open(request, wire, job, max_tokens)
+                relay = _TokenRelay(reader, answer)
                 while not reader.done:
-                    if relay is None:
-                        data = await answer.read()
-                        if silence is not None:
-                            silence.cancel()
-                        chunk = reader.feed(data) if data else reader.close()
-                    else:
-                        chunk = await relay.next_chunk()
+                    chunk = await relay.next_chunk()
+                    if silence is not None:
+                        silence.cancel()
                     if reader.lookup is not None:
                         chunk = await self._resolve(reader)
                     if chunk is not None:
                         if chunk.finish is not None and job.request_id != PROBE_ID:
                             self._note_cached(chunk.cached_tokens, wire)
                         yield chunk
-                        if relay is None and chunk.token_ids:
-                            relay = _relay(reader, answer, job.deliver)
+                        if chunk.token_ids:
+                            relay.deliver = job.deliver
+                if request.outcome is None and reader.failure is None and not reader.cut:
+                    answer.finish()
             except ConnectionLost as lost:
                 if (last := reader.close(request.outcome or self._connection_failure(lost))) is not None:
                     yield last
             if reader.failure is not None:
                 raise reader.failure
-            if answer is not None and request.outcome is None and not reader.cut:
-                await answer.finish()
         finally:
             if silence is not None:
                 silence.cancel()
@@ -248,17 +238,28 @@ class RemoteEngine:
         self, request: InFlightRequest[StreamedResponse], wire: Wire, job: GenerationJob, max_tokens: int
     ) -> StreamedResponse:
         """Send the job and return the accepted answer. Raises ConnectionLost, and the error for a refusal."""
-        while True:
+        while request.outcome is None:
             body = wire.encode(job, max_tokens=max_tokens)
-            answer = await request.open(self._transport.post(wire.path, body, wire.headers(job)))
-            if answer is None:
-                raise ConnectionLost("the generation was ended while its request was sent")
+            answer = request.response = self._transport.post(wire.path, body, wire.headers(job))
+            await answer.begin()
             if answer.status == 200:
                 wire.accepted(job)
                 return answer
-            refusal = wire.refusal(answer.status, await _error_body(answer), job, answer.retry_after)
+            reason = await read_body(answer, _MAX_ERROR_BYTES)
+            refusal = wire.refusal(answer.status, reason, job, answer.retry_after)
             if not wire.resends(job, refusal):
                 raise refusal
+            answer.finish()
+        raise ConnectionLost("the generation was ended while its request was sent")
+
+    async def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Return the status and the body of a short answer. Raises ConnectionLost."""
+        answer = self._transport.post(path, body)
+        try:
+            await answer.begin()
+            return answer.status, await read_body(answer, _MAX_ERROR_BYTES)
+        finally:
+            answer.close()
 
     async def _find_blindness(self) -> str | None:
         """Return why the model takes no pictures with token ids, and the cure; None if it takes them."""
@@ -267,15 +268,13 @@ class RemoteEngine:
         if probe is None:
             return wire.blindness(None)
         try:
-            answer = await self._transport.post(wire.path, probe)
-            if answer.status == 200:
-                await answer.finish()
-                return wire.blindness(None)
-            job = GenerationJob(_PROBE_PROMPT, Sampling(), PROBE_ID)
-            refusal = wire.refusal(answer.status, await _error_body(answer), job, "")
+            status, body = await self._ask(wire.path, probe)
         except ConnectionLost as lost:
             return f"{self._server.title} did not answer whether it takes pictures: {lost}"
-        return wire.blindness(refusal)
+        if status == 200:
+            return wire.blindness(None)
+        job = GenerationJob(_PROBE_PROMPT, Sampling(), PROBE_ID)
+        return wire.blindness(wire.refusal(status, body, job, ""))
 
     async def abort(self, request_id: str) -> None:
         """Close the connection of that generation: the server drops it, and it ends with ``cancelled``."""
@@ -322,9 +321,7 @@ class RemoteEngine:
     async def _resolve(self, reader: WireReader) -> Chunk | None:
         chunk = None
         while (lookup := reader.lookup) is not None:
-            answer = await self._transport.post(lookup.path, lookup.body)
-            chunk = reader.resolve(answer.status, await _error_body(answer))
-            await answer.finish()
+            chunk = reader.resolve(*await self._ask(lookup.path, lookup.body))
         return chunk
 
     def _note_cached(self, cached_tokens: int | None, wire: Wire) -> None:
@@ -381,48 +378,36 @@ class RemoteEngine:
 
 
 class _TokenRelay:
-    """Delivers the tokens of an answer where they are received, up to the next chunk that has more than tokens."""
+    """Reads an answer, and delivers its tokens where they are received, up to what is more than tokens.
 
-    __slots__ = ("_answer", "_chunk", "_deliver", "_reader")
+    Attributes:
+        deliver: takes the tokens; None while they are to be returned in chunks.
+    """
 
-    def __init__(self, reader: WireReader, answer: RelayedResponse, deliver: Deliver) -> None:
-        self._reader, self._answer, self._deliver = reader, answer, deliver
-        self._chunk: Chunk | None = None
+    __slots__ = ("_answer", "_new", "_reader", "deliver")
+
+    def __init__(self, reader: WireReader, answer: StreamedResponse) -> None:
+        self._reader, self._answer = reader, answer
+        self._new: list[int] | Chunk | None = None
+        self.deliver: Deliver | None = None
 
     async def next_chunk(self) -> Chunk | None:
-        """Return the next chunk that was not delivered. Raises ConnectionLost."""
-        self._chunk = None
+        """Return the next chunk that was not delivered; None if what came completes none. Raises ConnectionLost."""
         await self._answer.relay(self._take)
-        return self._chunk
+        new, self._new = self._new, None
+        if isinstance(new, list):
+            return Chunk(new) if new else None
+        return new
 
     def _take(self, data: bytes) -> bool:
-        reader = self._reader
-        chunk = reader.feed(data) if data else reader.close()
-        if reader.done or reader.lookup is not None:
-            self._chunk = chunk
+        self._new = new = self._reader.feed(data) if data else self._reader.close()
+        deliver = self.deliver
+        if deliver is None or not isinstance(new, list):
             return False
-        if chunk is None:
+        if not new or deliver(new):
             return True
-        if not chunk.has_only_tokens():
-            self._chunk = chunk
-            return False
-        if self._deliver(chunk.token_ids):
-            return True
-        self._chunk = _NO_TOKENS
+        self._new = _NO_TOKENS
         return False
-
-
-def _relay(reader: WireReader, answer: StreamedResponse, deliver: Deliver | None) -> _TokenRelay | None:
-    if deliver is None or not isinstance(answer, RelayedResponse):
-        return None
-    return _TokenRelay(reader, answer, deliver)
-
-
-async def _error_body(answer: StreamedResponse) -> bytes:
-    body = b""
-    while len(body) < _MAX_ERROR_BYTES and (data := await answer.read()):
-        body += data
-    return body
 
 
 def check_key(api_key: str | None, title: str) -> None:

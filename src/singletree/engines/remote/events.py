@@ -44,6 +44,7 @@ class EventReader:
 
     __slots__ = (
         "_finish",
+        "_has_more",
         "_is_stream",
         "_partial",
         "_partial_bytes",
@@ -73,6 +74,7 @@ class EventReader:
         self._weight_versions: Sequence[WeightVersion] = ()
         self._finish: StopKind | None = None
         self._started = False
+        self._has_more = False  # whether the next chunk has more than tokens and their log-probabilities
         self._is_stream = True
         self.cached_tokens: int | None = None
         self.failure: SingletreeError | None = None
@@ -88,48 +90,56 @@ class EventReader:
         """Return None: nothing is looked up."""
         return None
 
-    def feed(self, data: bytes) -> Chunk | None:
-        """Return the tokens that ``data`` completed as one chunk; None when there are none yet."""
-        first = data.find(b"\n")
-        if not self._partial_bytes and first == len(data) - 2 and data[-1:] == b"\n":
-            return self._take_lines([data[:first]])  # one event, as nearly always
-        self._partial.append(data)
-        if first < 0:
-            self._partial_bytes += len(data)
-            if self._partial_bytes > _MAX_LINE_BYTES:
-                self._fail(
-                    EngineFailed(f"{self._words.title} sent a line of more than {_MAX_LINE_BYTES} bytes")
-                )
-            return None
-        lines = b"".join(self._partial).split(b"\n")
+    def feed(self, data: bytes) -> list[int] | Chunk | None:
+        """Return what ``data`` completed; see ``WireReader``."""
+        partial = self._partial
+        if partial:
+            partial.append(data)
+            if b"\n" not in data:
+                return self._wait_for_line(len(data))
+            data = b"".join(partial)
+            partial.clear()
+            self._partial_bytes = 0
+        lines = data.split(b"\n")
         rest = lines.pop()
-        self._partial, self._partial_bytes = [rest], len(rest)
-        return self._take_lines(lines)
-
-    def _take_lines(self, lines: Sequence[bytes]) -> Chunk | None:
         token_ids: list[int] = []
         logprobs: list[LogprobRow] = []
         for line in lines:
             if line[:5] == b"data:":
-                event = line[5:].strip()
                 try:
-                    if event == b"[DONE]":
+                    self._take_event(line[5:], token_ids, logprobs)
+                except MALFORMED:
+                    if line[5:].strip() == b"[DONE]":
                         self._end()
                     else:
-                        self._take_event(event, token_ids, logprobs)
-                except MALFORMED:
-                    self._malformed()
+                        self._malformed()
                 if self.done:
                     break
             elif line.strip() and not line.startswith(_EVENT_FIELDS):
                 self._is_stream = False
-        if len(token_ids) > self._room:
-            self._cut(token_ids, logprobs, self._room, "length")
+        if rest:
+            partial.append(rest)
+            if not self.done:
+                self._wait_for_line(len(rest))
+        self._room -= len(token_ids)
+        if self._room < 0:
+            self._cut(token_ids, logprobs, len(token_ids) + self._room, "length")
         if self._stops and not self._stops.isdisjoint(token_ids):
             end = next(at for at, token_id in enumerate(token_ids, 1) if token_id in self._stops)
             self._cut(token_ids, logprobs, end, "stop")
-        self._room -= len(token_ids)
-        return self._chunk(token_ids, logprobs)
+        if self.done or logprobs or self._has_more:
+            return self._chunk(token_ids, logprobs)
+        if token_ids:
+            self._started = True
+        return token_ids
+
+    def _wait_for_line(self, size: int) -> list[int] | None:
+        """Count ``size`` more bytes of an incomplete line; an endless one is a failure."""
+        self._partial_bytes += size
+        if self._partial_bytes <= _MAX_LINE_BYTES:
+            return []
+        self._fail(EngineFailed(f"{self._words.title} sent a line of more than {_MAX_LINE_BYTES} bytes"))
+        return None
 
     def _cut(self, token_ids: list[int], logprobs: list[LogprobRow], end: int, finish: StopKind) -> None:
         del token_ids[end:], logprobs[end:]
@@ -175,7 +185,7 @@ class EventReader:
             )
         if not token_ids and echoed is None:
             return None
-        self._started = True
+        self._started, self._has_more = True, False
         return Chunk(token_ids, logprobs=logprobs or None, prompt_logprobs=echoed)
 
     def _malformed(self) -> None:

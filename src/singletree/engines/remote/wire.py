@@ -25,8 +25,8 @@ class Lookup(NamedTuple):
 class WireReader(Protocol):
     """Decodes the answer to one generation, whose bytes may be cut anywhere. No I/O.
 
-    After each ``feed``, answer ``lookup`` with ``resolve`` while there is one, pass the chunk on, then check
-    ``failure`` (raise it after the chunk was passed on: generated tokens stay valid) and ``done``.
+    After each ``feed`` that returned no list, answer ``lookup`` with ``resolve`` while there is one, pass the chunk
+    on, then check ``failure`` (raise it after the chunk was passed on: generated tokens stay valid) and ``done``.
     """
 
     @property
@@ -45,8 +45,12 @@ class WireReader(Protocol):
     def lookup(self) -> Lookup | None:
         """What to ask the server before the next ``feed``."""
 
-    def feed(self, data: bytes) -> Chunk | None:
-        """Return the tokens that ``data`` completed as one chunk; None when there are none yet."""
+    def feed(self, data: bytes) -> list[int] | Chunk | None:
+        """Return what ``data`` completed.
+
+        That is a list of tokens where there is nothing else, as nearly always; it may be empty. A chunk has more than
+        tokens. None: there is no chunk yet, but maybe ``lookup`` or ``failure``.
+        """
 
     def resolve(self, status: int, body: bytes) -> Chunk | None:
         """Take the answer to ``lookup`` and return what ``feed`` could not."""

@@ -124,6 +124,7 @@ class SglangReader(EventReader):
             if unread := unread_pictures(self._job, meta.prompt_tokens, meta.image_tokens):
                 self._fail(unread)
                 return
+            self._has_more = True
             self._read_tokens = meta.prompt_tokens
         begin = self._begin_of_new(len(ids), meta.completion_tokens)
         if begin is not None:
@@ -141,6 +142,7 @@ class SglangReader(EventReader):
             return
         if self._scores_prompt and meta.input_token_logprobs:
             self._scores_prompt = False
+            self._has_more = True
             self._prompt_logprobs = _prompt_rows(meta, self._prompt_tokens)
         if meta.cached_tokens is not None:
             self.cached_tokens = meta.cached_tokens

@@ -87,10 +87,19 @@ class GenerateReader(EventReader):
     def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
         event = _decode_event(data)
         if event.prompt_token_ids is not None:
+            self._has_more = True
             self._read_tokens = len(event.prompt_token_ids)
             self._picture_tokens = [each.length for each in (event.mm_placeholders or {}).get("image", [])]
         if event.choices and self._finish is None:
-            self._take_choice(event.choices[0], token_ids, logprobs)
+            choice = event.choices[0]
+            if choice.token_ids is not None:
+                token_ids += choice.token_ids
+            if choice.token_ids is None or choice.logprobs is not None or choice.finish_reason is not None:
+                self._take_more(choice, logprobs)
+            if choice.weight_versions:
+                self._weight_versions = choice.weight_versions
+            if choice.routed_experts is not None:
+                self._routed_experts = choice.routed_experts
         if event.error is not None:
             self._stream_error(event.error, bool(token_ids))
         elif event.usage is not None and event.usage.prompt_tokens_details is not None:
@@ -105,20 +114,13 @@ class GenerateReader(EventReader):
             chunk.routed_experts = self._routed_experts
         return chunk
 
-    def _take_choice(self, choice: _Choice, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
-        if choice.token_ids is None:
-            if choice.finish_reason is None:
-                self._fail(EngineUnfit("vLLM returns no token ids"))
-                return
-            choice.token_ids = []
-        token_ids += choice.token_ids
+    def _take_more(self, choice: _Choice, logprobs: list[LogprobRow]) -> None:
+        if choice.token_ids is None and choice.finish_reason is None:
+            self._fail(EngineUnfit("vLLM returns no token ids"))
+            return
         if choice.logprobs is not None and choice.logprobs.content is not None:
-            pairs = zip(choice.token_ids, choice.logprobs.content, strict=True)
+            pairs = zip(choice.token_ids or (), choice.logprobs.content, strict=True)
             logprobs += [_row(token_id, position) for token_id, position in pairs]
-        if choice.weight_versions:
-            self._weight_versions = choice.weight_versions
-        if choice.routed_experts is not None:
-            self._routed_experts = choice.routed_experts
         if choice.finish_reason is not None:
             self._finish = FINISHES.get(choice.finish_reason)
             if self._finish is None:

@@ -139,29 +139,28 @@ class CompletionReader(EventReader):
     def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
         event = _decode_event(data)
         if event.choices and self._finish is None:
-            self._take_choice(event.choices[0], token_ids, logprobs)
+            choice = event.choices[0]
+            if choice.token_ids is None:
+                self._fail(EngineUnfit(f"{self._words.title} returns no token ids: {_NO_IDS}"))
+            else:
+                token_ids += choice.token_ids
+                if choice.logprobs is not None:
+                    logprobs += self._rows(choice.token_ids, choice.logprobs)
+                if choice.finish_reason is not None:
+                    self._finish = FINISHES.get(choice.finish_reason)
+                    if self._finish is None:
+                        self._unknown_finish(choice.finish_reason)
         if event.error is not None:
             self._stream_error(event.error, bool(token_ids))
         elif event.usage is not None and event.usage.prompt_tokens_details is not None:
             self.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
-
-    def _take_choice(self, choice: _Choice, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
-        if choice.token_ids is None:
-            self._fail(EngineUnfit(f"{self._words.title} returns no token ids: {_NO_IDS}"))
-            return
-        token_ids += choice.token_ids
-        if choice.logprobs is not None:
-            logprobs += self._rows(choice.token_ids, choice.logprobs)
-        if choice.finish_reason is not None:
-            self._finish = FINISHES.get(choice.finish_reason)
-            if self._finish is None:
-                self._unknown_finish(choice.finish_reason)
 
     def _rows(self, token_ids: Sequence[int], logprobs: _Logprobs) -> Sequence[LogprobRow]:
         if not self._expects_echo:
             return _logprob_rows(token_ids, logprobs)
         self._expects_echo = False
         rows = _logprob_rows([*self._prompt, *token_ids], logprobs)
+        self._has_more = True
         self._prompt_logprobs = rows[: len(self._prompt)]
         return rows[len(self._prompt) :]
 
