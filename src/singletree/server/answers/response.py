@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from singletree.events import Finished, FinishReason, Fold
 from singletree.protocols.answer import Frame
 from singletree.server.answers.choices import run_together
 from singletree.server.answers.disconnect import while_connected
-from singletree.server.answers.frame_sinks import SERVER_SEND, EventStream, FrameSink, ResponseHeader
+from singletree.server.answers.frame_sinks import WRITE_NOW, EventStream, FrameSink, ResponseHeader
 from singletree.server.answers.lifecycle import Lifecycle
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.send_buffer import WriteThrough
@@ -63,7 +63,7 @@ class TurnResponse:
             ClientLeft: the client disconnected.
         """
         if self._choices.first.request.stream:
-            await self.stream_to(EventStream(send, scope.get(SERVER_SEND)), receive)
+            await self.stream_to(EventStream(send, scope.get("extensions", {}).get(WRITE_NOW)), receive)
         else:
             await self._follow(partial(self._send_body, send), receive)
 
@@ -158,12 +158,11 @@ class TurnResponse:
             keeping_alive.cancel()
             await asyncio.gather(producing, keeping_alive, return_exceptions=True)
 
-    def _write_through(self, write: WriteThrough, frames: list[Frame]) -> Awaitable[object] | None:
-        completed = self._choices.take_completed_calls()
-        unfinished = write(frames)
-        if completed:
-            self._record_dispatched(completed)
-        return unfinished
+    def _write_through(self, write: WriteThrough, frames: list[Frame]) -> bool:
+        is_written = write(frames)
+        if is_written:
+            self._record_dispatched(self._choices.take_completed_calls())
+        return is_written
 
     def _record_dispatched(self, completed: Iterable[float]) -> None:
         for each in completed:

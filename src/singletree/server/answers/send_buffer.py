@@ -3,20 +3,19 @@
 All frames that arrive during one write are sent in the next one, so a busy server writes less often. When a client does
 not read, the buffer fills and the generation waits.
 
-Where the transport can write without waiting, no task is woken for a token. The frames of all streams for which
-something came in one turn of the event loop are then written one after another, at its end: an engine sends the tokens
-of one step to all streams at once, and the server's thread for sockets is woken once for all of them.
+Where the transport can write without waiting, no task is woken for a token. What comes for a stream in one turn of the
+event loop is then written together, at its end: an engine may send several tokens at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from singletree.protocols.answer import Frame
 
-WriteThrough = Callable[[list[Frame]], Awaitable[object] | None]
-"""Writes frames at once. Returns what is left to be awaited before the next write; None if nothing is."""
+WriteThrough = Callable[[list[Frame]], bool]
+"""Writes frames at once. Returns whether it did: false while the transport has to be waited for."""
 
 FULL_BYTES = 256 * 1024
 """Size of the data from which the generation waits."""
@@ -35,7 +34,6 @@ class SendBuffer:
 
     __slots__ = (
         "_closed",
-        "_error",
         "_filled",
         "_frames",
         "_full_bytes",
@@ -43,7 +41,6 @@ class SendBuffer:
         "_quiet",
         "_room",
         "_size",
-        "_unfinished",
         "_writes",
         "_writes_at_beat",
         "stuck_beats",
@@ -62,8 +59,6 @@ class SendBuffer:
         self._writes_at_beat = 0
         self.stuck_beats = 0
         self._is_due = False
-        self._error: Exception | None = None
-        self._unfinished: Awaitable[object] | None = None
         self.write_through: WriteThrough | None = None
 
     @property
@@ -98,13 +93,10 @@ class SendBuffer:
         self._is_due = False
         if not self._frames or self.write_through is None or self._filled is None or self._filled.done():
             return
-        frames = self._taken()
-        self._writes += 1
-        try:
-            self._unfinished = self.write_through(frames)
-        except Exception as error:
-            self._error = error
-        if self._unfinished is not None or self._error is not None:
+        if self.write_through(self._frames):
+            self._taken()
+            self._writes += 1
+        else:
             _wake(self._filled)
 
     def close(self) -> None:
@@ -128,11 +120,6 @@ class SendBuffer:
                 await self._filled
             finally:
                 self._filled = None
-            if self._unfinished is not None:
-                unfinished, self._unfinished = self._unfinished, None
-                await unfinished
-            if self._error is not None:
-                raise self._error
         return self._taken()
 
     def _taken(self) -> list[Frame]:
