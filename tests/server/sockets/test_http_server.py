@@ -400,7 +400,7 @@ async def test_a_client_that_never_reads_is_cut_in_the_end() -> None:
     async with serving(answer) as (server, port), connected(port) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.send(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
-        await until(lambda: server.connections and only(server)._transport.is_closing())
+        await until(lambda: server.connections and only(server).transport.is_closing())
         only(server).check_time(now() + 31)
         await asyncio.sleep(0.05)
         for passed in (62, 93):

@@ -46,15 +46,11 @@ class EventStream:
     Args:
         send: the ASGI channel of an HTTP connection.
         write_now: writes bytes without waiting (``WRITE_NOW``); None where the server cannot.
-
-    Attributes:
-        write_through: writes frames without waiting (``SendBuffer``); None where the server cannot.
     """
 
     def __init__(self, send: Send, write_now: Callable[[bytes], bool] | None = None) -> None:
         self._send = send
-        self._write = write_now
-        self.write_through = None if write_now is None else self._write_now
+        self.write_now = write_now
 
     async def open(self, headers: Iterable[ResponseHeader]) -> None:
         """Send the status and the headers."""
@@ -64,10 +60,6 @@ class EventStream:
     async def write(self, frames: list[Frame]) -> None:
         """Send frames."""
         await self._send({"type": "http.response.body", "body": sse.encode(frames), "more_body": True})
-
-    def _write_now(self, frames: list[Frame]) -> bool:
-        assert self._write is not None
-        return self._write(sse.encode(frames))
 
     async def close(self) -> None:
         """End the body."""

@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from singletree.errors import Superseded
 from singletree.events import Finished, FinishReason, Fold
+from singletree.protocols import sse
 from singletree.protocols.answer import Frame
 from singletree.server.answers.choices import run_together
 from singletree.server.answers.disconnect import while_connected
 from singletree.server.answers.frame_sinks import WRITE_NOW, EventStream, FrameSink, ResponseHeader
 from singletree.server.answers.lifecycle import Lifecycle
 from singletree.server.answers.request_body import ClientLeft
-from singletree.server.answers.send_buffer import WriteThrough
 from singletree.server.answers.stream import Stream
 from singletree.server.answers.tool_dispatch import DispatchOptions
 from singletree.server.sessions.duplicate_requests import Cancel
@@ -146,8 +146,8 @@ class TurnResponse:
                 producing.result()
             stream.open()
             await sink.open(self._lifecycle.response_headers())
-            if isinstance(sink, EventStream) and sink.write_through is not None:
-                stream.buffer.write_through = partial(self._write_through, sink.write_through)
+            if isinstance(sink, EventStream) and sink.write_now is not None:
+                stream.buffer.write_through = partial(self._write_through, sink.write_now)
             while frames := await stream.buffer.take():
                 completed = self._choices.take_completed_calls()
                 await sink.write(frames)
@@ -158,11 +158,12 @@ class TurnResponse:
             keeping_alive.cancel()
             await asyncio.gather(producing, keeping_alive, return_exceptions=True)
 
-    def _write_through(self, write: WriteThrough, frames: list[Frame]) -> bool:
-        is_written = write(frames)
-        if is_written:
-            self._record_dispatched(self._choices.take_completed_calls())
-        return is_written
+    def _write_through(self, write: Callable[[bytes], bool], frames: list[Frame]) -> bool:
+        if not write(sse.encode(frames)):
+            return False
+        if completed := self._choices.take_completed_calls():
+            self._record_dispatched(completed)
+        return True
 
     def _record_dispatched(self, completed: Iterable[float]) -> None:
         for each in completed:

@@ -3,8 +3,8 @@
 All frames that arrive during one write are sent in the next one, so a busy server writes less often. When a client does
 not read, the buffer fills and the generation waits.
 
-Where the transport can write without waiting, no task is woken for a token. What comes for a stream in one turn of the
-event loop is then written together, at its end: an engine may send several tokens at once.
+Where the transport can write without waiting, no task is woken for a token: it is written in the call that puts it. The
+transport joins what it gets in one turn of the event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class SendBuffer:
         "_filled",
         "_frames",
         "_full_bytes",
-        "_is_due",
         "_quiet",
         "_room",
         "_size",
@@ -58,7 +57,6 @@ class SendBuffer:
         self._writes = 0
         self._writes_at_beat = 0
         self.stuck_beats = 0
-        self._is_due = False
         self.write_through: WriteThrough | None = None
 
     @property
@@ -76,28 +74,15 @@ class SendBuffer:
             _wake(self._filled)
 
     def put_through(self, frames: list[Frame]) -> None:
-        """Append ``frames``, to be written without the consumer if it waits, at the end of this turn of the loop."""
-        if self.write_through is None or self._filled is None or self._filled.done():
+        """Write ``frames`` at once if the consumer waits and the transport takes them; else append them."""
+        waiting = self._filled
+        if self.write_through is None or waiting is None or waiting.done():
             self.put(frames)
         elif frames:
-            self._frames += frames
-            for _, data in frames:
-                self._size += len(data)
-            self._quiet = False
-            if not self._is_due:
-                self._is_due = True
-                _flush_soon(self)
-
-    def flush(self) -> None:
-        """Write the frames of ``put_through``, unless the consumer was woken meanwhile: it writes all in order."""
-        self._is_due = False
-        if not self._frames or self.write_through is None or self._filled is None or self._filled.done():
-            return
-        if self.write_through(self._frames):
-            self._taken()
-            self._writes += 1
-        else:
-            _wake(self._filled)
+            if self.write_through(frames):
+                self._quiet = False
+            else:
+                self.put(frames)
 
     def close(self) -> None:
         """End the data: nothing follows."""
@@ -120,9 +105,6 @@ class SendBuffer:
                 await self._filled
             finally:
                 self._filled = None
-        return self._taken()
-
-    def _taken(self) -> list[Frame]:
         frames, self._frames = self._frames, []
         self._size = 0
         self._room.set()
@@ -136,25 +118,6 @@ class SendBuffer:
         if self._quiet and not writing and not self._closed:
             self.put(keep_alive())
         self._quiet = True
-
-
-_due: dict[asyncio.AbstractEventLoop, list[SendBuffer]] = {}
-"""The buffers to be flushed at the end of this turn of each loop."""
-
-
-def _flush_soon(buffer: SendBuffer) -> None:
-    loop = asyncio.get_running_loop()
-    due = _due.get(loop)
-    if due is None:
-        _due[loop] = [buffer]
-        loop.call_soon(_flush, loop)
-    else:
-        due.append(buffer)
-
-
-def _flush(loop: asyncio.AbstractEventLoop) -> None:
-    for buffer in _due.pop(loop):
-        buffer.flush()
 
 
 def _wake(waiting: asyncio.Future[None] | None) -> None:

@@ -66,19 +66,19 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_parser",
         "_server",
-        "_transport",
         "_unparsed",
         "_unsent",
         "_url",
         "_writable",
         "is_writable",
+        "transport",
     )
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
         self._exchanges: deque[Exchange] = deque()
         self._current: Exchange | None = None
         self._url = b""
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to read requests."""
-        self._transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]
         if not self._server.add(self):
             transport.abort()  # type: ignore[attr-defined]
 
@@ -182,8 +182,8 @@ class Connection(asyncio.Protocol):
                 "query_string": url.query or b"",
                 "root_path": "",
                 "headers": self._headers,
-                "client": _address(self._transport.get_extra_info("peername")),
-                "server": _address(self._transport.get_extra_info("sockname")),
+                "client": _address(self.transport.get_extra_info("peername")),
+                "server": _address(self.transport.get_extra_info("sockname")),
             },
             self,
             keep_alive=version == "1.1" and self._parser.should_keep_alive(),
@@ -223,10 +223,6 @@ class Connection(asyncio.Protocol):
         """Return the header with the time."""
         return self._server.date
 
-    def write(self, data: bytes) -> None:
-        """Write to the transport."""
-        self._transport.write(data)
-
     async def writable(self) -> None:
         """Wait until the client has read most of what was written, or is gone."""
         while not self.is_writable:
@@ -242,7 +238,7 @@ class Connection(asyncio.Protocol):
             self._is_paused = False
             if self._is_in_message:
                 self._deadline = self._loop.time() + BODY_SECONDS
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def answered(self) -> None:
         """Go on with the next request, or close."""
@@ -270,11 +266,11 @@ class Connection(asyncio.Protocol):
         """Close the connection when its time is over, and cut it when the client does not take what is left."""
         if now < self._deadline:
             return
-        unsent = self._transport.get_write_buffer_size()
-        if not self._transport.is_closing():
+        unsent = self.transport.get_write_buffer_size()
+        if not self.transport.is_closing():
             self.close()
         elif unsent == self._unsent:
-            self._transport.abort()
+            self.transport.abort()
         else:
             self._unsent, self._deadline = unsent, now + FLUSH_SECONDS
 
@@ -286,14 +282,14 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection once what was written has been sent."""
         self._leave()
-        self._unsent = self._transport.get_write_buffer_size()
+        self._unsent = self.transport.get_write_buffer_size()
         self._deadline = self._loop.time() + FLUSH_SECONDS
-        self._transport.close()
+        self.transport.close()
 
     def abort(self) -> None:
         """Close the connection at once."""
         self._leave()
-        self._transport.abort()
+        self.transport.abort()
 
     def _leave(self) -> None:
         for exchange in self._exchanges:
@@ -304,7 +300,7 @@ class Connection(asyncio.Protocol):
         if not self._is_paused:
             self._is_paused = True
             self._deadline = math.inf
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def _linger(self) -> None:
         """Drop what the client still sends, for a while, so that it gets to read the answer."""
@@ -312,8 +308,8 @@ class Connection(asyncio.Protocol):
         self._leave()
         self.read_on()
         self._deadline = self._loop.time() + _LINGER_SECONDS
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def _refuse(self, status: int) -> None:
         """End the connection of a client that breaks the protocol; with an error unless an answer is running."""
@@ -321,7 +317,7 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         reason = HTTPStatus(status).phrase.encode()
-        self._transport.write(
+        self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (status, reason, len(reason), reason)
         )
@@ -346,7 +342,7 @@ class Connection(asyncio.Protocol):
         if is_websocket:
             self._parser = None
             self._server.connections.discard(self)
-            self._server.take_over(self._transport, request)
+            self._server.take_over(self.transport, request)
         else:
             # The parser takes the body for the other protocol's.
             self._parser = httptools.HttpRequestParser(self)

@@ -27,17 +27,15 @@ class Carrier(Protocol):
     Attributes:
         date: the header with the time.
         is_writable: false while the client does not read and the transport has enough.
+        transport: takes what is written, and keeps it until it is sent.
     """
 
     is_writable: bool
+    transport: asyncio.Transport
 
     @property
     def date(self) -> bytes:
         """Return the header with the time."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """Write to the transport, which keeps what the client does not take yet."""
         ...
 
     async def writable(self) -> None:
@@ -153,7 +151,7 @@ class Exchange:
         while not (self._is_gone or self.is_answered or self._has_piece()):
             if self._expects_continue:
                 self._expects_continue = False
-                self._carrier.write(_CONTINUE)
+                self._carrier.transport.write(_CONTINUE)
             if not self.has_all:
                 self._carrier.read_on()
             self._waiting = asyncio.get_running_loop().create_future()
@@ -178,6 +176,7 @@ class Exchange:
             return
         body = message.get("body", b"")
         if body and not self._is_head:
+            self._answer_left -= len(body)
             self._write(body)
         if not message.get("more_body"):
             self._end()
@@ -189,6 +188,10 @@ class Exchange:
         if not self._is_gone:
             self._write(body)
         return True
+
+    def _write(self, body: bytes) -> None:
+        # Without a list of pieces: a token is short, and the transport would join them.
+        self._carrier.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
 
     def _begin(self, message: Message) -> None:
         status = message["status"]
@@ -214,18 +217,11 @@ class Exchange:
             raise ValueError("a header of the answer has a line break")
         self._answer_left = (length or 0) if has_body else 0
         self._has_begun = True
-        self._carrier.write(head + b"\r\n\r\n")
-
-    def _write(self, body: bytes) -> None:
-        if self._is_chunked:
-            self._carrier.write(b"%x\r\n%b\r\n" % (len(body), body))
-        else:
-            self._answer_left -= len(body)
-            self._carrier.write(body)
+        self._carrier.transport.write(head + b"\r\n\r\n")
 
     def _end(self) -> None:
         if self._is_chunked:
-            self._carrier.write(b"0\r\n\r\n")
+            self._carrier.transport.write(b"0\r\n\r\n")
             self._is_chunked = False
         elif self._answer_left > 0:
             self.keep_alive = False  # The client waits for more: only the end of the connection tells it.
