@@ -2,7 +2,8 @@
 
 Each candidate serves in a process of its own; 1, 16 and 64 clients on loopback read chunks of the size of one
 token's event. The CPU time of the server process (all threads) is divided by the number of chunks.
-``direct`` writes each chunk as it comes, ``outbox`` whatever has gathered meanwhile, as the server does.
+``direct`` writes each chunk as it comes, ``outbox`` whatever has gathered meanwhile, as the server does while a client
+does not read.
 
     python benchmarks/http_server.py [--chunks 64000] [--pace 0.005]
 
@@ -24,7 +25,9 @@ from typing import Any
 
 from singletree.protocols import sse
 from singletree.protocols.answer import Frame
+from singletree.server.answers.frame_sinks import WRITE_NOW
 from singletree.server.answers.send_buffer import SendBuffer
+from singletree.server.http.http_server import HttpServer
 
 FRAME: Frame = ("", b'{"choices":[{"index":0,"delta":{"content":"word"}}]}'.ljust(217))
 CHUNK = sse.encode([FRAME])
@@ -70,14 +73,16 @@ async def gathered(scope: Any, receive: Any, send: Any) -> None:
     await producing
 
 
-async def rsgi(scope: Any, protocol: Any) -> None:
-    """One write a chunk over Granian's own interface."""
-    await protocol()
-    transport = protocol.response_stream(200, [("content-type", "text/event-stream")])
-    seconds = pace()
-    for _ in range(int(scope.path[1:])):
-        await transport.send_bytes(CHUNK)
+async def at_once(scope: Any, receive: Any, send: Any) -> None:
+    """The same, without a coroutine for each write: as the server writes tokens while the client reads."""
+    await receive()
+    await send(dict(START))
+    write, seconds = scope["extensions"][WRITE_NOW], pace()
+    for _ in range(int(scope["path"][1:])):
+        if not write(CHUNK):
+            await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
         await asyncio.sleep(seconds)
+    await send({"type": "http.response.body", "body": b""})
 
 
 def serve_uvicorn(port: int, app: Any, http: Any) -> None:
@@ -89,14 +94,13 @@ def serve_uvicorn(port: int, app: Any, http: Any) -> None:
     )
 
 
-def serve_granian(port: int, app: Any, interface: str) -> None:
-    """Granian in this process, on this process's uvloop."""
+def serve_own(port: int, app: Any) -> None:
+    """The server's own connections, on uvloop."""
     import uvloop
-    from granian.constants import Interfaces
-    from granian.server.embed import Server
 
     async def main() -> None:
-        await Server(app, port=port, interface=Interfaces(interface), log_enabled=False).serve()
+        await HttpServer(app).listen("127.0.0.1", port)
+        await asyncio.Event().wait()
 
     uvloop.run(main())
 
@@ -105,9 +109,9 @@ CANDIDATES: dict[str, Callable[[int], None]] = {
     "uvicorn h11, direct": partial(serve_uvicorn, app=direct, http="h11"),
     "uvicorn httptools, direct": partial(serve_uvicorn, app=direct, http="httptools"),
     "uvicorn httptools, outbox": partial(serve_uvicorn, app=gathered, http="httptools"),
-    "granian RSGI, direct": partial(serve_granian, app=rsgi, interface="rsgi"),
-    "granian ASGI, direct": partial(serve_granian, app=direct, interface="asginl"),
-    "granian ASGI, outbox": partial(serve_granian, app=gathered, interface="asginl"),
+    "own, direct": partial(serve_own, app=direct),
+    "own, outbox": partial(serve_own, app=gathered),
+    "own, at once": partial(serve_own, app=at_once),
 }
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from singletree.errors import BadConfiguration, EngineFailed
+from singletree.errors import BadConfiguration
 from singletree.server.http import run
-from singletree.server.http.run import choose_address, wait_until_listening
+from singletree.server.http.run import choose_address
 from singletree.server.models.config import Config
 
 from .memory import Client, events
@@ -21,25 +21,27 @@ from .serving import body
 
 
 class Listener:
-    """Stands in for Granian: remembers its application and whether it was stopped."""
+    """Stands in for the HTTP server: remembers its application and whether it was stopped."""
 
     last: Listener
-    fault: Exception | None = None
+    fault: OSError | None = None
 
     def __init__(self, app: Any, **settings: Any) -> None:
         self.app, self.settings = app, settings
-        self.stopped = asyncio.Event()
+        self.address: tuple[str, int, bool] | None = None
+        self.stopped = False
         Listener.last = self
 
-    async def serve(self) -> None:
-        """Until it is stopped."""
+    async def listen(self, address: str, port: int, *, shared: bool) -> int:
+        """Listen, unless it cannot."""
         if self.fault is not None:
             raise self.fault
-        await self.stopped.wait()
+        self.address = (address, port, shared)
+        return port
 
-    def stop(self) -> None:
+    async def close(self) -> None:
         """Stop."""
-        self.stopped.set()
+        self.stopped = True
 
 
 class Probe:
@@ -70,29 +72,10 @@ class Probe:
         return self.address
 
 
-class Door:
-    """Stands in for a connection, which is refused at first."""
-
-    def __init__(self, refusals: int = 0) -> None:
-        self.refusals, self.closed = refusals, 0
-
-    async def __call__(self, address: str, port: int) -> tuple[None, Any]:
-        """Somebody connects."""
-        self.refusals -= 1
-        if self.refusals >= 0:
-            raise ConnectionRefusedError
-        return None, self
-
-    def close(self) -> None:
-        """It was only a look."""
-        self.closed += 1
-
-
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "Server", Listener)
+    monkeypatch.setattr(run, "HttpServer", Listener)
     monkeypatch.setattr(run, "choose_address", partial(choose_address, make_socket=Probe))  # type: ignore[arg-type]
-    monkeypatch.setattr(run, "wait_until_listening", partial(wait_until_listening, connect=Door()))
     monkeypatch.setattr(Listener, "fault", None)
 
 
@@ -113,24 +96,14 @@ async def started(config: Config) -> tuple[asyncio.Task[None], Client]:
     return serving, Client(Listener.last.app)
 
 
-async def test_ready_means_that_connections_are_taken() -> None:
-    serving, door = asyncio.create_task(asyncio.sleep(5)), Door(refusals=2)
-    looking = asyncio.create_task(wait_until_listening("127.0.0.1", 4321, serving, connect=door))
-    await asyncio.sleep(0)
-    assert not looking.done()
-    await asyncio.wait_for(looking, 5)
-    assert (door.refusals, door.closed) == (-1, 1)
-    serving.cancel()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_an_idle_server_stops_at_once(number: int) -> None:
     serving, client = await started(Config(engine="scripted", port=0, drain_seconds=60))
-    assert Listener.last.settings["port"] == 4321
+    assert Listener.last.address == ("127.0.0.1", 4321, False)
     assert (await client.get("/health")).status == 200
     os.kill(os.getpid(), number)
     await asyncio.wait_for(serving, 5)
-    assert Listener.last.stopped.is_set()
+    assert Listener.last.stopped
 
 
 ASKED = body("/v1/messages", "[[gen:1000:1:0.02]]", stream=True) | {"model": "scripted"}
@@ -180,11 +153,11 @@ async def test_while_streams_end_nothing_new_begins() -> None:
     assert said[-1][0] == "message_stop"
 
 
-async def test_an_http_server_that_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Listener, "fault", RuntimeError("socket"))
-    serving, _ = await started(Config(engine="scripted"))
-    with pytest.raises(EngineFailed, match="stopped unexpectedly"):
-        await asyncio.wait_for(serving, 5)
+async def test_a_port_that_is_taken_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Listener, "fault", OSError(errno.EADDRINUSE, "in use"))
+    with pytest.raises(BadConfiguration, match=r"127\.0\.0\.1:8000: the port is in use"):
+        await asyncio.wait_for(run.run_server(Config(engine="scripted"), lambda line: None), 5)
+    assert Listener.last.stopped
 
 
 CANNOT = [
@@ -225,13 +198,6 @@ async def test_an_open_door_is_said(host: str, keys: tuple[str, ...], warned: bo
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, 5)
     assert any("--api-key" in line for line in said) is warned
-
-
-async def test_more_streams_than_a_backlog_are_served() -> None:
-    serving, _ = await started(Config(engine="scripted", port=0))
-    assert Listener.last.settings["backpressure"] >= 20_000, "Granian's default is the backlog's number"
-    os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(serving, 5)
 
 
 @pytest.mark.parametrize(

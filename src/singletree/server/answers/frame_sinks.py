@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
-from types import BuiltinFunctionType
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from starlette.types import Send
@@ -13,8 +12,10 @@ from singletree.protocols.answer import Frame
 
 ResponseHeader = tuple[bytes, bytes]
 
-SERVER_SEND = "singletree.send"
-"""Where the scope of a connection has the server's own ASGI channel."""
+WRITE_NOW = "singletree.write_now"
+"""The extension of ASGI, in a scope's ``extensions``, that writes a part of a body without a coroutine. It takes the
+bytes, and returns whether it has written them: false while the client has to be waited for.
+"""
 
 _EVENT_STREAM: tuple[ResponseHeader, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -44,17 +45,12 @@ class EventStream:
 
     Args:
         send: the ASGI channel of an HTTP connection.
-        direct: the server's own channel behind it, for what need not pass through all that is around it.
-
-    Attributes:
-        write_through: writes without waiting (``SendBuffer``); None where the server cannot.
+        write_now: writes bytes without waiting (``WRITE_NOW``); None where the server cannot.
     """
 
-    def __init__(self, send: Send, direct: Send | None = None) -> None:
+    def __init__(self, send: Send, write_now: Callable[[bytes], bool] | None = None) -> None:
         self._send = send
-        # Only of a native channel it is known that it sends in the call, and that it needs not be awaited to do so.
-        self.write_through = self._write_now if isinstance(direct, BuiltinFunctionType) else None
-        self._direct = direct
+        self.write_now = write_now
 
     async def open(self, headers: Iterable[ResponseHeader]) -> None:
         """Send the status and the headers."""
@@ -64,12 +60,6 @@ class EventStream:
     async def write(self, frames: list[Frame]) -> None:
         """Send frames."""
         await self._send({"type": "http.response.body", "body": sse.encode(frames), "more_body": True})
-
-    def _write_now(self, frames: list[Frame]) -> Awaitable[object] | None:
-        assert self._direct is not None
-        sent = self._direct({"type": "http.response.body", "body": sse.encode(frames), "more_body": True})
-        # Granian's channel returns a future while the client does not read, else an object that is done.
-        return sent if hasattr(sent, "_asyncio_future_blocking") else None
 
     async def close(self) -> None:
         """End the body."""

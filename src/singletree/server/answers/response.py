@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from singletree.errors import Superseded
 from singletree.events import Finished, FinishReason, Fold
+from singletree.protocols import sse
 from singletree.protocols.answer import Frame
 from singletree.server.answers.choices import run_together
 from singletree.server.answers.disconnect import while_connected
-from singletree.server.answers.frame_sinks import SERVER_SEND, EventStream, FrameSink, ResponseHeader
+from singletree.server.answers.frame_sinks import WRITE_NOW, EventStream, FrameSink, ResponseHeader
 from singletree.server.answers.lifecycle import Lifecycle
 from singletree.server.answers.request_body import ClientLeft
-from singletree.server.answers.send_buffer import WriteThrough
 from singletree.server.answers.stream import Stream
 from singletree.server.answers.tool_dispatch import DispatchOptions
 from singletree.server.sessions.duplicate_requests import Cancel
@@ -63,7 +63,7 @@ class TurnResponse:
             ClientLeft: the client disconnected.
         """
         if self._choices.first.request.stream:
-            await self.stream_to(EventStream(send, scope.get(SERVER_SEND)), receive)
+            await self.stream_to(EventStream(send, scope.get("extensions", {}).get(WRITE_NOW)), receive)
         else:
             await self._follow(partial(self._send_body, send), receive)
 
@@ -146,8 +146,8 @@ class TurnResponse:
                 producing.result()
             stream.open()
             await sink.open(self._lifecycle.response_headers())
-            if isinstance(sink, EventStream) and sink.write_through is not None:
-                stream.buffer.write_through = partial(self._write_through, sink.write_through)
+            if isinstance(sink, EventStream) and sink.write_now is not None:
+                stream.buffer.write_through = partial(self._write_through, sink.write_now)
             while frames := await stream.buffer.take():
                 completed = self._choices.take_completed_calls()
                 await sink.write(frames)
@@ -158,12 +158,12 @@ class TurnResponse:
             keeping_alive.cancel()
             await asyncio.gather(producing, keeping_alive, return_exceptions=True)
 
-    def _write_through(self, write: WriteThrough, frames: list[Frame]) -> Awaitable[object] | None:
-        completed = self._choices.take_completed_calls()
-        unfinished = write(frames)
-        if completed:
+    def _write_through(self, write: Callable[[bytes], bool], frames: list[Frame]) -> bool:
+        if not write(sse.encode(frames)):
+            return False
+        if completed := self._choices.take_completed_calls():
             self._record_dispatched(completed)
-        return unfinished
+        return True
 
     def _record_dispatched(self, completed: Iterable[float]) -> None:
         for each in completed:

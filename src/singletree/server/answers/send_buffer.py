@@ -3,20 +3,19 @@
 All frames that arrive during one write are sent in the next one, so a busy server writes less often. When a client does
 not read, the buffer fills and the generation waits.
 
-Where the transport can write without waiting, no task is woken for a token. The frames of all streams for which
-something came in one turn of the event loop are then written one after another, at its end: an engine sends the tokens
-of one step to all streams at once, and the server's thread for sockets is woken once for all of them.
+Where the transport can write without waiting, no task is woken for a token: it is written in the call that puts it. The
+transport joins what it gets in one turn of the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from singletree.protocols.answer import Frame
 
-WriteThrough = Callable[[list[Frame]], Awaitable[object] | None]
-"""Writes frames at once. Returns what is left to be awaited before the next write; None if nothing is."""
+WriteThrough = Callable[[list[Frame]], bool]
+"""Writes frames at once. Returns whether it did: false while the transport has to be waited for."""
 
 FULL_BYTES = 256 * 1024
 """Size of the data from which the generation waits."""
@@ -35,15 +34,12 @@ class SendBuffer:
 
     __slots__ = (
         "_closed",
-        "_error",
         "_filled",
         "_frames",
         "_full_bytes",
-        "_is_due",
         "_quiet",
         "_room",
         "_size",
-        "_unfinished",
         "_writes",
         "_writes_at_beat",
         "stuck_beats",
@@ -61,9 +57,6 @@ class SendBuffer:
         self._writes = 0
         self._writes_at_beat = 0
         self.stuck_beats = 0
-        self._is_due = False
-        self._error: Exception | None = None
-        self._unfinished: Awaitable[object] | None = None
         self.write_through: WriteThrough | None = None
 
     @property
@@ -81,31 +74,15 @@ class SendBuffer:
             _wake(self._filled)
 
     def put_through(self, frames: list[Frame]) -> None:
-        """Append ``frames``, to be written without the consumer if it waits, at the end of this turn of the loop."""
-        if self.write_through is None or self._filled is None or self._filled.done():
+        """Write ``frames`` at once if the consumer waits and the transport takes them; else append them."""
+        waiting = self._filled
+        if self.write_through is None or waiting is None or waiting.done():
             self.put(frames)
         elif frames:
-            self._frames += frames
-            for _, data in frames:
-                self._size += len(data)
-            self._quiet = False
-            if not self._is_due:
-                self._is_due = True
-                _flush_soon(self)
-
-    def flush(self) -> None:
-        """Write the frames of ``put_through``, unless the consumer was woken meanwhile: it writes all in order."""
-        self._is_due = False
-        if not self._frames or self.write_through is None or self._filled is None or self._filled.done():
-            return
-        frames = self._taken()
-        self._writes += 1
-        try:
-            self._unfinished = self.write_through(frames)
-        except Exception as error:
-            self._error = error
-        if self._unfinished is not None or self._error is not None:
-            _wake(self._filled)
+            if self.write_through(frames):
+                self._quiet = False
+            else:
+                self.put(frames)
 
     def close(self) -> None:
         """End the data: nothing follows."""
@@ -128,14 +105,6 @@ class SendBuffer:
                 await self._filled
             finally:
                 self._filled = None
-            if self._unfinished is not None:
-                unfinished, self._unfinished = self._unfinished, None
-                await unfinished
-            if self._error is not None:
-                raise self._error
-        return self._taken()
-
-    def _taken(self) -> list[Frame]:
         frames, self._frames = self._frames, []
         self._size = 0
         self._room.set()
@@ -149,25 +118,6 @@ class SendBuffer:
         if self._quiet and not writing and not self._closed:
             self.put(keep_alive())
         self._quiet = True
-
-
-_due: dict[asyncio.AbstractEventLoop, list[SendBuffer]] = {}
-"""The buffers to be flushed at the end of this turn of each loop."""
-
-
-def _flush_soon(buffer: SendBuffer) -> None:
-    loop = asyncio.get_running_loop()
-    due = _due.get(loop)
-    if due is None:
-        _due[loop] = [buffer]
-        loop.call_soon(_flush, loop)
-    else:
-        due.append(buffer)
-
-
-def _flush(loop: asyncio.AbstractEventLoop) -> None:
-    for buffer in _due.pop(loop):
-        buffer.flush()
 
 
 def _wake(waiting: asyncio.Future[None] | None) -> None:

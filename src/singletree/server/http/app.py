@@ -1,11 +1,6 @@
 """The ASGI application: routes, API keys, request ids, and errors in the format of the request's protocol.
 
-It is served by Granian over ASGI, in the server's own process. ``benchmarks/http_server.py`` measures the
-alternatives: CPU time of the server process for one chunk of one token's size, with 64 streams at once on 2 cores.
-When everything that is ready is written in one piece (``SendBuffer``), Granian takes 1.2 µs. uvicorn takes 3.5 µs with
-httptools and one write for each chunk, 5.6 µs with the send buffer, and 7.1 µs with h11. Granian's own interface, RSGI,
-takes 1.1 µs but has no back-pressure: a client that did not read made the process grow by 280 MB a second, so ASGI is
-used. At 100 to 200 chunks a second for each stream, wake-ups cost most, and all servers are alike.
+It is served over ASGI by ``http_server``, on the same event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +23,6 @@ from singletree.errors import (
     Superseded,
 )
 from singletree.protocols import models, tokenize
-from singletree.server.answers.frame_sinks import SERVER_SEND
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.stream import client_error
 from singletree.server.answers.tracing import Trace
@@ -93,7 +87,6 @@ class App:
         id = request_id(headers.get("x-request-id"))
         trace = scope["trace"] = Trace(self._service.tracing, scope["method"], scope["path"], id)
         trace.traceparent = headers.get("traceparent", "")
-        scope[SERVER_SEND] = send
         scope["app"] = self  # so that the router raises what it cannot route
         started, origin = False, None
 

@@ -9,19 +9,16 @@ import ipaddress
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
-
-from granian.constants import HTTPModes, Interfaces
-from granian.server.embed import Server
 
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.engines.weights.resolve import cache_folder
-from singletree.errors import BadConfiguration, EngineFailed
+from singletree.errors import BadConfiguration
 from singletree.server.answers.record_file import RecordFile
 from singletree.server.answers.record_queue import RecordQueue, RecordSink
 from singletree.server.answers.request_records import RequestRecords
 from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
+from singletree.server.http.http_server import MOST_CONNECTIONS, HttpServer
 from singletree.server.http.routes import Service
 from singletree.server.models.config import Config
 from singletree.server.models.loaders import FindSource, find_model_source
@@ -30,20 +27,6 @@ from singletree.server.storage.response_store import Store
 
 _FLUSH_SECONDS = 2.0
 """Time for the last events of ended streams to be sent."""
-
-_LISTENING_STEP_SECONDS = 0.01
-_LISTENING_SECONDS = 5.0
-"""How long to wait until the port accepts a connection. After that the server is reported as ready: this machine may
-not be allowed to connect to the address.
-"""
-
-_BACKLOG = 4096
-"""How many connections may wait to be accepted. The system may allow fewer (``net.core.somaxconn``)."""
-
-_CONNECTIONS = 65_536
-"""How many connections are served at once. Granian would accept none beyond the backlog's number, idle ones of clients
-included, so that streams would wait for others to end. What bounds streams is --slots and the engines.
-"""
 
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: "the port is in use; stop the program that uses it, or give another --port",
@@ -79,38 +62,31 @@ async def run_server(
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
     service = await open_service(config, report, progress)
-    server = Server(
-        App(service, address),
-        address=address,
-        port=port,
-        interface=Interfaces.ASGINL,
-        http=HTTPModes.http1,
-        websockets=config.websockets,
-        log_enabled=False,
-        backlog=_BACKLOG,
-        backpressure=_CONNECTIONS,
+    # A message beyond the limit of bodies is read, up to the same amount again: then the client gets to know why.
+    server = HttpServer(
+        App(service, address), websocket_limit=2 * config.body_limit if config.websockets else None
     )
     if before_listening is not None:
         await before_listening(service)
-    listening = asyncio.create_task(server.serve())
     try:
         with stop_signals() as signalled:
             if not config.api_key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
                 report(
                     f"WARNING    anyone who can connect to {address} can use the model; set a key with --api-key"
                 )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(wait_until_listening(address, port, listening), _LISTENING_SECONDS)
+            try:
+                await server.listen(address, port, shared=not is_alone)
+            except OSError as error:
+                raise _cannot_listen(config.host, port, error) from None
             report(f"ready      http://{_in_url(config.host)}:{port}")
             for model in service.catalog.models:
                 model.tokenizer.load_in_background()
-            await _wait_for_signal(listening, signalled)
+            await signalled.acquire()
             service.closing = True
             await _wait_until_idle(service.tracing, config.drain_seconds, signalled)
     finally:
         await close_service(service)
-        server.stop()  # type: ignore[no-untyped-call]
-        await asyncio.gather(listening, return_exceptions=True)
+        await server.close()
 
 
 def record_sinks(config: Config) -> list[RecordSink]:
@@ -145,7 +121,7 @@ def allow_open_files() -> None:
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * _CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * _CONNECTIONS)
+    wanted = 2 * MOST_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * MOST_CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -213,7 +189,8 @@ def choose_address(
 ) -> tuple[str, int]:
     """Return the address and port to listen on, with a free port for port 0.
 
-    The port is tried first: Granian listens with SO_REUSEPORT, so it would share a port that another program uses.
+    The port is tried before the model is loaded. Processes that share a port listen with SO_REUSEPORT: without a try
+    they would also share one that another program uses.
 
     Args:
         make_socket: opens the socket that tries the port.
@@ -232,30 +209,14 @@ def choose_address(
         try:
             probe.bind(address)
         except OSError as error:
-            reason = _CANNOT_LISTEN.get(error.errno or 0, error.strerror)
-            raise BadConfiguration(f"cannot listen on {_in_url(host)}:{port}: {reason}") from None
+            raise _cannot_listen(host, port, error) from None
         name = probe.getsockname()
     return str(name[0]), int(name[1])
 
 
-async def wait_until_listening(
-    address: str,
-    port: int,
-    listening: asyncio.Task[None],
-    *,
-    connect: Callable[..., Awaitable[tuple[Any, asyncio.StreamWriter]]] = asyncio.open_connection,
-) -> None:
-    """Wait until the port accepts connections or ``listening`` has ended: clients connect as soon as they read "ready".
-
-    Args:
-        connect: opens a connection.
-    """
-    while not listening.done():
-        with contextlib.suppress(OSError):
-            _, writer = await connect(address, port)
-            writer.close()
-            return
-        await asyncio.sleep(_LISTENING_STEP_SECONDS)
+def _cannot_listen(host: str, port: int, error: OSError) -> BadConfiguration:
+    reason = _CANNOT_LISTEN.get(error.errno or 0, error.strerror)
+    return BadConfiguration(f"cannot listen on {_in_url(host)}:{port}: {reason}")
 
 
 def _in_url(host: str) -> str:
@@ -273,17 +234,6 @@ def stop_signals() -> Iterator[asyncio.Semaphore]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-async def _wait_for_signal(listening: asyncio.Task[None], signalled: asyncio.Semaphore) -> None:
-    """Wait for a signal. Raises EngineFailed when the HTTP server stops by itself."""
-    waiting = asyncio.create_task(signalled.acquire())
-    await asyncio.wait({waiting, listening}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if listening.done():
-        raise EngineFailed(
-            "the HTTP server stopped unexpectedly; start singletree again"
-        ) from listening.exception()
 
 
 async def _wait_until_idle(

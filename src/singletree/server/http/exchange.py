@@ -1,0 +1,238 @@
+"""One HTTP request and its answer on a connection, as the application sees them (ASGI)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Scope
+
+from singletree.server.answers.frame_sinks import WRITE_NOW
+
+PIECE_BYTES = 2**20
+"""Size from which a part of a body is given to the application before the whole body is there."""
+
+_DISCONNECT: Message = {"type": "http.disconnect"}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}".encode() for each in HTTPStatus}
+_WITHOUT_BODY = (204, 304)
+_LOG = logging.getLogger(__name__)
+
+
+class Carrier(Protocol):
+    """Interface: the connection of an exchange.
+
+    Attributes:
+        date: the header with the time.
+        is_writable: false while the client does not read and the transport has enough.
+        transport: takes what is written, and keeps it until it is sent.
+    """
+
+    is_writable: bool
+    transport: asyncio.Transport
+
+    @property
+    def date(self) -> bytes:
+        """Return the header with the time."""
+        ...
+
+    async def writable(self) -> None:
+        """Wait until ``is_writable``, or until the connection is closed."""
+        ...
+
+    def read_on(self) -> None:
+        """Read on, if reading was paused because of a large body."""
+        ...
+
+    def answered(self) -> None:
+        """Go on with the next request, or close: the first exchange has its answer."""
+        ...
+
+    def give_up(self) -> None:
+        """Close without the end of the answer, so that the client sees that it is not complete."""
+        ...
+
+
+class Exchange:
+    """A request whose head has been read.
+
+    Args:
+        scope: the request, as ASGI defines it, without extensions.
+        carrier: the connection.
+        keep_alive: whether further requests may follow on the connection.
+        expects_continue: whether the client waits for permission to send the body.
+
+    Attributes:
+        has_all: whether the whole body has been received.
+        is_answered: whether the whole answer has been written.
+    """
+
+    __slots__ = (
+        "_answer_left",
+        "_body",
+        "_carrier",
+        "_expects_continue",
+        "_has_begun",
+        "_is_chunked",
+        "_is_delivered",
+        "_is_gone",
+        "_is_head",
+        "_waiting",
+        "has_all",
+        "is_answered",
+        "keep_alive",
+        "scope",
+    )
+
+    def __init__(self, scope: Scope, carrier: Carrier, *, keep_alive: bool, expects_continue: bool) -> None:
+        self.scope = scope
+        scope["extensions"] = {WRITE_NOW: self.write_now}
+        self.keep_alive = keep_alive
+        self.has_all = self.is_answered = False
+        self._carrier = carrier
+        self._expects_continue = expects_continue
+        self._body: bytes | bytearray = b""
+        self._is_delivered = self._is_gone = self._has_begun = self._is_chunked = False
+        self._is_head = scope["method"] == "HEAD"
+        self._answer_left = 0
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let the application answer. Whatever it does, the connection can go on or is closed."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except Exception:
+            _LOG.exception("the application failed to answer")
+        finally:
+            self.scope["extensions"].clear()  # One of them refers to this exchange.
+        if self.is_answered or self._is_gone:
+            return
+        if self._has_begun:
+            self._carrier.give_up()
+            return
+        self.keep_alive = False
+        self._begin({"status": 500, "headers": [(b"content-length", b"0")]})
+        self._end()
+
+    # From the connection
+
+    def take(self, piece: bytes) -> bool:
+        """Keep a piece of the body. Return whether more may be read now."""
+        if self.is_answered or self._is_gone:
+            return True
+        if not self._body:
+            self._body = piece
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += piece
+        if len(self._body) < PIECE_BYTES:
+            return True
+        self._wake()
+        return False
+
+    def complete(self) -> None:
+        """Note that the whole body has been received."""
+        self.has_all = True
+        self._wake()
+
+    def leave(self) -> None:
+        """Note that the client is gone: nothing more is written."""
+        self._is_gone = True
+        self._body = b""
+        self._wake()
+
+    # From the application
+
+    async def receive(self) -> Message:
+        """Return the body, in one message unless it is large; after it, wait until the client disconnects."""
+        while not (self._is_gone or self.is_answered or self._has_piece()):
+            if self._expects_continue:
+                self._expects_continue = False
+                self._carrier.transport.write(_CONTINUE)
+            if not self.has_all:
+                self._carrier.read_on()
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        if self._is_gone or self.is_answered:
+            return _DISCONNECT
+        body, self._body = bytes(self._body), b""
+        self._is_delivered = self.has_all
+        return {"type": "http.request", "body": body, "more_body": not self.has_all}
+
+    async def send(self, message: Message) -> None:
+        """Write a part of the answer, once the client has taken most of what was written before."""
+        if not self._carrier.is_writable:
+            await self._carrier.writable()
+        if self._is_gone:
+            return
+        if message["type"] == "http.response.start":
+            self._begin(message)
+            return
+        body = message.get("body", b"")
+        if body and not self._is_head:
+            self._answer_left -= len(body)
+            self._write(body)
+        if not message.get("more_body"):
+            self._end()
+
+    def write_now(self, body: bytes) -> bool:
+        """Write a part of the body unless the client has to be waited for. Return whether it was written."""
+        if not self._carrier.is_writable:
+            return False
+        if not self._is_gone:
+            self._write(body)
+        return True
+
+    def _write(self, body: bytes) -> None:
+        # Without a list of pieces: a token is short, and the transport would join them.
+        self._carrier.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
+
+    def _begin(self, message: Message) -> None:
+        status = message["status"]
+        lines = [_STATUS_LINES[status], self._carrier.date]
+        length = None
+        for name, value in message["headers"]:
+            if name == b"content-length":
+                length = int(value)
+            lines.append(b"%b: %b" % (name, value))
+        has_body = not self._is_head and status not in _WITHOUT_BODY
+        if length is None and has_body:
+            if self.scope["http_version"] == "1.1":
+                self._is_chunked = True
+                lines.append(b"transfer-encoding: chunked")
+            else:
+                self.keep_alive = False
+        if not self.has_all:
+            self.keep_alive = False  # What is left of the body is not read.
+        if not self.keep_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join(lines)
+        if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+            raise ValueError("a header of the answer has a line break")
+        self._answer_left = (length or 0) if has_body else 0
+        self._has_begun = True
+        self._carrier.transport.write(head + b"\r\n\r\n")
+
+    def _end(self) -> None:
+        if self._is_chunked:
+            self._carrier.transport.write(b"0\r\n\r\n")
+            self._is_chunked = False
+        elif self._answer_left > 0:
+            self.keep_alive = False  # The client waits for more: only the end of the connection tells it.
+        self.is_answered = True
+        self._body = b""
+        self._wake()
+        self._carrier.answered()
+
+    def _has_piece(self) -> bool:
+        return not self._is_delivered and (self.has_all or len(self._body) >= PIECE_BYTES)
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
