@@ -62,10 +62,12 @@ class Region:
     """The markers that have an effect in prose: in visible text or in reasoning.
 
     ``trigger`` finds the first character of any marker, ``pattern`` a whole marker; ``prefixes`` are the cut ones.
+    ``breaks`` finds what is not just the next piece of prose: a first character of a marker, a code, a backtick.
     """
 
     markers: tuple[Marker, ...]
     trigger: re.Pattern[str]
+    breaks: re.Pattern[str]
     pattern: re.Pattern[str]
     longest: int
     prefixes: frozenset[str]
@@ -307,6 +309,7 @@ def _region(found: list[Marker]) -> Region:
     return Region(
         markers=tuple(ordered),
         trigger=re.compile("[" + re.escape(firsts) + "]") if firsts else re.compile(r"(?!)"),
+        breaks=re.compile("[`\udc80-\udcff" + re.escape(firsts) + "]"),
         pattern=re.compile("|".join(ways)) if ways else re.compile(r"(?!)"),
         longest=max(map(len, texts), default=1) - 1,
         prefixes=frozenset(s[:n] for s in texts for n in range(1, len(s))),

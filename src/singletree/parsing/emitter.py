@@ -66,6 +66,11 @@ class EventEmitter:
         out, self._out = self._out, []
         return self._without_known(out) if self._known and out else out
 
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the raw span of the next prose is its own text alone, and prose was emitted before."""
+        return self.has_output and not self._markup and not self._known
+
     def _without_known(self, out: list[Event]) -> list[Event]:
         for event in out:
             cut = min(self._known, len(event.raw))

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from singletree.conversation import Tool, Turn
-from singletree.events import Event, fold
+from singletree.events import Event, ReasoningDelta, TextDelta, fold
 from singletree.parsing.arguments.readers import ArgumentReader, JsonCall, Sink, unescaped
 from singletree.parsing.compiled import (
     Action,
@@ -91,6 +91,8 @@ class Parser:
         self._refused = False
         self._quoting = Quoting()
         self._recent: deque[str] = deque(maxlen=_RECENT)
+        # Finds what may do more than continue the open prose; None where any text may.
+        self._find_break: Callable[[str], object] | None = None
         self.in_reasoning = opens_in_reasoning(family, prompt_tail, special_tokens)
         self._step = self._prose
         self._enter(self.in_reasoning, breaks=1 if self.in_reasoning else 0)
@@ -102,6 +104,11 @@ class Parser:
             text: the text that follows.
             special: whether ``text`` is exactly one special token of the vocabulary.
         """
+        # The next piece of the open prose comes first and in full, because it is most of the tokens.
+        find_break = self._find_break
+        if find_break is not None and text and not special and find_break(text) is None:
+            self._quoting.last = text[-1]
+            return [ReasoningDelta(text, text) if self.in_reasoning else TextDelta(text, text)]
         if special:
             code = self._compiled.codes.get(text)
             if code is not None:
@@ -111,7 +118,12 @@ class Parser:
         position, length = 0, len(text)
         while position < length:
             position = self._step(text, position)
+        self._find_break = self._region.breaks.search if self._is_open_prose() else None
         return self._emitter.take()
+
+    def continues(self, text: str) -> bool:
+        """Return whether ``text``, without special tokens, would do nothing but continue the open text or reasoning."""
+        return self._find_break is not None and self._find_break(text) is None
 
     def close(self) -> list[Event]:
         """Return the last events: the text ended, for whatever reason. An incomplete call stays incomplete."""
@@ -190,6 +202,15 @@ class Parser:
         if len(text) - found.start() <= region.longest and text[found.start() :] in region.prefixes:
             return self._hold(text, found.start())
         return self._act(region.markers[found.lastindex - 1], text, found.start(), found.end())
+
+    def _is_open_prose(self) -> bool:
+        """Return whether a span of prose is open, and nothing is kept that its next piece could change."""
+        return (
+            self._step == self._prose
+            and not (self._held or self._blank or self._region.has_unmarked)
+            and self._quoting.is_plain
+            and self._emitter.is_settled
+        )
 
     def _counts(self, found: re.Match[str], text: str, position: int) -> bool:
         """Return whether the marker that was found counts at its place.

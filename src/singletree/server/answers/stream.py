@@ -146,9 +146,11 @@ class Stream:
 
     def _deliver(self, index: int, batch: list[Event]) -> bool:
         """Send a batch that was not yielded. ``_feed`` has opened the stream, with the first one."""
-        self._note_sent()
-        self.buffer.put_through(_frames(self._encoders[index], batch))
-        return not self.buffer.is_full
+        if not self._has_sent:
+            self._note_sent()
+        buffer = self.buffer
+        buffer.put_through(_frames(self._encoders[index], batch))
+        return not buffer.is_full
 
     def _note_sent(self) -> None:
         if not self._has_sent:

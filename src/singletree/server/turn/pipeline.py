@@ -157,14 +157,13 @@ async def _let_end(
                 _take_reports(generation, chunk)
                 new.extend(chunk.token_ids)
                 finish = chunk.finish
-    recorder = generation.recorder
-    if finish != "stop" or recorder is None:
+    if finish != "stop" or generation.recorder is None:
         return
     # The chunk that completed the call may have tokens behind it, which were not decoded.
-    end = generation.token_ids[recorder.tokens :] + new
-    if generation.decoder.only_closes(end):
-        generation.token_ids.extend(new)
-        recorder.take(end, [])
+    turn = generation.decoder.turn
+    if generation.decoder.only_closes(turn.token_ids[turn.length :] + new):
+        turn.token_ids.extend(new)
+        turn.length = len(turn.token_ids)
 
 
 def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:
