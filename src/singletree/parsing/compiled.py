@@ -145,14 +145,14 @@ class CompiledFamily:
 
 def compile_family(family: Family, special_tokens: Collection[str] = ()) -> CompiledFamily:
     """Return the tables for ``family``; ``special_tokens`` are the texts of the vocabulary's special tokens."""
-    literals = markers(family)
-    used = sorted(t for t in special_tokens if t and any(t in m for m in literals))
-    return _compiled(family, tuple(used))
+    return _compiled(family, frozenset(special_tokens))
 
 
 @lru_cache(maxsize=256)
-def _compiled(family: Family, special: tuple[str, ...]) -> CompiledFamily:
-    codes = {token: chr(_FIRST_CODE + i) for i, token in enumerate(special)}
+def _compiled(family: Family, special_tokens: frozenset[str]) -> CompiledFamily:
+    literals = markers(family)
+    used = sorted(t for t in special_tokens if t and any(t in m for m in literals))
+    codes = {token: chr(_FIRST_CODE + i) for i, token in enumerate(used)}
     coded = _Coded(codes)
     forms = tuple(_call_patterns(form, coded, coded(family.message_header)) for form in family.forms)
     openers = _openers(family, coded)
