@@ -148,8 +148,8 @@ class Stream:
         """Send a batch that was not yielded. ``_feed`` has opened the stream, with the first one."""
         if not self._has_sent:
             self._note_sent()
-        buffer = self.buffer
-        buffer.put_through(_frames(self._encoders[index], batch))
+        buffer, encoder = self.buffer, self._encoders[index]
+        buffer.put_through(encoder.feed(batch[0]) if len(batch) == 1 else _frames(encoder, batch))
         return not buffer.is_full
 
     def _note_sent(self) -> None:
@@ -168,8 +168,6 @@ class Stream:
 
 
 def _frames(encoder: EventEncoder, batch: list[Event]) -> list[Frame]:
-    if len(batch) == 1:
-        return encoder.feed(batch[0])
     return [frame for event in batch for frame in encoder.feed(event)]
 
 

@@ -149,15 +149,31 @@ class TurnDecoder:
 
     def feed(self, token_ids: Sequence[int]) -> list[Event]:
         """Return the events that are certain after these tokens. Tokens that end the turn have no text."""
-        self.tokens += len(token_ids)
-        if len(token_ids) == 1 or self._continues(token_ids):
-            return self._decode(token_ids)
+        count = len(token_ids)
+        if count != 1 and not self._continues(token_ids):
+            return self._feed_each(token_ids)
+        parser, turn = self._parser, self.turn
+        self.tokens += count
+        turn.length += count
+        if parser.in_reasoning:
+            self.reasoning_tokens += count
         events: list[Event] = []
-        for at in range(len(token_ids)):
-            events += self._decode(token_ids[at : at + 1])
-            if self.ended is not None:
+        if token_ids[0] not in self._stop_token_ids:
+            pieces = self._detokenizer.feed(token_ids)
+            if self._stops is not None:
+                pieces = self._until_stop(self._stops, pieces)
+            for text, special in pieces:
+                # Most tokens are one piece; its events are not copied.
+                found = parser.feed(text, special)
+                events = [*events, *found] if events else found
+        for event in events:
+            if type(event) is not self._same:
+                events = self._checked(events)
                 break
-        return merge_deltas(events)
+        turn.events += events
+        if self._tap is not None:
+            self._tap(token_ids, events)
+        return events
 
     def only_closes(self, token_ids: Sequence[int]) -> bool:
         """Return whether tokens behind the last call that is allowed contain nothing but its closing markers."""
@@ -196,29 +212,14 @@ class TurnDecoder:
         text = self._detokenizer.whole_text(token_ids)
         return False if not text else self._parser.continues(text)
 
-    def _decode(self, token_ids: Sequence[int]) -> list[Event]:
-        """Decode one token, or several that only continue the open text or reasoning."""
-        parser, turn = self._parser, self.turn
-        if parser.in_reasoning:
-            self.reasoning_tokens += len(token_ids)
-        turn.length += len(token_ids)
+    def _feed_each(self, token_ids: Sequence[int]) -> list[Event]:
         events: list[Event] = []
-        if token_ids[0] not in self._stop_token_ids:
-            pieces = self._detokenizer.feed(token_ids)
-            if self._stops is not None:
-                pieces = self._until_stop(self._stops, pieces)
-            for text, special in pieces:
-                # Most tokens are one piece; its events are not copied.
-                found = parser.feed(text, special)
-                events = [*events, *found] if events else found
-        for event in events:
-            if type(event) is not self._same:
-                events = self._checked(events)
+        for at in range(len(token_ids)):
+            events += self.feed(token_ids[at : at + 1])
+            if self.ended is not None:
+                self.tokens += len(token_ids) - at - 1  # They were generated, and are not decoded.
                 break
-        turn.events += events
-        if self._tap is not None:
-            self._tap(token_ids, events)
-        return events
+        return merge_deltas(events)
 
     def _until_stop(self, stops: StopStrings, pieces: list[TextPiece]) -> list[TextPiece]:
         """Return the text up to the first of the client's stop strings."""
