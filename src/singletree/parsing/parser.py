@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from singletree.conversation import Tool, Turn
-from singletree.events import Event, ReasoningDelta, TextDelta, fold
+from singletree.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta, fold
 from singletree.parsing.arguments.readers import ArgumentReader, JsonCall, Sink, unescaped
 from singletree.parsing.compiled import (
     Action,
@@ -91,7 +91,8 @@ class Parser:
         self._refused = False
         self._quoting = Quoting()
         self._recent: deque[str] = deque(maxlen=_RECENT)
-        # Finds what may do more than continue the open prose; None where any text may.
+        # The kind of the span that is open, and what finds text that may do more than continue it; None if any may.
+        self._open: type[TextDelta] | type[ReasoningDelta] | type[ArgumentsDelta] = TextDelta
         self._find_break: Callable[[str], object] | None = None
         self.in_reasoning = opens_in_reasoning(family, prompt_tail, special_tokens)
         self._step = self._prose
@@ -104,11 +105,13 @@ class Parser:
             text: the text that follows.
             special: whether ``text`` is exactly one special token of the vocabulary.
         """
-        # The next piece of the open prose comes first and in full, because it is most of the tokens.
-        find_break = self._find_break
+        # The next piece of the open span comes first and in full, because it is most of the tokens.
+        find_break, kind = self._find_break, self._open
         if find_break is not None and text and not special and find_break(text) is None:
+            if kind is ArgumentsDelta:
+                return [ArgumentsDelta(self._emitter.index, text, text)]
             self._quoting.last = text[-1]
-            return [ReasoningDelta(text, text) if self.in_reasoning else TextDelta(text, text)]
+            return [TextDelta(text, text) if kind is TextDelta else ReasoningDelta(text, text)]
         if special:
             code = self._compiled.codes.get(text)
             if code is not None:
@@ -118,11 +121,11 @@ class Parser:
         position, length = 0, len(text)
         while position < length:
             position = self._step(text, position)
-        self._find_break = self._region.breaks.search if self._is_open_prose() else None
+        self._find_open_span()
         return self._emitter.take()
 
     def continues(self, text: str) -> bool:
-        """Return whether ``text``, without special tokens, would do nothing but continue the open text or reasoning."""
+        """Return whether ``text``, without special tokens, would do nothing but continue the open span."""
         return self._find_break is not None and self._find_break(text) is None
 
     def close(self) -> list[Event]:
@@ -203,14 +206,22 @@ class Parser:
             return self._hold(text, found.start())
         return self._act(region.markers[found.lastindex - 1], text, found.start(), found.end())
 
-    def _is_open_prose(self) -> bool:
-        """Return whether a span of prose is open, and nothing is kept that its next piece could change."""
-        return (
+    def _find_open_span(self) -> None:
+        """Find what is open, prose or a string of arguments, unless something is kept that its next piece changes."""
+        self._find_break = None
+        if self._held:
+            return
+        if self._reader is not None:
+            if self._emitter.shows_arguments:
+                self._open, self._find_break = ArgumentsDelta, self._reader.find_break
+        elif (
             self._step == self._prose
-            and not (self._held or self._blank or self._region.has_unmarked)
+            and not (self._blank or self._region.has_unmarked)
             and self._quoting.is_plain
             and self._emitter.is_settled
-        )
+        ):
+            self._open = ReasoningDelta if self.in_reasoning else TextDelta
+            self._find_break = self._region.breaks.search
 
     def _counts(self, found: re.Match[str], text: str, position: int) -> bool:
         """Return whether the marker that was found counts at its place.

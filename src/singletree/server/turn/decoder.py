@@ -43,7 +43,7 @@ class EventParser(Protocol):
     in_reasoning: bool
 
     def continues(self, text: str) -> bool:
-        """Return whether ``text`` would do nothing but continue the open text or reasoning."""
+        """Return whether ``text`` would do nothing but continue the open span: text, reasoning or arguments."""
         ...
 
     def feed(self, text: str, special: bool = False) -> list[Event]:
@@ -206,7 +206,7 @@ class TurnDecoder:
         return last
 
     def _continues(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the tokens only continue the open text or reasoning: then they are decoded as one."""
+        """Return whether the tokens only continue the open span: then they are decoded as one."""
         if self._stops is not None or not self._stop_token_ids.isdisjoint(token_ids):
             return False
         text = self._detokenizer.whole_text(token_ids)
