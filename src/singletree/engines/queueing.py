@@ -195,5 +195,7 @@ class QueueingEngine:
             async for chunk in chunks:
                 yield chunk
         finally:
-            await chunks.aclose()
-            self._queue.wake()
+            try:
+                await chunks.aclose()
+            finally:
+                self._queue.wake()

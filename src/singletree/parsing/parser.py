@@ -17,7 +17,6 @@ Rules of the parser:
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from singletree.conversation import Tool, Turn
@@ -44,7 +43,7 @@ _LONGEST_HEADER = 1024
 """Maximum length of a call's header. Text that is not a call after this many characters never becomes one."""
 
 _RECENT = 16
-"""Minimum number of characters of the latest output that are kept, to decide whether an unmarked call may begin."""
+"""Number of characters of the latest output that are kept, to decide whether an unmarked call may begin."""
 
 _LABEL = re.compile(r"\w{0,32}")
 
@@ -90,7 +89,7 @@ class Parser:
         self._outer_close = False
         self._refused = False
         self._quoting = Quoting()
-        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._recent = ""  # the latest output
         # The kind of the span that is open, and what finds text that may do more than continue it; None if any may.
         self._open: type[TextDelta] | type[ReasoningDelta] | type[ArgumentsDelta] = TextDelta
         self._find_break: Callable[[str], object] | None = None
@@ -233,7 +232,7 @@ class Parser:
         if not marker.unmarked or (self._blank and at == position):
             return True
         before = text[max(position, at - _RECENT) : at]
-        before = before if len(before) == _RECENT else "".join(self._recent) + before
+        before = before if len(before) == _RECENT else self._recent + before
         return before.endswith("\n") or (
             marker.behind is not None and marker.behind.search(before) is not None
         )
@@ -268,7 +267,7 @@ class Parser:
             text = self._emitter.prose(piece, self.in_reasoning)
             self._quoting.feed(text)
             if self._region.has_unmarked:
-                self._recent.append(text[-_RECENT:])
+                self._recent = (self._recent + text)[-_RECENT:]
 
     def _drop_blank(self) -> None:
         if self._blank:
@@ -323,7 +322,7 @@ class Parser:
             self._drop_blank()
             self._breaks = 0 if marker.action is Action.OPEN_TEXT else max(self._breaks, marker.breaks_after)
         elif self._region.has_unmarked:
-            self._recent.append(self._compiled.decode(piece))
+            self._recent = (self._recent + self._compiled.decode(piece))[-_RECENT:]
         self._emitter.markup(piece)
 
     def _is_quoted(self, text: str, end: int, marker: Marker) -> bool | None:

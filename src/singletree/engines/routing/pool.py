@@ -11,7 +11,6 @@ import asyncio
 import logging
 from array import array
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
@@ -212,13 +211,12 @@ class EnginePool:
                         raise failure
                 chunks = self._attempt(job, generated, turn, matcher)
                 try:
-                    async with aclosing(chunks):
-                        async for chunk in chunks:
-                            is_known = is_known or bool(chunk.token_ids) or chunk.cached_tokens is not None
-                            shown = _continued(chunk, before) if before else chunk
-                            shown = _unknown_prompt(shown) if hides_prompt else shown
-                            if shown.token_ids or shown.finish is not None or shown.route or not hides_prompt:
-                                yield shown
+                    async for chunk in chunks:
+                        is_known = is_known or bool(chunk.token_ids) or chunk.cached_tokens is not None
+                        shown = _continued(chunk, before) if before else chunk
+                        shown = _unknown_prompt(shown) if hides_prompt else shown
+                        if shown.token_ids or shown.finish is not None or shown.route or not hides_prompt:
+                            yield shown
                     return
                 except (Overloaded, Rejected) as error:
                     if failure is not None and generated:
@@ -236,6 +234,8 @@ class EnginePool:
                         len(generated),
                         error.message,
                     )
+                finally:
+                    await chunks.aclose()
         finally:
             self._turns.discard(turn)
 
@@ -269,9 +269,11 @@ class EnginePool:
             error = failure
             raise
         finally:
-            if run is not None:
-                await run.close(error)
-            self._queue.wake()
+            try:
+                if run is not None:
+                    await run.close(error)
+            finally:
+                self._queue.wake()
 
     async def _follow(self, job: GenerationJob, generated: Sequence[int]) -> TokenMatcher | None:
         if self._matchers is None or job.constraint is None:

@@ -77,9 +77,9 @@ class Detokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the pieces that these tokens complete; the beginning of a character is held back."""
-        if len(token_ids) == 1 and not self._after_added:
+        if len(token_ids) == 1 and not (self._held or self._strip):
             piece = self._texts[token_ids[0]]
-            if type(piece) is str and not self._held and not self._strip:
+            if type(piece) is str and not (self._after_added and token_ids[0] in self._texts.added_ids):
                 return [(piece, False)] if piece else []
         return self._feed_many(token_ids)
 
@@ -88,8 +88,10 @@ class Detokenizer:
 
         It is what ``feed`` would return. Nothing is fed.
         """
-        if self._held or self._strip or self._after_added:
+        if self._held or self._strip:
             return None
+        if self._after_added and not self._texts.added_ids.isdisjoint(token_ids):
+            return None  # A space behind an added token is removed.
         try:
             return "".join(map(self._texts.__getitem__, token_ids))  # type: ignore[arg-type]
         except TypeError:  # bytes, or a special token

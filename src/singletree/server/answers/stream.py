@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -127,7 +126,8 @@ class Stream:
         generation = self._choices.generations[index]
         if generation.runner is None:
             generation.deliver = partial(self._deliver, index)
-        async with aclosing(self._choices.batches(index, self._trace.request_id)) as batches:
+        batches = self._choices.batches(index, self._trace.request_id)
+        try:
             async for batch in batches:
                 if encoder is None:
                     encoder = self.open()[index]
@@ -143,6 +143,8 @@ class Stream:
                         buffer.put(_frames(encoder, batch))
                     if buffer.is_full:
                         await buffer.room()
+        finally:
+            await batches.aclose()
 
     def _deliver(self, index: int, batch: list[Event]) -> bool:
         """Send a batch that was not yielded. ``_feed`` has opened the stream, with the first one."""
