@@ -32,6 +32,7 @@ from singletree.conversation import Tool, ToolCall
 from singletree.parsing.family import Family
 from singletree.parsing.parser import Parser
 from singletree.parsing.render_turn import render_turn
+from singletree.server.models import byte_model
 
 PATH = Path(__file__).with_name("counts.json")
 TOLERANCES: Mapping[str, float] = {"calls": 0.02, "instructions": 0.03, "peak": 0.1}
@@ -47,7 +48,7 @@ _SHORT, _LONG = 8, 72
 _STEPS = 25
 _PROMPT_CHARACTERS = 50_000  # The tokenizer has a token for each byte.
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_TOKEN = [ord("a")]
+_TOKEN = byte_model.byte_tokenizer().encode_array("a").tolist()
 _FAMILIES = ("qwen3", "qwen3_coder", "kimi_k2", "gpt_oss")
 _TOOL = Tool("write", "Write a file.", {"type": "object", "properties": {"content": {"type": "string"}}})
 _SEED = "0"

@@ -240,6 +240,15 @@ class Fold:
             self._call, self._raw, self._pieces = None, [], []
             self._add_text(raw)
 
+    def feed_all(self, events: Iterable[Event]) -> None:
+        """Add events."""
+        for event in events:
+            # The next piece of the open text or reasoning comes first, because it is most of the events.
+            if type(event) is self._kind and (text := event.text) and not self._waiting:
+                self._pieces.append(text)
+            else:
+                self.feed(event)
+
     def turn(self) -> Turn:
         """Return the turn so far; a call that has not ended is in it with ``complete=False``."""
         parts = list(self._parts)
@@ -292,6 +301,5 @@ class Fold:
 def fold(events: Iterable[Event]) -> Turn:
     """Return the assistant turn that ``events`` make up."""
     folding = Fold()
-    for event in events:
-        folding.feed(event)
+    folding.feed_all(events)
     return folding.turn()

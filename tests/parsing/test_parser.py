@@ -154,6 +154,18 @@ def test_the_prompt_says_where_the_turn_begins(tail: str, expected: bool) -> Non
     assert opens_in_reasoning(families.get("qwen3"), tail, special) is expected
 
 
+@pytest.mark.parametrize(
+    "length", [0, 1, 90, 105, 110, 118, 119, 120, 127, 128, 129, 900, 1016, 1024, 9000, 40_000]
+)
+def test_the_last_boundary_counts_however_far_it_is(length: int) -> None:
+    special, filler = {"<|im_start|>", "<|im_end|>", "<|a_long_special_token|>"}, "x" * length
+    for boundary in ("<|im_start|>", "<|a_long_special_token|>"):
+        before = f"<think>{boundary}{filler}"
+        assert not opens_in_reasoning(families.get("qwen3"), before, special)
+        assert opens_in_reasoning(families.get("qwen3"), f"{before}<think>", special)
+        assert opens_in_reasoning(families.get("qwen3"), f"{boundary}<think>{filler}", special)
+
+
 def test_thinking_switched_off_makes_nothing_reasoning() -> None:  # C20
     tail = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     assert turn(families.get("qwen3"), ["Well. Yes."], tail=tail).parts == (Text("Well. Yes."),)

@@ -18,6 +18,7 @@ from singletree.prompts.replay.splicing import splice
 from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
 from singletree.prompts.tokenizer.encode_prompt import TextSpan
 from singletree.server.models.capsule import PREFIX
+from singletree.server.turn.decoder import TurnDecoder
 from singletree.server.turn.ids import TurnCallIds
 from singletree.server.turn.recorder import TurnRecorder
 
@@ -197,8 +198,33 @@ def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) 
     assert head.text_in(text).endswith("assistant\n")
 
 
+class Said:
+    """A parser that makes one event of each token, whatever it is."""
+
+    in_reasoning = True
+
+    def __init__(self, events: list[Event]) -> None:
+        self._events = iter(events)
+
+    def continues(self, text: str) -> bool:
+        return False
+
+    def feed(self, text: str, special: bool = False) -> list[Event]:
+        return [next(self._events)]
+
+    def close(self) -> list[Event]:
+        return []
+
+
 def test_spans_are_counted_as_clients_see_them() -> None:
     """A thought without a word is none, to the encoders as to the recorder."""
+    said: list[Event] = [
+        ReasoningDelta("", ""),
+        Markup("</think>"),
+        ReasoningDelta("Hm.", "Hm."),
+        Markup("</think>"),
+    ]
+    decoder = TurnDecoder(Said(said), TOKENIZER.new_detokenizer(), TurnCallIds(Conversation(())))
     recorder = TurnRecorder(
         TurnMemory(2**20),
         GenerationPrompt(),
@@ -206,16 +232,12 @@ def test_spans_are_counted_as_clients_see_them() -> None:
         HistoryDigests(()),
         TurnCallIds(Conversation(())),
         (),
+        decoder.turn,
         capsules=capsules(),
     )
-    said: list[Event] = [
-        ReasoningDelta("", ""),
-        Markup("</think>"),
-        ReasoningDelta("Hm.", "Hm."),
-        Markup("</think>"),
-    ]
-    for token_id, event in enumerate(said):
-        recorder.take([token_id], [event])
+    for token_id in range(len(said)):
+        decoder.turn.token_ids.append(token_id)
+        decoder.feed([token_id])
     span = capsules().open(recorder.seal(0))
     assert span is not None
     assert list(span.token_ids) == [0, 1, 2, 3]

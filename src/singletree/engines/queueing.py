@@ -7,10 +7,11 @@ request that waits keeps its place, its prompt and, thanks to the keep-alive eve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import TypeVar
 
 from singletree.engines.engine import (
     Chunk,
@@ -30,57 +31,55 @@ PAUSE_SECONDS = 0.25
 """How long the first request of the queue waits between two tries when no generation ends meanwhile."""
 
 
+Begun = TypeVar("Begun")
 Place = tuple[int, float, int]
 """A request's place in the queue, the least first: its priority, its latency sensitivity negated, its arrival."""
 
 
-class QueueingEngine:
-    """Put a queue in front of another engine: by priority, then by latency sensitivity, then first come, first served.
+@dataclass(frozen=True, slots=True)
+class QueueWait:
+    """How long a request waited, and behind how many others."""
 
-    Only requests that the engine refuses with Overloaded are queued. Engines with a queue of their own keep using it.
-    The first chunk of a request that waited says so in its ``route``.
+    seconds: float
+    ahead: int
+
+    def on(self, first: Chunk) -> Chunk:
+        """Return the first chunk of the request, with the wait in its route."""
+        route = first.route or Route("")
+        waited = f"waited {self.seconds:.1f} s for a place, behind {self.ahead} others"
+        reason = f"{route.reason}; {waited}" if route.reason else waited
+        return replace(first, route=replace(route, reason=reason, waited_seconds=self.seconds))
+
+
+class EngineQueue:
+    """A queue of requests: by priority, then by latency sensitivity, then first come, first served.
 
     Args:
-        engine: the engine that serves the requests.
         seconds: longest wait, whatever the priority. After it a request is refused with Overloaded. 0: no queue.
         max_queue_length: how many requests may wait. When one more comes, the last of them all is refused.
     """
 
-    def __init__(self, engine: Engine, seconds: float, *, max_queue_length: int = MAX_QUEUE_LENGTH) -> None:
-        self._engine = engine
+    def __init__(self, seconds: float, *, max_queue_length: int = MAX_QUEUE_LENGTH) -> None:
         self._seconds = seconds
         self._max_queue_length = max_queue_length
         self._arrivals = count()
         self._waiting: dict[Place, asyncio.Event] = {}
         self._displaced: set[Place] = set()
 
-    async def start(self) -> None:
-        """Start the engine. Raises what ``Engine.start`` raises."""
-        await self._engine.start()
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self._engine.close()
-
-    def info(self) -> EngineInfo:
-        """Return what the engine reports."""
-        return self._engine.info()
-
-    async def abort(self, request_id: str) -> None:
-        """End that generation on the engine."""
-        await self._engine.abort(request_id)
-
     @property
     def waiting(self) -> int:
         """How many requests wait."""
         return len(self._waiting)
 
-    async def count_picture_tokens(self, picture: PromptPicture) -> int:
-        """Return what the engine counts."""
-        return await count_picture_tokens(self._engine, picture)
+    async def admit(
+        self, job: GenerationJob, begin: Callable[[], Awaitable[Begun]]
+    ) -> tuple[Begun, QueueWait | None]:
+        """Return what ``begin`` returns, and how long the job waited before it, None if not at all.
 
-    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
-        """Generate, with the same contract as ``Engine.generate``; wait before the first chunk if necessary."""
+        Args:
+            begin: begins the generation, up to its first chunk. It is called again, in the job's turn, after it raised
+                Overloaded.
+        """
         clock = asyncio.get_running_loop().time
         came, place = clock(), (job.priority, -(job.latency_sensitivity or 0.0), next(self._arrivals))
         ahead: int | None = None
@@ -89,22 +88,13 @@ class QueueingEngine:
             if refusal or self._waiting:
                 ahead = self._ahead_of(place) if ahead is None else ahead
                 await self._wait(place, came + self._seconds, refusal)
-            chunks = self._engine.generate(job)
-            async with aclosing(chunks):
-                try:
-                    first = await anext(chunks, None)
-                except Overloaded as error:
-                    refusal = error
-                    continue
-                self._wake()  # There may be room for the next one, too.
-                try:
-                    if first is not None:
-                        yield first if ahead is None else _after_waiting(first, clock() - came, ahead)
-                    async for chunk in chunks:
-                        yield chunk
-                finally:
-                    self._wake()
-                return
+            try:
+                begun = await begin()
+            except Overloaded as error:
+                refusal = error
+                continue
+            self.wake()  # There may be room for the next one, too.
+            return begun, None if ahead is None else QueueWait(clock() - came, ahead)
 
     def _ahead_of(self, place: Place) -> int:
         return sum(other < place for other in self._waiting)
@@ -143,16 +133,69 @@ class QueueingEngine:
         finally:
             self._waiting.pop(place, None)
             self._displaced.discard(place)
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the first of the queue try: there may be room for it."""
         if self._waiting:
             self._waiting[min(self._waiting)].set()
 
 
-def _after_waiting(first: Chunk, seconds: float, ahead: int) -> Chunk:
-    """Return the first chunk of a request that waited behind ``ahead`` others, with the wait in its route."""
-    route = first.route or Route("")
-    waited = f"waited {seconds:.1f} s for a place, behind {ahead} others"
-    reason = f"{route.reason}; {waited}" if route.reason else waited
-    return replace(first, route=replace(route, reason=reason, waited_seconds=seconds))
+class QueueingEngine:
+    """Put a queue in front of another engine (``EngineQueue``).
+
+    Only requests that the engine refuses with Overloaded are queued. Engines with a queue of their own keep using it.
+    The first chunk of a request that waited says so in its ``route``.
+
+    Args:
+        engine: the engine that serves the requests.
+        seconds, max_queue_length: as for ``EngineQueue``.
+    """
+
+    def __init__(self, engine: Engine, seconds: float, *, max_queue_length: int = MAX_QUEUE_LENGTH) -> None:
+        self._engine = engine
+        self._queue = EngineQueue(seconds, max_queue_length=max_queue_length)
+
+    async def start(self) -> None:
+        """Start the engine. Raises what ``Engine.start`` raises."""
+        await self._engine.start()
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._engine.close()
+
+    def info(self) -> EngineInfo:
+        """Return what the engine reports."""
+        return self._engine.info()
+
+    async def abort(self, request_id: str) -> None:
+        """End that generation on the engine."""
+        await self._engine.abort(request_id)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return self._queue.waiting
+
+    async def count_picture_tokens(self, picture: PromptPicture) -> int:
+        """Return what the engine counts."""
+        return await count_picture_tokens(self._engine, picture)
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
+        """Generate, with the same contract as ``Engine.generate``; wait before the first chunk if necessary."""
+
+        async def begin() -> tuple[Chunk | None, AsyncGenerator[Chunk, None]]:
+            chunks = self._engine.generate(job)
+            return await anext(chunks, None), chunks
+
+        (first, chunks), wait = await self._queue.admit(job, begin)
+        try:
+            if first is not None:
+                yield first if wait is None else wait.on(first)
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            try:
+                await chunks.aclose()
+            finally:
+                self._queue.wake()

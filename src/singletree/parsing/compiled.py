@@ -62,10 +62,12 @@ class Region:
     """The markers that have an effect in prose: in visible text or in reasoning.
 
     ``trigger`` finds the first character of any marker, ``pattern`` a whole marker; ``prefixes`` are the cut ones.
+    ``breaks`` finds what is not just the next piece of prose: a first character of a marker, a code, a backtick.
     """
 
     markers: tuple[Marker, ...]
     trigger: re.Pattern[str]
+    breaks: re.Pattern[str]
     pattern: re.Pattern[str]
     longest: int
     prefixes: frozenset[str]
@@ -143,14 +145,14 @@ class CompiledFamily:
 
 def compile_family(family: Family, special_tokens: Collection[str] = ()) -> CompiledFamily:
     """Return the tables for ``family``; ``special_tokens`` are the texts of the vocabulary's special tokens."""
-    literals = markers(family)
-    used = sorted(t for t in special_tokens if t and any(t in m for m in literals))
-    return _compiled(family, tuple(used))
+    return _compiled(family, frozenset(special_tokens))
 
 
 @lru_cache(maxsize=256)
-def _compiled(family: Family, special: tuple[str, ...]) -> CompiledFamily:
-    codes = {token: chr(_FIRST_CODE + i) for i, token in enumerate(special)}
+def _compiled(family: Family, special_tokens: frozenset[str]) -> CompiledFamily:
+    literals = markers(family)
+    used = sorted(t for t in special_tokens if t and any(t in m for m in literals))
+    codes = {token: chr(_FIRST_CODE + i) for i, token in enumerate(used)}
     coded = _Coded(codes)
     forms = tuple(_call_patterns(form, coded, coded(family.message_header)) for form in family.forms)
     openers = _openers(family, coded)
@@ -307,6 +309,7 @@ def _region(found: list[Marker]) -> Region:
     return Region(
         markers=tuple(ordered),
         trigger=re.compile("[" + re.escape(firsts) + "]") if firsts else re.compile(r"(?!)"),
+        breaks=re.compile("[`\udc80-\udcff" + re.escape(firsts) + "]"),
         pattern=re.compile("|".join(ways)) if ways else re.compile(r"(?!)"),
         longest=max(map(len, texts), default=1) - 1,
         prefixes=frozenset(s[:n] for s in texts for n in range(1, len(s))),

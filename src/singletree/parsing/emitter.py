@@ -33,12 +33,12 @@ class EventEmitter:
     Attributes:
         coded: whether a special token was replaced by its code, so that codes have to be decoded.
         has_output: whether any text, reasoning or call was emitted.
+        index: number of the last call; -1 before the first.
         hidden_names: names of which calls are emitted as markup.
     """
 
     __slots__ = (
         "_compiled",
-        "_index",
         "_known",
         "_markup",
         "_mint_id",
@@ -47,6 +47,7 @@ class EventEmitter:
         "coded",
         "has_output",
         "hidden_names",
+        "index",
     )
 
     def __init__(self, compiled: CompiledFamily, mint_id: Callable[[int, str], str], known: int = 0) -> None:
@@ -55,7 +56,7 @@ class EventEmitter:
         self._out: list[Event] = []
         self._markup: list[str] = []
         self._known = known
-        self._index = -1
+        self.index = -1
         self._muted = False
         self.coded = False
         self.has_output = False
@@ -65,6 +66,16 @@ class EventEmitter:
         """Return the events since the last call."""
         out, self._out = self._out, []
         return self._without_known(out) if self._known and out else out
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the raw span of the next prose is its own text alone, and prose was emitted before."""
+        return self.has_output and not self._markup and not self._known
+
+    @property
+    def shows_arguments(self) -> bool:
+        """Return whether a piece of the arguments is an event of its own text alone."""
+        return not (self._muted or self._known)
 
     def _without_known(self, out: list[Event]) -> list[Event]:
         for event in out:
@@ -103,20 +114,20 @@ class EventEmitter:
             self._muted = True
             self._out.append(Markup(self._decoded(raw)))
             return
-        self._index += 1
-        id = wire_id or self._mint_id(self._index, name)
-        self._out.append(ToolCallStart(self._index, id, name, self._decoded(raw)))
+        self.index += 1
+        id = wire_id or self._mint_id(self.index, name)
+        self._out.append(ToolCallStart(self.index, id, name, self._decoded(raw)))
 
     def delta(self, json_text: str, raw: str) -> None:
         """Add a piece of the arguments, as JSON text."""
         if self.coded:
             json_text, raw = self._compiled.decode(json_text, in_json=True), self._decoded(raw)
-        self._out.append(Markup(raw) if self._muted else ArgumentsDelta(self._index, json_text, raw))
+        self._out.append(Markup(raw) if self._muted else ArgumentsDelta(self.index, json_text, raw))
 
     def end(self) -> None:
         """Add the end of a call: its arguments are complete."""
         if not self._muted:
-            self._out.append(ToolCallEnd(self._index))
+            self._out.append(ToolCallEnd(self.index))
         self._muted = False
 
     def broken(self, raw: str) -> None:
@@ -125,7 +136,7 @@ class EventEmitter:
             self._muted = False
             self.prose(raw, False)
             return
-        self._out.append(ToolCallBroken(self._index, self._decoded(raw)))
+        self._out.append(ToolCallBroken(self.index, self._decoded(raw)))
 
     def _decoded(self, text: str) -> str:
         return self._compiled.decode(text) if self.coded else text

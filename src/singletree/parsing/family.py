@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from singletree.conversation import ThinkingVariables
@@ -208,7 +209,7 @@ class Family:
 
     def without_calls(self) -> Family:
         """Return the family without its calls: their markup is then text. For a request that must not make calls."""
-        return replace(self, forms=())
+        return _without_calls(self)
 
     @property
     def dropped_markers(self) -> tuple[str, ...]:
@@ -296,6 +297,11 @@ class DetectedFamily:
     family: Family
     why: str
     known: bool
+
+
+@lru_cache(maxsize=256)
+def _without_calls(family: Family) -> Family:
+    return replace(family, forms=())
 
 
 def markers(family: Family) -> Sequence[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 from singletree.parsing.family import Family, markers
+
+_NEAR = 128
+"""In how many characters at the end of the tail a turn boundary is looked for first."""
 
 
 def opens_in_reasoning(family: Family, prompt_tail: str, special_tokens: Collection[str] = ()) -> bool:
@@ -33,11 +37,27 @@ def continues_message(family: Family, prompt_tail: str) -> bool:
 
 
 def _after_boundary(tail: str, family: Family, special_tokens: Collection[str]) -> str:
+    boundaries = _boundaries(family, frozenset(special_tokens))
+    longest = max(map(len, boundaries), default=0)
+    size = _NEAR
+    while size < len(tail):
+        near = tail[-size:]
+        cut = _last_end(near, boundaries)
+        if cut >= longest:  # One that begins before ``near`` ends before this one.
+            return near[cut:]
+        size *= 8
+    return tail[_last_end(tail, boundaries) :]
+
+
+def _last_end(text: str, boundaries: Collection[str]) -> int:
+    return max((at + len(b) for b in boundaries if (at := text.rfind(b)) >= 0), default=0)
+
+
+@lru_cache(maxsize=256)
+def _boundaries(family: Family, special_tokens: frozenset[str]) -> tuple[str, ...]:
     own = "\n".join(markers(family))
     opens = [pair[0] for pair in (family.reasoning, *family.also_reasoning) if pair]
-    boundaries = [
+    return (
         *(e for e in family.dropped_markers if not any(e in o for o in opens)),
         *(t for t in special_tokens if t and t not in own),
-    ]
-    cut = max((at + len(b) for b in boundaries if (at := tail.rfind(b)) >= 0), default=0)
-    return tail[cut:]
+    )

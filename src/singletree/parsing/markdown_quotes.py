@@ -28,6 +28,11 @@ class Quoting:
         self.last = ""
         self._run = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether text without a backtick changes nothing but ``last``."""
+        return not (self.inline or self._run)
+
     def feed(self, text: str) -> None:
         """Read more text."""
         if text:

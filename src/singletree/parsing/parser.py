@@ -17,11 +17,10 @@ Rules of the parser:
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from singletree.conversation import Tool, Turn
-from singletree.events import Event, fold
+from singletree.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta, fold
 from singletree.parsing.arguments.readers import ArgumentReader, JsonCall, Sink, unescaped
 from singletree.parsing.compiled import (
     Action,
@@ -44,7 +43,7 @@ _LONGEST_HEADER = 1024
 """Maximum length of a call's header. Text that is not a call after this many characters never becomes one."""
 
 _RECENT = 16
-"""Minimum number of characters of the latest output that are kept, to decide whether an unmarked call may begin."""
+"""Number of characters of the latest output that are kept, to decide whether an unmarked call may begin."""
 
 _LABEL = re.compile(r"\w{0,32}")
 
@@ -90,7 +89,10 @@ class Parser:
         self._outer_close = False
         self._refused = False
         self._quoting = Quoting()
-        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._recent = ""  # the latest output
+        # The kind of the span that is open, and what finds text that may do more than continue it; None if any may.
+        self._open: type[TextDelta] | type[ReasoningDelta] | type[ArgumentsDelta] = TextDelta
+        self._find_break: Callable[[str], object] | None = None
         self.in_reasoning = opens_in_reasoning(family, prompt_tail, special_tokens)
         self._step = self._prose
         self._enter(self.in_reasoning, breaks=1 if self.in_reasoning else 0)
@@ -102,6 +104,13 @@ class Parser:
             text: the text that follows.
             special: whether ``text`` is exactly one special token of the vocabulary.
         """
+        # The next piece of the open span comes first and in full, because it is most of the tokens.
+        find_break, kind = self._find_break, self._open
+        if find_break is not None and text and not special and find_break(text) is None:
+            if kind is ArgumentsDelta:
+                return [ArgumentsDelta(self._emitter.index, text, text)]
+            self._quoting.last = text[-1]
+            return [TextDelta(text, text) if kind is TextDelta else ReasoningDelta(text, text)]
         if special:
             code = self._compiled.codes.get(text)
             if code is not None:
@@ -111,7 +120,12 @@ class Parser:
         position, length = 0, len(text)
         while position < length:
             position = self._step(text, position)
+        self._find_open_span()
         return self._emitter.take()
+
+    def continues(self, text: str) -> bool:
+        """Return whether ``text``, without special tokens, would do nothing but continue the open span."""
+        return self._find_break is not None and self._find_break(text) is None
 
     def close(self) -> list[Event]:
         """Return the last events: the text ended, for whatever reason. An incomplete call stays incomplete."""
@@ -191,6 +205,23 @@ class Parser:
             return self._hold(text, found.start())
         return self._act(region.markers[found.lastindex - 1], text, found.start(), found.end())
 
+    def _find_open_span(self) -> None:
+        """Find what is open, prose or a string of arguments, unless something is kept that its next piece changes."""
+        self._find_break = None
+        if self._held:
+            return
+        if self._reader is not None:
+            if self._emitter.shows_arguments:
+                self._open, self._find_break = ArgumentsDelta, self._reader.find_break
+        elif (
+            self._step == self._prose
+            and not (self._blank or self._region.has_unmarked)
+            and self._quoting.is_plain
+            and self._emitter.is_settled
+        ):
+            self._open = ReasoningDelta if self.in_reasoning else TextDelta
+            self._find_break = self._region.breaks.search
+
     def _counts(self, found: re.Match[str], text: str, position: int) -> bool:
         """Return whether the marker that was found counts at its place.
 
@@ -201,7 +232,7 @@ class Parser:
         if not marker.unmarked or (self._blank and at == position):
             return True
         before = text[max(position, at - _RECENT) : at]
-        before = before if len(before) == _RECENT else "".join(self._recent) + before
+        before = before if len(before) == _RECENT else self._recent + before
         return before.endswith("\n") or (
             marker.behind is not None and marker.behind.search(before) is not None
         )
@@ -236,7 +267,7 @@ class Parser:
             text = self._emitter.prose(piece, self.in_reasoning)
             self._quoting.feed(text)
             if self._region.has_unmarked:
-                self._recent.append(text[-_RECENT:])
+                self._recent = (self._recent + text)[-_RECENT:]
 
     def _drop_blank(self) -> None:
         if self._blank:
@@ -291,7 +322,7 @@ class Parser:
             self._drop_blank()
             self._breaks = 0 if marker.action is Action.OPEN_TEXT else max(self._breaks, marker.breaks_after)
         elif self._region.has_unmarked:
-            self._recent.append(self._compiled.decode(piece))
+            self._recent = (self._recent + self._compiled.decode(piece))[-_RECENT:]
         self._emitter.markup(piece)
 
     def _is_quoted(self, text: str, end: int, marker: Marker) -> bool | None:

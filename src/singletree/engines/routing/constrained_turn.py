@@ -8,6 +8,7 @@ a replacement with the rest 1 - Z of it, so that together an allowed token has p
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -46,13 +47,13 @@ Ask = Callable[[GenerationJob], AsyncGenerator[Chunk, None]]
 
 
 async def continue_constrained(
-    job: GenerationJob, start: int, matcher: TokenMatcher, ask: Ask, info: EngineInfo
+    job: GenerationJob, generated: array[int], matcher: TokenMatcher, ask: Ask, info: EngineInfo
 ) -> AsyncGenerator[Chunk, None]:
     """Generate the rest of a turn under the constraint of ``job``, with the contract of ``Engine.generate``.
 
     Args:
         job: the turn from its beginning.
-        start: how many tokens of it were generated.
+        generated: the tokens of it so far; those that are yielded are added.
         matcher: has gone over the tokens so far.
         ask: generates a job behind the tokens that were yielded so far.
         info: what the engine supports.
@@ -61,12 +62,12 @@ async def continue_constrained(
         EngineFailed: an engine fails; or no allowed token can be generated.
     """
     free = replace(job, constraint=None)
-    generated, limit = start, job.sampling.max_tokens
+    limit = job.sampling.max_tokens
     while True:
         async with aclosing(ask(free)) as chunks:
             async for chunk in chunks:
                 kept = _kept(chunk, matcher)
-                generated += len(kept.token_ids)
+                generated.extend(kept.token_ids)
                 if kept.token_ids or kept.finish is not None or kept.cached_tokens is not None or kept.route:
                     yield kept
                 if kept.finish is not None:
@@ -75,21 +76,21 @@ async def continue_constrained(
                     break
             else:
                 raise EngineFailed("the engine stopped without a finish reason; try again")
-        if limit is not None and generated >= limit > 0:
+        if limit is not None and len(generated) >= limit > 0:
             yield Chunk((), "length")
             return
         allowed = matcher.allowed()
         if not allowed:
             yield Chunk((), "stop")
             return
-        chunk = await _one_of(free, generated, allowed, ask, info)
-        generated += 1
+        chunk = await _one_of(free, len(generated), allowed, ask, info)
         if matcher.accept(chunk.token_ids) < len(chunk.token_ids):
             raise EngineFailed("the grammar of the turn cannot be continued; try again")
+        generated.extend(chunk.token_ids)
         yield chunk
         if chunk.finish is not None:
             return
-        if generated == limit:
+        if len(generated) == limit:
             yield Chunk((), "length")
             return
 

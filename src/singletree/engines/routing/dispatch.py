@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, Route
 from singletree.engines.routing.health import RunningGeneration, WorkerHealth
@@ -35,33 +34,132 @@ class PooledTurn:
     aborted: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PooledJob(GenerationJob):
-    """A job with the turn that it belongs to."""
+class EngineRun:
+    """One generation on one engine, of which account is kept: for the health of the engine, its load and the policy.
 
-    turn: PooledTurn
+    Args:
+        health, policy: follow what the engine does.
+        job: the generation.
+        choice: the engine, and why.
+        turn: the turn that it belongs to.
+        generated: takes the tokens, those that are delivered included.
+        has_others: whether there are other engines.
 
+    Attributes:
+        chunks: the chunks of the engine; each goes through ``take``.
+        first: the first chunk, which has gone through it; None if there is none.
+    """
 
-def pooled_job(job: GenerationJob, turn: PooledTurn) -> PooledJob:
-    """Return ``job`` as one of ``turn``."""
-    return PooledJob(**{each.name: getattr(job, each.name) for each in fields(GenerationJob)}, turn=turn)
+    __slots__ = (
+        "_choice",
+        "_generated",
+        "_health",
+        "_held",
+        "_is_read",
+        "_job",
+        "_knows_cached",
+        "_policy",
+        "_prefill",
+        "_route",
+        "_running",
+        "_start",
+        "_turn",
+        "chunks",
+        "first",
+    )
 
+    def __init__(
+        self,
+        health: WorkerHealth,
+        policy: RoutingPolicy,
+        job: GenerationJob,
+        choice: Choice,
+        turn: PooledTurn,
+        generated: array[int],
+        *,
+        has_others: bool,
+    ) -> None:
+        worker, load = choice.worker, choice.worker.load
+        self._health, self._policy = health, policy
+        self._job, self._choice, self._turn = job, choice, turn
+        self._generated, self._start = generated, len(generated)
+        self._prefill, self._held = (
+            tokens_to_prefill(job, choice.predicted_cached_tokens),
+            tokens_to_hold(job),
+        )
+        self._is_read = self._knows_cached = False
+        self._route: Route | None = None
+        load.generations += 1
+        load.prefill_tokens += self._prefill
+        load.decode_tokens += self._held
+        policy.sent(job, choice)
+        running = self._running = health.began(worker, job.request_id, len(job.prompt_token_ids))
+        turn.running = running
+        deliver = job.deliver
+        if has_others:
+            self._route = Route(worker.name, choice.predicted_cached_tokens, choice.reason, turn.failures)
+        if deliver is not None:
+            keep = generated.extend
 
-def with_tap(job: GenerationJob, tap: Callable[[Sequence[int]], object]) -> GenerationJob:
-    """Return ``job`` with a ``deliver`` that calls ``tap`` with the tokens first; ``job`` if it has none."""
-    deliver = job.deliver
-    if deliver is None:
-        return job
+            def delivered(token_ids: Sequence[int]) -> bool:
+                keep(token_ids)
+                if has_others:  # One engine alone is compared with no other.
+                    health.progressed(running, len(token_ids))
+                return deliver(token_ids)
 
-    def tapped(token_ids: Sequence[int]) -> bool:
-        tap(token_ids)
-        return deliver(token_ids)
+            job = replace(job, deliver=delivered)
+        self.chunks = worker.engine.generate(job)
+        self.first: Chunk | None = None
 
-    return replace(job, deliver=tapped)
+    async def begin(self) -> None:
+        """Wait for the first chunk. Raises what ``Engine.generate`` raises; the run is closed then."""
+        try:
+            first = await anext(self.chunks, None)
+            self.first = None if first is None else self.take(first)
+        except BaseException as error:
+            await self.close(error)
+            raise
+
+    def take(self, chunk: Chunk) -> Chunk:
+        """Account for a chunk, and return what to pass on. Raises EngineFailed for an engine that hung."""
+        job, choice, load = self._job, self._choice, self._choice.worker.load
+        self._health.progressed(self._running, len(chunk.token_ids))
+        if self._running.stalled and chunk.finish == "cancelled" and not self._turn.aborted:
+            raise EngineFailed(f"engine {choice.worker.name} generated nothing for too long")
+        if not self._is_read and (chunk.token_ids or chunk.cached_tokens is not None):
+            load.prefill_tokens -= self._prefill
+            self._is_read, self._prefill = True, 0
+            self._knows_cached = chunk.cached_tokens is not None
+            self._policy.prompt_read(job, choice, chunk)
+        elif chunk.cached_tokens is not None and not self._knows_cached:
+            # vLLM counts them at the end of a generation.
+            self._knows_cached = True
+            self._policy.prompt_read(job, choice, chunk)
+        self._generated.extend(chunk.token_ids)
+        if self._route is not None:
+            chunk, self._route = replace(chunk, route=self._route), None
+        return chunk
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """End the generation and its account. ``error`` is why, if it failed."""
+        turn, choice, load = self._turn, self._choice, self._choice.worker.load
+        try:
+            await self.chunks.aclose()
+        finally:
+            if isinstance(error, EngineFailed):
+                turn.failures += 1
+                turn.failed.add(choice.worker)
+                self._health.failed(choice.worker, error.message)
+            turn.running = None
+            self._health.ended(self._running)
+            load.generations -= 1
+            load.prefill_tokens -= self._prefill
+            load.decode_tokens -= self._held
+            self._policy.ended(self._job, choice, self._generated[self._start :])
 
 
 class Dispatcher:
-    """Generate each job on the engine that the policy chooses; as an engine, so that a queue can stand before it.
+    """Begin each generation on the engine that the policy chooses.
 
     An engine that is full is passed over; Overloaded is raised if all are full or down.
 
@@ -77,23 +175,19 @@ class Dispatcher:
         self._health = health
         self._closed = False
 
-    async def start(self) -> None:
-        """Do nothing: the pool starts the engines."""
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Refuse further generations."""
         self._closed = True
 
-    def info(self) -> EngineInfo:
-        """Return what the first engine reports."""
-        return self._workers[0].engine.info()
+    async def begin(self, job: GenerationJob, turn: PooledTurn, generated: array[int]) -> EngineRun | None:
+        """Begin a generation on one engine, up to its first chunk; return None if the turn was aborted.
 
-    async def abort(self, request_id: str) -> None:
-        """Do nothing: the pool knows which engine has the generation."""
+        Args:
+            turn: the turn that the job belongs to.
+            generated: takes the tokens.
 
-    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
-        """Generate on one engine. Raises what ``Engine.generate`` raises."""
-        turn = job.turn if isinstance(job, PooledJob) else PooledTurn(job.request_id)
+        Raises what ``Engine.generate`` raises.
+        """
         refusals: dict[Worker, Overloaded] = {}
         while True:
             if self._closed:
@@ -103,19 +197,15 @@ class Dispatcher:
                 raise self._refusal(tuple(refusals.values()))
             choice = await self._policy.choose(job, candidates)
             if turn.aborted:
-                yield Chunk((), "cancelled")
-                return
-            begun = False
+                return None
+            has_others = len(self._workers) > 1
+            run = EngineRun(self._health, self._policy, job, choice, turn, generated, has_others=has_others)
             try:
-                async with aclosing(self._run(job, choice, turn)) as chunks:
-                    async for chunk in chunks:
-                        begun = True
-                        yield chunk
-                return
+                await run.begin()
             except Overloaded as refusal:
-                if begun:
-                    raise
                 refusals[choice.worker] = refusal
+            else:
+                return run
 
     def _candidates(self, job: GenerationJob, turn: PooledTurn) -> list[Worker]:
         """Return the engines that can serve the job, without those that failed the turn if there are others."""
@@ -138,62 +228,6 @@ class Dispatcher:
             "no engine of this model answers; try again in a moment",
             retry_after=self._health.seconds_to_retry(),
         )
-
-    async def _run(self, job: GenerationJob, choice: Choice, turn: PooledTurn) -> AsyncGenerator[Chunk, None]:
-        worker, load, policy = choice.worker, choice.worker.load, self._policy
-        prefill, held = tokens_to_prefill(job, choice.predicted_cached_tokens), tokens_to_hold(job)
-        load.generations += 1
-        load.prefill_tokens += prefill
-        load.decode_tokens += held
-        policy.sent(job, choice)
-        running = turn.running = self._health.began(worker, job.request_id, len(job.prompt_token_ids))
-        generated = array("I")
-        route = self._route(choice, turn)
-        is_read = knows_cached = False
-
-        def delivered(token_ids: Sequence[int]) -> None:
-            self._health.progressed(running, len(token_ids))
-            generated.extend(token_ids)
-
-        # One engine alone is compared with no other.
-        tap = generated.extend if len(self._workers) == 1 else delivered
-        try:
-            async with aclosing(worker.engine.generate(with_tap(job, tap))) as chunks:
-                async for chunk in chunks:
-                    self._health.progressed(running, len(chunk.token_ids))
-                    if running.stalled and chunk.finish == "cancelled" and not turn.aborted:
-                        raise EngineFailed(f"engine {worker.name} generated nothing for too long")
-                    if not is_read and (chunk.token_ids or chunk.cached_tokens is not None):
-                        load.prefill_tokens -= prefill
-                        is_read, prefill = True, 0
-                        knows_cached = chunk.cached_tokens is not None
-                        policy.prompt_read(job, choice, chunk)
-                    elif chunk.cached_tokens is not None and not knows_cached:
-                        # vLLM counts them at the end of a generation.
-                        knows_cached = True
-                        policy.prompt_read(job, choice, chunk)
-                    generated.extend(chunk.token_ids)
-                    if route is not None:
-                        chunk, route = replace(chunk, route=route), None
-                    yield chunk
-        except EngineFailed as failure:
-            turn.failures += 1
-            turn.failed.add(worker)
-            if not self._closed:
-                self._health.failed(worker, failure.message)
-            raise
-        finally:
-            turn.running = None
-            self._health.ended(running)
-            load.generations -= 1
-            load.prefill_tokens -= prefill
-            load.decode_tokens -= held
-            policy.ended(job, choice, generated)
-
-    def _route(self, choice: Choice, turn: PooledTurn) -> Route | None:
-        if len(self._workers) == 1:
-            return None
-        return Route(choice.worker.name, choice.predicted_cached_tokens, choice.reason, turn.failures)
 
 
 def _can_serve(info: EngineInfo, job: GenerationJob) -> bool:

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from array import array
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import (
@@ -22,9 +22,9 @@ from singletree.engines.engine import (
     PictureSupport,
     count_picture_tokens,
 )
-from singletree.engines.queueing import QueueingEngine
+from singletree.engines.queueing import EngineQueue
 from singletree.engines.routing.constrained_turn import MatcherSource, TokenMatcher, continue_constrained
-from singletree.engines.routing.dispatch import Dispatcher, PooledTurn, pooled_job, with_tap
+from singletree.engines.routing.dispatch import Dispatcher, PooledTurn
 from singletree.engines.routing.health import WorkerHealth
 from singletree.engines.routing.load_policies import RoundRobinPolicy
 from singletree.engines.routing.policy import RoutingPolicy
@@ -84,7 +84,7 @@ class EnginePool:
         self._policy = policy or RoundRobinPolicy()
         self._health = WorkerHealth(self.workers, self._policy)
         self._dispatcher = Dispatcher(self.workers, self._policy, self._health)
-        self._queue = QueueingEngine(self._dispatcher, hold_seconds)
+        self._queue = EngineQueue(hold_seconds)
         self._migration_limit = migration_limit
         self._matchers = matchers
         self._turns: set[PooledTurn] = set()
@@ -134,7 +134,7 @@ class EnginePool:
     async def close(self) -> None:
         """Close every engine."""
         self._closed = True
-        await self._dispatcher.close()
+        self._dispatcher.close()
         await self._health.close()
         await self._policy.close()
         for worker in self.workers:
@@ -196,7 +196,6 @@ class EnginePool:
         turn = PooledTurn(job.request_id)
         self._turns.add(turn)
         generated = array("I")
-        job = with_tap(job, generated.extend)
         failure: EngineFailed | None = None
         matcher: TokenMatcher | None = None
         is_known = False  # whether an engine has reported what it knows of the prompt
@@ -212,14 +211,12 @@ class EnginePool:
                         raise failure
                 chunks = self._attempt(job, generated, turn, matcher)
                 try:
-                    async with aclosing(chunks):
-                        async for chunk in chunks:
-                            generated.extend(chunk.token_ids)
-                            is_known = is_known or bool(chunk.token_ids) or chunk.cached_tokens is not None
-                            shown = _continued(chunk, before) if before else chunk
-                            shown = _unknown_prompt(shown) if hides_prompt else shown
-                            if shown.token_ids or shown.finish is not None or shown.route or not hides_prompt:
-                                yield shown
+                    async for chunk in chunks:
+                        is_known = is_known or bool(chunk.token_ids) or chunk.cached_tokens is not None
+                        shown = _continued(chunk, before) if before else chunk
+                        shown = _unknown_prompt(shown) if hides_prompt else shown
+                        if shown.token_ids or shown.finish is not None or shown.route or not hides_prompt:
+                            yield shown
                     return
                 except (Overloaded, Rejected) as error:
                     if failure is not None and generated:
@@ -237,19 +234,46 @@ class EnginePool:
                         len(generated),
                         error.message,
                     )
+                finally:
+                    await chunks.aclose()
         finally:
             self._turns.discard(turn)
 
     def _attempt(
         self, job: GenerationJob, generated: array[int], turn: PooledTurn, matcher: TokenMatcher | None
     ) -> AsyncGenerator[Chunk, None]:
-        def ask(changed: GenerationJob) -> AsyncGenerator[Chunk, None]:
-            return self._queue.generate(pooled_job(remaining_job(changed, generated), turn))
-
+        """Return the chunks of the rest of a turn, whose tokens are added to ``generated``."""
         if matcher is None:
-            return ask(job)
+            return self._once(remaining_job(job, generated), turn, generated)
+
+        def ask(changed: GenerationJob) -> AsyncGenerator[Chunk, None]:
+            return self._once(remaining_job(changed, generated), turn, array("I"))
+
         job = replace(job, deliver=None)  # The matcher has to see every token.
-        return continue_constrained(job, len(generated), matcher, ask, self.info())
+        return continue_constrained(job, generated, matcher, ask, self.info())
+
+    async def _once(
+        self, job: GenerationJob, turn: PooledTurn, generated: array[int]
+    ) -> AsyncGenerator[Chunk, None]:
+        """Generate on one engine, after waiting for a place if necessary. ``generated`` takes the tokens."""
+        run, wait = await self._queue.admit(job, partial(self._dispatcher.begin, job, turn, generated))
+        first = Chunk((), "cancelled") if run is None else run.first
+        error: EngineFailed | None = None
+        try:
+            if first is not None:
+                yield first if wait is None else wait.on(first)
+            if run is not None:
+                async for chunk in run.chunks:
+                    yield run.take(chunk)
+        except EngineFailed as failure:
+            error = failure
+            raise
+        finally:
+            try:
+                if run is not None:
+                    await run.close(error)
+            finally:
+                self._queue.wake()
 
     async def _follow(self, job: GenerationJob, generated: Sequence[int]) -> TokenMatcher | None:
         if self._matchers is None or job.constraint is None:

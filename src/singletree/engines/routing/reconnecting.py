@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Protocol, runtime_checkable
 
 from singletree.engines.engine import Chunk, Engine, EngineInfo, GenerationJob, count_picture_tokens
@@ -76,10 +75,13 @@ class ReconnectingEngine:
         """Generate, with the contract of ``Engine.generate``."""
         engine = self._connected()
         self._users[engine] += 1
+        chunks = engine.generate(job)
         try:
-            async with aclosing(engine.generate(job)) as chunks:
+            try:
                 async for chunk in chunks:
                     yield chunk
+            finally:
+                await chunks.aclose()
         finally:
             if engine in self._users:
                 self._users[engine] -= 1

@@ -50,6 +50,11 @@ class JsonScanner:
         self._atom: list[str] = []
         self._hex = 0
 
+    @property
+    def in_string(self) -> bool:
+        """Return whether the text so far ends inside a string, and not inside an escape."""
+        return self._at is _At.STRING
+
     def scan(self, text: str, position: int = 0) -> int:
         """Read ``text`` from ``position`` on; return the position after the value, or of the error."""
         length = len(text)

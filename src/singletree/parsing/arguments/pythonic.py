@@ -83,6 +83,8 @@ class LiteralArguments:
         keys: names of the tool's parameters; empty when not known.
     """
 
+    find_break = None
+
     def __init__(
         self,
         dialect: Literals,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from singletree.parsing.arguments import coercion, nested_tags
 from singletree.parsing.arguments.json_scanner import JsonScanner
-from singletree.parsing.arguments.tag_patterns import ParameterPatterns
+from singletree.parsing.arguments.tag_patterns import UNLIKE_JSON, ParameterPatterns
 from singletree.parsing.patterns import Match
 
 
@@ -37,8 +37,18 @@ class Sink:
     hold: Callable[[str, int], int]
 
 
+FindBreak = Callable[[str], object]
+_STRING_BREAKS = re.compile(f"[{UNLIKE_JSON}]")
+
+
 class ArgumentReader(Protocol):
     """Reader of the arguments of one call."""
+
+    @property
+    def find_break(self) -> FindBreak | None:
+        """Return, inside a string that is passed on as it comes, the function that finds what may be more than its next
+        piece, or another text as JSON; None elsewhere.
+        """
 
     def feed(self, text: str, position: int, sink: Sink) -> int:
         """Read ``text`` from ``position`` on; return the position of the first character that was not taken.
@@ -55,6 +65,11 @@ class JsonArguments:
 
     def __init__(self) -> None:
         self._scanner = JsonScanner()
+
+    @property
+    def find_break(self) -> FindBreak | None:
+        """Implement ``ArgumentReader``."""
+        return _STRING_BREAKS.search if self._scanner.in_string else None
 
     def feed(self, text: str, position: int, sink: Sink) -> int:
         """Implement ``ArgumentReader``."""
@@ -84,6 +99,7 @@ class JsonCall:
         opener: raw text of the markup before the object.
     """
 
+    find_break = None
     _NAMES = ("name", "tool_name", "function")
     _ARGUMENTS = ("arguments", "parameters", "args")
 
@@ -188,6 +204,13 @@ class TagParameters:
         self._raw = ""
         self._missing = coercion.property_names(parameters) if patterns.next else frozenset()
         self._at_line = False
+
+    @property
+    def find_break(self) -> FindBreak | None:
+        """Implement ``ArgumentReader``."""
+        in_string = self._types is not None and self._value is None
+        settled = not (self._fresh or self._untyped or self._raw or (self._missing and self._at_line))
+        return self._end.breaks.search if in_string and settled else None
 
     def feed(self, text: str, position: int, sink: Sink) -> int:
         """Implement ``ArgumentReader``."""

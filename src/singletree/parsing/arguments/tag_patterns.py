@@ -11,16 +11,22 @@ from singletree.parsing import patterns
 from singletree.parsing.family import SLOT, Form
 from singletree.parsing.patterns import Pattern
 
+UNLIKE_JSON = r'"\\\x00-\x1f\udc80-\udcff'
+"""The characters that are not themselves in a JSON string, and the codes of special tokens; as a set of a pattern."""
+
 _SPACED = ("key", "type")
 """Slots beside which a model may write white space."""
 
 
 @dataclass(frozen=True)
 class ValueEnd:
-    """The end of one parameter's value. ``prefixes`` are its cut forms, ``trigger`` finds their first characters."""
+    """The end of one parameter's value. ``prefixes`` are its cut forms, ``trigger`` finds their first characters.
+    ``breaks`` finds these too, and what is another text as JSON.
+    """
 
     pattern: re.Pattern[str]
     trigger: re.Pattern[str]
+    breaks: re.Pattern[str]
     prefixes: frozenset[str]
     longest: int
 
@@ -170,6 +176,7 @@ def _value_end(close: str, after: str) -> ValueEnd:
     return ValueEnd(
         pattern=re.compile(("\n?" if trim else "") + f"(?:{re.escape(closer)}|{lost})"),
         trigger=re.compile("[" + re.escape(firsts) + "]"),
+        breaks=re.compile(f"[{UNLIKE_JSON}{re.escape(firsts)}]"),
         prefixes=frozenset(s[:n] for s in texts for n in range(1, len(s))),
         longest=max(map(len, texts)) - 1,
     )

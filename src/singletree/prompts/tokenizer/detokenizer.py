@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Sequence
-from encodings.utf_8 import IncrementalDecoder
 from functools import cache
 from typing import Literal
 
@@ -65,48 +65,68 @@ class Detokenizer:
         strip_after_added: whether to remove such a space after each added token, too.
     """
 
-    __slots__ = ("_after_added", "_decoder", "_strip", "_texts")
+    __slots__ = ("_after_added", "_held", "_strip", "_texts")
 
     def __init__(
         self, texts: TokenTexts, *, strip_first: bool = False, strip_after_added: bool = False
     ) -> None:
         self._texts = texts
-        self._decoder = IncrementalDecoder("replace")
+        self._held = b""  # the beginning of a character
         self._strip = strip_first
         self._after_added = strip_after_added
 
     def feed(self, token_ids: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the pieces that these tokens complete; the beginning of a character is held back."""
-        if len(token_ids) == 1:
+        if len(token_ids) == 1 and not (self._held or self._strip):
             piece = self._texts[token_ids[0]]
-            if type(piece) is str and not self._decoder.buffer and not self._strip:
+            if type(piece) is str and not (self._after_added and token_ids[0] in self._texts.added_ids):
                 return [(piece, False)] if piece else []
         return self._feed_many(token_ids)
 
+    def whole_text(self, token_ids: Sequence[int]) -> str | None:
+        """Return the text of ordinary tokens that consist of whole characters; None for any others.
+
+        It is what ``feed`` would return. Nothing is fed.
+        """
+        if self._held or self._strip:
+            return None
+        if self._after_added and not self._texts.added_ids.isdisjoint(token_ids):
+            return None  # A space behind an added token is removed.
+        try:
+            return "".join(map(self._texts.__getitem__, token_ids))  # type: ignore[arg-type]
+        except TypeError:  # bytes, or a special token
+            return None
+
     def flush(self) -> list[tuple[str, bool]]:
         """Return the text that was held back, at the end of the generation; an incomplete character becomes U+FFFD."""
-        held = self._decoder.decode(b"", True)
+        held = self._decode(b"", final=True)
         return [(held, False)] if held else []
 
     def _feed_many(self, token_ids: Sequence[int]) -> list[tuple[str, bool]]:
         pieces: list[tuple[str, bool]] = []
         text: list[str] = []
-        texts, decoder = self._texts, self._decoder
+        texts = self._texts
         for token_id in token_ids:
             piece = texts[token_id]
             if isinstance(piece, tuple):
-                text.append(decoder.decode(b"", True))
+                text.append(self._decode(b"", final=True))
                 _close(text, pieces)
                 pieces.append(piece)
-            elif isinstance(piece, str) and not decoder.buffer and not self._strip:
+            elif isinstance(piece, str) and not self._held and not self._strip:
                 text.append(piece)
             else:
                 data = piece.encode() if isinstance(piece, str) else piece
-                text.append(decoder.decode(self._stripped(data)))
+                text.append(self._decode(self._stripped(data)))
             if (self._strip or self._after_added) and token_id in texts.added_ids:
                 self._strip = self._after_added
         _close(text, pieces)
         return pieces
+
+    def _decode(self, data: bytes, *, final: bool = False) -> str:
+        data = self._held + data
+        text, used = utf_8_decode(data, "replace", final)
+        self._held = data[used:]
+        return text
 
     def _stripped(self, data: bytes) -> bytes:
         if not self._strip or not data:

@@ -101,7 +101,8 @@ class Lifecycle:
 
     def end(self, reason: FinishReason) -> None:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
-        self.trace.generated(Finished(reason, self.choices.usage))
+        usage = self.choices.usage
+        self.trace.generated(Finished(reason, usage))
         for each in self.choices.generations:
             if each.route is not None:
                 self.trace.routed(each.route, each.cached_tokens)
@@ -112,14 +113,14 @@ class Lifecycle:
             # This may change the number of the conversation, which the record has.
             self.session.close(self.choices)
             if self.records is not None:
-                self.records.add(self.trace, self.choices, step, Finished(step.ended, self.choices.usage))
+                self.records.add(self.trace, self.choices, step, Finished(step.ended, usage))
             if self.prefills is not None:
                 as_objects = self.choices.protocol is MESSAGES
                 self.prefills.begin(step.session, self.choices.first, as_objects=as_objects)
         if self.inspection is not None:
             self.inspection.close(
                 self.choices.first.ended or reason,
-                self.choices.usage,
+                usage,
                 answer=self.choices.id,
                 first_seconds=self.trace.first_seconds,
                 error=self.trace.error,

@@ -25,6 +25,7 @@ from singletree.server.answers.tracing import Trace
 from singletree.server.sessions.sessions import Step
 
 SCHEMA = "dynamo.request.trace.v1"
+_NO_HINTS = Hints()
 _CALLS = 16_384
 """How many calls may wait for their results."""
 
@@ -192,8 +193,8 @@ def _own_fields(trace: Trace, choices: Choices, step: Step, finished: Finished) 
         fields["route_reason"] = generation.route.reason
         fields["waited_seconds"] = round(generation.route.waited_seconds, 3)
     hints = generation.request.hints
-    if given := {name: value for name, value in asdict(hints).items() if value != getattr(Hints(), name)}:
-        fields["hints"] = given
+    if hints != _NO_HINTS:
+        fields["hints"] = {k: v for k, v in asdict(hints).items() if v != getattr(_NO_HINTS, k)}
     return fields
 
 

@@ -120,8 +120,7 @@ class TurnResponse:
                         ends[index] = batch
                     elif batch:
                         self._trace.first_event()
-                        for event in batch:
-                            folds[index].feed(event)
+                        folds[index].feed_all(batch)
 
         # No part of a body is sent before its end, so each failure counts at once.
         await run_together([collect(index) for index in range(count)], lambda: False)

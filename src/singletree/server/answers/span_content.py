@@ -54,8 +54,7 @@ def invocation_attributes(turns: Sequence[Turn], answer: Turn, ended: str) -> di
 def generated_turn(events: Iterable[Event]) -> Turn:
     """Return the turn that ``events`` make."""
     fold = Fold()
-    for event in events:
-        fold.feed(event)
+    fold.feed_all(events)
     return fold.turn()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -127,7 +126,8 @@ class Stream:
         generation = self._choices.generations[index]
         if generation.runner is None:
             generation.deliver = partial(self._deliver, index)
-        async with aclosing(self._choices.batches(index, self._trace.request_id)) as batches:
+        batches = self._choices.batches(index, self._trace.request_id)
+        try:
             async for batch in batches:
                 if encoder is None:
                     encoder = self.open()[index]
@@ -143,12 +143,16 @@ class Stream:
                         buffer.put(_frames(encoder, batch))
                     if buffer.is_full:
                         await buffer.room()
+        finally:
+            await batches.aclose()
 
     def _deliver(self, index: int, batch: list[Event]) -> bool:
         """Send a batch that was not yielded. ``_feed`` has opened the stream, with the first one."""
-        self._note_sent()
-        self.buffer.put_through(_frames(self._encoders[index], batch))
-        return not self.buffer.is_full
+        if not self._has_sent:
+            self._note_sent()
+        buffer, encoder = self.buffer, self._encoders[index]
+        buffer.put_through(encoder.feed(batch[0]) if len(batch) == 1 else _frames(encoder, batch))
+        return not buffer.is_full
 
     def _note_sent(self) -> None:
         if not self._has_sent:
@@ -166,8 +170,6 @@ class Stream:
 
 
 def _frames(encoder: EventEncoder, batch: list[Event]) -> list[Frame]:
-    if len(batch) == 1:
-        return encoder.feed(batch[0])
     return [frame for event in batch for frame in encoder.feed(event)]
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -40,6 +41,7 @@ _CLIENT_LEFT = 499
 _NOT_ANSWERED: tuple[FinishReason, ...] = ("error", "cancelled")
 """Ends of turns that say nothing about how long answers are and take."""
 _PATH_LENGTH = 128
+_HINTS, _AGENT = (tuple((each.name, each.default) for each in fields(kind)) for kind in (Hints, AgentContext))
 _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """The variable with which prometheus_client keeps metrics in files that several processes share."""
 
@@ -48,6 +50,26 @@ MODEL_STATES = ("loaded", "unloaded", "lazy", "loading", "failed")
 """In which state a model can be: its engine runs, it was stopped because nobody used it, the model waits for its first
 request, is being loaded, or did not start.
 """
+
+
+Metric = TypeVar("Metric", Counter, Histogram)
+
+
+class MetricChildren(dict[str | tuple[str, ...], Metric]):
+    """The children of a metric by their labels, each made when it is used first: as ``Metric.labels``, at less cost.
+
+    Args:
+        metric: has labels.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        super().__init__()
+        self._metric: Metric = metric
+
+    def __missing__(self, labels: str | tuple[str, ...]) -> Metric:
+        child: Metric = self._metric.labels(*((labels,) if isinstance(labels, str) else labels))
+        self[labels] = child
+        return child
 
 
 class Tracing:
@@ -68,23 +90,21 @@ class Tracing:
         self.registry = CollectorRegistry()
         self.registry.register(STORE_FAILURES)
         self.registry.register(DROPPED_RECORDS)
-        self.requests = Counter(
+        counter = self._counter
+        self.requests = counter(
             "singletree_requests",
             "Requests by route and HTTP status.",
             ["route", "status"],
-            registry=self.registry,
         )
-        self.tokens = Counter(
+        self.tokens = counter(
             "singletree_tokens",
             "Tokens: prompt, of which cached; completion, of which reasoning.",
             ["model", "kind"],
-            registry=self.registry,
         )
-        self.finished = Counter(
+        self.finished = counter(
             "singletree_generations",
             "Generations by how they ended.",
             ["model", "reason"],
-            registry=self.registry,
         )
         self.waiting: Callable[[], int] = int
         self.model_states: Callable[[], Iterable[tuple[str, str]]] = tuple
@@ -106,8 +126,10 @@ class Tracing:
     def _make_histograms(self) -> None:
         def histogram(
             name: str, description: str, buckets: Sequence[float], labels: Iterable[str] = ("model",)
-        ) -> Histogram:
-            return Histogram(name, description, labels, registry=self.registry, buckets=buckets)
+        ) -> MetricChildren[Histogram]:
+            return MetricChildren(
+                Histogram(name, description, labels, registry=self.registry, buckets=buckets)
+            )
 
         self.first_token = histogram(
             "singletree_time_to_first_token_seconds",
@@ -145,50 +167,48 @@ class Tracing:
             _SECONDS,
         )
 
+    def _counter(self, name: str, description: str, labels: Iterable[str]) -> MetricChildren[Counter]:
+        return MetricChildren(Counter(name, description, labels, registry=self.registry))
+
     def _make_prompt_counters(self) -> None:
-        self.rules = Counter(
+        counter = self._counter
+        self.rules = counter(
             "singletree_stability_rules",
             "Prompts that a stability rule changed.",
             ["rule"],
-            registry=self.registry,
         )
-        self.prefix = Counter(
+        self.prefix = counter(
             "singletree_prefix_tokens",
             "Prompt tokens that continue the session's last prompt and turn, and new ones.",
             ["model", "kind"],
-            registry=self.registry,
         )
-        self.courses = Counter(
+        self.courses = counter(
             "singletree_prefix_courses",
             "Prompts by how they continue their session: first, appended, back to an earlier turn, broken.",
             ["model", "course"],
-            registry=self.registry,
         )
-        self.lost = Counter(
+        self.lost = counter(
             "singletree_prefix_lost_tokens",
             "Tokens that should have matched and did not, by the likely cause.",
             ["model", "cause"],
-            registry=self.registry,
         )
-        self.replayed = Counter(
+        self.replayed = counter(
             "singletree_replayed_turns",
             "Earlier turns in prompts that were replayed with the tokens in which they were generated.",
             ["model"],
-            registry=self.registry,
         )
 
     def _make_routing_counters(self) -> None:
-        self.routed = Counter(
+        counter = self._counter
+        self.routed = counter(
             "singletree_routed_generations",
             "Generations by the engine that they were sent to.",
             ["model", "worker"],
-            registry=self.registry,
         )
-        self.predicted = Counter(
+        self.predicted = counter(
             "singletree_routing_tokens",
             "Prompt tokens: predicted in the engine's cache, cached as it reports, missing and unexpected of them.",
             ["model", "worker", "kind"],
-            registry=self.registry,
         )
 
     @property
@@ -270,10 +290,13 @@ class Trace:
 
     def record_hints(self, hints: Hints, agent: AgentContext) -> None:
         """Add the request's hints and the agent's context to the log line."""
-        given = [(field, getattr(each, field.name)) for each in (hints, agent) for field in fields(each)]
-        self._hints = "".join(
-            f" {field.name}={_plain(str(value))}" for field, value in given if value != field.default
-        )
+        given = [
+            (name, value)
+            for each, names in ((hints, _HINTS), (agent, _AGENT))
+            for name, default in names
+            if (value := getattr(each, name)) != default
+        ]
+        self._hints = "".join([f" {name}={_plain(str(value))}" for name, value in given])
 
     def generating(self, model: str, rules: Iterable[str], replayed: int = 0) -> None:
         """Record the start of a generation.
@@ -285,26 +308,26 @@ class Trace:
         """
         self._model = model
         self.accepted()
-        self._tracing.replayed.labels(model).inc(replayed)
+        self._tracing.replayed[model].inc(replayed)
         for rule in rules:
-            self._tracing.rules.labels(rule).inc()
+            self._tracing.rules[rule].inc()
 
     def record_step(self, step: Step) -> None:
         """Record how the request's prompt continues its session."""
         tracing, self._step = self._tracing, step
-        tracing.prefix.labels(step.model, "matched").inc(step.matched)
-        tracing.prefix.labels(step.model, "new").inc(step.new)
-        tracing.courses.labels(step.model, step.course).inc()
+        tracing.prefix[step.model, "matched"].inc(step.matched)
+        tracing.prefix[step.model, "new"].inc(step.new)
+        tracing.courses[step.model, step.course].inc()
         share = step.matched / max(1, step.prompt_tokens)
-        tracing.in_place.labels(step.model, step.course).observe(share)
+        tracing.in_place[step.model, step.course].observe(share)
         if step.broken is not None:
-            tracing.lost.labels(step.model, step.broken.cause.name).inc(step.lost)
+            tracing.lost[step.model, step.broken.cause.name].inc(step.lost)
 
     def first_event(self) -> None:
         """Record the time of the first event; later calls have no effect."""
         if self._first is None:
             self._first = time.perf_counter() - self.began
-            self._tracing.first_token.labels(self._model).observe(self._first)
+            self._tracing.first_token[self._model].observe(self._first)
 
     @property
     def first_seconds(self) -> float | None:
@@ -317,35 +340,35 @@ class Trace:
             return
         self._usage, self._reason = finished.usage, finished.reason
         tracing, model, usage = self._tracing, self._model, finished.usage
-        tracing.finished.labels(model, finished.reason).inc()
-        tracing.tokens.labels(model, "prompt").inc(usage.prompt_tokens)
-        tracing.tokens.labels(model, "cached").inc(usage.cached_tokens)
-        tracing.tokens.labels(model, "completion").inc(usage.completion_tokens)
-        tracing.tokens.labels(model, "reasoning").inc(usage.reasoning_tokens)
+        tracing.finished[model, finished.reason].inc()
+        tracing.tokens[model, "prompt"].inc(usage.prompt_tokens)
+        tracing.tokens[model, "cached"].inc(usage.cached_tokens)
+        tracing.tokens[model, "completion"].inc(usage.completion_tokens)
+        tracing.tokens[model, "reasoning"].inc(usage.reasoning_tokens)
         if finished.reason not in _NOT_ANSWERED:
             self._observe_answer(usage)
 
     def _observe_answer(self, usage: Usage) -> None:
         tracing, model = self._tracing, self._model
-        tracing.prompt_length.labels(model).observe(usage.prompt_tokens)
-        tracing.answer_length.labels(model).observe(usage.completion_tokens)
-        tracing.answer_seconds.labels(model).observe(self.seconds)
+        tracing.prompt_length[model].observe(usage.prompt_tokens)
+        tracing.answer_length[model].observe(usage.completion_tokens)
+        tracing.answer_seconds[model].observe(self.seconds)
         if self._first is not None and usage.completion_tokens > 1:
             between = (self.seconds - self._first) / (usage.completion_tokens - 1)
-            tracing.token_seconds.labels(model).observe(between)
+            tracing.token_seconds[model].observe(between)
 
     def dispatched(self, completed: float) -> None:
         """Record that a tool call was sent, which became complete at ``completed`` on the clock of ``perf_counter``."""
-        self._tracing.dispatch.labels(self._model).observe(time.perf_counter() - completed)
+        self._tracing.dispatch[self._model].observe(time.perf_counter() - completed)
 
     def routed(self, route: Route, cached: int | None) -> None:
         """Record which engine generated, and how many tokens it reported as cached; None if it did not."""
         tracing, model = self._tracing, self._model
         if route.waited_seconds:
-            tracing.waited.labels(model).observe(route.waited_seconds)
+            tracing.waited[model].observe(route.waited_seconds)
         if not route.worker:
             return
-        tracing.routed.labels(model, route.worker).inc()
+        tracing.routed[model, route.worker].inc()
         self._route = f" worker={_plain(route.worker)}"
         predicted = route.predicted_cached_tokens
         # After a failover, the count is that of the first engine and the prediction that of the last one.
@@ -358,7 +381,7 @@ class Trace:
             ("missing", max(0, predicted - cached)),
             ("unexpected", max(0, cached - predicted)),
         ):
-            tracing.predicted.labels(model, route.worker, kind).inc(tokens)
+            tracing.predicted[model, route.worker, kind].inc(tokens)
 
     @property
     def error_name(self) -> str:
@@ -388,7 +411,7 @@ class Trace:
         if self._is_running:
             self._is_running = False
             self._tracing.running -= 1
-        self._tracing.requests.labels(self.route, str(self.status)).inc()
+        self._tracing.requests[self.route, str(self.status)].inc()
         level = logging.INFO if self._usage is not None or self.status >= 400 else logging.DEBUG
         if LOG.isEnabledFor(level):
             LOG.log(level, "%s", self._line())

@@ -41,6 +41,10 @@ class RawText:
         """Return the events for ``text``, as ``Parser.feed`` does."""
         return [Markup(text)] if special and self._skip_special else [TextDelta(text, text)]
 
+    def continues(self, text: str) -> bool:
+        """Return True: text only continues text."""
+        return True
+
     def close(self) -> list[Event]:
         """Return no events: nothing is held back."""
         return []

@@ -370,7 +370,7 @@ class Inspection:
         self._details = turn.details
         self._is_superseded = False
         self._asked_logprobs = generation.logprob_reader is not None
-        generation.decoder.add_tap(self._take)
+        generation.decoder.set_tap(self._take)
 
     def _take(self, token_ids: Sequence[int], events: list[Event]) -> None:
         self.turn.timeline.take(token_ids, events)

@@ -101,11 +101,11 @@ class TurnTimeline:
         return (time.perf_counter() - self.began) * 1000
 
     def take(self, token_ids: Sequence[int], events: Iterable[Event]) -> None:
-        """Record one token (or none, at the end) and the events that it made certain."""
+        """Record tokens (none at the end) and the events that they made certain."""
         now = self.now()
         if token_ids:
-            self.token_ms.append(now)
-            self._waiting += 1
+            self.token_ms.extend([now] * len(token_ids))
+            self._waiting += len(token_ids)
             if self._since is None:
                 self._since = now
         for event in events:

@@ -82,8 +82,7 @@ async def _run_compaction(generation: Generation, request_id: str) -> Batches:
     async with aclosing(pipeline.run(generation, request_id)) as batches:
         async for batch in batches:
             if not isinstance(batch, Finished):
-                for event in batch:
-                    folding.feed(event)
+                folding.feed_all(batch)
                 yield []
                 continue
             summary = summary_of(folding.turn())

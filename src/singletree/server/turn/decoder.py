@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -23,6 +24,10 @@ from singletree.server.turn.stop_strings import StopStrings, TextPiece
 class PieceDecoder(Protocol):
     """The detokenizer's interface: token ids in, pairs of text and whether it is a special token out."""
 
+    def whole_text(self, token_ids: Sequence[int]) -> str | None:
+        """Return what ``feed`` would return for ordinary tokens of whole characters; None for any others."""
+        ...
+
     def feed(self, token_ids: Sequence[int]) -> list[TextPiece]:
         """Return the text that these tokens complete."""
         ...
@@ -37,6 +42,10 @@ class EventParser(Protocol):
 
     in_reasoning: bool
 
+    def continues(self, text: str) -> bool:
+        """Return whether ``text`` would do nothing but continue the open span: text, reasoning or arguments."""
+        ...
+
     def feed(self, text: str, special: bool = False) -> list[Event]:
         """Return the events that are certain after this text."""
         ...
@@ -47,7 +56,37 @@ class EventParser(Protocol):
 
 
 Tap = Callable[[Sequence[int], list[Event]], None]
-"""Called with each token that is decoded, up to the end of the turn, and the events that it made certain."""
+"""Called with the tokens that are decoded, up to the end of the turn, and the events that they made certain."""
+
+
+class DecodedTurn:
+    """What is known of a turn that is generated.
+
+    Attributes:
+        token_ids: the tokens that the engine generated.
+        length: how many of them were decoded: those after the end of the turn are not.
+        events: the events so far.
+        reasoning_ends: for each span of reasoning that ended, how many tokens were decoded then.
+        is_reasoning: whether a span of reasoning with any text is open.
+    """
+
+    __slots__ = ("events", "is_reasoning", "length", "reasoning_ends", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids = array("I")
+        self.length = 0
+        self.events: list[Event] = []
+        self.reasoning_ends: list[int] = []
+        self.is_reasoning = False
+
+    def end_reasoning(self) -> None:
+        """Note that the open span of reasoning ended with the last token that was decoded."""
+        self.is_reasoning = False
+        self.reasoning_ends.append(self.length)
+
+
+_DELTAS = (TextDelta, ReasoningDelta, ArgumentsDelta, Markup)
+"""Events that change nothing after another of their kind."""
 
 
 class TurnDecoder:
@@ -63,11 +102,12 @@ class TurnDecoder:
         min_tokens: number of tokens at the beginning whose text is not searched for ``stops``.
         max_calls: largest number of calls in the turn; None for any number.
         breaks_cut_call: whether a call that the end of the turn cuts becomes a broken one, which is sent as text.
-        tap: called with each token and its events.
 
     Attributes:
+        turn: what was decoded; ``turn.token_ids`` belongs to the caller.
         tokens: number of tokens that the model generated.
         reasoning_tokens: number of tokens while reasoning was open; its closer counts, its opener does not.
+        has_calls: whether a call has begun.
         ended: set when the turn is over although the model may continue: a stop string, or the last call allowed.
         stop_sequence: the stop string that ended the turn.
     """
@@ -84,47 +124,56 @@ class TurnDecoder:
         min_tokens: int = 0,
         max_calls: int | None = None,
         breaks_cut_call: bool = False,
-        tap: Tap | None = None,
     ) -> None:
         self._parser = parser
         self._breaks_cut_call = breaks_cut_call
         self._open_call: int | None = None
-        self._tap = tap
+        self._tap: Tap | None = None
         self._detokenizer = detokenizer
         self._ids = ids
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stops = StopStrings(stops, includes=includes_stop) if any(stops) else None
         self._unwatched = min_tokens
         self._calls_left = max_calls
+        self._same: type[Event] | None = None  # events of this kind change nothing
+        self.turn = DecodedTurn()
         self.tokens = 0
         self.reasoning_tokens = 0
+        self.has_calls = False
         self.ended: FinishReason | None = None
         self.stop_sequence: str | None = None
 
-    def add_tap(self, tap: Tap) -> None:
-        """Call ``tap`` as well, after the tap that is there, from the next token on."""
-        first = self._tap
-        if first is None:
-            self._tap = tap
-            return
-
-        def both(token_ids: Sequence[int], events: list[Event]) -> None:
-            first(token_ids, events)
-            tap(token_ids, events)
-
-        self._tap = both
+    def set_tap(self, tap: Tap) -> None:
+        """Call ``tap`` with the tokens and their events, from the next token on."""
+        self._tap = tap
 
     def feed(self, token_ids: Sequence[int]) -> list[Event]:
         """Return the events that are certain after these tokens. Tokens that end the turn have no text."""
-        self.tokens += len(token_ids)
-        if len(token_ids) == 1:
-            return self._token(token_ids)
+        count = len(token_ids)
+        if count != 1 and not self._continues(token_ids):
+            return self._feed_each(token_ids)
+        parser, turn = self._parser, self.turn
+        self.tokens += count
+        turn.length += count
+        if parser.in_reasoning:
+            self.reasoning_tokens += count
         events: list[Event] = []
-        for at in range(len(token_ids)):
-            events += self._token(token_ids[at : at + 1])
-            if self.ended is not None:
+        if token_ids[0] not in self._stop_token_ids:
+            pieces = self._detokenizer.feed(token_ids)
+            if self._stops is not None:
+                pieces = self._until_stop(self._stops, pieces)
+            for text, special in pieces:
+                # Most tokens are one piece; its events are not copied.
+                found = parser.feed(text, special)
+                events = [*events, *found] if events else found
+        for event in events:
+            if type(event) is not self._same:
+                events = self._checked(events)
                 break
-        return merge_deltas(events)
+        turn.events += events
+        if self._tap is not None:
+            self._tap(token_ids, events)
+        return events
 
     def only_closes(self, token_ids: Sequence[int]) -> bool:
         """Return whether tokens behind the last call that is allowed contain nothing but its closing markers."""
@@ -142,48 +191,59 @@ class TurnDecoder:
         """End the generation and return the events that were held back."""
         if self.ended == "stop":
             return []
-        events = [] if self.ended else self._decode(self._detokenizer.flush())
+        pieces = [] if self.ended else self._detokenizer.flush()
         if self._stops is not None:
-            events += self._parse(self._stops.close())
+            if self.ended is None:
+                pieces = self._until_stop(self._stops, pieces)
+            pieces += self._stops.close()
+        events = [event for piece in pieces for event in self._parser.feed(*piece)]
         last = merge_deltas(self._checked([*events, *self._parser.close()]))
         if self._breaks_cut_call and self._open_call is not None:
             last.append(ToolCallBroken(self._open_call, ""))
+        self.turn.events += last
         if self._tap is not None:
             self._tap((), last)
         return last
 
-    def _token(self, token: Sequence[int]) -> list[Event]:
-        if self._parser.in_reasoning:
-            self.reasoning_tokens += 1
-        ends = token[0] in self._stop_token_ids
-        events = [] if ends else self._decode(self._detokenizer.feed(token))
-        if self._tap is not None:
-            self._tap(token, events)
-        return events
+    def _continues(self, token_ids: Sequence[int]) -> bool:
+        """Return whether the tokens only continue the open span: then they are decoded as one."""
+        if self._stops is not None or not self._stop_token_ids.isdisjoint(token_ids):
+            return False
+        text = self._detokenizer.whole_text(token_ids)
+        return False if not text else self._parser.continues(text)
 
-    def _decode(self, pieces: list[TextPiece]) -> list[Event]:
+    def _feed_each(self, token_ids: Sequence[int]) -> list[Event]:
+        events: list[Event] = []
+        for at in range(len(token_ids)):
+            events += self.feed(token_ids[at : at + 1])
+            if self.ended is not None:
+                self.tokens += len(token_ids) - at - 1  # They were generated, and are not decoded.
+                break
+        return merge_deltas(events)
+
+    def _until_stop(self, stops: StopStrings, pieces: list[TextPiece]) -> list[TextPiece]:
+        """Return the text up to the first of the client's stop strings."""
         if self._unwatched > 0:
             self._unwatched -= 1
-        elif self._stops is not None:
-            pieces = self._stops.feed(pieces)
-            if self._stops.matched is not None:
-                self.ended, self.stop_sequence = "stop_sequence", self._stops.matched
-        return self._checked(self._parse(pieces))
-
-    def _parse(self, pieces: list[TextPiece]) -> list[Event]:
-        if len(pieces) == 1:
-            return self._parser.feed(*pieces[0])
-        return [event for piece in pieces for event in self._parser.feed(*piece)]
+            return pieces
+        pieces = stops.feed(pieces)
+        if stops.matched is not None:
+            self.ended, self.stop_sequence = "stop_sequence", stops.matched
+        return pieces
 
     def _checked(self, events: list[Event]) -> list[Event]:
-        """Make the ids of calls unique, and cut ``events`` behind the last call that is allowed."""
+        """Make the ids of calls unique, note where reasoning ends, and cut ``events`` behind the last call allowed."""
+        turn = self.turn
         for at, event in enumerate(events):
             kind = type(event)
-            if kind is TextDelta or kind is ReasoningDelta or kind is ArgumentsDelta or kind is Markup:
-                continue
+            if isinstance(event, ReasoningDelta):
+                turn.is_reasoning = turn.is_reasoning or bool(event.text)
+            elif turn.is_reasoning:
+                turn.end_reasoning()
+            self._same = kind if kind in _DELTAS and turn.is_reasoning == (kind is ReasoningDelta) else None
             if isinstance(event, ToolCallStart):
                 self._ids.ensure_unique(event)
-                self._open_call = event.index
+                self._open_call, self.has_calls = event.index, True
             elif kind is ToolCallBroken:
                 self._open_call = None
             elif kind is ToolCallEnd:

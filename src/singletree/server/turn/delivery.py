@@ -22,11 +22,12 @@ class TokenDelivery:
         spare: takes the tokens behind the end of the turn, when it is set; they are not decoded.
     """
 
-    __slots__ = ("_calls", "_decoder", "_deliver", "_token_ids", "error", "spare")
+    __slots__ = ("_calls", "_decode", "_decoder", "_deliver", "_token_ids", "error", "spare")
 
     def __init__(self, generation: Generation, calls: CompleteCalls | None, deliver: DeliverEvents) -> None:
         self._token_ids = generation.token_ids
         self._decoder = generation.decoder
+        self._decode = generation.decoder.feed
         self._calls = calls
         self._deliver = deliver
         self.error: Exception | None = None
@@ -39,10 +40,10 @@ class TokenDelivery:
             return False
         try:
             self._token_ids.extend(token_ids)
-            events = self._decoder.feed(token_ids)
-            if self._calls is not None:
+            decoder, events = self._decoder, self._decode(token_ids)
+            if decoder.has_calls and self._calls is not None:
                 events = self._calls.feed(events)
-            return (not events or self._deliver(events)) and self._decoder.ended is None
+            return (not events or self._deliver(events)) and decoder.ended is None
         except Exception as error:
             self.error = error
             return False

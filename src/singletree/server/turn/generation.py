@@ -34,8 +34,6 @@ class Generation:
         cached_tokens: prompt tokens that the engine had in its prefix cache; None until it reports them.
         prompt_tokens: how many tokens the engine read as the prompt, with its pictures; None until it reports them.
         route: which of several engines generates; None where there is one.
-        token_ids: the tokens that the engine generated so far.
-        events: the events of the turn so far, one token's after another's.
         completed_calls: when each call became complete that has not been sent, on the clock of ``time.perf_counter``.
         ended: why the turn ended; None while it is generated.
         runner: replaces ``run`` where the events of the turn are not sent as they are.
@@ -55,12 +53,20 @@ class Generation:
     cached_tokens: int | None = None
     prompt_tokens: int | None = None
     route: Route | None = None
-    token_ids: array[int] = field(default_factory=lambda: array("I"))
-    events: list[Event] = field(default_factory=list)
     completed_calls: list[float] = field(default_factory=list)
     ended: FinishReason | None = None
     runner: Runner | None = None
     deliver: DeliverEvents | None = None
+
+    @property
+    def token_ids(self) -> array[int]:
+        """Return the tokens that the engine generated so far."""
+        return self.decoder.turn.token_ids
+
+    @property
+    def events(self) -> list[Event]:
+        """Return the events of the turn so far, one token's after another's."""
+        return self.decoder.turn.events
 
     @property
     def session_name(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 from singletree.conversation import Request, Sampling
 from singletree.engines.engine import Chunk, GenerationJob
@@ -88,24 +88,25 @@ async def run(generation: Generation, request_id: str) -> Batches:
     weight_versions: Sequence[WeightVersion] = ()
     routed_experts: str | None = None
     try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                if delivery is not None and delivery.error is not None:
-                    raise delivery.error
-                _take_reports(generation, chunk)
-                generation.token_ids.extend(chunk.token_ids)
-                batch = decoder.feed(chunk.token_ids) if logprobs is None else logprobs.feed(chunk)
-                if calls is not None:
-                    batch = calls.feed(batch)
-                yield [UsageUpdate(generation.usage), *batch] if counts and batch else batch
-                reason = decoder.ended or chunk.finish
-                if reason is not None:
-                    weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
-                    if decoder.ended == "stop":
-                        await _let_end(generation, chunk, chunks, delivery)
-                    break
+        async for chunk in chunks:
+            if delivery is not None and delivery.error is not None:
+                raise delivery.error
+            _take_reports(generation, chunk)
+            generation.token_ids.extend(chunk.token_ids)
+            batch = decoder.feed(chunk.token_ids) if logprobs is None else logprobs.feed(chunk)
+            if calls is not None:
+                batch = calls.feed(batch)
+            yield [UsageUpdate(generation.usage), *batch] if counts and batch else batch
+            reason = decoder.ended or chunk.finish
+            if reason is not None:
+                weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
+                if decoder.ended == "stop":
+                    await _let_end(generation, chunk, chunks, delivery)
+                break
     except InvalidRequest as refusal:
         raise with_constraint_field(refusal, generation.request) from None
+    finally:
+        await chunks.aclose()
     if reason is None:
         raise EngineFailed("the engine stopped without a finish reason; try again")
     if reason == "length" and not generation.fits_window:
@@ -157,14 +158,13 @@ async def _let_end(
                 _take_reports(generation, chunk)
                 new.extend(chunk.token_ids)
                 finish = chunk.finish
-    recorder = generation.recorder
-    if finish != "stop" or recorder is None:
+    if finish != "stop" or generation.recorder is None:
         return
     # The chunk that completed the call may have tokens behind it, which were not decoded.
-    end = generation.token_ids[recorder.tokens :] + new
-    if generation.decoder.only_closes(end):
-        generation.token_ids.extend(new)
-        recorder.take(end, [])
+    turn = generation.decoder.turn
+    if generation.decoder.only_closes(turn.token_ids[turn.length :] + new):
+        turn.token_ids.extend(new)
+        turn.length = len(turn.token_ids)
 
 
 def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:

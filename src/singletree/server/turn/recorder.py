@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 
 from singletree.conversation import Reasoning, Tool, ToolCall, Turn
-from singletree.events import Event, FinishReason, ReasoningDelta, fold
+from singletree.events import FinishReason, fold
 from singletree.prompts.replay.anchors import anchor_digest, anchor_end
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
 from singletree.prompts.replay.splicing import TurnDelimiters
@@ -24,6 +24,7 @@ from singletree.prompts.replay.turn_memory import (
 from singletree.prompts.tokenizer.added_tokens import PICTURE_MARK, strip_guards
 from singletree.server.models.capsule import Capsules, Span
 from singletree.server.models.catalog import ChatFormat
+from singletree.server.turn.decoder import DecodedTurn
 from singletree.server.turn.ids import NewId, TurnCallIds, new_id
 from singletree.server.turn.round_trip import survives_round_trip
 
@@ -42,6 +43,7 @@ class TurnRecorder:
         places: keys of the turns of ``history``, under which the memory finds them.
         ids: the ids of its calls.
         enders: tokens that end a turn, or that the template prints behind one.
+        decoded: the turn, as the decoder knows it.
         capsules: encrypt its reasoning for the client; None for no capsules.
         names_reasoning: whether the client gets its reasoning under ids, by which the turn is recognised later.
         survives: called with the finished turn, the tokens at its end, the tokens before those (or the text of the
@@ -50,7 +52,6 @@ class TurnRecorder:
         behind: the remembered turns of the conversation, in order.
 
     Attributes:
-        events: the events so far.
         turn: the generated turn, when it is over.
     """
 
@@ -62,6 +63,7 @@ class TurnRecorder:
         places: HistoryDigests,
         ids: TurnCallIds,
         enders: Collection[int],
+        decoded: DecodedTurn,
         *,
         capsules: Capsules | None = None,
         names_reasoning: bool = False,
@@ -76,31 +78,13 @@ class TurnRecorder:
         self._places = places
         self._ids = ids
         self._enders = enders
-        self._token_ids = array("I")
+        self._decoded = decoded
         self._answer = new_id("") if names_reasoning else ""
-        self.events: list[Event] = []
         self._capsules = capsules
         self._name = b""
-        self._reasons = False
-        self._ends: list[int] = []
         self._sealed = self._capsules_made = 0
         self._is_over = False
         self.turn: Turn | None = None
-
-    def take(self, token_ids: Sequence[int], events: list[Event]) -> None:
-        """Record one token (or none, at the end) and the events that it made certain."""
-        self._token_ids.extend(token_ids)
-        self.events += events
-        for event in events:
-            if type(event) is not ReasoningDelta:
-                if self._reasons:
-                    self._end_reasoning()
-            elif event.text:
-                self._reasons = True
-
-    def _end_reasoning(self) -> None:
-        self._reasons = False
-        self._ends.append(len(self._token_ids))
 
     def with_reasoning_ids(self, new_id: NewId) -> NewId:
         """Wrap ``new_id`` so that the ids of reasoning items name this turn; they are numbered in their order."""
@@ -121,10 +105,11 @@ class TurnRecorder:
         Call it once for each span, in their order. The capsule of the last span holds all remaining tokens of the turn
         if the turn is over.
         """
-        if self._capsules is None or ordinal >= len(self._ends):
+        ends = self._decoded.reasoning_ends
+        if self._capsules is None or ordinal >= len(ends):
             return ""
-        is_last = self._is_over and ordinal == len(self._ends) - 1
-        return self._seal_up_to(len(self._token_ids) if is_last else self._ends[ordinal], is_last=is_last)
+        is_last = self._is_over and ordinal == len(ends) - 1
+        return self._seal_up_to(self.tokens if is_last else ends[ordinal], is_last=is_last)
 
     def seal_end(self, *, as_objects: bool) -> str:
         """Return the capsule of the tokens behind the last capsule, for a turn that is over and ends in a call.
@@ -136,19 +121,20 @@ class TurnRecorder:
         """
         if self._capsules is None or self._survives is None or not self._is_over or self.turn is None:
             return ""
-        last, rest = self.turn.parts[-1:], self._token_ids[self._sealed :]
+        token_ids = self._decoded.token_ids
+        last, rest = self.turn.parts[-1:], token_ids[self._sealed : self.tokens]
         ends_in_call = any(isinstance(part, ToolCall) and part.complete for part in last)
         if not rest or not ends_in_call:
             return ""
-        sealed = self._token_ids[max(0, self._sealed - _JOINT_TOKENS) : self._sealed]
+        sealed = token_ids[max(0, self._sealed - _JOINT_TOKENS) : self._sealed]
         if self._survives(self.turn, rest, sealed or self._opening.tail, as_objects):
             return ""
-        return self._seal_up_to(len(self._token_ids), is_last=True)
+        return self._seal_up_to(self.tokens, is_last=True)
 
     def _seal_up_to(self, end: int, *, is_last: bool) -> str:
         assert self._capsules is not None
         self._name = self._name or os.urandom(_NAME_BYTES)
-        token_ids = self._token_ids[self._sealed : end]
+        token_ids = self._decoded.token_ids[self._sealed : end]
         span = Span(self._name, self._capsules_made, is_last, self._opening, token_ids)
         self._sealed, self._capsules_made = end, self._capsules_made + 1
         return self._capsules.seal(span)
@@ -156,24 +142,25 @@ class TurnRecorder:
     @property
     def tokens(self) -> int:
         """The number of tokens of the turn; once it is over, without the token that ended it."""
-        return len(self._token_ids)
+        return self._decoded.length
 
     def close(self, reason: FinishReason) -> None:
         """End the turn and remember it, unless a stop string cut it: then its last token goes on behind its text."""
-        if reason == "stop_sequence" or not self._token_ids:
+        decoded = self._decoded
+        if reason == "stop_sequence" or not decoded.length:
             return
-        while self._token_ids and self._token_ids[-1] in self._enders:
-            self._token_ids.pop()
-        if self._reasons:
-            self._end_reasoning()
+        while decoded.length and decoded.token_ids[decoded.length - 1] in self._enders:
+            decoded.length -= 1
+        if decoded.is_reasoning:
+            decoded.end_reasoning()
         self._is_over = True
-        turn = self.turn = fold(self.events)
-        if turn.parts and self._token_ids:
+        turn = self.turn = fold(decoded.events)
+        if turn.parts and decoded.length:
             calls = turn.tool_calls
             known_by_id = bool(calls) and all(call.id in self._ids.minted for call in calls)
             place = "" if known_by_id else self._places[len(self._history)]
             named = turn if known_by_id or not self._answer else _with_reasoning_ids(turn, self._answer)
-            known = GeneratedTurn(named, self._opening, self._token_ids, place)
+            known = GeneratedTurn(named, self._opening, decoded.token_ids[: decoded.length], place)
             self._memory.remember(known, behind=self._behind)
 
 
@@ -194,6 +181,7 @@ def make_recorder(
     history: Sequence[Turn],
     places: HistoryDigests,
     ids: TurnCallIds,
+    decoded: DecodedTurn,
     *,
     tools: Sequence[Tool] = (),
     behind: Sequence[GeneratedTurn] = (),
@@ -211,6 +199,7 @@ def make_recorder(
         history: the turns of the prompt.
         places: their keys in the turn memory.
         ids: the ids of the calls of the turn.
+        decoded: the turn, as the decoder knows it.
         tools: the tools of the conversation.
         behind: the remembered turns of the conversation, in order.
         clock: the time that the prompt prints, in unix seconds; 0 if it prints none.
@@ -231,6 +220,7 @@ def make_recorder(
         places,
         ids,
         enders,
+        decoded,
         capsules=chat_format.capsules,
         names_reasoning=names_reasoning,
         survives=partial(_survives, chat_format, tools),

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from singletree.conversation import PromptReport, Request, Sampling
 from singletree.errors import ContextOverflow, InvalidRequest
-from singletree.events import Event
 from singletree.parsing.parser import Parser
 from singletree.prompts.prompt_writer import Prompt
 from singletree.prompts.replay.turn_memory import HistoryDigests
@@ -49,22 +48,7 @@ def start_generation(model: Model, request: Request, prompt: Prompt) -> Generati
         special_tokens=model.tokenizer.special_tokens,
         mint_id=ids.mint,
     )
-    places = prompt.digests or HistoryDigests(prompt.turns)
-    printed_time = 0.0 if prompt.clock is None else prompt.clock.at
     added_stops = () if sampling.includes_stop else sampling.stop_token_ids
-    recording = make_recorder(
-        model,
-        prompt.text,
-        prompt.turns,
-        places,
-        ids,
-        tools=request.conversation.tools,
-        behind=prompt.remembered,
-        clock=printed_time,
-        names_reasoning=request.options.reasoning_item_ids,
-        stop_token_ids=added_stops,
-    )
-    events: list[Event] = [] if recording is None else recording.events
     decoder = TurnDecoder(
         parser,
         model.tokenizer.new_detokenizer(),
@@ -75,7 +59,21 @@ def start_generation(model: Model, request: Request, prompt: Prompt) -> Generati
         min_tokens=sampling.min_tokens,
         max_calls=max_calls(request),
         breaks_cut_call=not request.live_arguments,
-        tap=(lambda _, new: events.extend(new)) if recording is None else recording.take,
+    )
+    places = prompt.digests or HistoryDigests(prompt.turns)
+    printed_time = 0.0 if prompt.clock is None else prompt.clock.at
+    recording = make_recorder(
+        model,
+        prompt.text,
+        prompt.turns,
+        places,
+        ids,
+        decoder.turn,
+        tools=request.conversation.tools,
+        behind=prompt.remembered,
+        clock=printed_time,
+        names_reasoning=request.options.reasoning_item_ids,
+        stop_token_ids=added_stops,
     )
     thinking = thinking_state(request, family, parser.in_reasoning, prompt.text)
     parallel = max_calls(request) != 1
@@ -98,7 +96,6 @@ def start_generation(model: Model, request: Request, prompt: Prompt) -> Generati
         decoder,
         recording,
         logprobs,
-        events=events,
     )
 
 
