@@ -8,7 +8,6 @@ servers add. Unknown fields are accepted. ``responses.input`` decodes the items,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from singletree.conversation import (
@@ -149,8 +148,10 @@ _LOGPROBS = "message.output_text.logprobs"
 
 def _sampling(body: ResponsesBody) -> Sampling:
     wants_logprobs = bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
-    return replace(
-        engine_sampling_of(body, body.max_output_tokens, "max_output_tokens"),
+    return engine_sampling_of(
+        body,
+        body.max_output_tokens,
+        "max_output_tokens",
         logprobs=body.top_logprobs or 0 if wants_logprobs else None,
     )
 
