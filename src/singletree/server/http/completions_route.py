@@ -64,7 +64,7 @@ async def complete(call: Call) -> ASGIApp:
         call.trace,
         headers=warning_headers([*request.warnings, *generations[0].constraints.warnings]),
         in_flight=service.in_flight,
-        key=request_key(call.headers, request, call.trace.route, body),
+        key=request_key(call.headers, call.trace.route, body),
     )
     return respond(call, lifecycle)
 
