@@ -139,6 +139,21 @@ def decode_field(field: msgspec.Raw, kind: Any, make: Callable[[Any, str], Built
     return known[1]
 
 
+def known_value(key: tuple[Any, ...], make: Callable[[], Built], size: int) -> Built:
+    """Return the value that is kept for ``key``, else the result of ``make``, which is kept from now on.
+
+    Args:
+        key: starts with what makes the value, so that no other has the same. An ``id`` in it is that of an object
+            that the value refers to: while the value is kept, no other object has that id.
+        size: of the value in bytes, with all that it refers to.
+    """
+    known: Built | None = _KNOWN.get(key)
+    if known is None:
+        known = make()
+        _KNOWN.put(key, known, _VALUE_BYTES + size)
+    return known
+
+
 def _find(make: Callable[..., Built], sent: bytes) -> tuple[tuple[Any, ...], tuple[bytes, Built] | None]:
     """Return the key of ``sent`` among the known results of ``make``, and what is known; None for nothing."""
     # Comparing with one candidate takes a tenth of the time of a digest over all bytes.
@@ -151,7 +166,7 @@ def _find(make: Callable[..., Built], sent: bytes) -> tuple[tuple[Any, ...], tup
     return (make, sent), _KNOWN.get((make, sent))
 
 
-_KNOWN: LruCache[tuple[Any, ...], tuple[bytes, Any]] = LruCache(96 * 2**20)
+_KNOWN: LruCache[tuple[Any, ...], Any] = LruCache(96 * 2**20)
 _EDGE = 64
 _VALUE_BYTES = 1000
 _BYTES_FACTOR = 3

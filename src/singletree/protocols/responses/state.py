@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Raw, Struct
 
 from singletree.errors import InvalidRequest
-from singletree.protocols import wire
 from singletree.protocols.responses.native_tools import NATIVE, WireObject
 
 REASONING_FIELD = "singletree_reasoning"
@@ -26,18 +25,6 @@ class StoredReasoning(Struct, omit_defaults=True):
 
     text: str = ""
     encrypted_content: str = ""
-
-
-class _Item(Struct):
-    type: str | None = None
-    id: str | None = None
-    role: str | None = None
-
-
-class _Body(Struct):
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
-    input: str | list[_Item] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +41,10 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class StoredItems:
-    """The items that were found: the history before the request's own items, and the referenced items by id."""
+    """The items that were found, as JSON: the history before the request's own items, and referenced items by id."""
 
-    history: Sequence[WireObject] = ()
-    items: Mapping[str, WireObject] = field(default_factory=dict)
-
-
-def find_references(body: bytes) -> References:
-    """Return the ids that ``body`` refers to; raise InvalidRequest for an invalid body."""
-    fields = wire.decode_body(body, _Body)
-    conversation = conversation_id(fields.conversation)
-    if conversation and fields.previous_response_id:
-        raise InvalidRequest(
-            "previous_response_id and conversation are both set; send one of them",
-            param="previous_response_id",
-        )
-    items = fields.input if isinstance(fields.input, list) else []
-    named = tuple(item.id for item in items if item.id and is_reference(item.type, item.role))
-    return References(fields.previous_response_id or None, conversation, named)
+    history: Sequence[bytes] = ()
+    items: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def conversation_id(conversation: str | Mapping[str, Any] | None) -> str | None:
@@ -83,29 +56,10 @@ def conversation_id(conversation: str | Mapping[str, Any] | None) -> str | None:
     return conversation or None
 
 
-def is_reference(type: str | None, role: str | None) -> bool:
-    """Return whether an item refers to another by ``id``; the API allows such an item to have no type."""
-    return type == "item_reference" or (type is None and role is None)
-
-
-def resolve_references(items: Sequence[WireObject], known: StoredItems) -> list[WireObject]:
-    """Return ``items`` with each reference replaced by its item.
-
-    Raises:
-        InvalidRequest: a referenced item is not known.
-    """
-    found: list[WireObject] = []
-    for i, item in enumerate(items):
-        if not is_reference(item.get("type"), item.get("role")):
-            found.append(item)
-            continue
-        id = item.get("id")
-        referenced = known.items.get(id) if isinstance(id, str) else None
-        if referenced is None:
-            at = f"input.{i}.id"
-            raise InvalidRequest(f"{at}: no item {id!r} is stored here; send the item itself", param=at)
-        found.append(referenced)
-    return found
+def is_reference(item: WireObject) -> bool:
+    """Return whether ``item`` refers to another by ``id``; the API allows such an item to have no type."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and item.get("role") is None)
 
 
 _PREFIXES = {

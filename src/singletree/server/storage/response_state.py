@@ -24,7 +24,6 @@ from singletree.protocols.responses.state import (
     References,
     StoredItems,
     StoredReasoning,
-    find_references,
     with_id,
 )
 from singletree.server.storage.response_store import Store, StoredItem, StoredResponse
@@ -81,8 +80,9 @@ async def read_request(
     """
     if store is None and recent is None:
         return responses.decode(body, headers, summaries=summaries)
-    known = await _look_up(store, recent, find_references(body))
-    request = responses.decode(body, headers, known=known, stores=store is not None, summaries=summaries)
+    sent = responses.read_body(body)
+    known = await _look_up(store, recent, sent.references)
+    request = responses.build_request(sent, known, summaries, stores=store is not None)
     state = request.options.stored_state
     if state.background and not state.store:
         raise InvalidRequest(
@@ -100,7 +100,7 @@ async def _look_up(store: Store | None, recent: ConnectionResponses | None, name
             raise NotStored("Conversation", named.conversation)
         history = await store.items_of(named.conversation)
     items = {id: item for id in named.items if store and (item := await store.item(id)) is not None}
-    return StoredItems(_values(history), {id: msgspec.json.decode(item) for id, item in items.items()})
+    return StoredItems(history, items)
 
 
 async def _history(store: Store | None, recent: ConnectionResponses | None, id: str) -> list[bytes]:
@@ -111,11 +111,6 @@ async def _history(store: Store | None, recent: ConnectionResponses | None, id: 
             recent.remember(id, found)
     if found is None:
         raise PreviousResponseNotFound(id)
-    return found
-
-
-def _values(items: list[bytes]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = msgspec.json.decode(b"[" + b",".join(items) + b"]")
     return found
 
 
