@@ -139,17 +139,17 @@ def decode_field(field: msgspec.Raw, kind: Any, make: Callable[[Any, str], Built
     return known[1]
 
 
-def known_value(key: tuple[Any, ...], make: Callable[[], Built], size: int) -> Built:
-    """Return the value that is kept for ``key``, else the result of ``make``, which is kept from now on.
+def known_value(key: tuple[Any, ...], make: Callable[[], tuple[Built, int]]) -> Built:
+    """Return the value that is kept for ``key``, else that of ``make``, which is kept from now on.
 
     Args:
         key: starts with what makes the value, so that no other has the same. An ``id`` in it is that of an object
             that the value refers to: while the value is kept, no other object has that id.
-        size: of the value in bytes, with all that it refers to.
+        make: returns the value, and its size in bytes with all that it refers to.
     """
     known: Built | None = _KNOWN.get(key)
     if known is None:
-        known = make()
+        known, size = make()
         _KNOWN.put(key, known, _VALUE_BYTES + size)
     return known
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -393,8 +392,8 @@ class _Reader:
 
 def _known_turn(role: Role, parts: tuple[Part, ...], size: int) -> Turn:
     """Return the turn of ``parts``: the same object as for the same parts before, which later stages recognise."""
-    key = (_known_turn, role, *map(id, parts))
-    return wire.known_value(key, partial(Turn, role, parts), _PART_BYTES * len(parts) + _TURN_FACTOR * size)
+    taken = _PART_BYTES * len(parts) + _TURN_FACTOR * size
+    return wire.known_value((Turn, role, *map(id, parts)), lambda: (Turn(role, parts), taken))
 
 
 _PART_BYTES = 100

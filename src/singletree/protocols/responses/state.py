@@ -1,19 +1,22 @@
 """State that a Responses request refers to by id: earlier responses, conversations and items.
 
-https://platform.openai.com/docs/guides/conversation-state. ``find_references`` returns the ids to look up.
+https://platform.openai.com/docs/guides/conversation-state. ``References`` holds the ids to look up.
 ``StoredItems`` holds the items that were found; ``responses.decode`` takes it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
 from singletree.errors import InvalidRequest
+from singletree.protocols import wire
 from singletree.protocols.responses.native_tools import NATIVE, WireObject
 
 REASONING_FIELD = "singletree_reasoning"
@@ -101,6 +104,56 @@ def with_id(item: WireObject, new_id: Callable[[str], str]) -> dict[str, Any]:
             full[parts] = [_with_defaults(part, _PART_DEFAULTS) for part in full[parts]]
     whole: dict[str, Any] = _with_defaults(full, _DEFAULTS)
     return whole
+
+
+class ItemForm(NamedTuple):
+    """An input item in its full form (``with_id``), as JSON before and behind its id.
+
+    Attributes:
+        item: the item as sent.
+        id: its own id; empty if it has none. With an id of its own, ``head`` is all of the JSON.
+        prefix: the start of an id for it.
+    """
+
+    item: WireObject
+    id: str
+    prefix: str
+    head: bytes
+    tail: bytes
+
+    def encode(self, new_id: Callable[[str], str]) -> tuple[str, bytes]:
+        """Return the id of the item, made by ``new_id`` if it has none, and the item as JSON."""
+        if self.id:
+            return self.id, self.head
+        id = new_id(self.prefix)
+        return id, self.head + msgspec.json.encode(id) + self.tail
+
+
+def item_form(item: WireObject) -> ItemForm:
+    """Return the full form of ``item``. It is encoded once for all requests that contain the item."""
+    return wire.known_value((ItemForm, id(item)), partial(_make_form, item))
+
+
+def _make_form(item: WireObject) -> tuple[ItemForm, int]:
+    prefixes: list[str] = []
+
+    def place(prefix: str) -> str:
+        prefixes.append(prefix)
+        return _PLACE
+
+    full = with_id(item, place)
+    encoded = msgspec.json.encode(full)
+    size = _FORM_FACTOR * len(encoded)
+    if not prefixes:
+        return ItemForm(item, full["id"], "", encoded, b""), size
+    head, _, tail = encoded.partition(b'"%b"' % _PLACE.encode())
+    return ItemForm(item, "", prefixes[0], head, tail), size
+
+
+_PLACE = secrets.token_hex(16)
+"""Stands for an id in encoded items. No client knows it, so no item contains it."""
+_FORM_FACTOR = 4
+"""Estimated bytes in memory for each byte of an encoded item: the JSON, and the item itself."""
 
 
 def _with_defaults(item: Any, defaults: Mapping[str, WireObject]) -> Any:

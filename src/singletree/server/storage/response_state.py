@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -24,7 +25,7 @@ from singletree.protocols.responses.state import (
     References,
     StoredItems,
     StoredReasoning,
-    with_id,
+    item_form,
 )
 from singletree.server.storage.response_store import Store, StoredItem, StoredResponse
 from singletree.server.turn.generation import Generation
@@ -133,10 +134,13 @@ def response_keeper(
     stores = store is not None and (state.store or state.conversation_id is not None)
     if not stores and recent is None:
         return None
-    items = [as_item(item, new_id) for item in state.input_items]
+
+    @cache
+    def input_items() -> list[StoredItem]:
+        return [as_item(item, new_id) for item in state.input_items]
 
     def keep(finished: EncodedResponse) -> None:
-        response = _stored_response(request, items, finished, generation)
+        response = _stored_response(request, input_items(), finished, generation)
         if recent is not None:
             recent.keep(response)
         if store is not None and stores:
@@ -175,5 +179,4 @@ def _output(items: Sequence[EncodedItem], generation: Generation | None) -> Iter
 
 def as_item(item: Mapping[str, Any], new_id: NewId) -> StoredItem:
     """Return an input item as it is stored, with a new id where it has none."""
-    named = with_id(item, new_id)
-    return StoredItem(named["id"], msgspec.json.encode(named))
+    return StoredItem(*item_form(item).encode(new_id))
