@@ -29,7 +29,7 @@ from singletree.protocols.responses.state import (
 )
 from singletree.server.storage.response_store import Store, StoredItem, StoredResponse
 from singletree.server.turn.generation import Generation
-from singletree.server.turn.ids import NewId
+from singletree.server.turn.ids import NewId, numbered_ids
 
 KeepResponse = Callable[[EncodedResponse], None]
 """Gets a finished response and stores it."""
@@ -137,7 +137,8 @@ def response_keeper(
 
     @cache
     def input_items() -> list[StoredItem]:
-        return [as_item(item, new_id) for item in state.input_items]
+        make_id = numbered_ids(new_id)
+        return [as_item(item, make_id) for item in state.input_items]
 
     def keep(finished: EncodedResponse) -> None:
         response = _stored_response(request, input_items(), finished, generation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import count
 
 from singletree.conversation import Conversation, ToolCall
 from singletree.events import ToolCallStart
@@ -16,6 +17,7 @@ _LENGTH = 24
 _DRAWN = 32
 """How many random bytes are drawn for an id: one in 32 is dropped, and more than eight of 32 hardly ever."""
 _CHARACTER = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
+_DIGITS = 4
 _UNEVEN = bytes(range(256 - 256 % len(_ALPHABET), 256))
 """Bytes that are dropped: with them, the first characters of the alphabet would be more frequent than the others."""
 _LONGEST_REQUEST_ID = 128
@@ -27,6 +29,15 @@ def new_id(prefix: str) -> str:
     while len(characters) < _LENGTH:
         characters = os.urandom(_DRAWN).translate(_CHARACTER, _UNEVEN)
     return prefix + characters[:_LENGTH].decode()
+
+
+def numbered_ids(new_id: NewId) -> NewId:
+    """Return a function that makes many ids from one of ``new_id``: its first characters, and a number.
+
+    An index of them changes in one place, not in as many as there are ids.
+    """
+    shared, numbers = new_id("")[:-_DIGITS], count()
+    return lambda prefix: f"{prefix}{shared}{next(numbers):0{_DIGITS}}"
 
 
 def request_id(given: str | None) -> str:
