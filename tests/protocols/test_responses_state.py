@@ -46,8 +46,8 @@ def stored(*history: dict[str, Any]) -> StoredItems:
     ],
 )
 def test_what_a_request_names(fields: dict[str, Any], named: References) -> None:
-    assert responses.read_body(body(**fields)).references == named
-    assert bool(responses.read_body(body(**fields)).references) == (named != References())
+    assert responses.parse_body(body(**fields)).references == named
+    assert bool(responses.parse_body(body(**fields)).references) == (named != References())
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_a_request_names(fields: dict[str, Any], named: References) -> None
 )
 def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        assert not responses.read_body(body(input="hi", **fields)).references
+        assert not responses.parse_body(body(input="hi", **fields)).references
     assert refused.value.param == param
 
 

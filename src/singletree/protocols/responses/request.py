@@ -31,7 +31,7 @@ from singletree.protocols.responses.body import ReasoningOptions, ResponsesBody,
 from singletree.protocols.responses.compaction import OpenSummary, is_triggered, no_summaries, summary_request
 from singletree.protocols.responses.input import InputItem
 from singletree.protocols.responses.state import References, StoredItems, conversation_id
-from singletree.protocols.responses.tools import decode_choice, decode_tools
+from singletree.protocols.responses.tools import declared_tools, decode_choice
 from singletree.request_options import RequestOptions, StoredStateOptions
 
 ROUTES: list[tuple[str, str, str]] = [
@@ -78,20 +78,20 @@ def decode(
     stores: bool | None = None,
     summaries: Callable[[str], OpenSummary] = no_summaries,
 ) -> Request:
-    """Decode the JSON ``body`` into a ``Request``: ``read_body`` and ``build_request`` in one.
+    """Decode the JSON ``body`` into a ``Request``: ``parse_body`` and ``resolve_request`` in one.
 
     Args:
-        known, summaries: as in ``build_request``.
+        known, summaries: as in ``resolve_request``.
         stores: whether the server stores a response on request; by default, if ``known`` is given.
 
     Raises:
         InvalidRequest: a field is invalid; ``param`` is a path such as ``input.3.name``.
     """
     stores = known is not None if stores is None else stores
-    return build_request(read_body(body), known, summaries, stores=stores)
+    return resolve_request(parse_body(body), known, summaries, stores=stores)
 
 
-def read_body(body: bytes) -> SentRequest:
+def parse_body(body: bytes) -> SentRequest:
     """Decode the JSON ``body``, without what it refers to. Raises InvalidRequest."""
     try:
         sent = wire.decode_body(body, ResponsesBody)
@@ -104,7 +104,7 @@ def read_body(body: bytes) -> SentRequest:
         raise _too_deep() from None
 
 
-def build_request(
+def resolve_request(
     sent: SentRequest, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
 ) -> Request:
     """Return the ``Request`` for a body that was read.
@@ -148,7 +148,7 @@ def _request(
     if known is not None:
         items = input.resolve_references(items, known)
         history = input.decode_sent(list(map(msgspec.Raw, known.history)), "history")
-    declared = decode_tools(body.tools)
+    declared = declared_tools(body.tools)
     tools = declared.toolbox.copy()
     turns, references = input.decode_items(items, tools, history, summaries(body.model))
     choice = decode_choice(body.tool_choice, tools)

@@ -221,8 +221,8 @@ class DeclaredTools(NamedTuple):
     repeated: msgspec.Raw
 
 
-def decode_tools(sent: msgspec.Raw) -> DeclaredTools:
-    """Decode ``tools``; raise InvalidRequest with ``param`` below it for a tool that is not well formed."""
+def declared_tools(sent: msgspec.Raw) -> DeclaredTools:
+    """Return the decoded field ``tools``; raise InvalidRequest, with ``param`` below it, for a wrong tool."""
     return wire.decode_field(sent, list[dict[str, Any]] | None, _read_tools, "tools")
 
 

@@ -81,9 +81,9 @@ async def read_request(
     """
     if store is None and recent is None:
         return responses.decode(body, headers, summaries=summaries)
-    sent = responses.read_body(body)
+    sent = responses.parse_body(body)
     known = await _look_up(store, recent, sent.references)
-    request = responses.build_request(sent, known, summaries, stores=store is not None)
+    request = responses.resolve_request(sent, known, summaries, stores=store is not None)
     state = request.options.stored_state
     if state.background and not state.store:
         raise InvalidRequest(
