@@ -168,8 +168,7 @@ async def answer_turn(
     call.trace.accepted()
     _refuse_stored(request)
     request = with_hints(call, request)
-    session = request.session
-    model = await service.catalog.ready(request.model)
+    model, session = await service.catalog.ready(request.model), request.session
     await _fetch_session(call, session)
     request = await service.media.read(request, model)
     tools_of = partial(service.sessions.tools_of, session, model.name)
@@ -192,7 +191,8 @@ async def answer_turn(
     if service.inspector is not None:
         arrival = arrival_of(call.trace, protocol, call.headers, body)
         inspection = service.inspector.begin(arrival, generation, opened)
-    step = SessionStep(service.sessions, opened, _explains(call), inspection=inspection)
+    explains = service.config.explain or wants_report(call.headers)
+    step = SessionStep(service.sessions, opened, explains, inspection=inspection)
     choices = Choices(protocol, generations, call.trace.new_id, keep=keep, inspection=inspection)
     choices.settle = _settle(service, step, choices)
     lifecycle = Lifecycle(
@@ -297,10 +297,6 @@ async def _fetch_session(call: Call, key: str | None) -> None:
 def recall_waits(model: Model) -> bool:
     """Return whether writing a prompt for ``model`` may wait for another machine."""
     return model.memory is not None and model.memory.waits
-
-
-def _explains(call: Call) -> bool:
-    return call.service.config.explain or wants_report(call.headers)
 
 
 async def count_tokens(call: Call) -> ASGIApp:
@@ -472,8 +468,7 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
 
 
 def with_hints(call: Call, request: Request) -> Request:
-    """Return ``request`` with what its headers set (hints, agent context, cache salt, session, live arguments), and
-    with the reasoning fields that the server is configured for, where the request does not show which ones it reads.
+    """Return ``request`` with what its headers set, and the configured reasoning fields where it does not show its own.
 
     Hints and agent context are added to the trace. Raises InvalidRequest for a header with a wrong value.
     """
