@@ -101,7 +101,7 @@ def _begin(model: Model, request: Request, prompt: Prompt) -> Generation:
     )
     request = replace(request, prompt_report=report)
     tokenizer = model.tokenizer
-    requested, warnings = supported_sampling(request.sampling, tokenizer, model.engine.info())
+    requested, warnings = supported_sampling(request.sampling, tokenizer, model.engine)
     sampling, fits = start.fit_sampling(requested, len(prompt.token_ids), model)
     added_stops = () if sampling.includes_stop else sampling.stop_token_ids
     reader = TurnDecoder(

@@ -354,15 +354,20 @@ class Sessions:
         one that was used last.
         """
         best: _Found | None = None
-        furthest = (-1, 0, 0)
+        furthest = (-1, False, 0)
         for session in sessions:
             for number, record in session.records.items():
+                if record.model != model:
+                    continue
                 # Most records cannot win, even if all of their tokens were the same; those are not compared.
                 most = min(len(tokens), len(record.tokens)) // WIDTH
-                if record.model != model or _rank(record, most) <= furthest:
+                reached = record.extended_to(most)
+                if (reached, reached == record.expected, most) <= furthest:
                     continue
                 matched = common_text_prefix(tokens, record.tokens) // WIDTH
-                rank = _rank(record, matched)
+                reached = record.extended_to(matched)
+                # A record that the tokens extend completely is preferred to a fork of it.
+                rank = (reached, reached == record.expected, matched)
                 if matched and rank > furthest:
                     best, furthest = _Found(session, number, record, matched), rank
         return best
@@ -380,13 +385,6 @@ class Sessions:
             alike.remove(key)
         alike.append(key)
         self._nameless.put(head, alike)
-
-
-def _rank(record: PromptRecord, matched: int) -> tuple[int, int, int]:
-    """Return how well ``record`` suits a prompt that has ``matched`` tokens in common with it; it grows with them."""
-    reached = record.extended_to(matched)
-    # A record that the tokens extend completely is preferred to a fork of it.
-    return reached, int(reached == record.expected), matched
 
 
 def _step(

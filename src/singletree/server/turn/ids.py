@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from itertools import count
 
-from singletree.conversation import Conversation, ToolCall
+from singletree.conversation import Conversation
 from singletree.events import ToolCallStart
 from singletree.prompts.replay.turn_comparison import normalized_id
 
@@ -61,10 +61,8 @@ class TurnCallIds:
     """
 
     def __init__(self, conversation: Conversation, new_id: NewId = new_id, *, are_shown: bool = True) -> None:
-        turns = (turn for turn in conversation.turns if turn.role == "assistant")
-        self._taken = {
-            normalized_id(part.id) for turn in turns for part in turn.parts if type(part) is ToolCall
-        }
+        self._turns = conversation.turns
+        self._taken: set[str] | None = None
         self._new_id = new_id
         self._are_shown = are_shown
         self.minted: set[str] = set()
@@ -78,6 +76,10 @@ class TurnCallIds:
 
     def ensure_unique(self, start: ToolCallStart) -> None:
         """Replace the id that the model wrote if the conversation or this turn has it already."""
+        if self._taken is None:
+            # Most turns have no call, and a conversation may have thousands.
+            earlier = (turn.tool_calls for turn in self._turns if turn.role == "assistant")
+            self._taken = {normalized_id(call.id) for calls in earlier for call in calls}
         if normalized_id(start.id) in self._taken:
             start.id = self.mint(start.index, start.name)
         self._taken.add(normalized_id(start.id))

@@ -33,7 +33,7 @@ def start_generation(model: Model, request: Request, prompt: Prompt) -> Generati
             applied_edits=prompt.applied_edits,
         )
         request = replace(request, prompt_report=report)
-    supported, warnings = supported_sampling(request.sampling, model.tokenizer, model.engine.info())
+    supported, warnings = supported_sampling(request.sampling, model.tokenizer, model.engine)
     if prompt.pictures and request.sampling.prompt_logprobs is not None:
         raise InvalidRequest(
             "log-probabilities of a prompt with pictures are not supported; omit prompt_logprobs",
