@@ -53,7 +53,9 @@ def sent(kind: str, *items: Json) -> Request:
     between = items or (KINDS[kind],)
     said = [{"role": "user", "content": "Hello."}, *between, {"role": "user", "content": "Go on."}]
     asked = {"model": "m", "input": said, "tools": TOOLS}
-    return responses.decode(json.dumps(asked).encode(), known=StoredItems(items={"msg_known": REFERRED}))
+    return responses.decode(
+        json.dumps(asked).encode(), known=StoredItems(items={"msg_known": json.dumps(REFERRED).encode()})
+    )
 
 
 def told(request: Request) -> list[Turn]:

@@ -9,7 +9,7 @@ import pytest
 
 from singletree.errors import InvalidRequest
 from singletree.protocols import responses
-from singletree.protocols.responses.state import References, StoredItems, find_references, with_id
+from singletree.protocols.responses.state import References, StoredItems, with_id
 
 ASKED = {"type": "message", "role": "user", "content": "What is here?"}
 THOUGHT = {
@@ -27,6 +27,10 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "tools": TOOLS, **fields}).encode()
 
 
+def stored(*history: dict[str, Any]) -> StoredItems:
+    return StoredItems([json.dumps(item).encode() for item in history])
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -42,8 +46,8 @@ def body(**fields: Any) -> bytes:
     ],
 )
 def test_what_a_request_names(fields: dict[str, Any], named: References) -> None:
-    assert find_references(body(**fields)) == named
-    assert bool(find_references(body(**fields))) == (named != References())
+    assert responses.parse_body(body(**fields)).references == named
+    assert bool(responses.parse_body(body(**fields)).references) == (named != References())
 
 
 @pytest.mark.parametrize(
@@ -55,14 +59,14 @@ def test_what_a_request_names(fields: dict[str, Any], named: References) -> None
 )
 def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        find_references(body(input="hi", **fields))
+        assert not responses.parse_body(body(input="hi", **fields)).references
     assert refused.value.param == param
 
 
 def test_new_items_after_a_history_say_what_all_of_them_would() -> None:  # C30
     whole = responses.decode(body(input=[ASKED, THOUGHT, CALLED, PRINTED]))
     rest = responses.decode(
-        body(input=[PRINTED], previous_response_id="resp_1"), known=StoredItems([ASKED, THOUGHT, CALLED])
+        body(input=[PRINTED], previous_response_id="resp_1"), known=stored(ASKED, THOUGHT, CALLED)
     )
     assert rest.conversation == whole.conversation
     assert rest.options.stored_state.input_items == [PRINTED], "what is stored with it is its own"
@@ -71,7 +75,7 @@ def test_new_items_after_a_history_say_what_all_of_them_would() -> None:  # C30
 
 def test_a_reference_is_what_it_refers_to() -> None:
     given = [ASKED, {"type": "item_reference", "id": "fc_1"}, PRINTED]
-    said = responses.decode(body(input=given), known=StoredItems(items={"fc_1": CALLED}))
+    said = responses.decode(body(input=given), known=StoredItems(items={"fc_1": json.dumps(CALLED).encode()}))
     assert said.conversation == responses.decode(body(input=[ASKED, CALLED, PRINTED])).conversation
     with pytest.raises(InvalidRequest, match="no item 'fc_1' is stored") as refused:
         responses.decode(body(input=given), known=StoredItems())
@@ -79,7 +83,7 @@ def test_a_reference_is_what_it_refers_to() -> None:
 
 
 def test_tools_and_instructions_are_those_of_the_request_itself() -> None:
-    said = responses.decode(body(input="hi", instructions="Be brief."), known=StoredItems([ASKED]))
+    said = responses.decode(body(input="hi", instructions="Be brief."), known=stored(ASKED))
     assert [turn.role for turn in said.conversation.turns] == ["system", "user", "user"]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from singletree.conversation import Conversation, Request
 from singletree.engines.engine import Chunk
 from singletree.server.sessions.duplicate_requests import (
     SOONEST_REPETITION,
@@ -185,15 +184,14 @@ async def test_a_third_takes_the_place_of_the_second() -> None:
 
 
 def test_a_place_is_the_session_and_the_body() -> None:
-    named = Request("m", Conversation(()), session="from-the-body")
-    place = request_key(SESSION, named, "/v1/messages", b"{}")
+    place = request_key(SESSION, "/v1/messages", b"{}")
     assert place is not None
-    assert place == request_key({**SESSION, "x-stainless-retry-count": "1"}, named, "/v1/messages", b"{}")
-    assert place != request_key(SESSION, named, "/v1/responses", b"{}")
-    assert request_key({}, named, "/v1/messages", b"{}") is None, "samples of one prompt share a cache key"
-    assert request_key({"x-session-id": "s"}, named, "/v1/messages", b"{}") is None, "and a session's name"
-    keyed = request_key({**SESSION, **KEY}, named, "/v1/messages", b"{}")
-    assert keyed not in (None, place, request_key(KEY, named, "/v1/messages", b"{}"))
+    assert place == request_key({**SESSION, "x-stainless-retry-count": "1"}, "/v1/messages", b"{}")
+    assert place != request_key(SESSION, "/v1/responses", b"{}")
+    assert request_key({}, "/v1/messages", b"{}") is None, "samples of one prompt share a cache key"
+    assert request_key({"x-session-id": "s"}, "/v1/messages", b"{}") is None, "and a session's name"
+    keyed = request_key({**SESSION, **KEY}, "/v1/messages", b"{}")
+    assert keyed not in (None, place, request_key(KEY, "/v1/messages", b"{}"))
 
 
 async def test_compression_is_not_the_request() -> None:

@@ -91,8 +91,8 @@ def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
         agent=agent,
         choices=choices,
         warnings=tuple(engine_fields.ignored(wanted)),
-        options=replace(
-            chat.output_options(wanted),
+        options=chat.output_options(
+            wanted,
             completion=CompletionOptions(
                 prompts=prompts,
                 echo=bool(wanted.echo),

@@ -111,14 +111,7 @@ def decode_each(
     made = []
     for i, element in enumerate(elements):
         sent = bytes(element)
-        # Comparing with one candidate takes a tenth of the time of a digest over all bytes.
-        key: tuple[Any, ...] = make, len(sent), sent[:_EDGE], sent[-_EDGE:]
-        known: tuple[bytes, Built] | None = _KNOWN.get(key)
-        if known is not None and known[0] != sent:
-            # Turns of equal length that differ in the middle alone, as in the id of a call: with one key they would
-            # displace each other at every request, and each would count as new in all later stages.
-            key = make, sent
-            known = _KNOWN.get(key)
+        key, known = _find(make, sent)
         if known is None:
             known = sent, make(_read_element(sent, kind, f"{at}.{i}"), f"{at}.{i}")
             if keeps(known[1]):
@@ -127,11 +120,59 @@ def decode_each(
     return made
 
 
-_KNOWN: LruCache[tuple[Any, ...], tuple[bytes, Any]] = LruCache(96 * 2**20)
+def decode_field(field: msgspec.Raw, kind: Any, make: Callable[[Any, str], Built], at: str) -> Built:
+    """Decode one field of a body as ``kind``, and return the result of ``make``, as ``decode_each`` does.
+
+    Args:
+        field: as sent; empty for a field that is absent, which is decoded like null.
+        make: returns a value that may be shared and never changes; it depends on the bytes alone.
+        at: the path of the field, which is always the same for one ``make``.
+
+    Raises:
+        InvalidRequest: the field is invalid; ``param`` is ``at``, or below it.
+    """
+    sent = bytes(field) or b"null"
+    key, known = _find(make, sent)
+    if known is None:
+        known = sent, make(_read_element(sent, kind, at), at)
+        _KNOWN.put(key, known, _VALUE_BYTES + _PARSED_FACTOR * len(sent))
+    return known[1]
+
+
+def known_value(key: tuple[Any, ...], make: Callable[[], tuple[Built, int]]) -> Built:
+    """Return the value that is kept for ``key``, else that of ``make``, which is kept from now on.
+
+    Args:
+        key: starts with what makes the value, so that no other has the same. An ``id`` in it is that of an object
+            that the value refers to: while the value is kept, no other object has that id.
+        make: returns the value, and its size in bytes with all that it refers to.
+    """
+    known: Built | None = _KNOWN.get(key)
+    if known is None:
+        known, size = make()
+        _KNOWN.put(key, known, _VALUE_BYTES + size)
+    return known
+
+
+def _find(make: Callable[..., Built], sent: bytes) -> tuple[tuple[Any, ...], tuple[bytes, Built] | None]:
+    """Return the key of ``sent`` among the known results of ``make``, and what is known; None for nothing."""
+    # Comparing with one candidate takes a tenth of the time of a digest over all bytes.
+    key: tuple[Any, ...] = make, len(sent), sent[:_EDGE], sent[-_EDGE:]
+    known: tuple[bytes, Built] | None = _KNOWN.get(key)
+    if known is None or known[0] == sent:
+        return key, known
+    # Turns of equal length that differ in the middle alone, as in the id of a call: with one key they would displace
+    # each other at every request, and each would count as new in all later stages.
+    return (make, sent), _KNOWN.get((make, sent))
+
+
+_KNOWN: LruCache[tuple[Any, ...], Any] = LruCache(96 * 2**20)
 _EDGE = 64
 _VALUE_BYTES = 1000
 _BYTES_FACTOR = 3
 """Estimated bytes in memory for each byte of an element: the bytes as sent, and the decoded value."""
+_PARSED_FACTOR = 10
+"""The same for a field, which may hold schemas: their objects take more memory than text."""
 
 
 def _read_element(sent: bytes, kind: type[T], at: str) -> T:

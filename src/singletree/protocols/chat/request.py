@@ -7,7 +7,6 @@ OpenRouter and the makers of open models add. Unknown fields are accepted. ``cha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,9 +23,7 @@ from singletree.protocols.chat.messages import (
 )
 from singletree.protocols.chat.tools import (
     SentChoice,
-    SentFunction,
     SentName,
-    SentTool,
     decode_function_call,
     decode_functions,
     decode_tool_choice,
@@ -45,6 +42,9 @@ from singletree.request_options import RequestOptions
 ROUTES: list[tuple[str, str, str]] = [("POST", "/v1/chat/completions", "create")]
 
 
+_ABSENT = msgspec.Raw()
+
+
 class _JsonSchema(msgspec.Struct):
     name: str | None = None
     schema: dict[str, Any] | None = None
@@ -60,6 +60,9 @@ class _Format(msgspec.Struct):
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+_NO_OPTIONS = _StreamOptions()
 
 
 class _ThinkingField(msgspec.Struct):
@@ -97,10 +100,10 @@ class ChatBody(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[SentTool] | None = None
+    tools: msgspec.Raw = _ABSENT
     tool_choice: str | SentChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[SentFunction] | None = None
+    functions: msgspec.Raw = _ABSENT
     function_call: str | SentName | None = None
     reasoning_effort: str | None = None
     reasoning: _ReasoningField | None = None
@@ -134,10 +137,10 @@ def build_request(wanted: ChatBody) -> Request:
     Raises:
         InvalidRequest: with ``param`` as a path such as ``messages.0.content``.
     """
-    _refuse_unsupported(wanted)
-    warnings: list[str] = []
-    is_legacy = bool(wanted.functions)
-    tools = decode_functions(wanted.functions or []) or decode_tools(wanted.tools or [], warnings)
+    sent, functions = decode_tools(wanted.tools), decode_functions(wanted.functions)
+    _refuse_unsupported(wanted, has_tools=sent.are_given, has_functions=functions.are_given)
+    is_legacy = functions.are_given
+    tools = functions.tools or sent.tools
     agent = agent_of(wanted.nvext)
     messages = decode_messages(wanted.messages)
     conversation = Conversation(collect_turns(messages), tools)
@@ -165,9 +168,9 @@ def build_request(wanted: ChatBody) -> Request:
         cache_salt=cache_salt_of(wanted.cache_salt, wanted.nvext),
         agent=agent,
         choices=choices_of(wanted),
-        warnings=(*warnings, *ignored(wanted)),
-        options=replace(
-            output_options(wanted),
+        warnings=(*(() if is_legacy else sent.warnings), *ignored(wanted)),
+        options=output_options(
+            wanted,
             reasoning_fields=_reasoning_fields(wanted, messages),
             legacy_functions=is_legacy,
             compared_answer=compared_answer(wanted.prompt_cache_options),
@@ -175,12 +178,13 @@ def build_request(wanted: ChatBody) -> Request:
     )
 
 
-_LEGACY = {"functions": "tools", "function_call": "tool_choice"}
-
-
-def _refuse_unsupported(body: ChatBody) -> None:
-    for old, new in _LEGACY.items():
-        if getattr(body, old) and getattr(body, new):
+def _refuse_unsupported(body: ChatBody, *, has_tools: bool, has_functions: bool) -> None:
+    legacy = (
+        ("functions", has_functions, "tools", has_tools),
+        ("function_call", bool(body.function_call), "tool_choice", bool(body.tool_choice)),
+    )
+    for old, has_old, new, has_new in legacy:
+        if has_old and has_new:
             raise InvalidRequest(
                 f"{old} and {new} are two forms of the same field; send one of them", param=old
             )
@@ -207,14 +211,15 @@ def choices_of(body: SamplingFields) -> int:
     return n
 
 
-def output_options(body: SamplingFields) -> RequestOptions:
-    """Return which usage and token ids ``body`` wants in the response."""
-    options = body.stream_options or _StreamOptions()
+def output_options(body: SamplingFields, **more: Any) -> RequestOptions:
+    """Return which usage and token ids ``body`` wants in the response, and the options in ``more``."""
+    options = body.stream_options or _NO_OPTIONS
     return RequestOptions(
         include_usage=bool(options.include_usage),
         continuous_usage_stats=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(body.return_token_ids),
         return_tokens_as_token_ids=bool(body.return_tokens_as_token_ids),
+        **more,
     )
 
 
@@ -225,8 +230,9 @@ def sampling_of(body: SamplingFields, most: int | None, logprobs: int | None) ->
         most: the largest number of tokens to generate; None for no limit.
         logprobs: the number of alternatives reported for each token; None for no log-probabilities.
     """
-    return replace(
-        engine_sampling_of(body, most),
+    return engine_sampling_of(
+        body,
+        most,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}),

@@ -6,13 +6,13 @@ https://platform.openai.com/docs/api-reference/chat/create (``tools``, ``tool_ch
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from singletree.conversation import Tool, ToolChoice
 from singletree.errors import InvalidRequest
-from singletree.protocols import limits
+from singletree.protocols import limits, wire
 from singletree.protocols.openai import custom_tools
 
 
@@ -82,33 +82,46 @@ class _Allowed(msgspec.Struct):
     tools: list[SentChoice] = []
 
 
-def decode_tools(given: list[SentTool], warnings: list[str]) -> tuple[Tool, ...]:
-    """Decode ``tools``; a warning is added to ``warnings`` for each one that is ignored.
+class GivenTools(NamedTuple):
+    """The tools of a field, a warning for each one that is ignored, and whether the client sent any."""
 
-    Raises:
-        InvalidRequest: with ``param`` below ``tools``.
-    """
+    tools: tuple[Tool, ...] = ()
+    warnings: tuple[str, ...] = ()
+    are_given: bool = False
+
+
+def decode_tools(given: msgspec.Raw) -> GivenTools:
+    """Decode ``tools``; raise InvalidRequest with ``param`` below it for a tool that is not well formed."""
+    return wire.decode_field(given, list[SentTool] | None, _read_tools, "tools")
+
+
+def _read_tools(given: list[SentTool] | None, at: str) -> GivenTools:
     tools: list[Tool] = []
-    for i, tool in enumerate(given):
+    warnings: list[str] = []
+    for i, tool in enumerate(given or ()):
         if tool.type == "function":
-            tools.append(_function_tool(tool.function, f"tools.{i}.function"))
+            tools.append(_function_tool(tool.function, f"{at}.{i}.function"))
         elif tool.type == "custom":
-            tools.append(_custom_tool(tool.custom, f"tools.{i}.custom"))
+            tools.append(_custom_tool(tool.custom, f"{at}.{i}.custom"))
         else:
-            warnings.append(f"tools.{i} is ignored: unknown type {limits.quote_value(tool.type)}")
-    return tuple(tools)
+            warnings.append(f"{at}.{i} is ignored: unknown type {limits.quote_value(tool.type)}")
+    return GivenTools(tuple(tools), tuple(warnings), bool(given))
 
 
-def decode_functions(given: list[SentFunction]) -> tuple[Tool, ...]:
+def decode_functions(given: msgspec.Raw) -> GivenTools:
     """Decode ``functions``; raise InvalidRequest for one without a name."""
+    return wire.decode_field(given, list[SentFunction] | None, _read_functions, "functions")
+
+
+def _read_functions(given: list[SentFunction] | None, field: str) -> GivenTools:
     tools: list[Tool] = []
-    for i, function in enumerate(given):
-        at = f"functions.{i}"
+    for i, function in enumerate(given or ()):
+        at = f"{field}.{i}"
         if not function.name:
             raise InvalidRequest(f"{at}.name is empty; send the name of the function", param=f"{at}.name")
         schema_at = f"{at}.parameters"
         tools.append(Tool(function.name, function.description, function.parameters, schema_at=schema_at))
-    return tuple(tools)
+    return GivenTools(tuple(tools), are_given=bool(given))
 
 
 def decode_function_call(given: str | SentName | None, tools: tuple[Tool, ...]) -> ToolChoice:

@@ -30,7 +30,7 @@ from singletree.conversation import (
 from singletree.errors import InvalidRequest, ThreadUnsupported
 from singletree.protocols import limits, wire
 from singletree.protocols.limits import quote_value
-from singletree.protocols.messages.blocks import Block, BlockContent, decode_blocks
+from singletree.protocols.messages.blocks import BlockContent, decode_blocks
 from singletree.protocols.messages.context_management import context_edits
 from singletree.protocols.messages.tools import RequestNotes, ToolDefinition, decode_tool, required
 from singletree.request_options import RequestOptions
@@ -40,6 +40,7 @@ ROUTES: list[tuple[str, str, str]] = [
     ("POST", "/v1/messages/count_tokens", "count_tokens"),
 ]
 
+_ABSENT = msgspec.Raw()
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -87,8 +88,8 @@ class _Body(msgspec.Struct, frozen=True):
     model: str
     messages: list[msgspec.Raw]
     max_tokens: int | None = None
-    system: str | list[Block] | None = None
-    tools: list[ToolDefinition] | None = None
+    system: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
     tool_choice: _ToolChoice | None = None
     thinking: _ThinkingConfig | None = None
     output_config: _OutputConfig | None = None
@@ -157,12 +158,15 @@ def _build(body: _Body) -> Request:
     _refuse_unsupported(body)
     if not body.messages:
         raise InvalidRequest("messages: at least one message is required", param="messages")
+    system = wire.decode_field(body.system, BlockContent, _read_system, "system")
     messages = wire.decode_each(body.messages, _Message, _read, "messages", _is_reusable)
-    turns = (*_system(body, notes), *chain.from_iterable(message.turns for message in messages))
-    for message in messages:
-        notes.merge(message.notes)
-    tools = (*_tools(body, notes), *notes.tools)
-    choice = _tool_choice(body, tools, notes)
+    turns = (*system.turns, *chain.from_iterable(message.turns for message in messages))
+    declared = wire.decode_field(body.tools, list[ToolDefinition] | None, _read_tools, "tools")
+    for noted in (system.notes, *[message.notes for message in messages], declared.notes):
+        if noted is not None:
+            notes.merge(noted)
+    tools = (*declared.tools, *notes.tools) if notes.tools else declared.tools
+    choice = _tool_choice(body, declared, tools, notes)
     for name in _WITHOUT_EFFECT:
         if getattr(body, name):
             notes.warn(f"{name} is ignored: it has no meaning on this server")
@@ -197,23 +201,23 @@ def _refuse_unsupported(body: _Body) -> None:
         raise InvalidRequest(message, param="compaction")
 
 
-def _system(body: _Body, notes: RequestNotes) -> Iterator[Turn]:
-    decoded = tuple(decode_blocks(body.system, "system", "system", notes))
-    if decoded:
-        yield Turn("system", decoded)
-
-
 class _Read(NamedTuple):
-    """One decoded message, with its notes."""
+    """One decoded message, with its notes; None for none."""
 
     turns: tuple[Turn, ...]
-    effort: str | None
-    notes: RequestNotes
+    effort: str | None = None
+    notes: RequestNotes | None = None
+
+
+def _read_system(content: BlockContent, at: str) -> _Read:
+    notes = RequestNotes()
+    decoded = tuple(decode_blocks(content, "system", at, notes))
+    return _Read((Turn("system", decoded),) if decoded else (), notes=notes.or_none)
 
 
 def _is_reusable(message: _Read) -> bool:
     """Return whether ``message`` can be reused elsewhere: tools and warnings name a path in their request."""
-    return not message.notes.tools and not message.notes.warnings
+    return message.notes is None
 
 
 def _read(message: _Message, at: str) -> _Read:
@@ -225,10 +229,10 @@ def _read(message: _Message, at: str) -> _Read:
     content = message.content
     if content is not msgspec.UNSET:
         decoded = decode_blocks(content, role, f"{at}.content", notes)
-        return _Read(tuple(_split(role, decoded)), effort, notes)
+        return _Read(tuple(_split(role, decoded)), effort, notes.or_none)
     if message.output_config is None:
         raise InvalidRequest(f"{at}.content: Field required", param=f"{at}.content")
-    return _Read((), effort, notes)
+    return _Read((), effort)
 
 
 def _split(role: Role, decoded: Iterator[Part]) -> Iterator[Turn]:
@@ -243,13 +247,25 @@ def _split(role: Role, decoded: Iterator[Part]) -> Iterator[Turn]:
         yield Turn(turn_role, tuple(run))
 
 
-def _tools(body: _Body, notes: RequestNotes) -> Iterator[Tool]:
-    for i, definition in enumerate(body.tools or ()):
-        if own := decode_tool(definition, f"tools.{i}", notes):
-            yield own
+class _DeclaredTools(NamedTuple):
+    """The decoded field ``tools``: the tools that can be called, the names of all, and notes; None for none."""
+
+    tools: tuple[Tool, ...]
+    names: tuple[str | None, ...]
+    notes: RequestNotes | None
 
 
-def _tool_choice(body: _Body, tools: tuple[Tool, ...], notes: RequestNotes) -> ToolChoice:
+def _read_tools(definitions: Sequence[ToolDefinition] | None, at: str) -> _DeclaredTools:
+    notes = RequestNotes()
+    sent = definitions or ()
+    decoded = (decode_tool(definition, f"{at}.{i}", notes) for i, definition in enumerate(sent))
+    tools = tuple(tool for tool in decoded if tool is not None)
+    return _DeclaredTools(tools, tuple(definition.name for definition in sent), notes.or_none)
+
+
+def _tool_choice(
+    body: _Body, declared: _DeclaredTools, tools: Sequence[Tool], notes: RequestNotes
+) -> ToolChoice:
     sent = body.tool_choice
     if sent is None:
         return ToolChoice()
@@ -261,7 +277,7 @@ def _tool_choice(body: _Body, tools: tuple[Tool, ...], notes: RequestNotes) -> T
     name = required(sent.name, "tool_choice.name") if sent.type == "tool" else None
     if any(name in (None, t.name) for t in tools):
         return ToolChoice("required", name)
-    if any(name in (None, t.name) for t in body.tools or ()):
+    if any(name in (None, sent_name) for sent_name in declared.names):
         notes.warn("tool_choice is ignored: the tool that it names is ignored")
         return ToolChoice()
     if name is None:

@@ -35,6 +35,11 @@ class RequestNotes:
         self.tools += other.tools
 
     @property
+    def or_none(self) -> RequestNotes | None:
+        """Return the notes; None where there are none."""
+        return self if self._warnings or self.tools else None
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Return every warning once, in the order in which they were first added."""
         return tuple(self._warnings)

@@ -8,8 +8,8 @@ effect here. An ignored field is named in a warning if its value asks for someth
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from singletree.conversation import ResponseFormat, Sampling
 from singletree.errors import InvalidRequest
 from singletree.protocols import limits
-from singletree.protocols.openai.sampling import SharedSampling, shared_sampling_of
+from singletree.protocols.openai.sampling import SharedSampling
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _TokenIds = Annotated[list[_TokenId], msgspec.Meta(max_length=1024)]
@@ -155,14 +155,18 @@ as sound, with all defaults.
 
 def ignored(body: EngineFields) -> Iterator[str]:
     """Yield a warning for each field of ``body`` that asks for something and has no effect."""
+    if _are_absent(body, _IGNORED_FIELDS):
+        return
     for path, (harmless, cure) in IGNORED.items():
         value = _value(body, path)
         if value is not None and value not in ("", []) and value not in harmless:
             yield f"{path} is ignored: {cure}"
 
 
-def engine_sampling_of(body: EngineFields, most: int | None, most_field: str = "max_tokens") -> Sampling:
-    """Return the sampling parameters that these fields of ``body`` set.
+def engine_sampling_of(
+    body: EngineFields, most: int | None, most_field: str = "max_tokens", **more: Any
+) -> Sampling:
+    """Return the sampling parameters that these fields of ``body`` set, and those in ``more``.
 
     Args:
         most: the largest number of tokens to generate, as the client sent it; None for no limit.
@@ -171,21 +175,31 @@ def engine_sampling_of(body: EngineFields, most: int | None, most_field: str = "
     Raises:
         InvalidRequest: ``min_tokens`` is larger than ``most``.
     """
-    shared, least = shared_sampling_of(body), body.min_tokens or 0
+    least = body.min_tokens or 0
     if most is not None and 0 < most < least:
         message = f"min_tokens is {least} but {most_field} is {most}; send min_tokens of at most {most_field}"
         raise InvalidRequest(message, param="min_tokens")
-    return replace(
-        shared,
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or ()
+    return Sampling(
         max_tokens=limits.at_least_one(most),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repeat_penalty
-        if shared.repetition_penalty is None
-        else shared.repetition_penalty,
+        if body.repetition_penalty is None
+        else body.repetition_penalty,
+        seed=body.seed,
+        stop=tuple(text for text in stop if text),
+        ignore_eos=bool(body.ignore_eos),
         min_tokens=least,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         includes_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
         bad_words=tuple(body.bad_words or ()),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        **more,
     )
 
 
@@ -201,6 +215,8 @@ def format_from_fields(
     Raises:
         InvalidRequest: two fields set a format, or a value is invalid; ``param`` is the field's path.
     """
+    if _are_absent(body, _CONSTRAINT_FIELDS):
+        return own_format
     values = ((path, kind, _value(body, path)) for path, kind in CONSTRAINTS.items())
     given = [each for each in values if each[2] or (each[1] == "json" and each[2] == {})]
     if not given and (path := _empty_choice(body)):
@@ -213,6 +229,19 @@ def format_from_fields(
         message = f"{path} and {others[0]} both set the format of the response; send one of them"
         raise InvalidRequest(message, param=path)
     return _FORMATS[kind](value, path)
+
+
+def _top_fields(paths: Iterable[str]) -> Callable[[EngineFields], tuple[Any, ...]]:
+    return attrgetter(*dict.fromkeys(path.partition(".")[0] for path in paths))
+
+
+_IGNORED_FIELDS, _CONSTRAINT_FIELDS = _top_fields(IGNORED), _top_fields(CONSTRAINTS)
+
+
+def _are_absent(body: EngineFields, fields: Callable[[EngineFields], tuple[Any, ...]]) -> bool:
+    """Return whether all ``fields`` of ``body`` are None, as in most requests: there are dozens of them."""
+    values = fields(body)
+    return values.count(None) == len(values)
 
 
 def _value(body: EngineFields, path: str) -> Any:

@@ -72,12 +72,16 @@ AGENT: Headers = {
 
 SALT_HEADER = "x-singletree-cache-salt"
 
+_NO_HINTS, _NO_AGENT = Hints(), AgentContext()
+
 HintsOrAgent = TypeVar("HintsOrAgent", Hints, AgentContext)
 
 
 def hints_of(nvext: NvExt | None) -> Hints:
     """Return the hints of a body."""
-    sent = (nvext and nvext.agent_hints) or _AgentHints()
+    sent = nvext.agent_hints if nvext is not None else None
+    if sent is None:
+        return _NO_HINTS
     return Hints(
         priority=sent.priority or 0,
         strict_priority=sent.strict_priority or 0,
@@ -107,7 +111,9 @@ def cache_salt_of_header(headers: Mapping[str, str]) -> str:
 
 def agent_of(nvext: NvExt | None) -> AgentContext:
     """Return the agent that a body names as its own."""
-    sent = (nvext and nvext.agent_context) or _AgentContext()
+    sent = nvext.agent_context if nvext is not None else None
+    if sent is None:
+        return _NO_AGENT
     return AgentContext(**{name: value for name in sent.__struct_fields__ if (value := getattr(sent, name))})
 
 
@@ -117,6 +123,8 @@ def with_headers(context: HintsOrAgent, table: Headers, headers: Mapping[str, st
     Raises:
         InvalidRequest: a header has an invalid value; ``param`` is its name.
     """
+    if table.keys().isdisjoint(headers):
+        return context
     changed: dict[str, Any] = {}
     for header, (name, kind) in table.items():
         if value := headers.get(header, "").strip():

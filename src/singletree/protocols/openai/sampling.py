@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from singletree.conversation import Sampling
 from singletree.protocols import limits
 
 
@@ -22,15 +21,3 @@ class SharedSampling(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     cache_salt: limits.CacheSalt | None = None
-
-
-_NUMBERS = tuple(
-    name for name in SharedSampling.__struct_fields__ if name not in ("stop", "ignore_eos", "cache_salt")
-)
-
-
-def shared_sampling_of(body: SharedSampling) -> Sampling:
-    """Return the sampling parameters that these fields of ``body`` set."""
-    given = {name: getattr(body, name) for name in _NUMBERS}
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    return Sampling(**given, stop=tuple(s for s in stop if s), ignore_eos=bool(body.ignore_eos))

@@ -16,14 +16,16 @@ from singletree.protocols import limits
 from singletree.protocols.openai.engine_fields import EngineFields
 from singletree.protocols.responses.native_tools import WireObject
 
+_ABSENT = msgspec.Raw()
+
 
 class ResponsesBody(EngineFields, kw_only=True):
     """The request body of Responses, as the client sends it. Unknown fields are accepted."""
 
     model: str
     input: str | list[msgspec.Raw] | None = None
-    instructions: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    instructions: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
@@ -96,10 +98,14 @@ def check_body(body: ResponsesBody) -> None:
     limits.check_metadata(body.metadata)
 
 
-def echo(body: ResponsesBody, *, stores: bool) -> bytes:
+def echo(body: ResponsesBody, *, instructions: msgspec.Raw, tools: msgspec.Raw, stores: bool) -> bytes:
     """Return the fields of the response object that repeat the request, as JSON: they are sent three times or more.
 
     Defaults are OpenAI's. ``service_tier`` is the tier that was used: ``auto`` becomes ``default``.
+
+    Args:
+        instructions, tools: these two fields as the response object has them.
+        stores: whether the server stores a response on request.
     """
     tier = body.service_tier or "default"
     repeated = {
@@ -107,7 +113,7 @@ def echo(body: ResponsesBody, *, stores: bool) -> bytes:
         "conversation": {"id": body.conversation}
         if isinstance(body.conversation, str)
         else body.conversation,
-        "instructions": body.instructions,
+        "instructions": instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
@@ -121,7 +127,7 @@ def echo(body: ResponsesBody, *, stores: bool) -> bytes:
         "store": stores and body.store is not False,
         "text": _text(body.text or {}),
         "tool_choice": "required" if body.tool_choice == "any" else body.tool_choice or "auto",
-        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tools": tools,
         "top_logprobs": body.top_logprobs or 0,
         "truncation": body.truncation or "disabled",
         "user": body.user,
@@ -139,13 +145,6 @@ def _text(text: WireObject) -> WireObject:
     if form.get("type") == "json_schema":
         form = {"type": "json_schema", **_FORMAT, **_set_fields(form)}
     return {"verbosity": "medium", **_set_fields(text), "format": {"type": "text", **form}}
-
-
-def _tool(tool: WireObject) -> WireObject:
-    """Return a function tool with all of its fields; those that the client left out are null."""
-    if tool.get("type", "function") != "function":
-        return tool
-    return {"type": "function", "description": None, "parameters": None, "strict": None, **tool}
 
 
 def _set_fields(fields: WireObject) -> dict[str, Any]:

@@ -36,8 +36,15 @@ from singletree.protocols.client_json import template_json
 from singletree.protocols.openai import custom_tools
 from singletree.protocols.responses.compaction import ITEMS, TRIGGER, no_summary, shorten
 from singletree.protocols.responses.native_tools import BY_CALL, BY_OUTPUT, NATIVE, WireObject, arguments_of
-from singletree.protocols.responses.state import REASONING_FIELD, StoredReasoning
-from singletree.protocols.responses.tools import Toolbox
+from singletree.protocols.responses.state import (
+    REASONING_FIELD,
+    References,
+    StoredItems,
+    StoredReasoning,
+    conversation_id,
+    is_reference,
+)
+from singletree.protocols.responses.tools import Toolbox, joined_name
 
 VisiblePart = Text | Image | Document
 
@@ -95,34 +102,98 @@ class _Part(Struct):
 
 
 class DecodedItem(NamedTuple):
-    """An item, and what it adds to the conversation where that depends on nothing else.
+    """An item, and what it adds to the conversation where that depends on nothing else than the names of tools.
 
-    The turn of an output item is a part of one: those around it may belong to the same turn.
+    Attributes:
+        turn: for an output item, a part of a turn: those around it may belong to the same turn.
+        called: name and namespace of the called tool, if the item is a call; the turn has its name without a toolbox.
+        is_reference: whether the item refers to another one, which takes its place.
     """
 
     item: WireObject
     turn: Turn | None = None
+    called: tuple[str, str] | None = None
+    is_reference: bool = False
 
 
-def decode_sent(sent: Sequence[msgspec.Raw]) -> list[DecodedItem]:
+class InputItem(NamedTuple):
+    """A decoded item of one request, and its size in bytes."""
+
+    decoded: DecodedItem
+    size: int
+
+
+def decode_sent(sent: Sequence[msgspec.Raw], at: str = "input") -> list[InputItem]:
     """Decode the items of a request, of which most are known from the request before.
 
     Raises:
         InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
     """
-    return wire.decode_each(sent, dict[str, Any], _decode_alone, "input")
+    decoded = wire.decode_each(sent, dict[str, Any], _decode_alone, at)
+    return [InputItem(each, len(bytes(raw))) for each, raw in zip(decoded, sent, strict=True)]
+
+
+def decode_text(text: str) -> list[InputItem]:
+    """Return the item that a request with a text as its input has: the message of a user."""
+    return [InputItem(DecodedItem({"type": "message", "role": "user", "content": text}), len(text))]
 
 
 def _decode_alone(item: dict[str, Any], at: str) -> DecodedItem:
     kind = _type_of(item)
-    if not isinstance(kind, str) or kind not in _INDEPENDENT:
-        return DecodedItem(item)
+    if is_reference(item) or not isinstance(kind, str) or kind not in _INDEPENDENT:
+        return DecodedItem(item, is_reference=is_reference(item))
     tools = Toolbox()
     reader = _Reader(tools, no_summary)
     reader.read(item, at)
     turns = reader.turns()
+    called = (item["name"], item.get("namespace") or "") if kind in _CALLS else None
     # A warning names the path of the item, so it has to be made anew for each request.
-    return DecodedItem(item, turns[0] if turns and not tools.warnings else None)
+    return DecodedItem(item, turns[0] if turns and not tools.warnings else None, called)
+
+
+def references_of(
+    previous_response: str | None, conversation: str | Mapping[str, Any] | None, items: Sequence[InputItem]
+) -> References:
+    """Return the ids that a request refers to.
+
+    Args:
+        previous_response, conversation: the fields of the request.
+        items: its own items.
+
+    Raises:
+        InvalidRequest: the request continues both a response and a conversation.
+    """
+    continued = conversation_id(conversation)
+    if continued and previous_response:
+        raise InvalidRequest(
+            "previous_response_id and conversation are both set; send one of them",
+            param="previous_response_id",
+        )
+    ids = (each.decoded.item.get("id") for each in items if each.decoded.is_reference)
+    return References(
+        previous_response or None, continued, tuple(id for id in ids if id and isinstance(id, str))
+    )
+
+
+def resolve_references(items: Sequence[InputItem], known: StoredItems) -> Sequence[InputItem]:
+    """Return ``items`` with each reference replaced by its item.
+
+    Raises:
+        InvalidRequest: a referenced item is not known.
+    """
+    return [
+        _referenced(each.decoded.item, i, known) if each.decoded.is_reference else each
+        for i, each in enumerate(items)
+    ]
+
+
+def _referenced(reference: WireObject, i: int, known: StoredItems) -> InputItem:
+    id = reference.get("id")
+    found = known.items.get(id) if isinstance(id, str) else None
+    if found is None:
+        at = f"input.{i}.id"
+        raise InvalidRequest(f"{at}: no item {id!r} is stored here; send the item itself", param=at)
+    return decode_sent([msgspec.Raw(found)])[0]
 
 
 def _type_of(item: WireObject) -> object:
@@ -134,19 +205,16 @@ def _type_of(item: WireObject) -> object:
 
 
 def decode_items(
-    items: Sequence[WireObject],
+    items: Sequence[InputItem],
     tools: Toolbox,
-    history: Sequence[WireObject] = (),
+    history: Sequence[InputItem] = (),
     open_summary: Callable[[str, str], str | None] = no_summary,
-    *,
-    decoded: Sequence[DecodedItem] = (),
 ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     """Decode ``history``, then ``items``, into turns.
 
     Args:
         tools: collects the tools that items define, and the warnings.
         open_summary: returns the summary of a compaction from its ``encrypted_content`` and the path of that field.
-        decoded: what is known of ``items`` already.
 
     Returns:
         The turns, and the paths of unresolved references to stored items.
@@ -154,53 +222,49 @@ def decode_items(
     Raises:
         InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
     """
-    known = {id(each.item): each.turn for each in decoded if each.turn is not None}
-    reader = _Reader(tools, open_summary, known)
-    for i, item in enumerate(history):
-        reader.read(item, f"history.{i}")
-    for i, item in enumerate(items):
-        reader.read(item, f"input.{i}")
+    reader = _Reader(tools, open_summary)
+    for i, each in enumerate(history):
+        reader.read_known(each, "history", i)
+    for i, each in enumerate(items):
+        reader.read_known(each, "input", i)
     return reader.turns(), tuple(reader.references)
 
 
 class _Reader:
-    """Reads items one after the other.
+    """Reads items one after the other."""
 
-    Args:
-        known: the turns that are known of items, by the ids of these objects.
-    """
-
-    def __init__(
-        self, tools: Toolbox, open_summary: Callable[[str, str], str | None], known: Mapping[int, Turn] = {}
-    ) -> None:
-        self._known = known
+    def __init__(self, tools: Toolbox, open_summary: Callable[[str, str], str | None]) -> None:
         self._open_summary = open_summary
         self.references: list[str] = []
         self._tools = tools
         self._turns: list[Turn] = []
         self._role: Role = "user"
         self._parts: list[Part] = []
+        self._size = 0
+        self._has_new_parts = False
         self._warned: set[str] = set()
 
     def turns(self) -> tuple[Turn, ...]:
         self._end_turn()
         return tuple(self._turns)
 
+    def read_known(self, item: InputItem, field: str, index: int) -> None:
+        (sent, turn, called, _), size = item
+        if turn is None or (called is not None and self._tools.name(*called) != joined_name(*called)):
+            self.read(sent, f"{field}.{index}")
+        elif turn.role in ("assistant", "tool"):
+            self._append(turn.role, *turn.parts)
+            self._size += size
+        else:
+            self._end_turn()
+            self._turns.append(turn)
+
     def read(self, item: WireObject, at: str) -> None:
-        if (turn := self._known.get(id(item))) is not None:
-            self._add(turn)
-            return
         kind = _type_of(item)
         if not isinstance(kind, str):
             raise InvalidRequest(f"{at}.type: Field required, a string", param=f"{at}.type")
         _READERS.get(kind, _Reader._unknown)(self, item, at)
-
-    def _add(self, turn: Turn) -> None:
-        if turn.role in ("assistant", "tool"):
-            self._append(turn.role, *turn.parts)
-        else:
-            self._end_turn()
-            self._turns.append(turn)
+        self._has_new_parts = bool(self._parts)
 
     def _append(self, role: Role, *parts: Part) -> None:
         if role != self._role:
@@ -210,16 +274,20 @@ class _Reader:
 
     def _end_turn(self) -> None:
         if self._parts:
-            self._turns.append(Turn(self._role, tuple(self._parts)))
+            parts = tuple(self._parts)
+            is_new, role = self._has_new_parts, self._role
+            self._turns.append(Turn(role, parts) if is_new else _known_turn(role, parts, self._size))
             self._parts = []
+        self._size, self._has_new_parts = 0, False
 
     def _message(self, item: WireObject, at: str) -> None:
         message = wire.convert(item, _Message, at)
         parts = tuple(self._visible(message.content, f"{at}.content"))
         if message.role == "assistant":
-            self._add(Turn("assistant", tuple(replace(part, extra=item) for part in parts)))
+            self._append("assistant", *(replace(part, extra=item) for part in parts))
         else:
-            self._add(Turn(message.role, parts, item))
+            self._end_turn()
+            self._turns.append(Turn(message.role, parts, item))
 
     def _reasoning(self, item: WireObject, at: str) -> None:
         """Decode the reasoning itself, if the client sent it or the server stored it; else the summary.
@@ -322,11 +390,24 @@ class _Reader:
             )
 
 
+def _known_turn(role: Role, parts: tuple[Part, ...], size: int) -> Turn:
+    """Return the turn of ``parts``: the same object as for the same parts before, which later stages recognise."""
+    taken = _PART_BYTES * len(parts) + _TURN_FACTOR * size
+    return wire.known_value((Turn, role, *map(id, parts)), lambda: (Turn(role, parts), taken))
+
+
+_PART_BYTES = 100
+_TURN_FACTOR = 3
+"""Estimated bytes in memory for each byte of the items of a turn, which stay in memory with it."""
+
+
+_CALLS = ("function_call", "custom_tool_call")
+
 _READERS: dict[str, Callable[[_Reader, WireObject, str], None]] = {
     "message": _Reader._message,
     "reasoning": _Reader._reasoning,
-    "function_call": _Reader._function_call,
-    "custom_tool_call": _Reader._custom_call,
+    _CALLS[0]: _Reader._function_call,
+    _CALLS[1]: _Reader._custom_call,
     **dict.fromkeys(BY_CALL, _Reader._native_call),
     "function_call_output": _Reader._output,
     "custom_tool_call_output": _Reader._output,
@@ -338,9 +419,9 @@ _READERS: dict[str, Callable[[_Reader, WireObject, str], None]] = {
     TRIGGER: _Reader._trigger,
 }
 
-_ALONE = (_Reader._message, _Reader._reasoning, _Reader._output)
+_ALONE = (_Reader._message, _Reader._reasoning, _Reader._output, _Reader._function_call, _Reader._custom_call)
 _INDEPENDENT = frozenset(kind for kind, read in _READERS.items() if read in _ALONE)
-"""The types of items that are decoded without what came before, such as the names of tools."""
+"""The types of items that are decoded without what came before, but for the names of tools."""
 
 
 def _arguments(value: Any) -> tuple[str, bool]:

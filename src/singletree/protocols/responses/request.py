@@ -8,8 +8,9 @@ servers add. Unknown fields are accepted. ``responses.input`` decodes the items,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from singletree.conversation import (
     Conversation,
@@ -28,8 +29,9 @@ from singletree.protocols.responses import body as responses_body
 from singletree.protocols.responses import input
 from singletree.protocols.responses.body import ReasoningOptions, ResponsesBody, TextField, TextFormat
 from singletree.protocols.responses.compaction import OpenSummary, is_triggered, no_summaries, summary_request
-from singletree.protocols.responses.state import StoredItems, conversation_id, resolve_references
-from singletree.protocols.responses.tools import Toolbox, decode_choice
+from singletree.protocols.responses.input import InputItem
+from singletree.protocols.responses.state import References, StoredItems, conversation_id
+from singletree.protocols.responses.tools import declared_tools, decode_choice
 from singletree.request_options import RequestOptions, StoredStateOptions
 
 ROUTES: list[tuple[str, str, str]] = [
@@ -56,6 +58,18 @@ _NO_THRESHOLD = (
 )
 
 
+class SentRequest(NamedTuple):
+    """The fields of a request, and its decoded items."""
+
+    body: ResponsesBody
+    items: Sequence[InputItem]
+
+    @property
+    def references(self) -> References:
+        """Return the ids that the request refers to; raise InvalidRequest for two that cannot be sent together."""
+        return input.references_of(self.body.previous_response_id, self.body.conversation, self.items)
+
+
 def decode(
     body: bytes,
     headers: Mapping[str, str] = {},
@@ -64,42 +78,85 @@ def decode(
     stores: bool | None = None,
     summaries: Callable[[str], OpenSummary] = no_summaries,
 ) -> Request:
-    """Decode the JSON ``body`` into a ``Request``.
+    """Decode the JSON ``body`` into a ``Request``: ``parse_body`` and ``resolve_request`` in one.
 
     Args:
-        known: the stored items that ``body`` refers to; None if the server does not look any up.
+        known, summaries: as in ``resolve_request``.
         stores: whether the server stores a response on request; by default, if ``known`` is given.
+
+    Raises:
+        InvalidRequest: a field is invalid; ``param`` is a path such as ``input.3.name``.
+    """
+    stores = known is not None if stores is None else stores
+    return resolve_request(parse_body(body), known, summaries, stores=stores)
+
+
+def parse_body(body: bytes) -> SentRequest:
+    """Decode the JSON ``body``, without what it refers to. Raises InvalidRequest."""
+    try:
+        sent = wire.decode_body(body, ResponsesBody)
+        responses_body.check_body(sent)
+        given: str | Sequence[msgspec.Raw] = () if sent.input is None else sent.input
+        return SentRequest(
+            sent, input.decode_text(given) if isinstance(given, str) else input.decode_sent(given)
+        )
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def resolve_request(
+    sent: SentRequest, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
+) -> Request:
+    """Return the ``Request`` for a body that was read.
+
+    Args:
+        known: the stored items that the body refers to; None if the server does not look any up.
         summaries: returns for a model the function that decrypts its compaction summaries.
+        stores: whether the server stores a response on request.
 
     Raises:
         InvalidRequest: a field is invalid; ``param`` is a path such as ``input.3.name``.
     """
     try:
-        stores = known is not None if stores is None else stores
-        request = _request(wire.decode_body(body, ResponsesBody), known, summaries, stores=stores)
+        request = _request(sent, known, summaries, stores=stores)
     except RecursionError:
-        raise InvalidRequest("the request is nested too deeply; flatten its schemas") from None
+        raise _too_deep() from None
     return summary_request(request) if is_triggered(request.options.stored_state.input_items) else request
 
 
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("the request is nested too deeply; flatten its schemas")
+
+
+class _Instructions(NamedTuple):
+    """The decoded field ``instructions``: the turn, if it is not empty, and the field as JSON."""
+
+    turns: tuple[Turn, ...]
+    repeated: msgspec.Raw
+
+
+def _read_instructions(text: str | None, at: str) -> _Instructions:
+    turns = (Turn("system", (Text(text),)),) if text else ()
+    return _Instructions(turns, msgspec.Raw(msgspec.json.encode(text)))
+
+
 def _request(
-    body: ResponsesBody, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
+    sent: SentRequest, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
 ) -> Request:
-    responses_body.check_body(body)
-    sent = _sent_items(body)
-    items = [each.item for each in sent]
+    body, items = sent
+    history: Sequence[InputItem] = ()
     if known is not None:
-        items = resolve_references(items, known)
-    tools = Toolbox()
-    tools.add(body.tools or (), "tools")
-    history = known.history if known else ()
-    turns, references = input.decode_items(items, tools, history, summaries(body.model), decoded=sent)
+        items = input.resolve_references(items, known)
+        history = input.decode_sent(list(map(msgspec.Raw, known.history)), "history")
+    declared = declared_tools(body.tools)
+    tools = declared.toolbox.copy()
+    turns, references = input.decode_items(items, tools, history, summaries(body.model))
     choice = decode_choice(body.tool_choice, tools)
     reasoning = wire.convert(body.reasoning or {}, ReasoningOptions, "reasoning")
     text = wire.convert(body.text or {}, TextField, "text")
     stateful = () if known is not None else (*_stateful(body), *references)
-    if body.instructions:
-        turns = (Turn("system", (Text(body.instructions),)), *turns)
+    instructions = wire.decode_field(body.instructions, str | None, _read_instructions, "instructions")
+    turns = (*instructions.turns, *turns)
     if not turns and not stateful:
         raise InvalidRequest("input is empty; send a string or at least one item", param="input")
     return Request(
@@ -121,9 +178,11 @@ def _request(
             include=tuple(body.include or ()),
             reasoning_item_ids=True,
             compared_answer=compared_answer(body.prompt_cache_options),
-            echoed_fields=responses_body.echo(body, stores=stores),
+            echoed_fields=responses_body.echo(
+                body, instructions=instructions.repeated, tools=declared.repeated, stores=stores
+            ),
             stored_state=StoredStateOptions(
-                input_items=items,
+                input_items=[each.decoded.item for each in items],
                 unresolved=stateful,
                 previous_response_id=body.previous_response_id,
                 conversation_id=conversation_id(body.conversation),
@@ -132,12 +191,6 @@ def _request(
             ),
         ),
     )
-
-
-def _sent_items(body: ResponsesBody) -> Sequence[input.DecodedItem]:
-    if isinstance(body.input, str):
-        return [input.DecodedItem({"type": "message", "role": "user", "content": body.input})]
-    return input.decode_sent(body.input or ())
 
 
 def _stateful(body: ResponsesBody) -> tuple[str, ...]:
@@ -149,8 +202,10 @@ _LOGPROBS = "message.output_text.logprobs"
 
 def _sampling(body: ResponsesBody) -> Sampling:
     wants_logprobs = bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
-    return replace(
-        engine_sampling_of(body, body.max_output_tokens, "max_output_tokens"),
+    return engine_sampling_of(
+        body,
+        body.max_output_tokens,
+        "max_output_tokens",
         logprobs=body.top_logprobs or 0 if wants_logprobs else None,
     )
 

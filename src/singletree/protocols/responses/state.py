@@ -1,14 +1,16 @@
 """State that a Responses request refers to by id: earlier responses, conversations and items.
 
-https://platform.openai.com/docs/guides/conversation-state. ``find_references`` returns the ids to look up.
+https://platform.openai.com/docs/guides/conversation-state. ``References`` holds the ids to look up.
 ``StoredItems`` holds the items that were found; ``responses.decode`` takes it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -28,18 +30,6 @@ class StoredReasoning(Struct, omit_defaults=True):
     encrypted_content: str = ""
 
 
-class _Item(Struct):
-    type: str | None = None
-    id: str | None = None
-    role: str | None = None
-
-
-class _Body(Struct):
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
-    input: str | list[_Item] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class References:
     """The ids that a request refers to; all are empty for a self-contained request."""
@@ -54,24 +44,10 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class StoredItems:
-    """The items that were found: the history before the request's own items, and the referenced items by id."""
+    """The items that were found, as JSON: the history before the request's own items, and referenced items by id."""
 
-    history: Sequence[WireObject] = ()
-    items: Mapping[str, WireObject] = field(default_factory=dict)
-
-
-def find_references(body: bytes) -> References:
-    """Return the ids that ``body`` refers to; raise InvalidRequest for an invalid body."""
-    fields = wire.decode_body(body, _Body)
-    conversation = conversation_id(fields.conversation)
-    if conversation and fields.previous_response_id:
-        raise InvalidRequest(
-            "previous_response_id and conversation are both set; send one of them",
-            param="previous_response_id",
-        )
-    items = fields.input if isinstance(fields.input, list) else []
-    named = tuple(item.id for item in items if item.id and is_reference(item.type, item.role))
-    return References(fields.previous_response_id or None, conversation, named)
+    history: Sequence[bytes] = ()
+    items: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def conversation_id(conversation: str | Mapping[str, Any] | None) -> str | None:
@@ -83,29 +59,10 @@ def conversation_id(conversation: str | Mapping[str, Any] | None) -> str | None:
     return conversation or None
 
 
-def is_reference(type: str | None, role: str | None) -> bool:
-    """Return whether an item refers to another by ``id``; the API allows such an item to have no type."""
-    return type == "item_reference" or (type is None and role is None)
-
-
-def resolve_references(items: Sequence[WireObject], known: StoredItems) -> list[WireObject]:
-    """Return ``items`` with each reference replaced by its item.
-
-    Raises:
-        InvalidRequest: a referenced item is not known.
-    """
-    found: list[WireObject] = []
-    for i, item in enumerate(items):
-        if not is_reference(item.get("type"), item.get("role")):
-            found.append(item)
-            continue
-        id = item.get("id")
-        referenced = known.items.get(id) if isinstance(id, str) else None
-        if referenced is None:
-            at = f"input.{i}.id"
-            raise InvalidRequest(f"{at}: no item {id!r} is stored here; send the item itself", param=at)
-        found.append(referenced)
-    return found
+def is_reference(item: WireObject) -> bool:
+    """Return whether ``item`` refers to another by ``id``; the API allows such an item to have no type."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and item.get("role") is None)
 
 
 _PREFIXES = {
@@ -147,6 +104,56 @@ def with_id(item: WireObject, new_id: Callable[[str], str]) -> dict[str, Any]:
             full[parts] = [_with_defaults(part, _PART_DEFAULTS) for part in full[parts]]
     whole: dict[str, Any] = _with_defaults(full, _DEFAULTS)
     return whole
+
+
+class ItemForm(NamedTuple):
+    """An input item in its full form (``with_id``), as JSON before and behind its id.
+
+    Attributes:
+        item: the item as sent.
+        id: its own id; empty if it has none. With an id of its own, ``head`` is all of the JSON.
+        prefix: the start of an id for it.
+    """
+
+    item: WireObject
+    id: str
+    prefix: str
+    head: bytes
+    tail: bytes
+
+    def encode(self, new_id: Callable[[str], str]) -> tuple[str, bytes]:
+        """Return the id of the item, made by ``new_id`` if it has none, and the item as JSON."""
+        if self.id:
+            return self.id, self.head
+        id = new_id(self.prefix)
+        return id, self.head + msgspec.json.encode(id) + self.tail
+
+
+def item_form(item: WireObject) -> ItemForm:
+    """Return the full form of ``item``. It is encoded once for all requests that contain the item."""
+    return wire.known_value((ItemForm, id(item)), partial(_make_form, item))
+
+
+def _make_form(item: WireObject) -> tuple[ItemForm, int]:
+    prefixes: list[str] = []
+
+    def place(prefix: str) -> str:
+        prefixes.append(prefix)
+        return _PLACE
+
+    full = with_id(item, place)
+    encoded = msgspec.json.encode(full)
+    size = _FORM_FACTOR * len(encoded)
+    if not prefixes:
+        return ItemForm(item, full["id"], "", encoded, b""), size
+    head, _, tail = encoded.partition(b'"%b"' % _PLACE.encode())
+    return ItemForm(item, "", prefixes[0], head, tail), size
+
+
+_PLACE = secrets.token_hex(16)
+"""Stands for an id in encoded items. No client knows it, so no item contains it."""
+_FORM_FACTOR = 4
+"""Estimated bytes in memory for each byte of an encoded item: the JSON, and the item itself."""
 
 
 def _with_defaults(item: Any, defaults: Mapping[str, WireObject]) -> Any:

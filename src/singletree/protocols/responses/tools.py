@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 from msgspec import Meta, Struct
 
 from singletree.conversation import Tool, ToolChoice
@@ -95,11 +96,22 @@ class Toolbox:
         self._names: dict[tuple[str, str], str] = {}
         self._own: set[str] = set()
         self._searchable = False
+        self._listed: tuple[Tool, ...] | None = ()
+
+    def copy(self) -> Toolbox:
+        """Return a toolbox with the same content, to which other tools can be added."""
+        copied = Toolbox()
+        copied.warnings = self.warnings.copy()
+        copied._tools, copied._names, copied._own = self._tools.copy(), self._names.copy(), self._own.copy()
+        copied._searchable, copied._listed = self._searchable, self.tools
+        return copied
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """Return the tools so far, in the client's order."""
-        return tuple(self._tools.values())
+        """Return the tools so far, in the client's order; the same object until one is added."""
+        if self._listed is None:
+            self._listed = tuple(self._tools.values())
+        return self._listed
 
     def add(self, tools: Sequence[WireObject], at: str, *, found: bool = False) -> tuple[str, ...]:
         """Add the tools that the client sent.
@@ -114,6 +126,7 @@ class Toolbox:
         Raises:
             InvalidRequest: a tool is not well formed.
         """
+        self._listed = None
         # A client's own name never yields to a name assigned here, wherever it is in the list.
         self._own.update(t["name"] for t in tools if _is_declared(t) and isinstance(t.get("name"), str))
         self._searchable |= any(_is_client_search(t) for t in tools)
@@ -123,7 +136,7 @@ class Toolbox:
     def name(self, name: str, namespace: str = "") -> str:
         """Return the model's name for a tool that the client calls ``name``, declared or not."""
         candidates = self.model_names(name, namespace)
-        return candidates[0] if len(candidates) == 1 else _joined(namespace, name)
+        return candidates[0] if len(candidates) == 1 else joined_name(name, namespace)
 
     def model_names(self, name: str, namespace: str = "") -> list[str]:
         """Return the model's names for the tools that ``name`` can refer to, in any namespace if none is given."""
@@ -160,7 +173,7 @@ class Toolbox:
         space, own = place.namespace, declared.tool()
         tool = replace(
             own,
-            name=self._assign(space, own.name, _joined(space, own.name)),
+            name=self._assign(space, own.name, joined_name(own.name, space)),
             description=_paragraphs(place.intro, own.description) if place.intro else own.description,
             # If the model cannot search, it must see a deferred tool at once.
             deferred=place.found or (bool(declared.defer_loading) and self._searchable),
@@ -199,6 +212,31 @@ class Toolbox:
             numbered = (wanted if n == 1 else f"{wanted}_{n}" for n in count(1))
             self._names[key] = next(candidate for candidate in numbered if candidate not in taken)
         return self._names[key]
+
+
+class DeclaredTools(NamedTuple):
+    """The decoded field ``tools``: a toolbox to copy from, and the tools as the response object has them, as JSON."""
+
+    toolbox: Toolbox
+    repeated: msgspec.Raw
+
+
+def declared_tools(sent: msgspec.Raw) -> DeclaredTools:
+    """Return the decoded field ``tools``; raise InvalidRequest, with ``param`` below it, for a wrong tool."""
+    return wire.decode_field(sent, list[dict[str, Any]] | None, _read_tools, "tools")
+
+
+def _read_tools(sent: Sequence[WireObject] | None, at: str) -> DeclaredTools:
+    toolbox = Toolbox()
+    toolbox.add(sent or (), at)
+    return DeclaredTools(toolbox, msgspec.Raw(msgspec.json.encode([_repeated(tool) for tool in sent or ()])))
+
+
+def _repeated(tool: WireObject) -> WireObject:
+    """Return a function tool with all of its fields; those that the client left out are null."""
+    if tool.get("type", "function") != "function":
+        return tool
+    return {"type": "function", "description": None, "parameters": None, "strict": None, **tool}
 
 
 def decode_choice(value: str | WireObject | None, tools: Toolbox) -> ToolChoice:
@@ -290,7 +328,8 @@ def _chosen(value: WireObject, at: str, tools: Toolbox) -> list[str]:
     return names
 
 
-def _joined(namespace: str, name: str) -> str:
+def joined_name(name: str, namespace: str) -> str:
+    """Return the model's name for a tool that no toolbox has."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"

@@ -68,7 +68,7 @@ async def complete(call: Call) -> ASGIApp:
         call.trace,
         headers=warning_headers([*request.warnings, *generations[0].constraints.warnings]),
         in_flight=service.in_flight,
-        key=request_key(call.headers, request, call.trace.route, body),
+        key=request_key(call.headers, call.trace.route, body),
     )
     return respond(call, lifecycle)
 
@@ -105,7 +105,7 @@ def _begin(model: Model, request: Request, prompt: Prompt) -> Generation:
     )
     request = replace(request, prompt_report=report)
     tokenizer = model.tokenizer
-    requested, warnings = supported_sampling(request.sampling, tokenizer, model.engine.info())
+    requested, warnings = supported_sampling(request.sampling, tokenizer, model.engine)
     sampling, fits = start.fit_sampling(requested, len(prompt.token_ids), model)
     added_stops = () if sampling.includes_stop else sampling.stop_token_ids
     reader = TurnDecoder(

@@ -100,7 +100,7 @@ class Call:
     @property
     def protocol(self) -> WireProtocol:
         """Return the wire protocol of the request."""
-        return protocol_for(self.http.url.path, self.headers)
+        return protocol_for(self.http.scope["path"], self.headers)
 
     async def body(self) -> bytes:
         """Read and decompress the request body. Raises what ``read_body`` raises."""
@@ -167,10 +167,9 @@ async def answer_turn(
         raise Overloaded("the server is shutting down; try again in a moment")
     call.trace.accepted()
     _refuse_stored(request)
-    live = flag_of(call.headers, complete_calls.HEADER, service.config.live_arguments)
-    request = replace(with_hints(call, request), live_arguments=live)
-    model = await service.catalog.ready(request.model)
-    session = await _session(call, request)
+    request = with_hints(call, request)
+    model, session = await service.catalog.ready(request.model), request.session
+    await _fetch_session(call, session)
     request = await service.media.read(request, model)
     tools_of = partial(service.sessions.tools_of, session, model.name)
     generation = await offload(
@@ -192,7 +191,8 @@ async def answer_turn(
     if service.inspector is not None:
         arrival = arrival_of(call.trace, protocol, call.headers, body)
         inspection = service.inspector.begin(arrival, generation, opened)
-    step = SessionStep(service.sessions, opened, _explains(call), inspection=inspection)
+    explains = service.config.explain or wants_report(call.headers)
+    step = SessionStep(service.sessions, opened, explains, inspection=inspection)
     choices = Choices(protocol, generations, call.trace.new_id, keep=keep, inspection=inspection)
     choices.settle = _settle(service, step, choices)
     lifecycle = Lifecycle(
@@ -200,7 +200,7 @@ async def answer_turn(
         call.trace,
         headers=warning_headers(warnings),
         in_flight=service.in_flight,
-        key=request_key(call.headers, request, call.trace.route, body),
+        key=request_key(call.headers, call.trace.route, body),
         session=step,
         prefills=service.prefills,
         records=service.records,
@@ -256,16 +256,11 @@ def _start_job(service: Service, lifecycle: Lifecycle) -> JobStream | Response:
 
 
 async def _read(call: Call, body: bytes) -> Request:
-    if call.protocol in (RESPONSES, COMPACT):
-        request = await read_response(call, body)
-        return compact.compaction_request(request) if call.protocol is COMPACT else request
-    request = call.protocol.decode(body, call.headers)
-    if call.protocol is not CHAT:
-        return request
-    if request.options.reasoning_fields is not None:
-        return request
-    fields = REASONING_FIELD_NAMES[call.service.config.reasoning_field]
-    return replace(request, options=replace(request.options, reasoning_fields=fields))
+    protocol = call.protocol
+    if protocol not in (RESPONSES, COMPACT):
+        return protocol.decode(body, call.headers)
+    request = await read_response(call, body)
+    return compact.compaction_request(request) if protocol is COMPACT else request
 
 
 async def read_response(
@@ -293,21 +288,15 @@ async def read_response(
     return replace(request, options=replace(request.options, include=include))
 
 
-async def _session(call: Call, request: Request) -> str | None:
-    """Return the key of the request's session, if it has one, and move the session into this process."""
-    key = session_key(call.headers, request)
+async def _fetch_session(call: Call, key: str | None) -> None:
+    """Move the session ``key`` into this process, if another process has it."""
     if call.service.others is not None:
         await call.service.others.fetch_session(key)
-    return key
 
 
 def recall_waits(model: Model) -> bool:
     """Return whether writing a prompt for ``model`` may wait for another machine."""
     return model.memory is not None and model.memory.waits
-
-
-def _explains(call: Call) -> bool:
-    return call.service.config.explain or wants_report(call.headers)
 
 
 async def count_tokens(call: Call) -> ASGIApp:
@@ -316,7 +305,9 @@ async def count_tokens(call: Call) -> ASGIApp:
     body = await call.body()
     request = await _read(call, body) if decode is None else decode(body, call.headers)
     model = await call.service.catalog.ready(request.model)
-    tools_of = partial(call.service.sessions.tools_of, await _session(call, request), model.name)
+    session = session_key(call.headers, request)
+    await _fetch_session(call, session)
+    tools_of = partial(call.service.sessions.tools_of, session, model.name)
     request = await call.service.media.read(request, model)
     waits = recall_waits(model)
     request, prompt = await offload(len(body), partial(fit_prompt, model, request, tools_of), waits=waits)
@@ -477,18 +468,27 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
 
 
 def with_hints(call: Call, request: Request) -> Request:
-    """Return ``request`` with what its headers set: hints, agent context, cache salt and session.
+    """Return ``request`` with what its headers set, and the configured reasoning fields where it does not show its own.
 
     Hints and agent context are added to the trace. Raises InvalidRequest for a header with a wrong value.
     """
-    hints = nvext.with_headers(request.hints, nvext.HINTS, call.headers)
-    agent = nvext.with_headers(request.agent, nvext.AGENT, call.headers)
-    agent = replace(agent, is_subagent=is_subagent(call.headers, agent))
+    headers, config, options = call.headers, call.service.config, request.options
+    if options.reasoning_fields is None and call.protocol is CHAT:
+        options = replace(options, reasoning_fields=REASONING_FIELD_NAMES[config.reasoning_field])
+    hints = nvext.with_headers(request.hints, nvext.HINTS, headers)
+    agent = nvext.with_headers(request.agent, nvext.AGENT, headers)
+    if is_subagent(headers, agent) != agent.is_subagent:
+        agent = replace(agent, is_subagent=not agent.is_subagent)
     call.trace.record_hints(hints, agent)
-    salt = nvext.cache_salt_of_header(call.headers) or request.cache_salt
-    request = replace(request, hints=hints, agent=agent, cache_salt=salt)
-    agent = identified_agent(call.headers, request)
-    return replace(request, agent=agent, session=session_key(call.headers, request))
+    return replace(
+        request,
+        hints=hints,
+        agent=identified_agent(headers, agent, request.session),
+        cache_salt=nvext.cache_salt_of_header(headers) or request.cache_salt,
+        session=session_key(headers, request),
+        live_arguments=flag_of(headers, complete_calls.HEADER, config.live_arguments),
+        options=options,
+    )
 
 
 def warning_headers(warnings: list[str]) -> list[ResponseHeader]:

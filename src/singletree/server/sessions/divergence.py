@@ -6,15 +6,16 @@ Messages are compared by fingerprints that are computed once, when a message is 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from singletree.conversation import (
     Document,
     Image,
+    Part,
     Reasoning,
     Text,
     Tool,
@@ -32,8 +33,7 @@ _MESSAGE_BYTES = 150
 """Memory of a message's fingerprint, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """Hashes that stand for one message: one of its reasoning, one of all other content."""
 
     role: str
@@ -43,26 +43,32 @@ class Fingerprint:
 
 def fingerprint(turn: Turn) -> Fingerprint:
     """Return the fingerprint of ``turn``, without ids: they are not in the prompt, and some harnesses change them."""
-    thoughts = tuple(part.text for part in turn.parts if isinstance(part, Reasoning))
-    return Fingerprint(turn.role, hash(tuple(_words(turn.parts))), hash(thoughts))
+    thoughts: list[str] = []
+    words: list[tuple[str, ...]] = []
+    for part in turn.parts:
+        if type(part) is Reasoning:
+            thoughts.append(part.text)
+        else:
+            _add_words(words, part)
+    return Fingerprint(turn.role, hash(tuple(words)), hash(tuple(thoughts)))
 
 
-def _words(parts: Iterable[Any]) -> Iterable[tuple[str, ...]]:
-    for part in parts:
-        if isinstance(part, Text):
-            yield ("text", part.text)
-        elif isinstance(part, ToolCall):
-            yield ("call", part.name, part.arguments)
-        elif isinstance(part, Image | Document):
-            yield ("data", part.key if isinstance(part, Image) and part.key else part.data, part.url)
-        elif isinstance(part, ToolResult):
-            yield ("result",)
-            yield from _words(part.parts)
+def _add_words(words: list[tuple[str, ...]], part: Part) -> None:
+    if type(part) is Text:
+        words.append(("text", part.text))
+    elif type(part) is ToolCall:
+        words.append(("call", part.name, part.arguments))
+    elif type(part) is ToolResult:
+        words.append(("result",))
+        for inner in part.parts:
+            _add_words(words, inner)
+    elif isinstance(part, Image | Document):
+        words.append(("data", part.key if type(part) is Image and part.key else part.data, part.url))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ToolList:
-    """The tools of a prompt, and their printed fields as JSON (``encoded``)."""
+    """The tools of a prompt, and their printed fields as JSON (``encoded``). Prompts with the same tools share one."""
 
     tools: tuple[Tool, ...]
     encoded: bytes
@@ -70,6 +76,8 @@ class ToolList:
     @classmethod
     def of(cls, tools: tuple[Tool, ...], last: ToolList | None = None) -> ToolList:
         """Return a list of ``tools``; ``last`` itself where nothing differs, the order of keys included."""
+        if last is not None and last.tools is tools:
+            return last
         printed = [(tool.name, tool.description, tool.parameters, tool.kind) for tool in tools]
         encoded = msgspec.json.encode(printed) if tools else b""
         return last if last is not None and last.encoded == encoded else cls(tools, encoded)
@@ -102,7 +110,7 @@ class PromptRecord:
         tools: the tools in the prompt.
         settings: the reasoning variables that the client set.
         answer: the generated turn; None where it was not recorded.
-        ends: (tokens, messages) at which each turn ended, this one last.
+        ends: (tokens, messages) at which each turn ended, in ascending order, this one last.
         inspected: the turn's id in the inspector; empty where that is off.
     """
 
@@ -119,7 +127,10 @@ class PromptRecord:
 
     def extended_to(self, matched: int) -> int:
         """Return the last end of a turn, in tokens, that lies within the first ``matched`` tokens; 0 for none."""
-        return max((tokens for tokens, _ in self.ends if tokens <= matched), default=0)
+        for tokens, _ in reversed(self.ends):
+            if tokens <= matched:
+                return tokens
+        return 0
 
     @property
     def bytes(self) -> int:

@@ -16,10 +16,9 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from singletree.conversation import Request
-from singletree.server.sessions.session_names import client_repeats, session_key
+from singletree.server.sessions.session_names import client_repeats, header_session
 
 Cancel = Callable[[], object]
 
@@ -121,7 +120,7 @@ def is_repetition(identity: RequestKey, ages: Sequence[float]) -> bool:
     return len(ages) == 1 and ages[0] >= (0 if identity.certain else SOONEST_REPETITION)
 
 
-def request_key(headers: Mapping[str, str], request: Request, path: str, body: bytes) -> RequestKey | None:
+def request_key(headers: Mapping[str, str], path: str, body: bytes) -> RequestKey | None:
     """Return the identity of a request; None where an equal request is not a repetition.
 
     A session's name in the body (``prompt_cache_key``, ``metadata.user_id``) is ignored: programs that sample several
@@ -129,14 +128,13 @@ def request_key(headers: Mapping[str, str], request: Request, path: str, body: b
 
     Args:
         headers: the request's headers, names in lower case.
-        request: the decoded request.
         path: the route.
         body: the request body after decompression.
     """
     key = headers.get(_IDEMPOTENCY_KEY, "").strip()
     if not key and not client_repeats(headers):
         return None
-    session = session_key(headers, replace(request, session=None)) or ""
+    session = header_session(headers)
     digest = hashlib.blake2b(body, digest_size=32)
     digest.update("\0".join(("", path, session, key)).encode("utf-8", "surrogatepass"))
     return RequestKey(digest.digest(), certain=bool(key))

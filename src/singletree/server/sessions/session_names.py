@@ -45,6 +45,8 @@ SESSION_HEADERS: tuple[SessionHeader, ...] = (
 )
 """Session headers, the most specific first: the first one that a request has names its session."""
 
+_HEADER_NAMES = frozenset(header.name for header in SESSION_HEADERS)
+
 _SUBAGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent")
 """Headers that Claude Code and Codex send in the requests of their sub-agents only."""
 
@@ -58,26 +60,34 @@ def session_key(headers: Mapping[str, str], request: Request) -> str | None:
     Args:
         headers: with lower-case names.
     """
-    parts = _named_session(headers)
-    if parts:
-        return "/".join(parts)[:_LONGEST_KEY]
-    return request.session[:_LONGEST_KEY] if request.session else None
+    return header_session(headers) or (request.session[:_LONGEST_KEY] if request.session else None)
 
 
-def identified_agent(headers: Mapping[str, str], request: Request) -> AgentContext:
-    """Return the agent of ``request`` with the session and the run that its session headers name, where it has none.
+def header_session(headers: Mapping[str, str]) -> str:
+    """Return the client's name of its session in ``headers``, with lower-case names; empty for none."""
+    return "/".join(_named_session(headers))[:_LONGEST_KEY]
+
+
+def identified_agent(headers: Mapping[str, str], agent: AgentContext, session: str | None) -> AgentContext:
+    """Return ``agent`` with the session and the run that the session headers name, where it has none.
 
     Args:
         headers: with lower-case names.
+        agent: the agent that sent the request.
+        session: the client's name of the session in the body, which counts where no header names one.
     """
-    agent, parts = request.agent, _named_session(headers) or [request.session or ""]
-    session = agent.session_id or parts[0][:_LONGEST_KEY]
+    parts = _named_session(headers) or [session or ""]
+    named = agent.session_id or parts[0][:_LONGEST_KEY]
     run = agent.trajectory_id or (parts[1][:_LONGEST_KEY] if len(parts) > 1 else "")
-    return replace(agent, session_id=session, trajectory_id=run)
+    if named == agent.session_id and run == agent.trajectory_id:
+        return agent
+    return replace(agent, session_id=named, trajectory_id=run)
 
 
 def _named_session(headers: Mapping[str, str]) -> list[str]:
     """Return what the first session header that a request has names: the session, and the work within it."""
+    if _HEADER_NAMES.isdisjoint(headers):
+        return []
     for header in SESSION_HEADERS:
         if headers.get(header.name, "").strip():
             parts = dict.fromkeys(headers.get(name, "").strip() for name in (header.name, *header.within))
@@ -97,4 +107,6 @@ def client_repeats(headers: Mapping[str, str]) -> bool:
     Args:
         headers: with lower-case names.
     """
+    if _HEADER_NAMES.isdisjoint(headers):
+        return False
     return any(header.repeats and headers.get(header.name, "").strip() for header in SESSION_HEADERS)

@@ -122,10 +122,12 @@ class Session:
     @property
     def bytes(self) -> int:
         """Return the approximate memory in bytes."""
-        records = self.records.values()
-        tools = {id(record.tools): record.tools.bytes for record in records}
-        own = sum(record.bytes for record in records)
-        return own + sum(tools.values()) + _STEP_BYTES * (1 + len(self.steps))
+        tools = {record.tools for record in self.records.values()}
+        return self.records.bytes + sum(each.bytes for each in tools) + _STEP_BYTES * (1 + len(self.steps))
+
+    def keep(self, number: int, record: PromptRecord) -> None:
+        """Keep ``record`` as the one with this number, the most recently used."""
+        self.records.put(number, record, record.bytes)
 
 
 class _Found(NamedTuple):
@@ -297,19 +299,19 @@ class Sessions:
         if opened.record is None or session.records.get(step.record_number) is not opened.record:
             # Another request has continued the same record in the meantime.
             step.record_number = session.records_made = session.records_made + 1
-        session.records.put(step.record_number, record)
+        session.keep(step.record_number, record)
         if answer:
             self._answers.put(answer, AnswerEnd(step.session, step.record_number, record.ends[-1]))
         session.steps.append(step)
         session.requests += 1
         if session.head is not None:
             self._index(session.key, session.head)
+        size = session.bytes
         # A session that is over the limit by itself loses its oldest records.
-        for number in reversed(session.records.keys()[1:]):
-            if session.bytes + ENTRY_BYTES <= self._limit:
-                break
-            session.records.pop(number)
-        self._sessions.put(step.session, session, session.bytes)
+        while size + ENTRY_BYTES > self._limit and len(session.records) > 1:
+            session.records.pop(session.records.keys()[-1])
+            size = session.bytes
+        self._sessions.put(step.session, session, size)
 
     def take(self, key: str) -> MovedSession | None:
         """Remove the session ``key`` and return it, for another process; None when it is not in memory."""
@@ -331,7 +333,7 @@ class Sessions:
             self._answers.put(id, end)
         session.records = LruCache(entries=_RECORDS)
         for number, record in (*moved.records, *own):
-            session.records.put(number, record)
+            session.keep(number, record)
         session.records_made += added
         session.steps = deque(sorted((*moved.steps, *session.steps), key=lambda step: step.at), maxlen=_STEPS)
         session.requests += moved.requests
@@ -352,13 +354,20 @@ class Sessions:
         one that was used last.
         """
         best: _Found | None = None
-        furthest = (-1, 0, 0)
+        furthest = (-1, False, 0)
         for session in sessions:
             for number, record in session.records.items():
-                matched = common_text_prefix(tokens, record.tokens) // WIDTH if record.model == model else 0
+                if record.model != model:
+                    continue
+                # Most records cannot win, even if all of their tokens were the same; those are not compared.
+                most = min(len(tokens), len(record.tokens)) // WIDTH
+                reached = record.extended_to(most)
+                if (reached, reached == record.expected, most) <= furthest:
+                    continue
+                matched = common_text_prefix(tokens, record.tokens) // WIDTH
                 reached = record.extended_to(matched)
                 # A record that the tokens extend completely is preferred to a fork of it.
-                rank = (reached, int(reached == record.expected), matched)
+                rank = (reached, reached == record.expected, matched)
                 if matched and rank > furthest:
                     best, furthest = _Found(session, number, record, matched), rank
         return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,6 +51,10 @@ class Database(Protocol):
         """Change rows, and return how many. Raises DatabaseUnavailable."""
         ...
 
+    def insert(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Add several rows. Raises DatabaseUnavailable."""
+        ...
+
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds. Raises DatabaseUnavailable."""
         ...
@@ -72,7 +76,7 @@ def storable(value: Any) -> Any:
     """Return ``value`` without characters that a database refuses: a client may send any id, and this server makes no
     id with such characters.
     """
-    if not isinstance(value, str):
+    if not isinstance(value, str) or (value.isascii() and "\0" not in value):
         return value
     return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
@@ -93,6 +97,10 @@ class SqliteDatabase:
     def execute(self, query: str, values: Sequence[Any] = ()) -> int:
         """Change rows, and return how many. Raises sqlite3.Error."""
         return self._connection.execute(query, [storable(value) for value in values]).rowcount
+
+    def insert(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Add several rows. Raises sqlite3.Error."""
+        self._connection.executemany(query, ([storable(value) for value in row] for row in rows))
 
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds. Raises sqlite3.Error."""

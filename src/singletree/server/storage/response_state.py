@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -24,12 +25,11 @@ from singletree.protocols.responses.state import (
     References,
     StoredItems,
     StoredReasoning,
-    find_references,
-    with_id,
+    item_form,
 )
 from singletree.server.storage.response_store import Store, StoredItem, StoredResponse
 from singletree.server.turn.generation import Generation
-from singletree.server.turn.ids import NewId
+from singletree.server.turn.ids import NewId, numbered_ids
 
 KeepResponse = Callable[[EncodedResponse], None]
 """Gets a finished response and stores it."""
@@ -81,8 +81,9 @@ async def read_request(
     """
     if store is None and recent is None:
         return responses.decode(body, headers, summaries=summaries)
-    known = await _look_up(store, recent, find_references(body))
-    request = responses.decode(body, headers, known=known, stores=store is not None, summaries=summaries)
+    sent = responses.parse_body(body)
+    known = await _look_up(store, recent, sent.references)
+    request = responses.resolve_request(sent, known, summaries, stores=store is not None)
     state = request.options.stored_state
     if state.background and not state.store:
         raise InvalidRequest(
@@ -100,7 +101,7 @@ async def _look_up(store: Store | None, recent: ConnectionResponses | None, name
             raise NotStored("Conversation", named.conversation)
         history = await store.items_of(named.conversation)
     items = {id: item for id in named.items if store and (item := await store.item(id)) is not None}
-    return StoredItems(_values(history), {id: msgspec.json.decode(item) for id, item in items.items()})
+    return StoredItems(history, items)
 
 
 async def _history(store: Store | None, recent: ConnectionResponses | None, id: str) -> list[bytes]:
@@ -111,11 +112,6 @@ async def _history(store: Store | None, recent: ConnectionResponses | None, id: 
             recent.remember(id, found)
     if found is None:
         raise PreviousResponseNotFound(id)
-    return found
-
-
-def _values(items: list[bytes]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = msgspec.json.decode(b"[" + b",".join(items) + b"]")
     return found
 
 
@@ -138,10 +134,14 @@ def response_keeper(
     stores = store is not None and (state.store or state.conversation_id is not None)
     if not stores and recent is None:
         return None
-    items = [as_item(item, new_id) for item in state.input_items]
+
+    @cache
+    def input_items() -> list[StoredItem]:
+        make_id = numbered_ids(new_id)
+        return [as_item(item, make_id) for item in state.input_items]
 
     def keep(finished: EncodedResponse) -> None:
-        response = _stored_response(request, items, finished, generation)
+        response = _stored_response(request, input_items(), finished, generation)
         if recent is not None:
             recent.keep(response)
         if store is not None and stores:
@@ -180,5 +180,4 @@ def _output(items: Sequence[EncodedItem], generation: Generation | None) -> Iter
 
 def as_item(item: Mapping[str, Any], new_id: NewId) -> StoredItem:
     """Return an input item as it is stored, with a new id where it has none."""
-    named = with_id(item, new_id)
-    return StoredItem(named["id"], msgspec.json.encode(named))
+    return StoredItem(*item_form(item).encode(new_id))

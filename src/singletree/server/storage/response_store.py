@@ -221,8 +221,8 @@ class Store:
         self, response: str | None, conversation: str | None, items: Iterable[StoredItem], is_output: bool
     ) -> None:
         query = "INSERT INTO items (id, response, conversation, is_output, item) VALUES (?, ?, ?, ?, ?)"
-        for item in items:
-            self._database.execute(query, (item.id, response, conversation, int(is_output), item.json))
+        rows = ((item.id, response, conversation, int(is_output), item.json) for item in items)
+        self._database.insert(query, rows)
 
     def _history(self, id: str, *, without_output_of: str = "") -> list[bytes] | None:
         values = (id, _LONGEST_CHAIN)

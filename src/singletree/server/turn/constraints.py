@@ -72,6 +72,8 @@ def build_constraints(wanted: ConstraintRequest) -> Constraints:
     Raises:
         InvalidRequest: the request requires something that cannot be enforced.
     """
+    if not _asks_for_anything(wanted.request):
+        return _NOTHING
     tools = tuple(_with_enforced_grammar(wanted.family, tool) for tool in wanted.tools)
     warnings = [
         f"{tool.schema_at}: the grammar of {tool.name!r} is shown to the model and not enforced"
@@ -110,6 +112,17 @@ def with_constraint_field(refusal: InvalidRequest, request: Request) -> InvalidR
 
 
 _ABOUT_CONSTRAINTS = ("grammar", "schema", "regex", "constraint", "structured output", "structural tag")
+
+
+_NOTHING = Constraints()
+
+
+def _asks_for_anything(request: Request) -> bool:
+    """Return whether anything in ``request`` may restrict the turn."""
+    choice, tools = request.tool_choice, request.conversation.tools
+    if choice.mode == "required" or choice.allowed is not None or request.response_format is not None:
+        return True
+    return any(tool.strict or tool.grammar for tool in tools)
 
 
 def _relaxed(form: ResponseFormat | None) -> list[str]:
@@ -156,7 +169,9 @@ def _narrows(request: Request, tools: Sequence[Tool]) -> bool:
 
 
 def _with_enforced_grammar(family: Family, tool: Tool) -> Tool:
-    return tool if constrain.grammar_is_enforceable(family, tool) else replace(tool, grammar=None)
+    if tool.grammar is None or constrain.grammar_is_enforceable(family, tool):
+        return tool
+    return replace(tool, grammar=None)
 
 
 def _encoded(model: Model, expression: Expression) -> Constraint | None:

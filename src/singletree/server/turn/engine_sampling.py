@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import EngineInfo
+from singletree.engines.engine import Engine
 from singletree.errors import InvalidRequest
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 
@@ -16,7 +16,7 @@ _DEFAULT = Sampling()
 
 
 def supported_sampling(
-    sampling: Sampling, tokenizer: Tokenizer, engine: EngineInfo
+    sampling: Sampling, tokenizer: Tokenizer, engine: Engine
 ) -> tuple[Sampling, tuple[str, ...]]:
     """Return ``sampling`` without the fields that ``engine`` does not support, and a warning for each of them.
 
@@ -31,13 +31,14 @@ def supported_sampling(
         return sampling, ()
     for field in ("stop_token_ids", "allowed_token_ids"):
         _check_ids(getattr(sampling, field), field, tokenizer)
+    info = engine.info()
     sampling, left = _with_banned_words(sampling, tokenizer)
     warnings = []
     for field in ("min_tokens", "bad_words", "allowed_token_ids"):
-        if getattr(sampling, field) and field not in engine.optional_sampling:
+        if getattr(sampling, field) and field not in info.optional_sampling:
             sampling = replace(sampling, **{field: getattr(_DEFAULT, field)})
             words = f" for {', '.join(left)}, of several tokens each" if field == "bad_words" else ""
-            warnings.append(f"{field} is ignored{words}: the engine {engine.name} does not support it")
+            warnings.append(f"{field} is ignored{words}: the engine {info.name} does not support it")
     return sampling, tuple(warnings)
 
 

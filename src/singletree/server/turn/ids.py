@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import count
 
-from singletree.conversation import Conversation, ToolCall
+from singletree.conversation import Conversation
 from singletree.events import ToolCallStart
 from singletree.prompts.replay.turn_comparison import normalized_id
 
 NewId = Callable[[str], str]
 
-_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_ALPHABET = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LENGTH = 24
+_DRAWN = 32
+"""How many random bytes are drawn for an id: one in 32 is dropped, and more than eight of 32 hardly ever."""
+_CHARACTER = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
+_DIGITS = 4
+_UNEVEN = bytes(range(256 - 256 % len(_ALPHABET), 256))
+"""Bytes that are dropped: with them, the first characters of the alphabet would be more frequent than the others."""
 _LONGEST_REQUEST_ID = 128
 
 
 def new_id(prefix: str) -> str:
     """Return ``prefix`` and 24 random letters and digits (142 bits)."""
-    number = int.from_bytes(os.urandom(24), "big")
-    characters = []
-    for _ in range(_LENGTH):
-        number, digit = divmod(number, 62)
-        characters.append(_ALPHABET[digit])
-    return prefix + "".join(characters)
+    characters = b""
+    while len(characters) < _LENGTH:
+        characters = os.urandom(_DRAWN).translate(_CHARACTER, _UNEVEN)
+    return prefix + characters[:_LENGTH].decode()
+
+
+def numbered_ids(new_id: NewId) -> NewId:
+    """Return a function that makes many ids from one of ``new_id``: its first characters, and a number.
+
+    An index of them changes in one place, not in as many as there are ids.
+    """
+    shared, numbers = new_id("")[:-_DIGITS], count()
+    return lambda prefix: f"{prefix}{shared}{next(numbers):0{_DIGITS}}"
 
 
 def request_id(given: str | None) -> str:
@@ -47,10 +61,8 @@ class TurnCallIds:
     """
 
     def __init__(self, conversation: Conversation, new_id: NewId = new_id, *, are_shown: bool = True) -> None:
-        turns = (turn for turn in conversation.turns if turn.role == "assistant")
-        self._taken = {
-            normalized_id(part.id) for turn in turns for part in turn.parts if type(part) is ToolCall
-        }
+        self._turns = conversation.turns
+        self._taken: set[str] | None = None
         self._new_id = new_id
         self._are_shown = are_shown
         self.minted: set[str] = set()
@@ -64,6 +76,10 @@ class TurnCallIds:
 
     def ensure_unique(self, start: ToolCallStart) -> None:
         """Replace the id that the model wrote if the conversation or this turn has it already."""
+        if self._taken is None:
+            # Most turns have no call, and a conversation may have thousands.
+            earlier = (turn.tool_calls for turn in self._turns if turn.role == "assistant")
+            self._taken = {normalized_id(call.id) for calls in earlier for call in calls}
         if normalized_id(start.id) in self._taken:
             start.id = self.mint(start.index, start.name)
         self._taken.add(normalized_id(start.id))

@@ -59,8 +59,11 @@ _BY_PATH = {
 
 def protocol_for(path: str, headers: Mapping[str, str]) -> WireProtocol:
     """Return the protocol to respond in: by path; on shared paths by a header that only one of them sends."""
+    known = _BY_PATH.get(path)
+    if known is not None:
+        return known
     for start, protocol in _BY_PATH.items():
-        if path == start or path.startswith(start + "/"):
+        if path.startswith(start + "/"):
             return protocol
     return MESSAGES if "anthropic-version" in headers else CHAT
 

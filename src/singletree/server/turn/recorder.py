@@ -212,7 +212,9 @@ def make_recorder(
     opening = _opening(prompt, history[-1], layout)
     if opening is None:
         return None
-    opening, enders = replace(opening, clock=clock), _enders(chat_format, layout).union(stop_token_ids)
+    if clock != opening.clock:
+        opening = replace(opening, clock=clock)
+    enders = _enders(chat_format, layout).union(stop_token_ids)
     return TurnRecorder(
         memory,
         opening,

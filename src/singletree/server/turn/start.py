@@ -26,12 +26,13 @@ _TAIL = 32_768
 
 def start_generation(model: Model, request: Request, prompt: Prompt) -> Generation:
     """Return a generation for a prompt that is complete. Raises the same errors as ``pipeline.prepare``."""
-    report = PromptReport(
-        token_ids=prompt.token_ids.tolist() if request.options.return_token_ids else None,
-        applied_edits=prompt.applied_edits,
-    )
-    request = replace(request, prompt_report=report)
-    supported, warnings = supported_sampling(request.sampling, model.tokenizer, model.engine.info())
+    if request.options.return_token_ids or prompt.applied_edits:
+        report = PromptReport(
+            token_ids=prompt.token_ids.tolist() if request.options.return_token_ids else None,
+            applied_edits=prompt.applied_edits,
+        )
+        request = replace(request, prompt_report=report)
+    supported, warnings = supported_sampling(request.sampling, model.tokenizer, model.engine)
     if prompt.pictures and request.sampling.prompt_logprobs is not None:
         raise InvalidRequest(
             "log-probabilities of a prompt with pictures are not supported; omit prompt_logprobs",
@@ -125,4 +126,7 @@ def fit_sampling(sampling: Sampling, prompt_tokens: int, model: Model) -> tuple[
         raise ContextOverflow(prompt_tokens, model.context_window - 1)
     wanted = wanted_tokens(model, sampling)
     most = min(wanted, room)
-    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most)), wanted <= room
+    least = min(sampling.min_tokens, most)
+    if (most, least) != (sampling.max_tokens, sampling.min_tokens):
+        sampling = replace(sampling, max_tokens=most, min_tokens=least)
+    return sampling, wanted <= room

@@ -1,0 +1,28 @@
+"""Ids cannot be guessed, and no two are the same."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+
+from singletree.server.turn.ids import new_id, numbered_ids
+
+_CHARACTERS = string.ascii_letters + string.digits
+
+
+def test_an_id_has_24_letters_and_digits_all_equally_likely() -> None:
+    ids = [new_id("msg_") for _ in range(4000)]
+    assert len(set(ids)) == len(ids)
+    assert all(id.startswith("msg_") and len(id) == 28 for id in ids)
+    counts = Counter("".join(id[4:] for id in ids))
+    assert set(counts) == set(_CHARACTERS)
+    # 96,000 characters: 1,548 of each, with a deviation of 39.
+    assert max(abs(count - 1548) for count in counts.values()) < 6 * 39
+
+
+def test_numbered_ids_differ_within_a_response_and_between_responses() -> None:
+    makers = [numbered_ids(new_id) for _ in range(3)]
+    ids = [make("item_") for make in makers for _ in range(10_050)]
+    assert len(set(ids)) == len(ids)
+    assert {len(id) for id in ids} == {29, 30}
+    assert all(set(id.removeprefix("item_")) <= set(_CHARACTERS) for id in ids)
