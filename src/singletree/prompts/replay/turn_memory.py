@@ -442,14 +442,15 @@ def lookup_keys(turn: Turn, history_digest: str) -> list[str]:
         turn: the turn as it was generated, or as a client sent it back.
         history_digest: the digest of the history before it; empty for the keys made of server ids only.
     """
-    names = [f"call {normalized_id(c.id)}" for c in turn.tool_calls if normalized_id(c.id)]
-    if not names and turn.text.strip():
-        names = [f"text {without_space(turn.text)}"]
-    if history_digest and turn.tool_calls:
-        names.append(f"calls {[c.name for c in turn.tool_calls]}")
+    calls = turn.tool_calls
+    names = [f"call {id}" for call in calls if (id := normalized_id(call.id))]
+    if not names and (text := turn.text).strip():
+        names = [f"text {without_space(text)}"]
+    if history_digest and calls:
+        names.append(f"calls {[call.name for call in calls]}")
     elif history_digest and turn.parts:
         names.append("words")
-    return [*_reasoning_keys(turn), *(f"{history_digest} {name}" for name in names)]
+    return [*_reasoning_keys(turn), *[f"{history_digest} {name}" for name in names]]
 
 
 class HistoryDigests:

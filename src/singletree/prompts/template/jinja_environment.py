@@ -120,7 +120,8 @@ def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template
         tracked = [] if _mutates(tree) else track_loops(tree)
         # Parsed once: half of what it takes to load a template.
         code = environment.compile(tree)
-        template = environment.template_class.from_code(environment, code, environment.make_globals(None))
+        # A plain dictionary: jinja2's own, a ``ChainMap``, is copied by Python code for each prompt.
+        template = environment.template_class.from_code(environment, code, {**environment.globals})
         if tracked:
             template.root_render_func.__globals__[LOOP_CONTEXT] = make_loop_context
         for loop, iterable in tracked:
