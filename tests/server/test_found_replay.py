@@ -182,6 +182,9 @@ def test_a_turn_that_was_unknown_is_found_once_it_is_remembered() -> None:
             assert sorted(recalled.turns) == known
             assert recalled.conversation == RecallTurns(memory).run(given, None)[0].conversation
     assert recalled.settled == len(given.turns)
+    other = Conversation((Turn("user", (Text("other"),)), *turns[1:]))
+    again, _ = RecallTurns(memory).run(other, made)
+    assert again.conversation == RecallTurns(memory).run(other, None)[0].conversation != other
 
 
 def test_a_schema_that_comes_later_explains_what_it_filled_in() -> None:

@@ -170,7 +170,7 @@ class _Search:
         the memory has got one of its keys, and so are all turns after it.
         """
         # The results after a turn decide which of its calls may be missing, so the turn after it must be the same, too.
-        kept = same - 1
+        kept = max(same - 1, 0)
         found = {i: known for i, known in before.turns.items() if i < kept}
         unknown = {i: keys for i, keys in before.unknown.items() if i < kept}
         self._found = self.memory.still_remembered(found)
