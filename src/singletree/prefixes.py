@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from itertools import compress, count, islice
+from itertools import compress, count
 from typing import Any, AnyStr, TypeVar
 
 OneT = TypeVar("OneT")
 OtherT = TypeVar("OtherT")
 
 _STEP = 256
-_WIDER = 16
+_WIDER = 8
+_LONGEST = 1 << 14
 
 
 def common_prefix(
@@ -23,18 +24,17 @@ def common_prefix(
         one, other: the sequences; use ``common_text_prefix`` for texts and bytes.
         same: compares two items; it is called only where they are not the same object.
     """
-    # Most conversations differ in their first message, and only that is compared.
-    if not one or not other or not (one[0] is other[0] or same(one[0], other[0])):
-        return 0
     # A conversation that has grown begins with the same objects, and no Python loop runs over those.
-    start = identical_prefix(one, other)
-    pairs = zip(islice(one, start, None), islice(other, start, None), strict=False)
-    differs = (at for at, (a, b) in enumerate(pairs, start) if a is not b and not same(a, b))
-    return next(differs, min(len(one), len(other)))
+    at, end = identical_prefix(one, other), min(len(one), len(other))
+    while at < end and (one[at] is other[at] or same(one[at], other[at])):
+        at += 1
+    return at
 
 
 def identical_prefix(one: Sequence[object], other: Sequence[object]) -> int:
     """Return the length of the common prefix of two sequences, compared by identity, not by equality."""
+    if one is other:
+        return len(one)
     differs = compress(count(), map(operator.is_not, one, other))
     return next(differs, min(len(one), len(other)))
 
@@ -42,23 +42,18 @@ def identical_prefix(one: Sequence[object], other: Sequence[object]) -> int:
 def common_text_prefix(one: AnyStr, other: AnyStr) -> int:
     """Return the length of the common prefix of two texts in characters, or of two byte strings in bytes.
 
-    No Python loop runs over the characters. Two texts without a relation differ in their first characters, and a text
-    that has grown differs near its end, so these two places are searched first.
+    It compares stretches, which it slices from ``other``: small slices stay in the processor's cache, and a text that
+    differs at its beginning costs little.
     """
-    if one.startswith(other) or other.startswith(one):
-        return min(len(one), len(other))
+    if one is other:
+        return len(one)
     sliced: Any = other
     if isinstance(sliced, bytes):
         sliced = memoryview(sliced)  # its slices copy nothing; a str has no such view
-    low, high, step = 0, min(len(one), len(other)), _STEP
-    if not one.startswith(sliced[:step]):
-        high = min(high, step)
-    while low < high:
-        guess = max(0, high - step)
-        if one.startswith(sliced[:guess]):
-            low = guess
-            break
-        high, step = guess, step * _WIDER
+    low, end, step = 0, min(len(one), len(other)), _STEP
+    while low < end and one.startswith(sliced[low : low + step], low):
+        low, step = low + step, min(step * _WIDER, _LONGEST)
+    low, high = min(low, end), min(low + step, end)
     while low < high:
         middle = (low + high + 1) // 2
         if one.startswith(sliced[low:middle], low):

@@ -25,6 +25,8 @@ from prompts.template_sources import (
     load_template,
 )
 from singletree.conversation import Conversation, Part, Reasoning, Text, Tool, ToolResult, Turn
+from singletree.prefixes import common_prefix
+from singletree.prompts import prompt_cache
 from singletree.prompts.history.canonicalization import Canonicalize
 from singletree.prompts.prompt_cache import (
     PromptCache,
@@ -321,6 +323,125 @@ def test_a_prompt_that_failed_is_not_kept() -> None:
     cache, turns = PromptCache(100), asked("a", "b")
     cache.resume(turns).run(Join(), turns)
     assert cache.bytes == 0
+
+
+def test_a_conversation_goes_on_with_the_objects_of_the_last_prompt() -> None:
+    cache, first = PromptCache(100), asked("a", "b", "c")
+    work = cache.resume(first, TOOLS)
+    work.run(Join(), first)
+    work.keep()
+    again = cache.resume(asked("a", "b", "C"), tuple(replace(tool) for tool in TOOLS))
+    assert [one is other for one, other in zip(again.turns, first, strict=True)] == [True, True, False]
+    assert again.tools is TOOLS
+    repeated = cache.resume(asked("a", "b", "c"))
+    assert repeated.turns is work.turns
+    other = [first[0], replace(first[1], extra={"id": "x"}), first[2]]
+    assert cache.resume(other).turns[1] is other[1], "fields that == ignores count"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"parameters": {"b": 1, "a": 1}},
+        {"parameters": {"a": 1.0, "b": 1}},
+        {"parameters": {"a": True, "b": 1}},
+        {"client_name": "f"},
+        {"strict": True},
+        {"extra": {"x": 1}},
+    ],
+)
+def test_tools_that_are_printed_or_named_in_another_way_are_others(changed: dict[str, Any]) -> None:
+    cache, turns = PromptCache(100), asked("a", "b")
+    tools = (Tool("f", "does", {"a": 1, "b": 1}),)
+    work = cache.resume(turns, tools)
+    work.run(Join(), turns)
+    work.keep()
+    other = (replace(tools[0], **changed),)
+    assert cache.resume(turns, (replace(tools[0]),)).tools is tools
+    assert cache.resume(turns, other).tools is other
+
+
+def test_a_conversation_is_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def watched(one: Sequence[Turn], other: Sequence[Turn], same: Any) -> int:
+        compared.append(other)
+        return common_prefix(one, other, same)
+
+    cache = PromptCache(2**20)
+    for number in range(500):
+        kept(cache, asked("head", str(number)))
+    monkeypatch.setattr(prompt_cache, "common_prefix", watched)
+    assert found(cache, "head", "7", "more") == "head 7"
+    assert found(cache, "head", "new") == "head 499"
+    assert found(cache, "other", "7") is None
+    assert len(compared) == 2
+
+
+def test_nothing_is_left_of_conversations_that_went() -> None:
+    cache, random = PromptCache(300), Random(5)
+    for _ in range(300):
+        kept(cache, asked(*(random.choice("abc") for _ in range(random.randrange(1, 5)))))
+    assert cache.bytes == 30 * len(cache._entries) <= 300
+    numbers = {number for each in cache._by_head.values() for number in each}
+    assert numbers == set(cache._entries)
+    assert all(cache._by_head.values())
+    kept(cache, [], 301)
+    assert kept(cache, asked("new"), 300) is None
+    assert list(cache._by_head) == [hash(asked("new")[0])]
+
+
+def test_a_prompt_that_is_asked_for_again_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = load_template(COUNTING, bos_token="<s>", eos_token="</s>")
+    conversation = Conversation((turn("user", "hi"), turn("assistant", "so"), turn("user", "and")), TOOLS[:1])
+    settings: dict[str, Any] = {"template_arguments": {"effort": 1}, "continues": False}
+    text, made = RenderPrompt(template, draw, **settings).run(conversation, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(template, "_template", None)
+        again, same = RenderPrompt(template, draw, **settings).run(replace(conversation), made)
+    assert (again, same) == (text, made)
+    changes: list[dict[str, Any]] = [
+        {"template_arguments": {"effort": 1.0}},
+        {"template_arguments": {"effort": True}},
+        {"template_arguments": {}},
+        {"add_generation_prompt": False},
+        {"vision": False},
+    ]
+    for changed in changes:
+        stage = RenderPrompt(template, draw, **settings | changed)
+        assert stage.run(conversation, made)[0] == stage.run(conversation, None)[0]
+        assert stage.run(conversation, made)[1] is not made
+    opened = Conversation(conversation.turns[:2])
+    for before in (None, RenderPrompt(template, draw).run(opened, None)[1]):
+        for continues in (True, False):
+            stage = RenderPrompt(template, draw, continues=continues)
+            assert stage.run(opened, before)[0] == stage.run(opened, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("head", "is_pure"),
+    [
+        ("", True),
+        ("{{ strftime_now('%S') }}", False),
+        ("{{ [1, 2] | random }}", False),
+        ("{{ lipsum() }}", False),
+    ],
+)
+def test_a_template_that_prints_something_else_each_time_is_rendered_each_time(
+    head: str, is_pure: bool
+) -> None:
+    seconds = iter(range(1000))
+    template = load_template(
+        head + COUNTING, bos_token="", eos_token="", now=lambda: datetime.fromtimestamp(next(seconds))
+    )
+    assert template.is_pure == is_pure
+    conversation = Conversation((turn("user", "hi"),))
+    stage = RenderPrompt(template, draw)
+    text, made = stage.run(conversation, None)
+    again, same = stage.run(conversation, made)
+    assert (same is made) == is_pure
+    if "now" in head:
+        assert again != text
 
 
 @pytest.fixture

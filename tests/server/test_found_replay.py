@@ -165,6 +165,28 @@ def test_turns_of_one_place_bring_reasoning_only_if_they_agree() -> None:
         assert RecallTurns(memory).run(given, None)[0].conversation == recalled.conversation
 
 
+def test_a_turn_that_was_unknown_is_found_once_it_is_remembered() -> None:
+    """As where another process brings it, or the one that generated it was still at work."""
+    ids = [f"call_{number}" for number in range(3)]
+    turns: list[Turn] = [Turn("user", (Text("a"),))]
+    for id in ids:
+        turns += [Turn("assistant", (ToolCall("f", '{"a":1}', id),)), Turn("tool", (ToolResult(id, ()),))]
+    given, memory = Conversation((*turns, Turn("user", (Text("b"),)))), TurnMemory(2**20)
+    recalled, made = RecallTurns(memory).run(given, None)
+    assert (list(recalled.turns), list(recalled.unknown)) == ([], [1, 3, 5])
+    for number, known in ((1, [3]), (0, [1, 3]), (2, [1, 3, 5])):
+        said = Turn("assistant", (ToolCall("f", '{"a":  1}', ids[number]),))
+        memory.remember(GeneratedTurn(said, GenerationPrompt(), array("I", [number])))
+        for _ in range(2):
+            recalled, made = RecallTurns(memory).run(given, made)
+            assert sorted(recalled.turns) == known
+            assert recalled.conversation == RecallTurns(memory).run(given, None)[0].conversation
+    assert recalled.settled == len(given.turns)
+    other = Conversation((Turn("user", (Text("other"),)), *turns[1:]))
+    again, _ = RecallTurns(memory).run(other, made)
+    assert again.conversation == RecallTurns(memory).run(other, None)[0].conversation != other
+
+
 def test_a_schema_that_comes_later_explains_what_it_filled_in() -> None:
     schema = {"type": "object", "properties": {"all": {"type": "boolean", "default": False}}}
     said, back = (Turn("assistant", (ToolCall("f", it, "call_1"),)) for it in ("{}", '{"all": false}'))

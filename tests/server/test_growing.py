@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prompts.template_sources import HERMES
-from singletree.conversation import Turn
+from singletree.conversation import Tool, Turn
 from singletree.lru import LruCache
 from singletree.prompts.prompt_cache import Continuation, PromptCache
 from singletree.prompts.replay.turn_memory import TurnMemory
@@ -154,16 +154,13 @@ class AnyCheckpoint(PromptCache):
         self._random = random
         self._kept: list[Mapping[type, Any]] = []
 
-    def resume(self, turns: Sequence[Turn]) -> Continuation:
+    def resume(self, turns: Sequence[Turn], tools: tuple[Tool, ...] = ()) -> Continuation:
         """As a conversation that was never seen, or that was seen at another time by each stage."""
         stages = self._kept[-1] if self._kept else ()
-        return Continuation(
-            self, turns, {kind: self._random.choice(self._kept)[kind] for kind in stages}, None
-        )
+        earlier = {kind: self._random.choice(self._kept)[kind] for kind in stages}
+        return Continuation(self, tuple(turns), tools, (), earlier)
 
-    def keep(
-        self, turns: Sequence[Turn], checkpoints: Mapping[type, Any], *, instead_of: int | None = None
-    ) -> None:
+    def keep(self, work: Continuation, checkpoints: Mapping[type, Any]) -> None:
         """Keep them all."""
         self._kept.append(checkpoints)
 

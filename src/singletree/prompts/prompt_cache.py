@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import count
+from itertools import count, islice
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, get_args
 
-from singletree.conversation import Part, ToolResult, Turn
-from singletree.prefixes import common_prefix
+import msgspec
+
+from singletree.conversation import Part, Tool, ToolResult, Turn
+from singletree.prefixes import common_prefix, identical_prefix
 
 
 class StageCheckpoint(Protocol):
@@ -36,7 +39,7 @@ class StageCheckpoint(Protocol):
 
 ValueT = TypeVar("ValueT", contravariant=True)
 ResultT = TypeVar("ResultT", covariant=True)
-CheckpointT = TypeVar("CheckpointT", bound=StageCheckpoint | None)
+CheckpointT = TypeVar("CheckpointT", bound=StageCheckpoint)
 GivenT = TypeVar("GivenT")
 MadeT = TypeVar("MadeT")
 
@@ -59,9 +62,11 @@ class Stage(Protocol[ValueT, ResultT, CheckpointT]):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    turns: Sequence[Turn]
+    turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...]
     checkpoints: Mapping[type, Any]
     size: int
+    heads: tuple[int, ...]
 
     @property
     def needed(self) -> int:
@@ -86,47 +91,92 @@ class PromptCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        # The numbers of the entries by the hashes of their first turns: no request is compared with all conversations.
+        self._by_head: dict[int, dict[int, None]] = {}
         self._numbers = count()
         self._lock = Lock()
         self.bytes = 0
 
-    def resume(self, turns: Sequence[Turn]) -> Continuation:
+    def resume(self, turns: Sequence[Turn], tools: tuple[Tool, ...] = ()) -> Continuation:
         """Begin a prompt of ``turns``, with the checkpoints of the prompt that has most of them in common."""
-        with self._lock:
-            entries = list(self._entries.items())
-        found: Mapping[type, Any] = {}
-        replaces: int | None = None
-        most = 0
-        for number, entry in reversed(entries):
-            if (same := common_prefix(turns, entry.turns)) > most:
-                most, found = same, entry.checkpoints
-                replaces = number if same >= entry.needed else None
-        return Continuation(self, turns, found, replaces)
+        heads = _heads(turns)
+        number, entry, most = None, None, 0
+        for candidate, other in self._candidates(heads):
+            same = common_prefix(turns, other.turns, is_same_turn)
+            if same > most:
+                number, entry, most = candidate, other, same
+        if entry is None:
+            return Continuation(self, tuple(turns), tools, heads)
+        shared = entry.turns if most == len(entry.turns) else entry.turns[:most]
+        turns = shared if most == len(turns) else (*shared, *turns[most:])
+        tools = entry.tools if _is_same_list(entry.tools, tools) else tools
+        replaced = number if most >= entry.needed else None
+        return Continuation(self, turns, tools, heads, entry.checkpoints, replaced)
 
-    def keep(
-        self, turns: Sequence[Turn], checkpoints: Mapping[type, Any], *, instead_of: int | None = None
-    ) -> None:
-        """Store the checkpoints of a prompt. ``Continuation.keep`` calls it.
+    def _candidates(self, heads: tuple[int, ...]) -> list[tuple[int, _Entry]]:
+        """Return the entries that may begin like a conversation with these heads, and their numbers; the latest first.
 
-        Args:
-            turns: the conversation.
-            checkpoints: those of the stages, by their types.
-            instead_of: the number of the entry that ``turns`` continues; it is dropped.
+        They are those with the same two first turns. Of those with only the first in common, one is as good as another.
         """
-        size = sum(each.bytes for each in checkpoints.values() if each is not None)
         with self._lock:
-            self._drop(instead_of)
+            for head in heads:
+                if found := self._by_head.get(head):
+                    numbers = islice(reversed(found), 1 if head is heads[-1] else None)
+                    return [(number, self._entries[number]) for number in numbers]
+        return []
+
+    def keep(self, work: Continuation, checkpoints: Mapping[type, Any]) -> None:
+        """Store the checkpoints of a prompt, by the types of their stages. ``Continuation.keep`` calls it."""
+        size = 0
+        for each in checkpoints.values():
+            size += each.bytes
+        with self._lock:
+            self._drop(work.replaces)
             if size > self._limit:
                 return
-            self._entries[next(self._numbers)] = _Entry(turns, checkpoints, size)
+            number = next(self._numbers)
+            self._entries[number] = _Entry(work.turns, work.tools, checkpoints, size, work.heads)
+            for head in work.heads:
+                self._by_head.setdefault(head, {})[number] = None
             self.bytes += size
             while self.bytes > self._limit:
                 self._drop(next(iter(self._entries)))
 
     def _drop(self, number: int | None) -> None:
         dropped = None if number is None else self._entries.pop(number, None)
-        if dropped is not None:
-            self.bytes -= dropped.size
+        if number is None or dropped is None:
+            return
+        self.bytes -= dropped.size
+        for head in dropped.heads:
+            numbers = self._by_head[head]
+            del numbers[number]
+            if not numbers:
+                del self._by_head[head]
+
+
+def _heads(turns: Sequence[Turn]) -> tuple[int, ...]:
+    """Return the hashes of the first two turns and of the first one, as far as there are so many."""
+    if not turns:
+        return ()
+    first = hash(turns[0])
+    return (first,) if len(turns) == 1 else (hash((first, turns[1])), first)
+
+
+def _is_same_list(one: tuple[Tool, ...], other: tuple[Tool, ...]) -> bool:
+    """Return whether two lists of tools are the same in all their fields and every byte of their JSON."""
+    if len(one) != len(other):
+        return False
+    if identical_prefix(one, other) == len(one):
+        return True
+    # Equal values are equally deep, so a schema that is nested too deeply is not encoded here.
+    return one == other and _rest(one) == _rest(other)
+
+
+def _rest(tools: tuple[Tool, ...]) -> bytes:
+    """Return what ``==`` does not compare exactly: fields that it ignores, the order of keys, and 1 and 1.0."""
+    return msgspec.json.encode(
+        [(tool.parameters, tool.extra, tool.schema_at, tool.client_name, tool.namespace) for tool in tools]
+    )
 
 
 class Continuation:
@@ -135,27 +185,42 @@ class Continuation:
     Args:
         cache: gets the checkpoints of this prompt.
         turns: the conversation, by which the next prompt finds them.
+        tools: its tools.
+        heads: the hashes under which the cache finds it.
         earlier: the checkpoints of an earlier prompt, by the types of the stages.
         replaces: the number of the cache's entry whose conversation this one continues; None for none.
+
+    Attributes:
+        turns: the conversation. Those turns that the earlier prompt has, too, are the same objects as there, and so are
+            the tools if none of them changed: stages compare them by identity.
     """
 
     def __init__(
-        self, cache: PromptCache, turns: Sequence[Turn], earlier: Mapping[type, Any], replaces: int | None
+        self,
+        cache: PromptCache,
+        turns: tuple[Turn, ...],
+        tools: tuple[Tool, ...],
+        heads: tuple[int, ...],
+        earlier: Mapping[type, Any] = MappingProxyType({}),
+        replaces: int | None = None,
     ) -> None:
         self._cache = cache
-        self._turns = turns
         self._earlier = earlier
-        self._replaces = replaces
         self._made: dict[type, Any] = {}
+        self.turns = turns
+        self.tools = tools
+        self.heads = heads
+        self.replaces = replaces
 
     def run(self, stage: Stage[GivenT, MadeT, CheckpointT], value: GivenT) -> MadeT:
         """Return the result of ``stage`` for ``value``. Raises what the stage raises."""
-        result, self._made[type(stage)] = stage.run(value, self._earlier.get(type(stage)))
+        kind = type(stage)
+        result, self._made[kind] = stage.run(value, self._earlier.get(kind))
         return result
 
     def keep(self) -> None:
         """Store the checkpoints of all stages that were run, for the next prompt of the conversation."""
-        self._cache.keep(self._turns, self._made, instead_of=self._replaces)
+        self._cache.keep(self, self._made)
 
 
 def is_same_turn(one: Turn, other: Turn) -> bool:
@@ -167,12 +232,15 @@ def _is_same(one: Turn | Part, other: Turn | Part) -> bool:
     """Return whether two equal values are equal in the fields that ``==`` ignores, too, and so are their parts."""
     if one is other:
         return True
-    if any(getattr(one, name) != getattr(other, name) for name in _IGNORED_FIELDS[type(one)]):
-        return False
-    if isinstance(one, Turn | ToolResult) and isinstance(other, Turn | ToolResult):
+    for name in _IGNORED_FIELDS[type(one)]:
+        if getattr(one, name) != getattr(other, name):
+            return False
+    if isinstance(one, _WITH_PARTS) and isinstance(other, _WITH_PARTS):
         return all(map(_is_same, one.parts, other.parts))
     return True
 
+
+_WITH_PARTS = (Turn, ToolResult)
 
 _IGNORED_FIELDS = {
     kind: tuple(field.name for field in fields(kind) if not field.compare) for kind in (Turn, *get_args(Part))

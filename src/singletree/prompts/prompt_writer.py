@@ -26,7 +26,7 @@ from singletree.conversation import (
 from singletree.errors import InvalidRequest
 from singletree.pictures import PromptPicture
 from singletree.prompts.history.canonicalization import Canonicalize, ToolsOf, no_session
-from singletree.prompts.history.edit_history import EditHistory
+from singletree.prompts.history.edit_history import edit_history
 from singletree.prompts.prompt_cache import PromptCache
 from singletree.prompts.replay.recall import CapsuleReader, Recalled, RecallTurns
 from singletree.prompts.replay.splice_turns import RenderedTurns, SpliceTurns
@@ -36,7 +36,7 @@ from singletree.prompts.template.capabilities import CLOCK
 from singletree.prompts.template.chat_template import ChatTemplate, RenderPrompt
 from singletree.prompts.template.messages import RenderParts
 from singletree.prompts.template.picture_places import place_pictures, shown_pictures
-from singletree.prompts.template.thinking import is_wanted, thinking_arguments
+from singletree.prompts.template.thinking import holds_reasoning, is_wanted, thinking_arguments
 from singletree.prompts.tokenizer.encode_prompt import EncodePrompt
 from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
 
@@ -153,12 +153,21 @@ class PromptWriter:
         Raises:
             InvalidRequest: the template refuses the conversation, or a capsule was changed and that is refused.
         """
-        edited, _ = self._edit(request).run(request.conversation, None)
-        work = self.cache.resume(edited.conversation.turns)
-        canonical = work.run(Canonicalize(self.rules_off, tools_of), edited.conversation)
+        capabilities = self.template.capabilities
+        edited, applied_edits = edit_history(
+            request.conversation,
+            request.context_edits,
+            self._count_tokens,
+            capabilities.result_marks,
+            self.call_opener,
+        )
+        work = self.cache.resume(edited.turns, edited.tools)
+        given = Conversation(work.turns, work.tools)
+        canonical = work.run(Canonicalize(self.rules_off, tools_of), given)
         known = work.run(self._recall(request, canonical.conversation), canonical.conversation)
         clock = self.clock_for(known)
-        text = work.run(self._render(request, known.conversation, clock), known.conversation)
+        settings = self._thinking_arguments(request, Conversation(()))
+        text = work.run(self._render(request, known.conversation, settings, clock), known.conversation)
         parse = self.parser_for(known.conversation.tools)
         splice = SpliceTurns(self.delimiters, parse, self.tokenizer.guard)
         pieces = work.run(splice, RenderedTurns(text, self._without_placeholders(request, known)))
@@ -174,14 +183,14 @@ class PromptWriter:
             canonical.conversation.turns,
             canonical.rules if clock is None else (*canonical.rules, *clock.rules),
             pieces.replayed,
-            edited.applied,
+            applied_edits,
             canonical.conversation.tools,
             known.digests,
             known.in_order,
-            self._thinking_arguments(request, Conversation(())),
+            settings,
             clock,
             known.conversation.turns,
-            partial(self._prints_thought, request, known.conversation),
+            partial(self._prints_thought, request, known.conversation, settings),
             pictures,
             piece_ends=ends,
             rule_places=canonical.places,
@@ -215,13 +224,8 @@ class PromptWriter:
         shown = shown_pictures(conversation.turns, in_text=bool(self.picture_mark))
         return place_pictures(self.placeholder_id, token_ids, shown, request.pictures)
 
-    def _edit(self, request: Request) -> EditHistory:
-        return EditHistory(
-            request.context_edits,
-            lambda text: len(self.tokenizer.encode_array(text)),
-            self.template.capabilities.result_marks,
-            self.call_opener,
-        )
+    def _count_tokens(self, text: str) -> int:
+        return len(self.tokenizer.encode_array(text))
 
     def _recall(self, request: Request, conversation: Conversation) -> RecallTurns:
         return RecallTurns(
@@ -240,9 +244,16 @@ class PromptWriter:
         return wanted is not False and not cleared
 
     def _render(
-        self, request: Request, conversation: Conversation, clock: PromptClock | None
+        self,
+        request: Request,
+        conversation: Conversation,
+        settings: Mapping[str, Any],
+        clock: PromptClock | None,
     ) -> RenderPrompt:
-        arguments = self._thinking_arguments(request, conversation)
+        """Return the stage; ``settings`` are the template's variables for a conversation without reasoning."""
+        arguments = settings
+        if holds_reasoning(conversation):
+            arguments = self._thinking_arguments(request, conversation)
         return RenderPrompt(
             self.template,
             self.render_parts,
@@ -259,13 +270,15 @@ class PromptWriter:
         capabilities = self.template.capabilities
         return thinking_arguments(request.thinking, capabilities, conversation, default=self.thinking)
 
-    def _prints_thought(self, request: Request, conversation: Conversation, turn: int) -> bool:
+    def _prints_thought(
+        self, request: Request, conversation: Conversation, settings: Mapping[str, Any], turn: int
+    ) -> bool:
         """Return whether the template prints reasoning in the turn with index ``turn``: its policy may drop it."""
         turns = list(conversation.turns)
         turns[turn] = replace(turns[turn], parts=(Reasoning(_PROBE), *turns[turn].parts))
         probed = replace(conversation, turns=tuple(turns))
         try:
-            text, _ = self._render(request, probed, None).run(probed, None)
+            text, _ = self._render(request, probed, settings, None).run(probed, None)
         except InvalidRequest:
             return False
         return _PROBE in text

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import operator
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress, pairwise, takewhile
+from itertools import chain, pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from singletree.conversation import Conversation, Part, Text, Tool, ToolReference, ToolResult, Turn
@@ -31,7 +33,6 @@ _CONTEXT = re.compile(
 _SYSTEM_ROLES = ("system", "developer")
 
 
-ConversationChange = Callable[[Conversation], Conversation]
 ToolsOf = Callable[[Sequence[Turn]], tuple[Tool, ...]]
 """Returns the tools of the session's conversation to which these turns only add a question; () if there is none."""
 
@@ -60,15 +61,14 @@ class Rule:
     whole: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive turns of a conversation, beginning at one of the assistant's, after the rules.
 
     Attributes:
         end: the index of the first turn after them, in the original conversation.
         turns: the turns after the rules.
         applied: the names of the rules that changed something.
-        changed: (first, end) of the turns among ``turns`` that they changed.
+        changed: (first, end) of the turns that they changed, by the indices in the whole conversation after the rules.
     """
 
     end: int
@@ -99,11 +99,13 @@ class CanonicalCheckpoint:
         given: the original conversation.
         off: the rules that were switched off.
         segments: the segments.
+        tools: the tools after the rules.
     """
 
     given: Conversation
     off: frozenset[str]
     segments: tuple[Segment, ...]
+    tools: tuple[Tool, ...]
 
     @property
     def bytes(self) -> int:
@@ -130,49 +132,43 @@ class Canonicalize:
         self, conversation: Conversation, checkpoint: CanonicalCheckpoint | None
     ) -> tuple[Canonical, CanonicalCheckpoint]:
         """Apply the rules to the segments that ``checkpoint`` does not have, and to the whole."""
-        turns = conversation.turns
-        segments = _common_segments(checkpoint, conversation, self.off) if checkpoint is not None else []
+        turns, tools = conversation.turns, conversation.tools
+        segments: list[Segment] = []
+        if checkpoint is not None:
+            segments += _common_segments(checkpoint, conversation, self.off)
+            tools = checkpoint.tools if segments else tools
+        joined = list(chain.from_iterable([segment.turns for segment in segments]))
         begin = segments[-1].end if segments else 0
-        answer = next((i for i in range(len(turns) - 1, begin, -1) if _begins_answer(turns, i)), begin)
-        tools = conversation.tools
-        for start, end in pairwise((begin, *sorted({answer, len(turns)} - {begin}))):
-            changed, applied = self._apply(Conversation(turns[start:end], conversation.tools), whole=False)
-            place = _changed_range(turns[start:end], changed.turns) if applied else (0, 0)
+        for end in _segment_ends(turns, begin):
+            given = turns[begin:end]
+            changed, applied = self._apply(_SEGMENT_RULES, Conversation(given, conversation.tools))
+            first, last = _changed_range(given, changed.turns) if applied else (0, 0)
+            place = first + len(joined), last + len(joined)
             segments.append(Segment(end, changed.turns, applied, place))
-            tools = changed.tools
-        joined = Conversation(tuple(chain.from_iterable(segment.turns for segment in segments)), tools)
-        result, applied = self._apply(joined, whole=True)
-        places = _places(segments, _changed_range(joined.turns, result.turns), applied)
-        applied = applied.union(*(segment.applied for segment in segments))
-        rules = tuple(rule.name for rule in RULES if rule.name in applied)
-        made = CanonicalCheckpoint(conversation, self.off, tuple(segments))
-        return Canonical(result, rules, places), made
+            joined += changed.turns
+            begin, tools = end, changed.tools
+        before = Conversation(tuple(joined), tools)
+        result, applied = self._apply(_WHOLE_RULES, before)
+        places = [(*segment.changed, segment.applied) for segment in segments if segment.applied]
+        if applied:
+            places.insert(0, (*_changed_range(before.turns, result.turns), applied))
+        names = {name for _, _, changes in places for name in changes}
+        rules = tuple([rule.name for rule in RULES if rule.name in names]) if names else ()
+        made = CanonicalCheckpoint(conversation, self.off, tuple(segments), tools)
+        return Canonical(result, rules, tuple(places)), made
 
-    def _apply(self, conversation: Conversation, *, whole: bool) -> tuple[Conversation, frozenset[str]]:
-        """Apply the rules of one kind; return the conversation and the names of the rules that changed it."""
-        applied = set()
-        for rule in RULES:
-            if rule.whole != whole or rule.name in self.off:
-                continue
+    def _apply(
+        self, rules: Sequence[Rule], conversation: Conversation
+    ) -> tuple[Conversation, frozenset[str]]:
+        """Apply ``rules``; return the conversation and the names of the rules that changed it."""
+        applied = []
+        for rule in rules:
             before = conversation
-            conversation = rule.apply(before, self.tools_of)
+            if rule.name not in self.off:
+                conversation = rule.apply(before, self.tools_of)
             if conversation is not before and conversation != before:
-                applied.add(rule.name)
+                applied.append(rule.name)
         return conversation, frozenset(applied)
-
-
-def _places(
-    segments: Sequence[Segment], changed: tuple[int, int], applied: frozenset[str]
-) -> tuple[tuple[int, int, frozenset[str]], ...]:
-    """Return ``Canonical.places``; the rules ``applied`` to the whole changed the turns in the range ``changed``."""
-    found = [(*changed, applied)] if applied else []
-    start = 0
-    for segment in segments:
-        if segment.applied:
-            first, end = segment.changed
-            found.append((start + first, start + end, segment.applied))
-        start += len(segment.turns)
-    return tuple(found)
 
 
 def _changed_range(before: Sequence[Turn], after: Sequence[Turn]) -> tuple[int, int]:
@@ -182,14 +178,32 @@ def _changed_range(before: Sequence[Turn], after: Sequence[Turn]) -> tuple[int, 
     return first, len(after) - behind
 
 
-def _common_segments(before: CanonicalCheckpoint, given: Conversation, off: frozenset[str]) -> list[Segment]:
-    tools = (*before.given.tools, *given.tools)
-    if before.off != off or (before.given.tools is not given.tools and any(tool.deferred for tool in tools)):
-        return []
-    turns = given.turns
-    same = min(common_prefix(before.given.turns, turns, is_same_turn), len(turns) - 1)
-    ends = (s.end <= same and _begins_answer(turns, s.end) for s in before.segments)
-    return list(compress(before.segments, takewhile(bool, ends)))
+def _common_segments(
+    before: CanonicalCheckpoint, given: Conversation, off: frozenset[str]
+) -> Sequence[Segment]:
+    """Return the segments of ``before`` that ``given`` begins with."""
+    turns, known, segments = given.turns, before.given, before.segments
+    if before.off != off or (known.tools is not given.tools and _has_deferred(known.tools, given.tools)):
+        return ()
+    same = common_prefix(known.turns, turns, is_same_turn)
+    if same == len(turns) == len(known.turns) and known.tools is given.tools:
+        return segments
+    count = bisect_right(segments, min(same, len(turns) - 1), key=attrgetter("end"))
+    # A segment ends where an answer begins. The last one ended with the turns: there may be anything behind it now.
+    if count and not _begins_answer(turns, segments[count - 1].end):
+        count -= 1
+    return segments[:count]
+
+
+def _has_deferred(*tools: Sequence[Tool]) -> bool:
+    return any(tool.deferred for each in tools for tool in each)
+
+
+def _segment_ends(turns: Sequence[Turn], begin: int) -> Sequence[int]:
+    """Return the ends of the segments from ``begin`` on: where the last answer begins, and the end of the turns."""
+    end = len(turns)
+    answer = next((i for i in range(end - 1, begin, -1) if _begins_answer(turns, i)), begin)
+    return (answer, end) if begin < answer else (end,) if begin < end else ()
 
 
 def _begins_answer(turns: Sequence[Turn], number: int) -> bool:
@@ -198,8 +212,9 @@ def _begins_answer(turns: Sequence[Turn], number: int) -> bool:
 
 
 def _each_turn(conversation: Conversation, change: Callable[[Turn], Turn | None]) -> Conversation:
-    changed = (change(turn) for turn in conversation.turns)
-    return _with_turns(conversation, [turn for turn in changed if turn is not None])
+    return _with_turns(
+        conversation, [changed for turn in conversation.turns if (changed := change(turn)) is not None]
+    )
 
 
 def _each_part(
@@ -209,10 +224,8 @@ def _each_part(
 
     If nothing changes, return the same tuple: no rule copies a long conversation.
     """
-    inner = tuple(
-        _with_parts(part, change(part.parts)) if isinstance(part, ToolResult) else part for part in parts
-    )
-    return change(inner if any(map(operator.is_not, inner, parts)) else parts)
+    inner = [_with_parts(part, change(part.parts)) if type(part) is ToolResult else part for part in parts]
+    return change(parts if all(map(operator.is_, inner, parts)) else tuple(inner))
 
 
 def _with_parts(result: ToolResult, parts: tuple[Part, ...]) -> ToolResult:
@@ -223,7 +236,7 @@ def _with_turn_parts(turn: Turn, parts: tuple[Part, ...]) -> Turn:
     return turn if parts is turn.parts else replace(turn, parts=parts)
 
 
-def _strip_billing_header(conversation: Conversation) -> Conversation:
+def _strip_billing_header(conversation: Conversation, _: ToolsOf) -> Conversation:
     def strip(turn: Turn) -> Turn | None:
         if turn.role not in _SYSTEM_ROLES or "-billing-header:" not in turn.text.lower():
             return turn
@@ -237,12 +250,12 @@ def _strip_billing_header(conversation: Conversation) -> Conversation:
     return _each_turn(conversation, strip)
 
 
-def _show_deferred_tools(conversation: Conversation) -> Conversation:
-    deferred = {tool.name: tool for tool in conversation.tools if tool.deferred}
-    shown = tuple(t for t in conversation.tools if not t.deferred and t.name != PLACEHOLDER_TOOL)
+def _show_deferred_tools(conversation: Conversation, _: ToolsOf) -> Conversation:
+    tools = conversation.tools
+    deferred = {tool.name: tool for tool in tools if tool.deferred}
 
     def show(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        if not any(isinstance(part, ToolReference) for part in parts):
+        if ToolReference not in map(type, parts):
             return parts
         return tuple(
             Text(_reference_text(part, deferred)) if isinstance(part, ToolReference) else part
@@ -250,7 +263,8 @@ def _show_deferred_tools(conversation: Conversation) -> Conversation:
         )
 
     changed = _each_turn(conversation, lambda turn: _with_turn_parts(turn, _each_part(turn.parts, show)))
-    return changed if shown == conversation.tools else replace(changed, tools=shown)
+    shown = tuple([t for t in tools if not t.deferred and t.name != PLACEHOLDER_TOOL])
+    return changed if len(shown) == len(tools) else replace(changed, tools=shown)
 
 
 def _reference_text(reference: ToolReference, deferred: dict[str, Tool]) -> str:
@@ -261,7 +275,7 @@ def _reference_text(reference: ToolReference, deferred: dict[str, Tool]) -> str:
         return reference.name
 
 
-def _context_of_harness(conversation: Conversation) -> Conversation:
+def _context_of_harness(conversation: Conversation, _: ToolsOf) -> Conversation:
     turns = list(conversation.turns)
     for i in range(1, len(turns)):
         if turns[i].role == "user" and turns[i - 1].role == "tool" and _CONTEXT.fullmatch(turns[i].text):
@@ -269,7 +283,7 @@ def _context_of_harness(conversation: Conversation) -> Conversation:
     return _with_turns(conversation, turns)
 
 
-def _join_blocks(conversation: Conversation) -> Conversation:
+def _join_blocks(conversation: Conversation, _: ToolsOf) -> Conversation:
     def join(turn: Turn) -> Turn:
         return turn if turn.role == "assistant" else _with_turn_parts(turn, _each_part(turn.parts, _joined))
 
@@ -278,7 +292,7 @@ def _join_blocks(conversation: Conversation) -> Conversation:
 
 def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return ``parts`` with consecutive texts joined, with a line break between two where there is none."""
-    if not any(isinstance(a, Text) and isinstance(b, Text) for a, b in pairwise(parts)):
+    if len(parts) < 2 or (Text, Text) not in pairwise(map(type, parts)):
         return parts
     joined: list[Part] = []
     for part in parts:
@@ -291,7 +305,7 @@ def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(joined)
 
 
-def _join_assistants(conversation: Conversation) -> Conversation:
+def _join_assistants(conversation: Conversation, _: ToolsOf) -> Conversation:
     """Join consecutive assistant turns; texts that meet get a line break between them."""
     roles = [turn.role for turn in conversation.turns]
     if ("assistant", "assistant") not in pairwise(roles):
@@ -308,7 +322,7 @@ def _join_assistants(conversation: Conversation) -> Conversation:
     return _with_turns(conversation, turns)
 
 
-def _system_after_results(conversation: Conversation) -> Conversation:
+def _system_after_results(conversation: Conversation, _: ToolsOf) -> Conversation:
     """Move system turns that stand between a turn's calls and their last result to after the results."""
     turns: list[Turn] = []
     waiting: list[Turn] = []
@@ -325,7 +339,7 @@ def _system_after_results(conversation: Conversation) -> Conversation:
     return _with_turns(conversation, [*turns, *waiting])
 
 
-def _order_results(conversation: Conversation) -> Conversation:
+def _order_results(conversation: Conversation, _: ToolsOf) -> Conversation:
     """Join consecutive turns of results into one, in the order of the calls that they answer."""
     turns: list[Turn] = []
     order: dict[str, int] = {}
@@ -360,54 +374,49 @@ def _keep_tools(conversation: Conversation, tools_of: ToolsOf) -> Conversation:
     return replace(conversation, tools=kept) if kept else conversation
 
 
-def _without_session(change: ConversationChange) -> Callable[[Conversation, ToolsOf], Conversation]:
-    """Return ``change`` as the ``apply`` of a rule that needs only the conversation."""
-    return lambda conversation, _: change(conversation)
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "billing_header",
         "Claude Code begins its system prompt with a header whose value changes with each request "
         "(anthropics/claude-code#50085).",
-        _without_session(_strip_billing_header),
+        _strip_billing_header,
     ),
     Rule(
         "deferred_tools",
         "A tool with defer_loading joins the tool list when it is first referenced, which would change the head of the "
         "prompt. Its definition is shown where it is referenced instead. The placeholder tool that keeps the feature "
         "on is never shown to the model.",
-        _without_session(_show_deferred_tools),
+        _show_deferred_tools,
     ),
     Rule(
         "assistant_messages",
         "Some clients split one turn into several messages: text and calls (goose, Open Interpreter), or one message "
         "for each block. Consecutive assistant messages are joined into one turn, as on Anthropic's own API.",
-        _without_session(_join_assistants),
+        _join_assistants,
     ),
     Rule(
         "system_after_results",
         "A system message between a call and its result separates two messages that templates and models expect "
         "together (vllm-project/vllm#52978). It is moved to after the results.",
-        _without_session(_system_after_results),
+        _system_after_results,
     ),
     Rule(
         "result_order",
         "Clients send the results of parallel calls in the order in which they finished, which is random. They are "
         "sorted by their calls.",
-        _without_session(_order_results),
+        _order_results,
     ),
     Rule(
         "harness_context",
         "OpenClaw ends every prompt of a tool loop with a user message about other running tasks. A template takes "
         "it for a new question, and leaves out the reasoning of the loop; so it becomes a system message.",
-        _without_session(_context_of_harness),
+        _context_of_harness,
     ),
     Rule(
         "text_blocks",
         "A message is one string or several blocks, and this changes when a cache mark moves. The blocks of a turn are "
         "joined into one text with a line break between two blocks, which depends on these two blocks alone.",
-        _without_session(_join_blocks),
+        _join_blocks,
     ),
     Rule(
         "compaction_tools",
@@ -417,6 +426,9 @@ RULES: tuple[Rule, ...] = (
         whole=True,
     ),
 )
+
+_SEGMENT_RULES = tuple(rule for rule in RULES if not rule.whole)
+_WHOLE_RULES = tuple(rule for rule in RULES if rule.whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,16 @@ def read_results(
     """
     if marks is None:
         return conversation
-    turns, changed = list(conversation.turns), False
-    for i in range(1, len(turns)):
-        if turns[i].role == "user":
-            read = _read(turns[i], turns[i - 1], marks, call_opener)
-            changed |= read is not turns[i]
-            turns[i] = read
-    return replace(conversation, turns=tuple(turns)) if changed else conversation
+    turns = conversation.turns
+    changed: dict[int, Turn] = {}
+    for i, turn in enumerate(turns):
+        if i and turn.role == "user":
+            read = _read(turn, changed.get(i - 1, turns[i - 1]), marks, call_opener)
+            if read is not turn:
+                changed[i] = read
+    if not changed:
+        return conversation
+    return replace(conversation, turns=tuple(changed.get(i, turn) for i, turn in enumerate(turns)))
 
 
 def _read(turn: Turn, answered: Turn, marks: tuple[str, str], call_opener: str) -> Turn:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise, takewhile
 from typing import Literal, Protocol
 
-from singletree.conversation import Conversation, Reasoning, Tool, ToolCall, ToolResult, Turn
+from singletree.conversation import Conversation, Reasoning, ToolCall, ToolResult, Turn
 from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_cache import is_same_turn
 from singletree.prompts.replay.partial_turns import without_echoes
@@ -24,6 +24,7 @@ from singletree.prompts.replay.turn_memory import (
     HistoryDigests,
     TurnMemory,
     is_equivalent_memoized,
+    lookup_keys,
     resolve_match,
 )
 
@@ -36,16 +37,20 @@ class Recalled:
         conversation: the conversation with these turns.
         turns: the remembered turns, by their index in the conversation.
         digests: the digests of the history before each turn, as the client sent it.
+        unknown: the keys under which other turns were searched in vain, by their index.
+        settled: how many turns at the beginning are remembered, or unknown, or no answers.
     """
 
     conversation: Conversation
     turns: Mapping[int, GeneratedTurn]
     digests: HistoryDigests
+    unknown: Mapping[int, Sequence[str]] = field(default_factory=dict, compare=False)
+    settled: int = field(default=0, compare=False)
 
     @property
     def in_order(self) -> tuple[GeneratedTurn, ...]:
         """Return the remembered turns from the first to the last."""
-        return tuple(self.turns[i] for i in sorted(self.turns))
+        return tuple(map(self.turns.__getitem__, sorted(self.turns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +69,14 @@ class RecallCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """Return about how much memory the digests take, in bytes; the turns are the conversation's or the memory's."""
-        return _DIGEST_BYTES * len(self.given.turns)
+        """Return about how much memory it takes, in bytes; the turns are the conversation's or the memory's."""
+        unknown = self.recalled.unknown
+        keys = _KEY_BYTES * len(unknown) + sum(map(len, chain.from_iterable(unknown.values())))
+        return _DIGEST_BYTES * len(self.given.turns) + keys
 
 
 _DIGEST_BYTES = 400
+_KEY_BYTES = 400
 
 
 Unanswered = Literal["none", "last", "any"]
@@ -114,86 +122,113 @@ class RecallTurns:
         self, conversation: Conversation, checkpoint: RecallCheckpoint | None
     ) -> tuple[Recalled, RecallCheckpoint]:
         """Search the turns that ``checkpoint`` does not have, and mark all remembered turns as used."""
-        same = 0
+        turns, same = conversation.turns, 0
         if checkpoint is not None:
-            same = common_prefix(checkpoint.given.turns, conversation.turns, is_same_turn)
+            same = common_prefix(checkpoint.given.turns, turns, is_same_turn)
         digests = (
-            HistoryDigests(conversation.turns)
-            if checkpoint is None
-            else checkpoint.recalled.digests.of_grown(conversation.turns, same)
+            HistoryDigests(turns) if checkpoint is None else checkpoint.recalled.digests.of_grown(turns, same)
         )
         recalled = Recalled(conversation, {}, digests)
         if self.memory is not None:
-            found = {}
-            self.memory.refresh(conversation.turns, digests)
-            if checkpoint is not None:
-                found = self._found_before(self.memory, checkpoint, conversation.tools, same)
-            recalled = self._recall(self.memory, conversation, digests, checkpoint, found)
+            self.memory.refresh(turns, digests)
+            search = _Search(self, self.memory, conversation, digests)
+            if checkpoint is not None and self._may_reuse(checkpoint, conversation):
+                search.take_over(checkpoint.recalled, same)
+            recalled = search.run()
             self.memory.mark_used(recalled.in_order)
         return recalled, RecallCheckpoint(conversation, recalled, self.restore_reasoning)
 
-    def _found_before(
-        self, memory: TurnMemory, checkpoint: RecallCheckpoint, tools: Sequence[Tool], same: int
-    ) -> dict[int, GeneratedTurn]:
-        """Return the remembered turns of ``checkpoint`` among the first ``same`` turns, which did not change.
-
-        Nothing is reused where the tools or the restoration of reasoning changed.
-        """
-        before = checkpoint.recalled
-        if checkpoint.restores_reasoning != self.restore_reasoning or checkpoint.given.tools != tools:
-            return {}
-        # The results after a turn decide which of its calls may be missing, so the turn after it must be the same, too.
-        return memory.still_remembered({i: known for i, known in before.turns.items() if i + 1 < same})
-
-    def _recall(
-        self,
-        memory: TurnMemory,
-        conversation: Conversation,
-        digests: HistoryDigests,
-        checkpoint: RecallCheckpoint | None,
-        found: dict[int, GeneratedTurn],
-    ) -> Recalled:
-        """Return ``conversation`` as it was generated; the turns ``found`` are those of ``checkpoint``."""
-        turns = list(conversation.turns)
-        search = _Search(self, memory, conversation, digests)
-        for i, turn in enumerate(conversation.turns):
-            if turn.role != "assistant":
-                continue
-            if checkpoint is not None and i in found:
-                turns[i] = checkpoint.recalled.conversation.turns[i]
-                continue
-            if search.continues_earlier(i, turns, found):
-                turns[i] = _NOTHING
-                continue
-            known, is_certain = search.find(i)
-            if known is not None:
-                keeps = is_certain and (self.restore_reasoning or _has_reasoning(turn))
-                turns[i] = known.memoized(
-                    keeps, turn, partial(_restored, turn, known.turn, keeps_reasoning=keeps)
-                )
-                if is_certain:
-                    found[i] = known
-                continue
-            turns[i] = without_echoes(turn)
-            if self.capsules is not None and (opened := self.capsules.open(turns[i])) is not None:
-                turns[i], found[i] = opened
-        is_changed = any(map(operator.is_not, turns, conversation.turns))
-        changed = replace(conversation, turns=tuple(turns)) if is_changed else conversation
-        return Recalled(changed, found, digests)
+    def _may_reuse(self, checkpoint: RecallCheckpoint, conversation: Conversation) -> bool:
+        """Return whether results of ``checkpoint`` hold: tools and restoration of reasoning are the same."""
+        known, tools = checkpoint.given.tools, conversation.tools
+        return checkpoint.restores_reasoning == self.restore_reasoning and (known is tools or known == tools)
 
 
 _NOTHING = Turn("tool")
 """Replaces a turn whose calls stand in an earlier one: no template prints a tool turn without results."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Search:
-    """Finds the remembered turns of one conversation."""
+    """Finds the remembered turns of one conversation. Use it once."""
 
-    stage: RecallTurns
-    memory: TurnMemory
-    conversation: Conversation
-    digests: HistoryDigests
+    def __init__(
+        self, stage: RecallTurns, memory: TurnMemory, conversation: Conversation, digests: HistoryDigests
+    ) -> None:
+        self.stage = stage
+        self.memory = memory
+        self.conversation = conversation
+        self.digests = digests
+        self._turns = list(conversation.turns)
+        self._done = 0
+        self._found: dict[int, GeneratedTurn] = {}
+        self._unknown: dict[int, Sequence[str]] = {}
+
+    def take_over(self, before: Recalled, same: int) -> None:
+        """Take over the remembered turns of an earlier prompt with the same first ``same`` turns, and begin after them.
+
+        A turn that was found, and is still remembered, is the same one. A turn that was not found is searched only if
+        the memory has got one of its keys, and so are all turns after it.
+        """
+        # The results after a turn decide which of its calls may be missing, so the turn after it must be the same, too.
+        kept = max(same - 1, 0)
+        found = {i: known for i, known in before.turns.items() if i < kept}
+        unknown = {i: keys for i, keys in before.unknown.items() if i < kept}
+        self._found = self.memory.still_remembered(found)
+        has_new = self.memory.knows_any([*chain.from_iterable(unknown.values())])
+        self._unknown = unknown = {} if has_new else unknown
+        is_unchanged = len(self._found) == len(found) and not has_new
+        self._done = self._settled(min(before.settled, kept) if is_unchanged else 0, kept)
+        self._unknown = {i: keys for i, keys in unknown.items() if i < self._done}
+        self._turns[: self._done] = before.conversation.turns[: self._done]
+        for i in self._found:
+            self._turns[i] = before.conversation.turns[i]
+
+    def _settled(self, start: int, end: int) -> int:
+        """Return the index of the first answer from ``start`` on that is neither remembered nor unknown, or ``end``."""
+        turns = self.conversation.turns
+        undecided = (
+            i
+            for i in range(start, end)
+            if turns[i].role == "assistant" and i not in self._found and i not in self._unknown
+        )
+        return next(undecided, end)
+
+    def run(self) -> Recalled:
+        """Return the conversation as it was generated."""
+        for i in range(self._done, len(self._turns)):
+            if self._turns[i].role == "assistant" and i not in self._found:
+                self._recall(i)
+        given = self.conversation
+        is_changed = any(map(operator.is_not, self._turns, given.turns))
+        changed = Conversation(tuple(self._turns), given.tools) if is_changed else given
+        settled = self._settled(self._done, len(self._turns))
+        return Recalled(changed, self._found, self.digests, self._unknown, settled)
+
+    def _recall(self, number: int) -> None:
+        """Replace turn ``number`` by the remembered turn that it is, if there is one."""
+        turn = self.conversation.turns[number]
+        if self.continues_earlier(number):
+            self._turns[number] = _NOTHING
+            return
+        known, is_certain = self.find(number)
+        if known is not None:
+            keeps = is_certain and (self.stage.restore_reasoning or _has_reasoning(turn))
+            self._turns[number] = known.memoized(
+                keeps, turn, partial(_restored, turn, known.turn, keeps_reasoning=keeps)
+            )
+            if is_certain:
+                self._found[number] = known
+            return
+        self._turns[number] = without_echoes(turn)
+        capsules = self.stage.capsules
+        if capsules is not None and (opened := capsules.open(self._turns[number])) is not None:
+            self._turns[number], self._found[number] = opened
+            return
+        # No turn is remembered by its text alone.
+        ids = [key for key in lookup_keys(turn, "") if not key.startswith(" text ")]
+        keys = [*ids, *lookup_keys(turn, self.digests[number])]
+        if not self.memory.knows_any(keys):
+            self._unknown[number] = keys
 
     def find(self, number: int) -> tuple[GeneratedTurn | None, bool]:
         """Return the remembered turn that turn ``number`` is, and whether its reasoning is certain."""
@@ -213,19 +248,13 @@ class _Search:
             return None, False  # it had reasoning, in capsules that cannot be opened
         return resolve_match(turn, found, is_complete)
 
-    def continues_earlier(
-        self, number: int, turns: Sequence[Turn], found: Mapping[int, GeneratedTurn]
-    ) -> bool:
+    def continues_earlier(self, number: int) -> bool:
         """Return whether turn ``number`` continues an earlier turn that is already restored as a whole.
 
         Some clients send each call of a turn as a message of its own, followed by its result.
-
-        Args:
-            turns: the turns as they are recalled so far.
-            found: the remembered turns among them, by index.
         """
-        earlier = next((i for i in range(number - 1, -1, -1) if turns[i].role != "tool"), -1)
-        known = found.get(earlier)
+        earlier = next((i for i in range(number - 1, -1, -1) if self._turns[i].role != "tool"), -1)
+        known = self._found.get(earlier)
         if known is None:
             return False
         returned = self.conversation.turns

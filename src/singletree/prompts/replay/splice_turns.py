@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import compress, takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 from singletree.prefixes import common_prefix, common_text_prefix
 from singletree.prompts.replay.recall import Recalled
 from singletree.prompts.replay.splicing import (
     ParseTurn,
-    Spliced,
     SplicePoint,
     TurnDelimiters,
     parser_key,
@@ -33,7 +33,7 @@ class SpliceCheckpoint:
 
     Attributes:
         given: the prompt.
-        key: ``parser_key`` of the parser that compared its turns.
+        key: ``parser_key`` of the parser that compared its turns; None where none is remembered.
         pieces: the pieces of the prompt.
         points: the places behind its turns, from which a longer prompt goes on.
     """
@@ -71,21 +71,19 @@ class SpliceTurns:
     ) -> tuple[PromptPieces, SpliceCheckpoint]:
         """Locate the turns behind the last point that the prompt has in common with ``checkpoint``."""
         text, known = prompt
+        if self.delimiters is None or not known.turns:
+            pieces: list[Piece] = [TextSpan(0, len(text))]
+            return PromptPieces(text, pieces), SpliceCheckpoint(prompt, None, pieces, [])
         key = parser_key(self.parse)
         points: list[SplicePoint] = []
-        pieces: list[Piece] = []
+        pieces = []
+        begin = SplicePoint()
         if checkpoint is not None and checkpoint.key == key:
             points = _common_points(checkpoint, prompt)
-        begin = points[-1] if points else SplicePoint()
-        if checkpoint is not None:
+            begin = points[-1] if points else begin
             pieces += checkpoint.pieces[: begin.pieces]
-        if self.delimiters is None or not known.turns:
-            spliced = Spliced([TextSpan(begin.consumed, len(text))], [])
-        else:
-            turns = known.conversation.turns
-            spliced = splice(
-                text, turns, known.turns, self.delimiters, self.parse, guard=self.guard, begin=begin
-            )
+        turns = known.conversation.turns
+        spliced = splice(text, turns, known.turns, self.delimiters, self.parse, guard=self.guard, begin=begin)
         pieces += spliced.pieces
         made = SpliceCheckpoint(prompt, key, pieces, [*points, *spliced.points])
         return PromptPieces(text, pieces), made
@@ -95,8 +93,10 @@ def _common_points(checkpoint: SpliceCheckpoint, prompt: RenderedTurns) -> list[
     """Return the points of ``checkpoint`` up to which ``prompt`` is the same."""
     one, other = checkpoint.given.known, prompt.known
     turns = common_prefix(one.conversation.turns, other.conversation.turns)
-    differs = (i for i in range(turns) if one.turns.get(i) is not other.turns.get(i))
-    turns = next(differs, turns)
+    changed = [i for i in one.turns.keys() | other.turns.keys() if one.turns.get(i) is not other.turns.get(i)]
+    turns = min([turns, *changed])
     characters = common_text_prefix(checkpoint.given.text, prompt.text)
-    usable = (point.turn <= turns and point.reach <= characters for point in checkpoint.points)
-    return list(compress(checkpoint.points, takewhile(bool, usable)))
+    # Both rise from point to point.
+    end = bisect_right(checkpoint.points, turns, key=attrgetter("turn"))
+    end = bisect_right(checkpoint.points, characters, hi=end, key=attrgetter("reach"))
+    return checkpoint.points[:end]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -177,8 +177,10 @@ class TurnMemory:
         """
         with self._lock:
             for known in reversed(turns):
-                key = known.keys[0] if known.keys else ""
-                if key.startswith(CAPSULE_KEY) and key not in self._by_slot:
+                if id(known) not in self._entries:
+                    key = known.keys[0] if known.keys else ""
+                    if not key.startswith(CAPSULE_KEY) or key in self._by_slot:
+                        continue
                     self._add(known)
                 self._use((known,))
             self._make_room()
@@ -192,7 +194,12 @@ class TurnMemory:
     def still_remembered(self, found: Mapping[int, GeneratedTurn]) -> dict[int, GeneratedTurn]:
         """Return those of ``found`` that are still remembered and that no rival makes ambiguous."""
         with self._lock:
-            return {i: known for i, known in found.items() if all(map(partial(self._has, known), known.keys))}
+            return {i: known for i, known in found.items() if self._has(known)}
+
+    def knows_any(self, keys: Collection[str]) -> bool:
+        """Return whether a turn is remembered under one of ``keys`` (``lookup_keys``)."""
+        with self._lock:
+            return not (self._by_slot.keys().isdisjoint(keys) and self._rivals.keys().isdisjoint(keys))
 
     def refresh(self, turns: Sequence[Turn], digests: HistoryDigests) -> None:
         """Hook for subclasses that share their turns with other processes: ``turns`` are about to be looked up.
@@ -205,11 +212,16 @@ class TurnMemory:
     async def settled(self) -> None:
         """Hook for such subclasses: wait until other processes can find the turns that were added."""
 
-    def _has(self, known: GeneratedTurn, slot: str) -> bool:
-        if slot not in self._by_slot or self._by_slot[slot].remembered is not known:
-            return False
-        key = _key_of(slot)
-        return not key or (len(self._rivals[key]) == 1 and key not in self._incomplete)
+    def _has(self, known: GeneratedTurn) -> bool:
+        """Return whether ``known`` is in all its slots, without a rival in any of them."""
+        for slot in known.keys:
+            entry = self._by_slot.get(slot)
+            if entry is None or entry.remembered is not known:
+                return False
+            key = _key_of(slot)
+            if key and (len(self._rivals[key]) > 1 or key in self._incomplete):
+                return False
+        return True
 
     def _added(self, remembered: GeneratedTurn, behind: GeneratedTurn | None) -> None:
         """Hook for subclasses that store the turns elsewhere, too: a turn was added."""
@@ -412,18 +424,8 @@ def _size(remembered: GeneratedTurn) -> int:
         len(p.arguments) if isinstance(p, ToolCall) else len(p.text) for p in generated_parts(remembered.turn)
     )
     names = sum(len(call.id) + len(call.name) for call in remembered.turn.tool_calls)
-    prompted = sum(
-        map(
-            len,
-            (
-                opening.header,
-                opening.text,
-                opening.since_anchor,
-                opening.anchor_digest,
-                remembered.history_digest,
-            ),
-        )
-    )
+    texts = (opening.header, opening.text, opening.since_anchor, opening.anchor_digest)
+    prompted = sum(map(len, (*texts, remembered.history_digest)))
     tokens = len(remembered.token_ids) * remembered.token_ids.itemsize
     # Times four: the turn itself, and its texts in the memo as they were last compared and parsed.
     return _ENTRY_BYTES + _KEY_BYTES * len(remembered.keys) + tokens + 4 * (generated + names + prompted)
@@ -440,14 +442,15 @@ def lookup_keys(turn: Turn, history_digest: str) -> list[str]:
         turn: the turn as it was generated, or as a client sent it back.
         history_digest: the digest of the history before it; empty for the keys made of server ids only.
     """
-    names = [f"call {normalized_id(c.id)}" for c in turn.tool_calls if normalized_id(c.id)]
-    if not names and turn.text.strip():
-        names = [f"text {without_space(turn.text)}"]
-    if history_digest and turn.tool_calls:
-        names.append(f"calls {[c.name for c in turn.tool_calls]}")
+    calls = turn.tool_calls
+    names = [f"call {id}" for call in calls if (id := normalized_id(call.id))]
+    if not names and (text := turn.text).strip():
+        names = [f"text {without_space(text)}"]
+    if history_digest and calls:
+        names.append(f"calls {[call.name for call in calls]}")
     elif history_digest and turn.parts:
         names.append("words")
-    return [*_reasoning_keys(turn), *(f"{history_digest} {name}" for name in names)]
+    return [*_reasoning_keys(turn), *[f"{history_digest} {name}" for name in names]]
 
 
 class HistoryDigests:

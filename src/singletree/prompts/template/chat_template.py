@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, partial
 from sys import getsizeof
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from jinja2 import TemplateError, nodes
@@ -20,7 +20,12 @@ from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_cache import is_same_turn
 from singletree.prompts.replay.splicing import TurnDelimiters
 from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities
-from singletree.prompts.template.incremental_render import RenderRecord, render_tracked
+from singletree.prompts.template.incremental_render import (
+    RenderRecord,
+    is_pure,
+    is_same_value,
+    render_tracked,
+)
 from singletree.prompts.template.jinja_environment import Refusal, compile_template
 from singletree.prompts.template.messages import MessageCheckpoint, MessageWriter, RenderParts, TextGuard
 from singletree.prompts.template.placeholders import placeholder_numbers
@@ -78,25 +83,39 @@ def load_chat_template(
     )
 
 
+class RenderedMessages(NamedTuple):
+    """The text of a prompt.
+
+    Attributes:
+        text: the prompt.
+        messages: the checkpoint of the template's messages; None if the prompt was rendered in full.
+        record: the checkpoints of the template's loops; None if the prompt was rendered in full.
+    """
+
+    text: str
+    messages: MessageCheckpoint | None = None
+    record: RenderRecord | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RenderCheckpoint:
     """A rendered prompt.
 
     Attributes:
-        text: the prompt.
-        turns: the conversation that was rendered.
-        messages: the checkpoint of the template's messages; None if the prompt was rendered in full.
-        record: the checkpoints of the template's loops; None if the prompt was rendered in full.
-        vision: whether images were passed to the template.
+        given: the conversation that was rendered.
+        variables: the variables of the template, without the messages.
+        options: whether an assistant turn at the end was left open, and whether images were passed to the template.
+        text, messages, record: as in ``RenderedMessages``.
         form: the index, in the list of forms that were tried, of the one that the template accepted.
     """
 
+    given: Conversation
+    variables: Mapping[str, Any]
+    options: tuple[bool, bool]
     text: str
-    turns: tuple[Turn, ...]
     messages: MessageCheckpoint | None = None
     record: RenderRecord | None = None
     form: int = 0
-    vision: bool = True
 
     @property
     def bytes(self) -> int:
@@ -119,6 +138,9 @@ class ChatTemplate:
         capabilities: what the template accepts and in which form, found by its syntax tree and probe renders.
         is_default: whether it is ChatML, because the checkpoint has no template.
         is_tracked: whether its loops can be entered in the middle (``incremental_render``).
+        is_pure: whether it prints the same for the same conversation at any time.
+        forms: the template's own form, and two that even a template for bare chat accepts; each with whether it is
+            strict (``MessageWriter``).
     """
 
     def __init__(
@@ -146,6 +168,7 @@ class ChatTemplate:
         self._template, tree, self.is_tracked = compile_template(source, now)
         self._tools: LruCache[tuple[TextGuard, bytes], SourceList] = LruCache(_TOOL_LIST_BYTES)
         self._removed_texts = _removed_texts(tree)
+        self.is_pure = is_pure(tree)
         self.source = source
         self.is_default = is_default
         self.capabilities = replace(
@@ -156,6 +179,7 @@ class ChatTemplate:
                 "the chat template cannot render a single user message; it probably needs variables that "
                 "no client sends; give another template with --custom-jinja-template"
             )
+        self.forms = _forms(self.capabilities)
 
     def render(self, conversation: Conversation, *, render_parts: RenderParts, **settings: Any) -> str:
         """Return the text of the prompt. ``settings`` are fields of ``RenderPrompt``; raises what it raises."""
@@ -174,23 +198,6 @@ class ChatTemplate:
         return (
             guard if not self._removed_texts or guard is str else _SeparatingGuard(guard, self._removed_texts)
         )
-
-    def forms(self) -> list[tuple[TemplateCapabilities, bool]]:
-        """Return the template's own form, and two that even a template for bare chat accepts.
-
-        Each comes with whether it is strict (``MessageWriter``).
-        """
-        plain = replace(
-            self.capabilities,
-            reasoning=None,
-            calls=False,
-            results=False,
-            consecutive_systems=False,
-            system_inside=False,
-            consecutive_users=False,
-            consecutive_assistants=False,
-        )
-        return [(self.capabilities, False), (plain, True), (replace(plain, system=False), True)]
 
     def render_messages(self, messages: list[MessageDict], **context: Any) -> str:
         """Render messages in the template's own form. Raises what the template raises."""
@@ -266,15 +273,17 @@ class RenderPrompt:
         guard = template.separating_guard(self.guard)
         if not turns:
             raise InvalidRequest("there are no messages; send at least one", param="messages")
-        try:
-            arguments = map_strings(self.template_arguments or {}, guard)
-            tools = template.tool_list(conversation.tools, guard)
-        except RecursionError:
-            raise InvalidRequest("a tool's schema is nested too deeply; flatten it", param="tools") from None
-        context = {name: value for name, value in arguments.items() if name not in _RESERVED}
-        context["add_generation_prompt"] = self.add_generation_prompt
+        variables = self._variables(conversation, guard, checkpoint)
+        is_open = self.continues and self.add_generation_prompt and turns[-1].role == "assistant"
+        options = is_open, self.vision
+        same = 0
+        if checkpoint is not None and checkpoint.options == options:
+            same = common_prefix(checkpoint.given.turns, turns, is_same_turn)
+            is_repeated = same == len(turns) == len(checkpoint.given.turns)
+            if is_repeated and template.is_pure and is_same_value(checkpoint.variables, variables):
+                return checkpoint.text, checkpoint
         refused: Exception | None = None
-        for form, (capabilities, strict) in enumerate(template.forms()):
+        for form, (capabilities, strict) in enumerate(template.forms):
             writer = MessageWriter(
                 capabilities,
                 self.render_parts,
@@ -284,25 +293,42 @@ class RenderPrompt:
                 picture_mark=self.picture_mark,
                 strict=strict,
             )
-            context["tools"] = tools if capabilities.tools or not strict else template.tool_list((), guard)
+            context = variables
+            if strict and not capabilities.tools:
+                context = {**variables, "tools": template.tool_list((), guard)}
             try:
-                if self.continues and self.add_generation_prompt and turns[-1].role == "assistant":
+                if is_open:
                     rendered = self._render_open(writer, turns, context)
                 else:
-                    same = checkpoint and (checkpoint.form, checkpoint.vision) == (form, self.vision)
-                    earlier = checkpoint if same else None
-                    rendered = self._render_turns(writer, turns, context, earlier)
-                return rendered.text, replace(rendered, form=form, vision=self.vision)
+                    earlier = checkpoint if same and checkpoint and checkpoint.form == form else None
+                    rendered = self._render_turns(writer, turns, context, earlier, same)
             except Exception as error:  # a template is foreign code: with any error it refuses this form
                 refused = refused or error
+                continue
+            return rendered.text, RenderCheckpoint(conversation, variables, options, *rendered, form)
         raise _refusal(refused)
+
+    def _variables(
+        self, conversation: Conversation, guard: TextGuard, checkpoint: RenderCheckpoint | None
+    ) -> dict[str, Any]:
+        """Return the variables of the template, without the messages."""
+        try:
+            arguments = map_strings(self.template_arguments or {}, guard)
+            if checkpoint is not None and checkpoint.given.tools is conversation.tools:
+                tools = checkpoint.variables["tools"]
+            else:
+                tools = self.template.tool_list(conversation.tools, guard)
+        except RecursionError:
+            raise InvalidRequest("a tool's schema is nested too deeply; flatten it", param="tools") from None
+        context = {name: value for name, value in arguments.items() if name not in _RESERVED}
+        return {**context, "add_generation_prompt": self.add_generation_prompt, "tools": tools}
 
     def _render_open(
         self, writer: MessageWriter, turns: tuple[Turn, ...], context: dict[str, Any]
-    ) -> RenderCheckpoint:
+    ) -> RenderedMessages:
         last = turns[-1]
         if not last.parts:
-            return self._render_all(writer, turns[:-1], turns, context)
+            return self._render_all(writer, turns[:-1], context)
         context = context | {"add_generation_prompt": False}
         messages, _ = writer.write(turns[:-1], prefill=last)
         self._probe_reasoning(writer, messages, context)
@@ -310,7 +336,7 @@ class RenderPrompt:
         end = writer.placeholders.end_of_last(text)
         if not end:
             raise Refusal("the last message is from the assistant, and the template does not print it")
-        return RenderCheckpoint(writer.placeholders.fill(text[:end]), turns)
+        return RenderedMessages(writer.placeholders.fill(text[:end]))
 
     def _render_turns(
         self,
@@ -318,30 +344,27 @@ class RenderPrompt:
         turns: tuple[Turn, ...],
         context: dict[str, Any],
         before: RenderCheckpoint | None,
-    ) -> RenderCheckpoint:
-        """Render ``turns``, beginning at the last checkpoint that they have in common with ``before``."""
+        same: int,
+    ) -> RenderedMessages:
+        """Render ``turns``, of which ``before`` has the first ``same``, beginning at its last checkpoint in them."""
         if not self.template.is_tracked:
-            return self._render_all(writer, turns, turns, context)
+            return self._render_all(writer, turns, context)
         known = before.messages if before is not None else None
-        if before is None or known is None or common_prefix(before.turns, turns, is_same_turn) < known.turns:
+        if before is None or known is None or same < known.turns:
             before = known = None
         messages, made = writer.write(turns, known)
         self._probe_reasoning(writer, messages, context)
         record = self.template.render_loops(messages, context, before.record if before is not None else None)
-        return RenderCheckpoint(writer.placeholders.fill(record.text), turns, made, record)
+        return RenderedMessages(writer.placeholders.fill(record.text), made, record)
 
     def _render_all(
-        self,
-        writer: MessageWriter,
-        turns: tuple[Turn, ...],
-        rendered: tuple[Turn, ...],
-        context: Mapping[str, Any],
-    ) -> RenderCheckpoint:
-        """Render ``turns`` in full; the result is recorded as the prompt of ``rendered``."""
+        self, writer: MessageWriter, turns: tuple[Turn, ...], context: Mapping[str, Any]
+    ) -> RenderedMessages:
+        """Render ``turns`` in full."""
         messages, _ = writer.write(turns)
         self._probe_reasoning(writer, messages, context)
         text = self.template.render_messages(messages, **context)
-        return RenderCheckpoint(writer.placeholders.fill(text), rendered)
+        return RenderedMessages(writer.placeholders.fill(text))
 
     def _probe_reasoning(
         self, writer: MessageWriter, messages: list[MessageDict], context: Mapping[str, Any]
@@ -354,6 +377,20 @@ class RenderPrompt:
             writer.placeholders.kept = placeholder_numbers(self.template.render_messages(probed, **context))
         except Exception:  # a template is foreign code: one that refuses reasoning there drops none either
             writer.placeholders.kept = frozenset(writer.placeholders.unprobed.values())
+
+
+def _forms(capabilities: TemplateCapabilities) -> tuple[tuple[TemplateCapabilities, bool], ...]:
+    plain = replace(
+        capabilities,
+        reasoning=None,
+        calls=False,
+        results=False,
+        consecutive_systems=False,
+        system_inside=False,
+        consecutive_users=False,
+        consecutive_assistants=False,
+    )
+    return (capabilities, False), (plain, True), (replace(plain, system=False), True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, SupportsIndex
 
 from jinja2 import Environment, Template, nodes, pass_context
@@ -119,6 +121,11 @@ def missing_internals() -> tuple[str, ...]:
             ", ".join(absent),
         )
     return absent
+
+
+def is_pure(tree: nodes.Template) -> bool:
+    """Return whether a template prints the same for the same messages and variables at any time."""
+    return not _is_impure(tree, _IMPURE) and not any(True for _ in tree.find_all(_UNTRACKED_NODES))
 
 
 def _can_be_tracked(tree: nodes.Template) -> bool:
@@ -253,7 +260,7 @@ class Rendering:
 
     def render(self, template: Template, messages: list[Any], variables: Mapping[str, Any]) -> RenderRecord:
         """Render ``messages`` with the other ``variables``. Raises what the template raises."""
-        if self._before is not None and _is_same(self._before.variables, variables):
+        if self._before is not None and is_same_value(self._before.variables, variables):
             self._same = identical_prefix(self._before.messages, messages)
         context = template.new_context(
             {**variables, "messages": TrackedMessages(messages, self), _RENDERING: self}
@@ -284,11 +291,12 @@ class Rendering:
             return None
         checkpoints: list[LoopCheckpoint] = []
         known = self._before.loops.get(number) if self._before is not None else None
-        if known is not None and known.base == messages.base and _is_same(known.variables, variables):
+        if known is not None and known.base == messages.base and is_same_value(known.variables, variables):
             last = min(self._same, messages.base + list.__len__(messages) - 1)
-            checkpoints = [
-                m for m in known.checkpoints if messages.base + m.item <= last and m.reach <= self._same
-            ]
+            # Both rise from iteration to iteration.
+            end = bisect_right(known.checkpoints, last - messages.base, key=attrgetter("item"))
+            end = bisect_right(known.checkpoints, self._same, hi=end, key=attrgetter("reach"))
+            checkpoints = known.checkpoints[:end]
         self._open = self._loops[number] = TrackedLoop(
             messages.base, variables, len(self._pieces), checkpoints[:-1]
         )
@@ -337,7 +345,7 @@ def _variables(context: Context) -> dict[str, Any] | None:
     return found
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def is_same_value(one: Any, other: Any) -> bool:
     """Return whether a template prints the same for both values. Unlike in Python, 1, 1.0 and True differ."""
     if one is other:
         return True
@@ -345,9 +353,9 @@ def _is_same(one: Any, other: Any) -> bool:
     if kind is not type(other):
         return False
     if kind is list or kind is tuple:
-        return len(one) == len(other) and all(map(_is_same, one, other))
+        return len(one) == len(other) and all(map(is_same_value, one, other))
     if kind is dict:
-        return list(one) == list(other) and all(map(_is_same, one.values(), other.values()))
+        return list(one) == list(other) and all(map(is_same_value, one.values(), other.values()))
     if kind is str or callable(one):  # the only function that a request brings is its clock
         return bool(one == other)
     return kind in (int, float, bool) and repr(one) == repr(other)

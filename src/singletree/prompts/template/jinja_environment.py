@@ -82,14 +82,16 @@ class _Shortcuts(SandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call ``function`` as the sandbox does, which allows the methods of strings; they take no context."""
-        if (
+        if function is enter_loop:
+            return enter_loop(context, *args)
+        if function is Namespace or (
             type(function) is BuiltinMethodType
             and type(function.__self__) is str
             and function.__name__ in _STRING
         ):
             # Compiled templates pass these to every function; only functions that take a context use them.
-            for hidden in ("_block_vars", "_loop_vars"):
-                kwargs.pop(hidden, None)
+            kwargs.pop("_block_vars", None)
+            kwargs.pop("_loop_vars", None)
             return function(*args, **kwargs)
         return super().call(context, function, *args, **kwargs)
 
@@ -118,7 +120,8 @@ def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template
         tracked = [] if _mutates(tree) else track_loops(tree)
         # Parsed once: half of what it takes to load a template.
         code = environment.compile(tree)
-        template = environment.template_class.from_code(environment, code, environment.make_globals(None))
+        # A plain dictionary: jinja2's own, a ``ChainMap``, is copied by Python code for each prompt.
+        template = environment.template_class.from_code(environment, code, {**environment.globals})
         if tracked:
             template.root_render_func.__globals__[LOOP_CONTEXT] = make_loop_context
         for loop, iterable in tracked:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, cast
 
@@ -112,11 +113,14 @@ class MessageWriter:
         )
         self._strict = strict
         self._ids = TemplateCallIds(capabilities)
-        # In channel formats the model itself writes what the template prints before its text.
-        self._lead = render_parts((Text(_WORD),)).partition(_WORD)[0]
         self._messages: list[MessageDict] = []
         self._as_parts: tuple[MessageDict, ...] = ()
         self.placeholders = Placeholders()
+
+    @cached_property
+    def _lead(self) -> str:
+        """What the template prints before a text. In channel formats the model itself writes it."""
+        return self._render_parts((Text(_WORD),)).partition(_WORD)[0]
 
     def write(
         self,

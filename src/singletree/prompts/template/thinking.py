@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from singletree.conversation import Conversation, Thinking
+from singletree.conversation import Conversation, Reasoning, Thinking
 from singletree.prompts.template.capabilities import (
     BUDGET_VARIABLES,
     THINKING_VARIABLES,
@@ -62,10 +62,9 @@ def thinking_arguments(
         budget_tokens=_first(thinking.budget_tokens, default.budget_tokens),
     )
     is_set = merged.enabled is not None or merged.effort is not None or merged.budget_tokens is not None
-    has_reasoning = any(turn.reasoning for turn in conversation.turns if turn.role == "assistant")
-    is_active = merged.enabled is not False and (is_set or has_reasoning)
-    history = dict(capabilities.history_switches) if is_active else {}
-    wanted = _settings(merged, capabilities) if is_set or has_reasoning else {}
+    is_active = is_set or holds_reasoning(conversation)
+    history = dict(capabilities.history_switches) if is_active and merged.enabled is not False else {}
+    wanted = _settings(merged, capabilities) if is_active else {}
     is_in_request = (
         thinking.enabled is not None or thinking.effort is not None or thinking.budget_tokens is not None
     )
@@ -77,6 +76,16 @@ def thinking_arguments(
         **explicit,
         **(thinking.template_arguments or {}),
     }
+
+
+def holds_reasoning(conversation: Conversation) -> bool:
+    """Return whether an assistant turn of ``conversation`` has reasoning."""
+    for turn in conversation.turns:
+        if turn.role == "assistant":
+            for part in turn.parts:
+                if type(part) is Reasoning and part.text:
+                    return True
+    return False
 
 
 def thinking_settings(capabilities: TemplateCapabilities) -> list[dict[str, Any]]:
@@ -119,11 +128,12 @@ def is_wanted(
     Args:
         switches: the switches of the template, beside those that any template may have.
     """
-    off = {**_OFF_VALUES, **{name: values[1] for name, values in switches.items()}}
     for options in (thinking, default):
         for name, value in (options.template_arguments or {}).items():
-            if name in off:
-                return bool(value != off[name])
+            if name in switches:
+                return bool(value != switches[name][1])
+            if name in _OFF_VALUES:
+                return bool(value != _OFF_VALUES[name])
         if options.enabled is not None:
             return options.enabled
         if options.effort is not None:

@@ -100,6 +100,8 @@ class TokenGuard:
         self._guarded = re.compile(_alternation(longer))
         self._starts = {t.text[:n] for t in longer for n in range(1, len(t.text))}
         self._ends = {t.text[n:] for t in longer for n in range(1, len(t.text))}
+        self._first_characters = {t.text[0] for t in longer}
+        self._last_characters = {t.text[-1] for t in longer}
         self._longest = max((len(t.text) for t in longer), default=0)
 
     def __call__(self, text: str) -> str:
@@ -111,11 +113,15 @@ class TokenGuard:
         text = self._guarded.sub(self._broken, replace_surrogates(text))
         for character in self._single:
             text = text.replace(character, _NO_TOKEN + character)
-        reach = range(1, min(self._longest, len(text) + 1))
-        if any(text[-n:] in self._starts for n in reach):
-            text += GUARD
-        if any(text[:n] in self._ends for n in reach):
-            text = GUARD + text
+        # Most edges have no character with which a part of a token could begin or end.
+        if not self._first_characters.isdisjoint(text[-self._longest :]):
+            reach = range(1, min(self._longest, len(text) + 1))
+            if any(text[-n:] in self._starts for n in reach):
+                text += GUARD
+        if not self._last_characters.isdisjoint(text[: self._longest]):
+            reach = range(1, min(self._longest, len(text) + 1))
+            if any(text[:n] in self._ends for n in reach):
+                text = GUARD + text
         return text
 
     def _broken(self, match: re.Match[str]) -> str:

@@ -61,20 +61,18 @@ class EncodeCheckpoint:
     Attributes:
         pieces: its pieces, without the last.
         ends: the number of tokens up to the end of each of them.
-        token_ids: all tokens of the prompt.
-        tail: the last piece.
+        tail: the last piece; its ``token_ids`` are all tokens of the prompt.
     """
 
     pieces: Sequence[Piece]
     ends: list[int]
-    token_ids: array[int]
     tail: TextCheckpoint
 
     @property
     def bytes(self) -> int:
         """Return about how much memory it takes, in bytes, without the tokens of remembered turns."""
         ends = _END_BYTES * (len(self.ends) + len(self.tail.ends))
-        return sum(map(getsizeof, (self.token_ids, self.tail.text, self.tail.token_ids))) + ends
+        return getsizeof(self.tail.token_ids) + getsizeof(self.tail.text) + ends
 
 
 _END_BYTES = 100
@@ -103,9 +101,16 @@ class EncodePrompt:
         """Encode the pieces that ``checkpoint`` does not have, and of the last piece the text that is new."""
         *pieces, last = prompt.pieces
         assert isinstance(last, TextSpan)
-        same = identical_prefix(checkpoint.pieces, pieces) if checkpoint is not None else 0
-        ends = checkpoint.ends[:same] if checkpoint is not None else []
-        token_ids = checkpoint.token_ids[: ends[-1]] if checkpoint is not None and ends else array("I")
+        text = last.text_in(prompt.text)
+        if checkpoint is None:
+            same, ends, token_ids, before = 0, [], array("I"), None
+        else:
+            before = checkpoint.tail
+            same = identical_prefix(checkpoint.pieces, pieces)
+            if same == len(pieces) == len(checkpoint.pieces) and text == before.text:
+                return EncodedPrompt(before.token_ids, checkpoint.ends), checkpoint
+            ends = checkpoint.ends[:same]
+            token_ids = before.token_ids[: ends[-1] if ends else 0]
         for piece in pieces[same:]:
             token_ids.extend(
                 self.tokenizer.encode_array(piece.text_in(prompt.text))
@@ -113,7 +118,5 @@ class EncodePrompt:
                 else piece
             )
             ends.append(len(token_ids))
-        before = checkpoint.tail if checkpoint is not None else None
-        tail = self.tokenizer.encode_incremental(last.text_in(prompt.text), before)
-        token_ids.extend(tail.token_ids)
-        return EncodedPrompt(token_ids, ends), EncodeCheckpoint(pieces, ends, token_ids, tail)
+        tail = self.tokenizer.encode_incremental(text, before, token_ids)
+        return EncodedPrompt(token_ids, ends), EncodeCheckpoint(pieces, ends, tail)

@@ -85,12 +85,15 @@ class TextCheckpoint:
     """A text and its tokens, from which a longer text goes on.
 
     Attributes:
+        token_ids: the tokens, from ``begin`` on; those before belong to something else.
+        begin: the index of the first token of the text.
         separator: the added token at which the text was cut into sections, as (text, id); None where it was not cut.
-        ends: the end of each separator, as (characters, tokens).
+        ends: the end of each separator, as (characters, tokens), both counted from the beginning of the text.
     """
 
     text: str
     token_ids: array[int]
+    begin: int
     separator: tuple[str, int] | None
     ends: list[tuple[int, int]]
 
@@ -201,36 +204,44 @@ class Tokenizer:
 
     def encode_array(self, text: str) -> array[int]:
         """Return the ids of ``encode`` as an array. It is faster: cached ids are copied, without an object for each."""
-        return self.encode_incremental(text, None).token_ids
+        return self.encode_incremental(text, None, array("I")).token_ids
 
-    def encode_incremental(self, text: str, checkpoint: TextCheckpoint | None) -> TextCheckpoint:
+    def encode_incremental(
+        self, text: str, checkpoint: TextCheckpoint | None, token_ids: array[int]
+    ) -> TextCheckpoint:
         """Encode ``text``; the tokens of the prefix that it shares with ``checkpoint`` are taken from there.
 
+        Args:
+            checkpoint: that of an earlier text; None to encode all of it.
+            token_ids: gets the tokens, after those that it has.
+
         Returns:
-            The checkpoint of ``text``, which has its tokens.
+            The checkpoint of ``text``, with ``token_ids``.
         """
+        begin = len(token_ids)
+        ends: list[tuple[int, int]] = []
+        at = 0
         if checkpoint is not None and checkpoint.separator:
             separator, id = checkpoint.separator
             same = common_text_prefix(checkpoint.text, text)
-            known = bisect_right(checkpoint.ends, same, key=itemgetter(0))
+            ends = checkpoint.ends[: bisect_right(checkpoint.ends, same, key=itemgetter(0))]
+            at, known = ends[-1] if ends else (0, 0)
+            _extend(token_ids, checkpoint.token_ids, checkpoint.begin, checkpoint.begin + known)
         else:
             # The token that ends most of the turns: the sections between stay the same as the text grows.
             separator, id = max(self._separators, key=lambda token: text.count(token[0]), default=("", 0))
             if not separator or separator not in text:
-                return TextCheckpoint(text, self._ids_of(text, self._first, self._segment_ids), None, [])
-            known = 0
-        ends = checkpoint.ends[:known] if checkpoint is not None else []
-        at, tokens = ends[-1] if ends else (0, 0)
-        ids = checkpoint.token_ids[:tokens] if checkpoint is not None else array("I")
+                token_ids.extend(self._ids_of(text, self._first, self._segment_ids))
+                return TextCheckpoint(text, token_ids, begin, None, [])
         for position, section in enumerate(text[at:].split(separator)):
             if position:
-                ids.append(id)
+                token_ids.append(id)
                 at += len(separator)
-                ends.append((at, len(ids)))
+                ends.append((at, len(token_ids) - begin))
             if section:
-                ids.extend(self._section_ids(section) if at else self._ids_of(section, self._first))
+                token_ids.extend(self._section_ids(section) if at else self._ids_of(section, self._first))
                 at += len(section)
-        return TextCheckpoint(text, ids, (separator, id), ends)
+        return TextCheckpoint(text, token_ids, begin, (separator, id), ends)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of ``token_ids``, special tokens included; invalid UTF-8 becomes U+FFFD."""
@@ -349,6 +360,13 @@ class Tokenizer:
     def _prepends_space(self, encoder: SegmentEncoder) -> bool:
         pieces = Detokenizer(self._texts).feed(encoder.encode("x"))
         return bool(pieces) and pieces[0][0].startswith(" ")
+
+
+def _extend(token_ids: array[int], other: array[int], start: int, end: int) -> None:
+    """Append ``other[start:end]`` without a copy between, which a slice would be."""
+    width = other.itemsize
+    with memoryview(other) as tokens, tokens.cast("B") as data:
+        token_ids.frombytes(data[start * width : end * width])
 
 
 def _encodable(segment: str) -> str:

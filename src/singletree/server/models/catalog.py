@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from singletree import families
 from singletree.conversation import Thinking
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from singletree.server.models.config import Config
 
 Report = Callable[[str], None]
+T = TypeVar("T")
 
 _PROMPT_BYTES = 128 * 2**20
 _NO_HALF = "none"
@@ -89,10 +90,20 @@ class ChatFormat:
     eyes: Eyes | None = None
     blindness: str = ""
     own_guard: GuardFunction = field(init=False, compare=False)
+    _derived: dict[Callable[..., Any], Any] = field(
+        init=False, compare=False, repr=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         # The only way to set a field of a frozen value: there must be no chat format without this guard.
         object.__setattr__(self, "own_guard", self.tokenizer.guard_except(_own_tokens(self)))
+
+    def derived(self, make: Callable[[ChatFormat], T]) -> T:
+        """Return ``make(self)``, which is called once: for values that depend on the format alone."""
+        found: T | None = self._derived.get(make)
+        if found is None:
+            found = self._derived[make] = make(self)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def write_prompt(chat_format: ChatFormat, request: Request, tools_of: ToolsOf = 
     Raises:
         InvalidRequest: the template refuses the conversation, or a capsule was changed and that is refused.
     """
-    prompt = _writer(chat_format).write(request, tools_of)
+    prompt = chat_format.derived(_writer).write(request, tools_of)
     if len(prompt.text) > _LONG_TEXT:
         chat_format.tokenizer.accelerate_in_background()
     return prompt
@@ -49,7 +49,7 @@ def _writer(chat_format: ChatFormat) -> PromptWriter:
         tokenizer=chat_format.tokenizer,
         cache=chat_format.prompt_cache,
         render_parts=partial(render_turn, family),
-        parser_for=partial(RenderedTurnParser.of, family),
+        parser_for=partial(RenderedTurnParser, family),
         own_guard=chat_format.own_guard,
         delimiters=chat_format.layout,
         memory=chat_format.memory,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 
 import msgspec
 
@@ -14,19 +15,25 @@ from singletree.parsing.parser import parse
 from singletree.prompts.tokenizer.added_tokens import strip_guards
 
 
-@dataclass(frozen=True, slots=True)
 class RenderedTurnParser:
-    """Parses turns as the template printed them. Equal ``key``s mean the same family and tools, so equal results."""
+    """Parses turns as the template printed them.
 
-    family: Family
-    tools: Sequence[Tool]
-    key: tuple[int, bytes]
+    Args:
+        family: the model's format.
+        tools: the tools that a client sent.
+    """
 
-    @classmethod
-    def of(cls, family: Family, tools: Sequence[Tool]) -> RenderedTurnParser:
-        """Return the parser for ``family`` and the ``tools`` that a client sent."""
-        data = msgspec.json.encode([(tool.name, tool.parameters, tool.kind, tool.strict) for tool in tools])
-        return cls(family, tools, (id(family), hashlib.blake2b(data, digest_size=16).digest()))
+    def __init__(self, family: Family, tools: Sequence[Tool]) -> None:
+        self.family = family
+        self.tools = tools
+
+    @cached_property
+    def key(self) -> tuple[int, bytes]:
+        """A value that is equal for the same family and tools, so for equal results."""
+        data = msgspec.json.encode(
+            [(tool.name, tool.parameters, tool.kind, tool.strict) for tool in self.tools]
+        )
+        return id(self.family), hashlib.blake2b(data, digest_size=16).digest()
 
     def __call__(self, text: str, opened: str) -> Turn:
         """Parse ``text``; ``opened`` is the part of the turn that the prompt wrote before it.
