@@ -21,7 +21,7 @@ from singletree.engines.engine import (
 from singletree.engines.in_flight import InFlightRequest
 from singletree.engines.remote.http_client import HttpTransport
 from singletree.engines.remote.pictures import pictures_of
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, Transport, read_body
+from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, Transport, read_answer
 from singletree.engines.remote.wire import Server, ServerOffer, Wire, WireReader
 from singletree.errors import (
     BadConfiguration,
@@ -245,7 +245,7 @@ class RemoteEngine:
             if answer.status == 200:
                 wire.accepted(job)
                 return answer
-            reason = await read_body(answer, _MAX_ERROR_BYTES)
+            reason = await read_answer(answer, _MAX_ERROR_BYTES)
             refusal = wire.refusal(answer.status, reason, job, answer.retry_after)
             if not wire.resends(job, refusal):
                 raise refusal
@@ -257,7 +257,7 @@ class RemoteEngine:
         answer = self._transport.post(path, body)
         try:
             await answer.begin()
-            return answer.status, await read_body(answer, _MAX_ERROR_BYTES)
+            return answer.status, await read_answer(answer, _MAX_ERROR_BYTES)
         finally:
             answer.close()
 
