@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
 
@@ -25,6 +25,7 @@ class PooledTurn:
         row: how often in a row, with little progress between.
         running: its generation now, if it is on an engine.
         aborted: whether it was ended by its id.
+        generated: its tokens that have reached the pool, from whichever engine.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class PooledTurn:
     row: int = 0
     running: RunningGeneration | None = None
     aborted: bool = False
+    generated: array[int] = field(default_factory=lambda: array("I"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +47,6 @@ class PooledJob(GenerationJob):
 def pooled_job(job: GenerationJob, turn: PooledTurn) -> PooledJob:
     """Return ``job`` as one of ``turn``."""
     return PooledJob(**{each.name: getattr(job, each.name) for each in fields(GenerationJob)}, turn=turn)
-
-
-def with_tap(job: GenerationJob, tap: Callable[[Sequence[int]], object]) -> GenerationJob:
-    """Return ``job`` with a ``deliver`` that calls ``tap`` with the tokens first; ``job`` if it has none."""
-    deliver = job.deliver
-    if deliver is None:
-        return job
-
-    def tapped(token_ids: Sequence[int]) -> bool:
-        tap(token_ids)
-        return deliver(token_ids)
-
-    return replace(job, deliver=tapped)
 
 
 class Dispatcher:
@@ -150,15 +139,20 @@ class Dispatcher:
         generated = array("I")
         route = self._route(choice, turn)
         is_read = knows_cached = False
+        compares = len(self._workers) > 1  # One engine alone is compared with no other.
+        deliver, sent = job.deliver, job
+        if deliver is not None:
 
-        def delivered(token_ids: Sequence[int]) -> None:
-            self._health.progressed(running, len(token_ids))
-            generated.extend(token_ids)
+            def noted(token_ids: Sequence[int]) -> bool:
+                if compares:
+                    self._health.progressed(running, len(token_ids))
+                generated.extend(token_ids)
+                turn.generated.extend(token_ids)
+                return deliver(token_ids)
 
-        # One engine alone is compared with no other.
-        tap = generated.extend if len(self._workers) == 1 else delivered
+            sent = replace(job, deliver=noted)
         try:
-            async with aclosing(worker.engine.generate(with_tap(job, tap))) as chunks:
+            async with aclosing(worker.engine.generate(sent)) as chunks:
                 async for chunk in chunks:
                     self._health.progressed(running, len(chunk.token_ids))
                     if running.stalled and chunk.finish == "cancelled" and not turn.aborted:

@@ -24,7 +24,7 @@ from singletree.engines.engine import (
 )
 from singletree.engines.queueing import QueueingEngine
 from singletree.engines.routing.constrained_turn import MatcherSource, TokenMatcher, continue_constrained
-from singletree.engines.routing.dispatch import Dispatcher, PooledTurn, pooled_job, with_tap
+from singletree.engines.routing.dispatch import Dispatcher, PooledTurn, pooled_job
 from singletree.engines.routing.health import WorkerHealth
 from singletree.engines.routing.load_policies import RoundRobinPolicy
 from singletree.engines.routing.policy import RoutingPolicy
@@ -195,8 +195,7 @@ class EnginePool:
             raise EngineFailed("the engines are closed" if self._closed else "the engines are not started")
         turn = PooledTurn(job.request_id)
         self._turns.add(turn)
-        generated = array("I")
-        job = with_tap(job, generated.extend)
+        generated = turn.generated
         failure: EngineFailed | None = None
         matcher: TokenMatcher | None = None
         is_known = False  # whether an engine has reported what it knows of the prompt
