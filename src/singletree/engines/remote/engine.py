@@ -91,6 +91,8 @@ class RemoteEngine:
         self._reports_cached: bool | None = None
         self._blindness: str | None = ""
         self._in_flight: set[InFlightRequest[StreamedResponse]] = set()
+        self._info: EngineInfo | None = None  # as it was made of ``_info_of``: every request asks for it
+        self._info_of: tuple[Any, ...] = ()
 
     async def start(self) -> None:
         """Look up the model, and generate one token to check that the server returns token ids.
@@ -140,6 +142,12 @@ class RemoteEngine:
         ``details`` has what the server reports (``version``), ``reports_cached_tokens`` (None until a generation has
         ended), ``server`` and ``endpoint``.
         """
+        known = (self._served, self._window, self._reports_cached, self._blindness)
+        if self._info is None or self._info_of != known:
+            self._info, self._info_of = self._make_info(), known
+        return self._info
+
+    def _make_info(self) -> EngineInfo:
         served = self._served
         details = {
             **served.details,

@@ -13,6 +13,8 @@ from singletree.engines.routing.policy import Choice, RoutingPolicy
 from singletree.engines.routing.worker import Worker, tokens_to_hold, tokens_to_prefill
 from singletree.errors import EngineFailed, Overloaded
 
+_JOB_FIELDS = tuple(each.name for each in fields(GenerationJob))
+
 
 @dataclass(slots=True, eq=False)
 class PooledTurn:
@@ -46,7 +48,7 @@ class PooledJob(GenerationJob):
 
 def pooled_job(job: GenerationJob, turn: PooledTurn) -> PooledJob:
     """Return ``job`` as one of ``turn``."""
-    return PooledJob(**{each.name: getattr(job, each.name) for each in fields(GenerationJob)}, turn=turn)
+    return PooledJob(**{name: getattr(job, name) for name in _JOB_FIELDS}, turn=turn)
 
 
 class Dispatcher:
