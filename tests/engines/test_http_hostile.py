@@ -12,7 +12,7 @@ from engines.http_bench import END, STREAM, Bench, Wire, chunked, hangs_up, head
 from singletree.engines.remote import http_client, http_connection
 from singletree.engines.remote.http_client import HttpTransport, MakeConnection
 from singletree.engines.remote.http_connection import HttpConnection
-from singletree.engines.remote.transport import ConnectionLost, read_body
+from singletree.engines.remote.transport import ConnectionLost, read_answer
 
 INTERIM = b"HTTP/1.1 102 Processing\r\nX: 1\r\n\r\n"
 TRAILER = b"0\r\nX-Sum: 7\r\nRetry-After: 9\r\n\r\n"
@@ -198,7 +198,7 @@ async def test_an_answer_of_no_use(answer: bytes, reason: str) -> None:
 async def test_a_trailer_is_no_header() -> None:
     async with Bench(says(STREAM + chunked(b"a") + TRAILER)) as bench:
         answer = await bench.post()
-        assert (await read_body(answer, 100), answer.retry_after) == (b"a", "")
+        assert (await read_answer(answer, 100), answer.retry_after) == (b"a", "")
 
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError()])

@@ -15,6 +15,7 @@ import msgspec
 
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, Constraint, ConstraintKind, GenerationJob, StopKind
+from singletree.engines.remote.token_json import encode_token_ids
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded, SingletreeError
 
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = tuple(ABILITIES["llamacpp"].constraints)
@@ -249,7 +250,7 @@ def encode_llamacpp_request(
     """
     sampling = job.sampling
     body: dict[str, Any] = {
-        "prompt": list(job.prompt_token_ids) if prompt is None else prompt,
+        "prompt": encode_token_ids(job.prompt_token_ids) if prompt is None else prompt,
         "n_predict": limit,
         "stream": True,
         "return_tokens": True,

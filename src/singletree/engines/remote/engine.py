@@ -21,7 +21,7 @@ from singletree.engines.engine import (
 from singletree.engines.in_flight import InFlightRequest
 from singletree.engines.remote.http_client import HttpTransport
 from singletree.engines.remote.pictures import pictures_of
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, Transport, read_body
+from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, Transport, read_answer
 from singletree.engines.remote.wire import Server, ServerOffer, Wire, WireReader
 from singletree.errors import (
     BadConfiguration,
@@ -91,6 +91,8 @@ class RemoteEngine:
         self._reports_cached: bool | None = None
         self._blindness: str | None = ""
         self._in_flight: set[InFlightRequest[StreamedResponse]] = set()
+        self._info: EngineInfo | None = None  # as it was made of ``_info_of``: every request asks for it
+        self._info_of: tuple[Any, ...] = ()
 
     async def start(self) -> None:
         """Look up the model, and generate one token to check that the server returns token ids.
@@ -140,6 +142,12 @@ class RemoteEngine:
         ``details`` has what the server reports (``version``), ``reports_cached_tokens`` (None until a generation has
         ended), ``server`` and ``endpoint``.
         """
+        known = (self._served, self._window, self._reports_cached, self._blindness)
+        if self._info is None or self._info_of != known:
+            self._info, self._info_of = self._make_info(), known
+        return self._info
+
+    def _make_info(self) -> EngineInfo:
         served = self._served
         details = {
             **served.details,
@@ -245,7 +253,7 @@ class RemoteEngine:
             if answer.status == 200:
                 wire.accepted(job)
                 return answer
-            reason = await read_body(answer, _MAX_ERROR_BYTES)
+            reason = await read_answer(answer, _MAX_ERROR_BYTES)
             refusal = wire.refusal(answer.status, reason, job, answer.retry_after)
             if not wire.resends(job, refusal):
                 raise refusal
@@ -257,7 +265,7 @@ class RemoteEngine:
         answer = self._transport.post(path, body)
         try:
             await answer.begin()
-            return answer.status, await read_body(answer, _MAX_ERROR_BYTES)
+            return answer.status, await read_answer(answer, _MAX_ERROR_BYTES)
         finally:
             answer.close()
 

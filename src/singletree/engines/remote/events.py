@@ -115,7 +115,7 @@ class EventReader:
                         self._malformed()
                 if self.done:
                     break
-            elif line.strip() and not line.startswith(_EVENT_FIELDS):
+            elif line and line.strip() and not line.startswith(_EVENT_FIELDS):
                 self._is_stream = False
         if rest:
             partial.append(rest)

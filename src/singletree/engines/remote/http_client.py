@@ -13,7 +13,7 @@ from contextlib import suppress
 from urllib.parse import quote, unquote, urlsplit
 
 from singletree.engines.remote.http_connection import HttpConnection, HttpResponse
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, read_body
+from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, read_answer
 
 # The servers' uvicorn closes a connection that was idle for 5 s; a request sent on it at that moment would fail.
 _IDLE_SECONDS = 2.0
@@ -67,7 +67,7 @@ class HttpTransport:
         response = self._send(b"GET", path, b"", b"")
         try:
             await response.begin()
-            body = await read_body(response, _MAX_PAGE_BYTES)
+            body = await read_answer(response, _MAX_PAGE_BYTES)
         finally:
             response.close()
         if len(body) >= _MAX_PAGE_BYTES:

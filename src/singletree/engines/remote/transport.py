@@ -76,7 +76,7 @@ class Transport(Protocol):
         """Close all connections. Safe to call twice."""
 
 
-async def read_body(response: StreamedResponse, limit: int) -> bytes:
+async def read_answer(response: StreamedResponse, limit: int) -> bytes:
     """Return the body of an answer, or its beginning if it is longer than ``limit`` bytes. Raises ConnectionLost."""
     pieces: list[bytes] = []
     size = 0

@@ -19,6 +19,7 @@ from singletree.engines.engine import Chunk, GenerationJob, LogprobRow
 from singletree.engines.remote.events import EventReader, TokenId
 from singletree.engines.remote.pictures import PictureCounts, pictures_of
 from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal, decode_refusal
+from singletree.engines.remote.token_json import encode_token_ids
 from singletree.engines.remote.wire import DefaultWire, WireReader
 from singletree.engines.sglang.pictures import FIRST_ANSWER_SECONDS, sglang_pictures, unread_pictures
 from singletree.engines.sglang.sampling import (
@@ -229,11 +230,11 @@ class SglangWire(DefaultWire):
 
     def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
         """Encode the request."""
-        prompt, pictures = job.prompt_token_ids, pictures_of(job)
+        pictures = pictures_of(job)
         body: dict[str, Any] = {
             # SGLang refuses an id that it still knows, as that of a generation that was closed a moment ago.
             "rid": f"{job.request_id}-{next(self._numbers)}",
-            "input_ids": prompt if isinstance(prompt, list | tuple) else list(prompt),
+            "input_ids": encode_token_ids(job.prompt_token_ids),
             **sglang_request(job, max_tokens=max_tokens),
         }
         if self._priority_sign:

@@ -17,6 +17,7 @@ from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import ConstraintKind, GenerationJob, LogprobRow, StopKind
 from singletree.engines.remote.events import EventReader, TokenId
 from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal, decode_refusal
+from singletree.engines.remote.token_json import encode_token_ids
 from singletree.engines.remote.wire import WireReader, WireWithoutPictures
 from singletree.errors import EngineUnfit, InvalidRequest, SingletreeError
 
@@ -144,10 +145,10 @@ class TensorRtWire(WireWithoutPictures):
 
     def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
         """Encode the request."""
-        sampling, prompt = job.sampling, job.prompt_token_ids
+        sampling = job.sampling
         body: dict[str, Any] = {
             "model": self._model,
-            "prompt": prompt if isinstance(prompt, list | tuple) else list(prompt),
+            "prompt": encode_token_ids(job.prompt_token_ids),
             "max_tokens": max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},

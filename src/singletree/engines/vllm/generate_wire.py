@@ -19,6 +19,7 @@ from singletree.engines.engine import Chunk, GenerationJob, LogprobRow
 from singletree.engines.remote.events import EventReader, TokenId
 from singletree.engines.remote.pictures import SentPictures, data_url, pictures_of
 from singletree.engines.remote.refusals import ServerRefusal
+from singletree.engines.remote.token_json import encode_token_ids
 from singletree.engines.remote.wire import DefaultWire, WireReader
 from singletree.engines.vllm.pictures import UNKNOWN_PICTURE, picture_uuid
 from singletree.engines.vllm.sampling import FINISHES, sampling_fields
@@ -152,12 +153,11 @@ class GenerateWire(DefaultWire):
 
     def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
         """Encode the request."""
-        prompt = job.prompt_token_ids
         # Without `detokenize: false` vLLM decodes every token to a text that is not sent.
         params = {**sampling_fields(job, max_tokens=max_tokens), "detokenize": False}
         body: dict[str, Any] = {
             "model": self._model,
-            "token_ids": prompt if isinstance(prompt, list | tuple) else list(prompt),
+            "token_ids": encode_token_ids(job.prompt_token_ids),
             "request_id": job.request_id,
             "sampling_params": params,
             "stream": True,

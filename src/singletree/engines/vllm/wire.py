@@ -16,6 +16,7 @@ from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import GenerationJob, LogprobRow
 from singletree.engines.remote.events import EventReader, TokenId
 from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal, decode_refusal
+from singletree.engines.remote.token_json import encode_token_ids
 from singletree.engines.remote.wire import WireReader, WireWithoutPictures
 from singletree.engines.vllm.sampling import FINISHES, SAMPLING_FIELDS, sampling_fields
 from singletree.errors import EngineUnfit, SingletreeError
@@ -43,10 +44,10 @@ _WORDS = vllm_words("/v1/completions")
 
 def encode_vllm_request(model: str, job: GenerationJob, *, max_tokens: int) -> bytes:
     """Encode the body of one request; ``max_tokens`` replaces the one of ``job.sampling``."""
-    sampling, prompt = job.sampling, job.prompt_token_ids
+    sampling = job.sampling
     body: dict[str, Any] = {
         "model": model,
-        "prompt": prompt if isinstance(prompt, list | tuple) else list(prompt),
+        "prompt": encode_token_ids(job.prompt_token_ids),
         "request_id": job.request_id,
         "stream": True,
         "stream_options": {"include_usage": True},
