@@ -74,6 +74,7 @@ class Probe:
 
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "settle_memory", lambda: None)  # It is for a process that only serves.
     monkeypatch.setattr(run, "HttpServer", Listener)
     monkeypatch.setattr(run, "choose_address", partial(choose_address, make_socket=Probe))  # type: ignore[arg-type]
     monkeypatch.setattr(Listener, "fault", None)

@@ -93,6 +93,7 @@ class TurnResponse:
                 raise
             finally:
                 lifecycle.end(reason)
+                self._cancel = None  # It refers to what has ended, and that to this response.
 
     def _supersede(self) -> None:
         """End this request: another one repeats it."""
@@ -155,7 +156,11 @@ class TurnResponse:
         finally:
             producing.cancel()
             keeping_alive.cancel()
-            await asyncio.gather(producing, keeping_alive, return_exceptions=True)
+            stream.buffer.write_through = None  # It refers to this response.
+            try:
+                await asyncio.gather(producing, keeping_alive, return_exceptions=True)
+            finally:
+                del producing, keeping_alive  # Their errors have frames that refer to this task.
 
     def _write_through(self, write: Callable[[bytes], bool], frames: list[Frame]) -> bool:
         if not write(sse.encode(frames)):

@@ -82,6 +82,7 @@ class Stream:
             self._end(error, "error")
         finally:
             self.buffer.close()
+            self._producing = None  # It refers to this stream.
             for generation in self._choices.generations:
                 generation.deliver = None  # It refers to this stream.
 

@@ -411,6 +411,9 @@ class Trace:
         if self._is_running:
             self._is_running = False
             self._tracing.running -= 1
+        if self.error is not None:
+            # Its frames hold the request, and refer to this trace: the memory would be free only after a collection.
+            self.error.__traceback__ = self.error.__context__ = None
         self._tracing.requests[self.route, str(self.status)].inc()
         level = logging.INFO if self._usage is not None or self.status >= 400 else logging.DEBUG
         if LOG.isEnabledFor(level):

@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Tell the exchanges that the client is gone."""
         self._server.connections.discard(self)
-        self._parser = None  # It refers to this connection.
+        self._parser = self._current = None  # They refer to this connection.
         self._leave()
         self.resume_writing()
 

@@ -227,7 +227,6 @@ class Exchange:
             self.keep_alive = False  # The client waits for more: only the end of the connection tells it.
         self.is_answered = True
         self._body = b""
-        self._wake()
         self._carrier.answered()
 
     def _has_piece(self) -> bool:

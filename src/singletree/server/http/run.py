@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import ipaddress
 import signal
 import socket
@@ -27,6 +28,9 @@ from singletree.server.storage.response_store import Store
 
 _FLUSH_SECONDS = 2.0
 """Time for the last events of ended streams to be sent."""
+
+_COLLECTOR_THRESHOLDS = (10_000, 10, 10)
+"""How many objects are made before the collector runs, and how many of its runs before a longer one."""
 
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: "the port is in use; stop the program that uses it, or give another --port",
@@ -62,6 +66,7 @@ async def run_server(
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
     service = await open_service(config, report, progress)
+    settle_memory()
     # A message beyond the limit of bodies is read, up to the same amount again: then the client gets to know why.
     server = HttpServer(
         App(service, address), websocket_limit=2 * config.body_limit if config.websockets else None
@@ -87,6 +92,16 @@ async def run_server(
     finally:
         await close_service(service)
         await server.close()
+
+
+def settle_memory() -> None:
+    """Keep the collector from walking through what was loaded again, and let it run as seldom as requests need.
+
+    What a request leaves is freed without it, except for a few small objects of its parser.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTOR_THRESHOLDS)
 
 
 def record_sinks(config: Config) -> list[RecordSink]:
