@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
@@ -33,17 +34,22 @@ _LIMITS: dict[str, tuple[float, float]] = {
 }
 
 
-def check_limits(body: object) -> None:
+def check_limits(body: msgspec.Struct) -> None:
     """Check the sampling fields that ``body`` has.
 
     Raises:
         InvalidRequest: a value is out of its limits; the message names the field, its value and the limits.
     """
-    for name, (low, high) in _LIMITS.items():
-        value = getattr(body, name, None)
+    for name, low, high in _limited_fields(type(body)):
+        value = getattr(body, name)
         if value is not None and not low <= value <= high:
             message = f"{name} is {value!s:.40}; send a number from {low:g} to {high:g}"
             raise InvalidRequest(message, param=name)
+
+
+@cache
+def _limited_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, float, float], ...]:
+    return tuple((name, *limits) for name, limits in _LIMITS.items() if name in kind.__struct_fields__)
 
 
 _MAX_PAIRS = 16

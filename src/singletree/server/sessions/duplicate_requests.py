@@ -135,6 +135,7 @@ def request_key(headers: Mapping[str, str], path: str, body: bytes) -> RequestKe
     if not key and not client_repeats(headers):
         return None
     session = header_session(headers)
-    digest = hashlib.blake2b(body, digest_size=32)
+    # Most processors have instructions for this digest, which takes a quarter of the time of BLAKE2 with them.
+    digest = hashlib.sha256(body)
     digest.update("\0".join(("", path, session, key)).encode("utf-8", "surrogatepass"))
     return RequestKey(digest.digest(), certain=bool(key))

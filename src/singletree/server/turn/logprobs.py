@@ -94,10 +94,9 @@ def make_logprob_reader(
         InvalidRequest: the engine does not report log-probabilities of the prompt.
     """
     sampling = request.sampling
-    engine = model.engine.info()
-    if sampling.prompt_logprobs is not None and not engine.returns_prompt_logprobs:
+    if sampling.prompt_logprobs is not None and not model.engine.info().returns_prompt_logprobs:
         raise InvalidRequest(
-            f"the engine {engine.name} does not report log-probabilities of the prompt; "
+            f"the engine {model.engine.info().name} does not report log-probabilities of the prompt; "
             "send neither prompt_logprobs nor echo with logprobs",
             param="prompt_logprobs",
         )
