@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -181,3 +183,21 @@ def test_other_types_of_tag_families_leave_with_their_parameter(family: Family) 
     after = family.forms[0].parameter.partition("{value}")[2]
     closer = text[ends : text.index(after.strip()[:3], ends) + len(after) + 8]
     assert value in before + told([e for c in closer for e in parser.feed(c)])
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "pythonic"])
+def test_a_parser_that_was_closed_is_freed_without_the_garbage_collector(name: str) -> None:
+    family = families.get(name)
+    call = render_turn(family, [ToolCall("f", '{"s": "x"}')])
+    gc.collect()
+    gc.disable()
+    try:
+        for text in ("Text.", call, f"{call} and text"):
+            parser = Parser(family, [TOOL])
+            parser.feed(text)
+            parser.close()
+            left = weakref.ref(parser)
+            del parser
+            assert left() is None
+    finally:
+        gc.enable()

@@ -77,12 +77,8 @@ class Parser:
         self._emitter = EventEmitter(self._compiled, mint_id, len(family.message_header) if self._held else 0)
         self._emitter.hidden_names = frozenset(family.no_tools) - self._schemas.keys()
         self._emitter.coded = bool(self._held and self._compiled.codes)
-        self._sink = Sink(
-            start=self._start_call,
-            delta=self._emitter.delta,
-            end=self._end_call,
-            broken=self._break_call,
-            hold=self._hold,
+        self._sink: Sink | None = (
+            None  # It refers to the parser, so it is made for a call and dropped at the end.
         )
         self._reader: ArgumentReader | None = None
         self._form: CallPatterns | None = None
@@ -94,7 +90,7 @@ class Parser:
         self._open: type[TextDelta] | type[ReasoningDelta] | type[ArgumentsDelta] = TextDelta
         self._find_break: Callable[[str], object] | None = None
         self.in_reasoning = opens_in_reasoning(family, prompt_tail, special_tokens)
-        self._step = self._prose
+        self._step: Callable[[Parser, str, int], int] = Parser._prose
         self._enter(self.in_reasoning, breaks=1 if self.in_reasoning else 0)
 
     def feed(self, text: str, special: bool = False) -> list[Event]:
@@ -110,6 +106,8 @@ class Parser:
             if kind is ArgumentsDelta:
                 return [ArgumentsDelta(self._emitter.index, text, text)]
             self._quoting.last = text[-1]
+            if self._region.has_unmarked:
+                self._recent = (self._recent + text)[-_RECENT:]
             return [TextDelta(text, text) if kind is TextDelta else ReasoningDelta(text, text)]
         if special:
             code = self._compiled.codes.get(text)
@@ -119,7 +117,7 @@ class Parser:
             text, self._held = self._held + text, ""
         position, length = 0, len(text)
         while position < length:
-            position = self._step(text, position)
+            position = self._step(self, text, position)
         self._find_open_span()
         return self._emitter.take()
 
@@ -136,13 +134,14 @@ class Parser:
                 self._emit_prose(held)
             elif held:
                 self._emitter.delta("", held)
-        elif self._step == self._prose:
+        elif self._step is Parser._prose:
             self._close_prose(held)
         elif held and held.strip() and not (self._form and self._form.may_close(held)):
             self._emit_prose(held)
         else:
             self._emitter.markup(held)
         self._emitter.flush()
+        self._sink = None
         return self._emitter.take()
 
     # Functions of the sink, called by the argument readers
@@ -156,7 +155,7 @@ class Parser:
         self._reader = None
         self.in_reasoning = False
         self._outer_close = True
-        self._step = self._after_call
+        self._step = Parser._after_call
 
     def _break_call(self, raw: str) -> None:
         reader, self._reader = self._reader, None
@@ -180,7 +179,7 @@ class Parser:
         self._blank = blank
         self._blanks = ""
         self._breaks = breaks
-        self._step = self._prose
+        self._step = Parser._prose
 
     def _prose(self, text: str, position: int) -> int:
         if self._blank:
@@ -214,8 +213,8 @@ class Parser:
             if self._emitter.shows_arguments:
                 self._open, self._find_break = ArgumentsDelta, self._reader.find_break
         elif (
-            self._step == self._prose
-            and not (self._blank or self._region.has_unmarked)
+            self._step is Parser._prose
+            and not self._blank
             and self._quoting.is_plain
             and self._emitter.is_settled
         ):
@@ -424,18 +423,25 @@ class Parser:
 
     def _begin_call(self, form: CallPatterns, slots: dict[str, str], raw: str, whole: bool) -> None:
         self._form = form
+        self._sink = self._sink or Sink(
+            start=self._start_call,
+            delta=self._emitter.delta,
+            end=self._end_call,
+            broken=self._break_call,
+            hold=self._hold,
+        )
         if whole:
             self._reader = JsonCall(raw)
         else:
             name = slots["name"]
             self._start_call(name, slots.get("id", "").strip(), raw)
             self._reader = reader_for(form, self._schemas.get(name))
-        self._step = self._arguments
+        self._step = Parser._arguments
 
     def _arguments(self, text: str, position: int) -> int:
-        reader = self._reader
-        assert reader is not None
-        return reader.feed(text, position, self._sink)
+        assert self._reader is not None
+        assert self._sink is not None
+        return self._reader.feed(text, position, self._sink)
 
     def _after_call(self, text: str, position: int) -> int:
         """Read what follows a complete call: its closer, the next call of the pair, the pair's closer, or prose."""
