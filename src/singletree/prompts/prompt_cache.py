@@ -14,6 +14,7 @@ next prompt. These rules hold for every stage:
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -236,7 +237,8 @@ def _is_same(one: Turn | Part, other: Turn | Part) -> bool:
         if getattr(one, name) != getattr(other, name):
             return False
     if isinstance(one, _WITH_PARTS) and isinstance(other, _WITH_PARTS):
-        return all(map(_is_same, one.parts, other.parts))
+        parts = one.parts, other.parts
+        return all(map(operator.is_, *parts)) or all(map(_is_same, *parts))
     return True
 
 
