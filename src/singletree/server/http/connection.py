@@ -57,6 +57,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_current",
         "_deadline",
+        "_declined",
         "_exchanges",
         "_fresh",
         "_has_progress",
@@ -83,6 +84,7 @@ class Connection(asyncio.Protocol):
         self._current: Exchange | None = None
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._declined: list[tuple[bytes, bytes]] = []  # headers that the parser must not see
         self._is_in_message = self._has_progress = self._is_paused = False
         self._unparsed = self._fresh = self._unsent = 0
         self._deadline = self._loop.time() + HEAD_SECONDS
@@ -166,6 +168,8 @@ class Connection(asyncio.Protocol):
             return
         version = self._parser.get_http_version()
         url = httptools.parse_url(self._url)
+        self._headers += self._declined
+        self._declined = []
         headers = dict(self._headers)
         if b"host" not in headers:
             self._headers.append((b"host", b""))  # It is no host name that the server knows.
@@ -337,6 +341,7 @@ class Connection(asyncio.Protocol):
             self._refuse(400)
             return
         kept = [each for each in self._headers if is_websocket or each[0] != b"upgrade"]
+        self._declined = [] if is_websocket else [each for each in self._headers if each[0] == b"upgrade"]
         lines = [b"%b %b HTTP/%b" % (method, self._url, version), *(b"%b: %b" % each for each in kept)]
         request = b"\r\n".join(lines) + b"\r\n\r\n" + rest
         if is_websocket:
