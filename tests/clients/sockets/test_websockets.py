@@ -8,13 +8,12 @@ import json
 import aiohttp
 import pytest
 
+from clients.sockets.test_http_server import connected, until
+from clients.sockets.test_http_server import serving as listening
+from server.serving import MODEL, serving
 from singletree.server.http import websocket_connection
 from singletree.server.http.app import App
 from singletree.server.models.config import Config
-
-from ..serving import MODEL, serving
-from .test_http_server import connected, until
-from .test_http_server import serving as listening
 
 PATH = "/v1/responses"
 HANDSHAKE = (

@@ -8,11 +8,10 @@ import json
 
 import pytest
 
+from clients.sockets.test_http_server import connected
+from clients.sockets.test_http_server import serving as listening
+from server.serving import body, serving
 from singletree.server.http.app import App
-
-from ..serving import body, serving
-from .test_http_server import connected
-from .test_http_server import serving as listening
 
 PATH = "/v1/messages"
 PARSER = 30

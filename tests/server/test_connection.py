@@ -1,0 +1,165 @@
+"""Bytes of HTTP clients, cut at every place, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from singletree.server.http.connection import Connection
+from singletree.server.http.http_server import HttpServer
+
+REQUESTS = (
+    b"POST /a?b=c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello"
+    b"POST /chunks HTTP/1.1\r\nhost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3\r\none\r\n4;x=y\r\nmore\r\n0\r\nT: trailer\r\n\r\n"
+    b"GET /ws HTTP/1.1\r\nhost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    b"HEAD /last HTTP/1.1\r\nhost: localhost\r\nConnection: close\r\n\r\n"
+)
+SEEN = [
+    ("POST", "/a", b"b=c", b"hello"),
+    ("POST", "/chunks", b"", b"onemore"),
+    ("GET", "/ws", b"", b""),
+    ("HEAD", "/last", b"", b""),
+]
+
+
+class MemoryTransport:
+    """Keeps what is written to it.
+
+    Attributes:
+        written: all of it.
+        is_reading: whether the client's bytes are wanted now.
+    """
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.is_reading = True
+        self._is_closing = False
+
+    def write(self, data: bytes) -> None:
+        assert not self._is_closing
+        self.written += data
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.write(b"".join(pieces))
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self._is_closing = True
+
+    def write_eof(self) -> None:
+        """Nothing: the end of the answers shows in ``is_closing``."""
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1) if name in ("peername", "sockname") else None
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Answerer:
+    """Answers each request with its path, in two parts.
+
+    Attributes:
+        seen: method, path, query and body of each request that came whole.
+        left: how many clients left before that.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, bytes, bytes]] = []
+        self.left = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left += 1
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.seen.append((scope["method"], scope["path"], scope["query_string"], body))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"to ", "more_body": True})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+def connect(app: Answerer) -> tuple[Connection, MemoryTransport]:
+    """A connection of a server that does not listen."""
+    connection, transport = Connection(HttpServer(app)), MemoryTransport()
+    connection.connection_made(cast("asyncio.Transport", transport))
+    return connection, transport
+
+
+async def give(connection: Connection, transport: MemoryTransport, *pieces: bytes) -> None:
+    """Give the connection what a client sends, while it wants it."""
+    for piece in pieces:
+        for _ in range(50):
+            if transport.is_reading:
+                break
+            await asyncio.sleep(0)
+        connection.data_received(piece)
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def without_dates(written: bytes) -> list[bytes]:
+    """Return the lines of the answers."""
+    return [line for line in written.split(b"\r\n") if not line.startswith(b"date: ")]
+
+
+async def test_requests_cut_anywhere_get_the_same_answers() -> None:
+    app = Answerer()
+    connection, transport = connect(app)
+    await give(connection, transport, REQUESTS)
+    assert app.seen == SEEN
+    whole = without_dates(transport.written)
+    assert whole.count(b"HTTP/1.1 200 OK") == len(SEEN)
+    assert whole.count(b"/chunks") == 1
+    assert transport.is_closing()
+    for at in range(1, len(REQUESTS)):
+        app = Answerer()
+        connection, transport = connect(app)
+        await give(connection, transport, REQUESTS[:at], REQUESTS[at:])
+        assert (at, app.seen) == (at, SEEN)
+        assert (at, without_dates(transport.written)) == (at, whole)
+        connection.connection_lost(None)
+    app = Answerer()
+    connection, transport = connect(app)
+    await give(connection, transport, *(REQUESTS[at : at + 1] for at in range(len(REQUESTS))))
+    assert app.seen == SEEN
+    assert without_dates(transport.written) == whole
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_client_that_leaves_anywhere_is_noticed(leaves: bool) -> None:
+    for at in range(1, len(REQUESTS)):
+        app = Answerer()
+        connection, transport = connect(app)
+        await give(connection, transport, REQUESTS[:at])
+        assert app.seen == SEEN[: len(app.seen)]
+        if leaves:
+            connection.connection_lost(ConnectionResetError())
+        else:
+            connection.eof_received()
+            connection.connection_lost(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert app.left <= 1
+        assert app.seen == SEEN[: len(app.seen)]
+        server = connection._server
+        assert not server.connections
+        assert not server.tasks
