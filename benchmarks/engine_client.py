@@ -1,8 +1,8 @@
-"""Which HTTP client reads an engine's stream for the least CPU: httpx or aiohttp.
+"""Which HTTP client reads an engine's stream for the least CPU: httpx, aiohttp, or the server's own on httptools.
 
 A server in a process of its own sends one event a token, as llama.cpp does, over a UNIX socket to 1 and 16
 streams at once, slowly enough that each is read by itself. Prints the CPU time of the reading process for
-each token, and the ratio.
+each token, and the ratio to the server's own.
 
     python benchmarks/engine_client.py [--tokens 4000]
 """
@@ -20,6 +20,9 @@ from pathlib import Path
 import aiohttp
 import httpx
 import uvloop
+
+from singletree.engines.remote.http_client import HttpTransport, MakeConnection
+from singletree.engines.remote.http_connection import HttpConnection
 
 EVENT = (
     b'data: {"index":0,"content":" capital","tokens":[3575],"stop":false,"id_slot":-1,"tokens_predicted":2,'
@@ -85,6 +88,38 @@ async def with_aiohttp(path: str, streams: int) -> int:
         return sum(await asyncio.gather(*(one(session) for _ in range(streams))))
 
 
+async def with_own(path: str, streams: int) -> int:
+    """All tokens of all streams, taken where they are received."""
+
+    async def connect(make: MakeConnection) -> HttpConnection:
+        _, connection = await asyncio.get_running_loop().create_unix_connection(make, path)
+        return connection
+
+    async def one() -> int:
+        count, rest = 0, b""
+
+        def take(data: bytes) -> bool:
+            nonlocal count, rest
+            *whole, rest = (rest + data).split(b"\n\n")
+            count += len(whole)
+            return bool(data)
+
+        response = transport.post("/completion", b"{}")
+        await response.begin()
+        await response.relay(take)
+        return count
+
+    transport = HttpTransport("http://engine", connect=connect)
+    await transport.open()
+    try:
+        return sum(await asyncio.gather(*(one() for _ in range(streams))))
+    finally:
+        await transport.close()
+
+
+CLIENTS: dict[str, Client] = {"httpx": with_httpx, "aiohttp": with_aiohttp, "own": with_own}
+
+
 def measure(client: Client, path: str, streams: int) -> float:
     """Microseconds of CPU for each token."""
 
@@ -97,7 +132,7 @@ def measure(client: Client, path: str, streams: int) -> float:
 
 
 def main() -> None:
-    """Measure both, print a table."""
+    """Measure all, print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=4000, help="tokens a stream")
     tokens = parser.parse_args().tokens
@@ -107,10 +142,11 @@ def main() -> None:
         server.start()
         while not path.exists():
             time.sleep(0.05)
-        print(f"{'streams':>7} {'httpx':>12} {'aiohttp':>12} {'ratio':>6}")
+        print(f"{'streams':>7}" + "".join(f"{name:>22}" for name in CLIENTS))
         for streams in STREAMS:
-            slow, fast = (measure(client, str(path), streams) for client in (with_httpx, with_aiohttp))
-            print(f"{streams:>7} {slow:>9.1f} µs {fast:>9.1f} µs {slow / fast:>6.1f}")
+            costs = [measure(client, str(path), streams) for client in CLIENTS.values()]
+            cells = (f"{cost:>9.1f} µs ({cost / costs[-1]:>5.1f} x)" for cost in costs)
+            print(f"{streams:>7}" + "".join(f"{cell:>22}" for cell in cells))
         server.terminate()
 
 

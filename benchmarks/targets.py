@@ -31,8 +31,8 @@ class Target:
 
 
 _TOKEN = (
-    "reading the engine's event (aiohttp, msgspec), decoding its token into events of the turn, encoding and writing "
-    "them (event loop, Granian); `make counts` has the calls"
+    "waking up for the engine's event and reading it, decoding its token into events of the turn, encoding and "
+    "writing them; with one stream most of it is the system's; `make counts` has the calls"
 )
 _PROMPT = "comparing the body with the last one, copying text and tokens, writing the token ids as JSON for the engine"
 _REQUEST = (
