@@ -148,15 +148,30 @@ def _keyed_routes(service: Service) -> list[tuple[str, str, Operation]]:
 
 
 def _route(service: Service, method: str, path: str, operation: Operation, *, needs_key: bool) -> Route:
-    async def endpoint(http: HttpRequest) -> Response:
-        trace: Trace = http.scope["trace"]
-        trace.route = path
-        call = Call(service, http, _lower(http.headers), trace)
-        if needs_key:
-            call.authorize()
-        return await operation(call)  # type: ignore[return-value]  # any ASGI application will do
+    return Route(path, _Endpoint(service, path, operation, needs_key=needs_key), methods=[method])
 
-    return Route(path, endpoint, methods=[method])
+
+class _Endpoint:
+    """The ASGI application that answers the requests of one route.
+
+    The router calls an object as it is; around a function, it would handle errors, which ``App`` does.
+    """
+
+    def __init__(self, service: Service, path: str, operation: Operation, *, needs_key: bool) -> None:
+        self._service = service
+        self._path = path
+        self._operation = operation
+        self._needs_key = needs_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace: Trace = scope["trace"]
+        trace.route = self._path
+        http = HttpRequest(scope, receive, send)
+        call = Call(self._service, http, _lower(http.headers), trace)
+        if self._needs_key:
+            call.authorize()
+        answer = await self._operation(call)
+        await answer(scope, receive, send)
 
 
 def _lower(headers: Headers) -> dict[str, str]:
