@@ -155,10 +155,13 @@ class TurnResponse:
         finally:
             opening.cancel()
             stream.rest()
-            producing.cancel()
             stream.buffer.write_through = None  # It refers to this response.
             try:
-                await asyncio.gather(producing, return_exceptions=True)
+                if not producing.done():
+                    producing.cancel()
+                    await asyncio.wait((producing,))
+                if not producing.cancelled():
+                    producing.exception()  # Read, so that it is not logged.
             finally:
                 del producing  # Its error has frames that refer to this task.
 
