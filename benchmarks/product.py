@@ -40,6 +40,8 @@ def run(bench: Bench, names: list[str]) -> None:
             bench.result.failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
             print(f"{name} failed: {bench.result.failed[name]}", file=sys.stderr, flush=True)
         bench.result.part_seconds[name] = round(time.monotonic() - began, 1)
+        bench.result.quiet.during = round(statistics.median(bench.others), 3) if bench.others else 0.0
+        figures.write(bench.result)  # A run that is cut keeps what it has.
 
 
 def _measure(result: Result, names: list[str], rounds: int) -> Bench:
@@ -56,7 +58,6 @@ def _measure(result: Result, names: list[str], rounds: int) -> Bench:
                 bench.running.append(stack.enter_context(fast))
         run(bench, together)
     run(bench, [name for name in names if name in _ALONE])
-    result.quiet.during = round(statistics.median(bench.others), 3) if bench.others else 0.0
     return bench
 
 

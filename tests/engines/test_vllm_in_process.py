@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,6 +135,34 @@ async def test_one_turn_of_the_loop_serves_all_streams_of_a_step() -> None:
         assert len(got) == 8 * step
         await asyncio.sleep(0)
     await asyncio.gather(*reading)
+    await engine.close()
+
+
+@pytest.mark.parametrize("refused", [(), (0,), (1, 2), (0, 1, 2, 3, 4)])
+async def test_tokens_after_the_first_are_delivered(refused: tuple[int, ...]) -> None:
+    """In order, none lost or twice; a consumer that takes no more is resumed with an empty chunk."""
+    engine = await started(FakeAsyncLLM())
+    job = GenerationJob(QUESTION, Sampling(max_tokens=7), "r")
+    plain = [chunk async for chunk in engine.generate(job)]
+    delivered: list[int] = []
+    seen: list[int] = []
+    calls = 0
+
+    def deliver(token_ids: Sequence[int]) -> bool:
+        nonlocal calls
+        delivered.extend(token_ids)
+        seen.extend(token_ids)
+        calls += 1
+        return calls - 1 not in refused
+
+    chunks = []
+    async for chunk in engine.generate(replace(job, deliver=deliver)):
+        chunks.append(chunk)
+        seen.extend(chunk.token_ids)
+    assert seen == tokens_of(plain)
+    assert len(delivered) == 5
+    assert [len(chunk.token_ids) for chunk in chunks] == [1, *[0] * len(refused), 1]
+    assert chunks[-1] == plain[-1]
     await engine.close()
 
 

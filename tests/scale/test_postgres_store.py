@@ -25,7 +25,7 @@ def open_store(postgres: Database) -> Iterator[OpenStore]:
     def open(limit: int) -> Store:
         database = PostgresDatabase(postgres.url)
         database.measured_every = 1
-        for table in ("responses", "items", "conversations"):
+        for table in ("responses", "items", "conversations", "inputs", "response_inputs"):
             database.execute(f"DELETE FROM {table}")
         opened.append(Store(database, limit))
         return opened[-1]

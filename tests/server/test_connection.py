@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from singletree.server.http.connection import Connection
 from singletree.server.http.http_server import HttpServer
@@ -31,17 +31,20 @@ class MemoryTransport:
 
     Attributes:
         written: all of it.
+        writes: in how many calls.
         is_reading: whether the client's bytes are wanted now.
     """
 
     def __init__(self) -> None:
         self.written = b""
+        self.writes = 0
         self.is_reading = True
         self._is_closing = False
 
     def write(self, data: bytes) -> None:
         assert not self._is_closing
         self.written += data
+        self.writes += 1
 
     def writelines(self, pieces: list[bytes]) -> None:
         self.write(b"".join(pieces))
@@ -97,7 +100,7 @@ class Answerer:
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
 
-def connect(app: Answerer) -> tuple[Connection, MemoryTransport]:
+def connect(app: ASGIApp) -> tuple[Connection, MemoryTransport]:
     """A connection of a server that does not listen."""
     connection, transport = Connection(HttpServer(app)), MemoryTransport()
     connection.connection_made(cast("asyncio.Transport", transport))
@@ -163,3 +166,30 @@ async def test_a_client_that_leaves_anywhere_is_noticed(leaves: bool) -> None:
         server = connection._server
         assert not server.connections
         assert not server.tasks
+
+
+async def test_an_answer_that_is_complete_at_once_is_one_write() -> None:
+    connection, transport = connect(Answerer())
+    await give(connection, transport, b"GET /a HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert transport.writes == 1
+    connection.connection_lost(None)
+
+
+async def test_the_head_waits_for_no_body() -> None:
+    async def opens(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await more.wait()
+        await send({"type": "http.response.body", "body": b"last", "more_body": True})
+        raise RuntimeError("the application fails")
+
+    more = asyncio.Event()
+    connection, transport = connect(opens)
+    await give(connection, transport, b"GET /a HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert transport.writes == 1
+    assert transport.written.endswith(b"5\r\nfirst\r\n")
+    more.set()
+    await give(connection, transport)
+    assert transport.written.endswith(b"4\r\nlast\r\n")
+    assert transport.is_closing(), "without the end, so that the client sees that it is not complete"
+    connection.connection_lost(None)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import string
+import subprocess
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from singletree.server.turn.ids import new_id, numbered_ids
 
@@ -26,3 +32,22 @@ def test_numbered_ids_differ_within_a_response_and_between_responses() -> None:
     assert len(set(ids)) == len(ids)
     assert {len(id) for id in ids} == {29, 30}
     assert all(set(id.removeprefix("item_")) <= set(_CHARACTERS) for id in ids)
+
+
+def test_ids_of_several_threads_differ() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        drawn = threads.map(lambda _: [new_id("") for _ in range(2000)], range(8))
+        ids = [id for each in drawn for id in each]
+    assert len(set(ids)) == len(ids) == 16_000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_does_not_give_the_ids_of_its_parent() -> None:
+    script = (
+        "import os; from singletree.server.turn.ids import new_id; new_id(''); os.fork(); print(new_id(''))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    first, second = printed.split()
+    assert first != second

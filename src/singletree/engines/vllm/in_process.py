@@ -21,6 +21,7 @@ from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import (
     Chunk,
     ConstraintKind,
+    Deliver,
     EngineInfo,
     GenerationJob,
     LogprobRow,
@@ -259,6 +260,7 @@ class InProcessVllmEngine:
         ending = self._in_flight[id] = _Ending(job.request_id)
         finished, queue = False, None
         reports_cached, may_resend = True, bool(job.pictures)
+        deliver: Deliver | None = None
         try:
             engine_input, lengths = await self._render(api, job)
             if lengths is not None:
@@ -278,6 +280,12 @@ class InProcessVllmEngine:
                     queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
                     continue
                 may_resend = False
+                if deliver is not None and _is_plain(output):
+                    # Resuming every consumer between here and the client costs more than the token.
+                    token_ids = output.outputs[0].token_ids
+                    if token_ids and not deliver(token_ids):
+                        yield Chunk(())
+                    continue
                 chunk = _chunk(output, reports_cached, api)
                 if lengths is not None and reports_cached:
                     chunk.prompt_tokens, chunk.picture_tokens = len(output.prompt_token_ids), lengths
@@ -290,6 +298,8 @@ class InProcessVllmEngine:
                 if chunk.token_ids or chunk.finish or chunk.prompt_logprobs or reports_cached:
                     reports_cached = False
                     yield chunk
+                if chunk.token_ids:
+                    deliver = job.deliver
         except SingletreeError:
             raise
         except Exception as error:
@@ -422,6 +432,17 @@ class _Ending:
 def _shut_down_loaded(loading: asyncio.Task[Any]) -> None:
     if not loading.cancelled() and loading.exception() is None:
         loading.result().shutdown()
+
+
+def _is_plain(output: Any) -> bool:
+    """Return whether an output of vLLM that is not the first has tokens, and nothing else to report."""
+    completion = output.outputs[0]
+    return (
+        completion.finish_reason is None
+        and completion.logprobs is None
+        and output.prompt_logprobs is None
+        and not completion.weight_versions
+    )
 
 
 def _chunk(output: Any, reports_cached: bool, api: VllmApi) -> Chunk:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
@@ -113,6 +114,7 @@ class ItemForm(NamedTuple):
         item: the item as sent.
         id: its own id; empty if it has none. With an id of its own, ``head`` is all of the JSON.
         prefix: the start of an id for it.
+        digest: of ``head`` and ``tail``; items with the same digest are the same but for ids that the server makes.
     """
 
     item: WireObject
@@ -120,6 +122,7 @@ class ItemForm(NamedTuple):
     prefix: str
     head: bytes
     tail: bytes
+    digest: bytes
 
     def encode(self, new_id: Callable[[str], str]) -> tuple[str, bytes]:
         """Return the id of the item, made by ``new_id`` if it has none, and the item as JSON."""
@@ -145,9 +148,17 @@ def _make_form(item: WireObject) -> tuple[ItemForm, int]:
     encoded = msgspec.json.encode(full)
     size = _FORM_FACTOR * len(encoded)
     if not prefixes:
-        return ItemForm(item, full["id"], "", encoded, b""), size
+        return ItemForm(item, full["id"], "", encoded, b"", item_digest(encoded)), size
     head, _, tail = encoded.partition(b'"%b"' % _PLACE.encode())
-    return ItemForm(item, "", prefixes[0], head, tail), size
+    return ItemForm(item, "", prefixes[0], head, tail, item_digest(head, tail)), size
+
+
+def item_digest(head: bytes, tail: bytes = b"") -> bytes:
+    """Return the digest of an item as JSON, before and behind an id that the server makes."""
+    digest = blake2b(b"%d:" % len(head), digest_size=16)
+    digest.update(head)
+    digest.update(tail)
+    return digest.digest()
 
 
 _PLACE = secrets.token_hex(16)

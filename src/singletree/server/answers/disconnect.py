@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -23,19 +24,26 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         ClientLeft: the client disconnected first, or ``work`` cancelled itself.
     """
     doing = asyncio.create_task(work)
-    leaving = asyncio.create_task(_leave(receive))
+    has_left = False
+
+    async def leave() -> None:
+        nonlocal has_left
+        with suppress(Exception):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        has_left = doing.cancel()
+
+    leaving = asyncio.create_task(leave())
     try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done() and not doing.cancelled():
-            return doing.result()
-        raise ClientLeft
+        return await doing
+    except BaseException:
+        if (has_left or doing.cancelled()) and not _is_cancelled():
+            raise ClientLeft from None
+        raise
     finally:
-        for task in (doing, leaving):
-            task.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
+        leaving.cancel()
 
 
-async def _leave(receive: Receive) -> None:
-    """Wait until the connection is closed."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -137,12 +137,11 @@ class TurnResponse:
         stream = Stream(self._choices, self._trace, dispatch=self._dispatch)
         self._set_cancel(stream.supersede)
         producing = asyncio.create_task(stream.produce())
-        keeping_alive = asyncio.create_task(stream.beat(self._keep_alive_seconds / 2, _this_task()))
+        opening = asyncio.get_running_loop().call_later(OPENING_SECONDS, stream.begin)
+        stream.keep_alive(self._keep_alive_seconds / 2, _this_task().cancel)
         try:
-            await asyncio.wait(
-                {producing, stream.opened}, timeout=OPENING_SECONDS, return_when="FIRST_COMPLETED"
-            )
-            if producing.done() and not stream.opened.done():
+            await stream.begun
+            if producing.done() and not stream.is_open:
                 producing.result()
             stream.open()
             await sink.open(self._lifecycle.response_headers())
@@ -154,13 +153,17 @@ class TurnResponse:
                 self._record_dispatched(completed)
             await sink.close()
         finally:
-            producing.cancel()
-            keeping_alive.cancel()
+            opening.cancel()
+            stream.rest()
             stream.buffer.write_through = None  # It refers to this response.
             try:
-                await asyncio.gather(producing, keeping_alive, return_exceptions=True)
+                if not producing.done():
+                    producing.cancel()
+                    await asyncio.wait((producing,))
+                if not producing.cancelled():
+                    producing.exception()  # Read, so that it is not logged.
             finally:
-                del producing, keeping_alive  # Their errors have frames that refer to this task.
+                del producing  # Its error has frames that refer to this task.
 
     def _write_through(self, write: Callable[[bytes], bool], frames: list[Frame]) -> bool:
         if not write(sse.encode(frames)):

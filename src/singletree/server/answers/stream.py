@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ class Stream:
         buffer: a new one by default.
 
     Attributes:
-        opened: done once the first frames are in ``buffer``.
+        begun: done once the first frames are in ``buffer``, or the generation has ended, or ``begin`` was called.
     """
 
     def __init__(
@@ -52,14 +53,25 @@ class Stream:
         self._superseded = False
         self._cancelled = False
         self.buffer = SendBuffer() if buffer is None else buffer
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next_beat: asyncio.TimerHandle | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the first frames were put into ``buffer``."""
+        return bool(self._encoders)
+
+    def begin(self) -> None:
+        """Let the answer begin, whatever is in ``buffer``."""
+        if not self.begun.done():
+            self.begun.set_result(None)
 
     def open(self) -> list[EventEncoder]:
         """Put the first frames into the buffer if that has not been done, and return the encoders of the choices."""
         if not self._encoders:
             self._encoders = self._choices.encoders(self._dispatch)
             self.buffer.put([frame for encoder in self._encoders for frame in encoder.start()])
-            self.opened.set_result(None)
+            self.begin()
         return self._encoders
 
     async def produce(self) -> None:
@@ -82,6 +94,7 @@ class Stream:
             self._end(error, "error")
         finally:
             self.buffer.close()
+            self.begin()
             self._producing = None  # It refers to this stream.
             for generation in self._choices.generations:
                 generation.deliver = None  # It refers to this stream.
@@ -160,14 +173,24 @@ class Stream:
             self._has_sent = True
             self._trace.first_event()
 
-    async def beat(self, seconds: float, answering: asyncio.Task[Any]) -> None:
-        """Send a keep-alive every ``seconds`` without data; cancel ``answering`` when the client does not read."""
-        while True:
-            await asyncio.sleep(seconds)
-            if self._encoders:
-                self.buffer.beat(self._encoders[0].keep_alive)
-            if self.buffer.stuck_beats * seconds > STALLED_SECONDS:
-                answering.cancel()
+    def keep_alive(self, seconds: float, give_up: Callable[[], object]) -> None:
+        """Send a keep-alive every ``seconds`` without data, until ``rest``; call ``give_up`` when the client does not
+        read.
+        """
+        loop = asyncio.get_running_loop()
+        self._next_beat = loop.call_later(seconds, self._beat, seconds, give_up)
+
+    def rest(self) -> None:
+        """Send no more keep-alives."""
+        if self._next_beat is not None:
+            self._next_beat.cancel()
+
+    def _beat(self, seconds: float, give_up: Callable[[], object]) -> None:
+        self.keep_alive(seconds, give_up)
+        if self._encoders:
+            self.buffer.beat(self._encoders[0].keep_alive)
+        if self.buffer.stuck_beats * seconds > STALLED_SECONDS:
+            give_up()
 
 
 def _frames(encoder: EventEncoder, batch: list[Event]) -> list[Frame]:

@@ -87,6 +87,7 @@ class Tracing:
 
     def __init__(self) -> None:
         self._running = 0
+        self._has_shared_metrics = _SHARED_METRICS in os.environ
         self.registry = CollectorRegistry()
         self.registry.register(STORE_FAILURES)
         self.registry.register(DROPPED_RECORDS)
@@ -220,7 +221,7 @@ class Tracing:
     def running(self, count: int) -> None:
         """Set the number, here and in the metric."""
         self._running = count
-        if _SHARED_METRICS in os.environ:
+        if self._has_shared_metrics:
             # Another process may be the next that is asked for the metrics of all.
             self._set_gauges()
 
@@ -234,7 +235,7 @@ class Tracing:
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format: where several processes serve, those of all together."""
         self._set_gauges()
-        if _SHARED_METRICS not in os.environ:
+        if not self._has_shared_metrics:
             return generate_latest(self.registry)
         # The files of processes that died count as well: a counter never falls.
         together = CollectorRegistry()

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from singletree.errors import (
     EngineUnfit,
@@ -71,7 +71,15 @@ class App:
         free = [_route(service, *route, needs_key=False) for route in OPEN_ROUTES]
         # Its operations ask for the key themselves: the page has to load before it can send one.
         inspect = [_route(service, *route, needs_key=False) for route in INSPECT_ROUTES]
-        self._router = Router([*keyed, *free, *inspect], redirect_slashes=False)
+        routes = [*keyed, *free, *inspect]
+        self._router = Router(routes, redirect_slashes=False)
+        # The router compares every path with every route, in their order.
+        self._endpoints = {
+            (method, route.path): route.app
+            for route in reversed(routes)
+            if not route.param_convertors
+            for method in route.methods or ()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection. Every error becomes an answer."""
@@ -101,7 +109,9 @@ class App:
 
         try:
             origin = self._policy.check(scope)
-            answer = preflight_answer(scope) if origin and is_preflight(scope) else self._router
+            answer: ASGIApp = self._endpoints.get((scope["method"], scope["path"]), self._router)
+            if origin and is_preflight(scope):
+                answer = preflight_answer(scope)
             await answer(scope, receive, send_marked)
         except ClientLeft:
             pass
@@ -148,19 +158,34 @@ def _keyed_routes(service: Service) -> list[tuple[str, str, Operation]]:
 
 
 def _route(service: Service, method: str, path: str, operation: Operation, *, needs_key: bool) -> Route:
-    async def endpoint(http: HttpRequest) -> Response:
-        trace: Trace = http.scope["trace"]
-        trace.route = path
-        call = Call(service, http, _lower(http.headers), trace)
-        if needs_key:
+    return Route(path, _Endpoint(service, path, operation, needs_key=needs_key), methods=[method])
+
+
+class _Endpoint:
+    """The ASGI application that answers the requests of one route.
+
+    The router calls an object as it is; around a function, it would handle errors, which ``App`` does.
+    """
+
+    def __init__(self, service: Service, path: str, operation: Operation, *, needs_key: bool) -> None:
+        self._service = service
+        self._path = path
+        self._operation = operation
+        self._needs_key = needs_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace: Trace = scope["trace"]
+        trace.route = self._path
+        call = Call(self._service, HttpRequest(scope, receive, send), _headers(scope), trace)
+        if self._needs_key:
             call.authorize()
-        return await operation(call)  # type: ignore[return-value]  # any ASGI application will do
+        answer = await self._operation(call)
+        await answer(scope, receive, send)
 
-    return Route(path, endpoint, methods=[method])
 
-
-def _lower(headers: Headers) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+def _headers(scope: Scope) -> dict[str, str]:
+    """Return the headers of a request, with lower-case names."""
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _error_response(http: HttpRequest, error: Exception) -> Response:
@@ -168,7 +193,7 @@ def _error_response(http: HttpRequest, error: Exception) -> Response:
     known = _as_singletree_error(http, error)
     trace: Trace = http.scope["trace"]
     trace.failed(known)
-    status, body = encode_error(known, http.url.path, _lower(http.headers), trace.request_id)
+    status, body = encode_error(known, http.url.path, _headers(http.scope), trace.request_id)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(known, Overloaded):
         headers["retry-after"] = str(max(1, round(known.retry_after)))

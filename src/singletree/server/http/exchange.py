@@ -17,6 +17,8 @@ PIECE_BYTES = 2**20
 _DISCONNECT: Message = {"type": "http.disconnect"}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}".encode() for each in HTTPStatus}
+GATHERED_BYTES = 64 * 1024
+"""From which size on what follows the head is written at once."""
 _WITHOUT_BODY = (204, 304)
 _LOG = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class Exchange:
         "_body",
         "_carrier",
         "_expects_continue",
+        "_gathered",
         "_has_begun",
         "_is_chunked",
         "_is_delivered",
@@ -97,6 +100,8 @@ class Exchange:
         self._is_delivered = self._is_gone = self._has_begun = self._is_chunked = False
         self._is_head = scope["method"] == "HEAD"
         self._answer_left = 0
+        # The head, and what follows it in the same turn of the loop: one packet, where the client waits for all.
+        self._gathered: bytearray | None = None
         self._waiting: asyncio.Future[None] | None = None
 
     async def run(self, app: ASGIApp) -> None:
@@ -110,6 +115,7 @@ class Exchange:
         if self.is_answered or self._is_gone:
             return
         if self._has_begun:
+            self._flush()
             self._carrier.give_up()
             return
         self.keep_alive = False
@@ -191,7 +197,20 @@ class Exchange:
 
     def _write(self, body: bytes) -> None:
         # Without a list of pieces: a token is short, and the transport would join them.
-        self._carrier.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
+        self._put(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
+
+    def _put(self, data: bytes) -> None:
+        if self._gathered is None:
+            self._carrier.transport.write(data)
+        else:
+            self._gathered += data
+            if len(self._gathered) >= GATHERED_BYTES:
+                self._flush()
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, None
+        if gathered and not self._is_gone:
+            self._carrier.transport.write(gathered)
 
     def _begin(self, message: Message) -> None:
         status = message["status"]
@@ -217,14 +236,16 @@ class Exchange:
             raise ValueError("a header of the answer has a line break")
         self._answer_left = (length or 0) if has_body else 0
         self._has_begun = True
-        self._carrier.transport.write(head + b"\r\n\r\n")
+        self._gathered = bytearray(head + b"\r\n\r\n")
+        asyncio.get_running_loop().call_soon(self._flush)
 
     def _end(self) -> None:
         if self._is_chunked:
-            self._carrier.transport.write(b"0\r\n\r\n")
+            self._put(b"0\r\n\r\n")
             self._is_chunked = False
         elif self._answer_left > 0:
             self.keep_alive = False  # The client waits for more: only the end of the connection tells it.
+        self._flush()
         self.is_answered = True
         self._body = b""
         self._carrier.answered()

@@ -20,11 +20,23 @@ CREATE TABLE IF NOT EXISTS items (
     at {ascending}, id TEXT NOT NULL, response TEXT, conversation TEXT,
     is_output {number} NOT NULL, item {bytes} NOT NULL
 );
+CREATE TABLE IF NOT EXISTS inputs (
+    id TEXT PRIMARY KEY, previous TEXT, uses {number} NOT NULL
+){keyed};
+CREATE TABLE IF NOT EXISTS response_inputs (
+    response TEXT PRIMARY KEY, input TEXT NOT NULL
+){keyed};
 CREATE INDEX IF NOT EXISTS items_id ON items (id);
 CREATE INDEX IF NOT EXISTS items_response ON items (response);
 CREATE INDEX IF NOT EXISTS items_conversation ON items (conversation);
 """
-"""The tables. The names of types, and what a table with a key of its own is, are those of a database."""
+"""The tables. The names of types, and what a table with a key of its own is, are those of a database.
+
+A row of ``inputs`` is a stretch of input items, behind those of ``previous``. Responses whose input starts alike share
+it, so ``uses`` counts the responses and stretches that refer to it. ``items.response`` is the id of a response for its
+output and for items in a conversation, else that of a stretch. Earlier versions stored the input of each response under
+the id of the response; these rows are read in the same way.
+"""
 
 _TYPES = {
     "number": "INTEGER",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import count
 from typing import Any
 
@@ -55,7 +54,9 @@ class ConnectionResponses:
     def keep(self, response: StoredResponse) -> None:
         """Add a response, behind the items of the response that it continues."""
         before = self.history(response.previous or "") or []
-        self.remember(response.id, [*before, *(item.json for item in (*response.input, *response.output))])
+        self.remember(
+            response.id, [*before, *(item.json for item in (*response.input_items(), *response.output))]
+        )
 
 
 async def read_request(
@@ -135,13 +136,8 @@ def response_keeper(
     if not stores and recent is None:
         return None
 
-    @cache
-    def input_items() -> list[StoredItem]:
-        make_id = numbered_ids(new_id)
-        return [as_item(item, make_id) for item in state.input_items]
-
     def keep(finished: EncodedResponse) -> None:
-        response = _stored_response(request, input_items(), finished, generation)
+        response = _stored_response(request, finished, generation, numbered_ids(new_id))
         if recent is not None:
             recent.keep(response)
         if store is not None and stores:
@@ -151,11 +147,19 @@ def response_keeper(
 
 
 def _stored_response(
-    request: Request, input: list[StoredItem], response: EncodedResponse, generation: Generation | None
+    request: Request, response: EncodedResponse, generation: Generation | None, item_ids: NewId
 ) -> StoredResponse:
-    state, output = request.options.stored_state, list(_output(response.items, generation))
-    previous, conversation = state.previous_response_id, state.conversation_id
-    return StoredResponse(response.id, int(time.time()), response.json, input, output, previous, conversation)
+    state = request.options.stored_state
+    return StoredResponse(
+        response.id,
+        int(time.time()),
+        response.json,
+        [item_form(item) for item in state.input_items],
+        list(_output(response.items, generation)),
+        state.previous_response_id,
+        state.conversation_id,
+        item_ids,
+    )
 
 
 def _output(items: Sequence[EncodedItem], generation: Generation | None) -> Iterator[StoredItem]:

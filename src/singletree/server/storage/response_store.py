@@ -1,6 +1,7 @@
 """Store responses and conversations, for ``previous_response_id``, ``conversation`` and references to items.
 
 A response is stored with its own input and output only; earlier items are stored with the responses that it continues.
+Where a client sends its whole input with each request, the start that was stored with an earlier response is shared.
 So storing a turn costs only the turn's own length. One thread does all work in order, so later reads find what was put
 earlier, and no request waits for the disk.
 """
@@ -13,11 +14,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from singletree.errors import Overloaded
+from singletree.lru import LruCache
+from singletree.protocols.responses.state import ItemForm
 from singletree.server.storage.database import Database, DatabaseUnavailable, SqliteDatabase
+from singletree.server.turn.ids import NewId, new_id
 
 LOG = logging.getLogger(__name__)
 
@@ -28,6 +33,10 @@ KEPT_SECONDS = 30 * 24 * 3600
 """How long a response is kept: 30 days, as on the native API."""
 _LONGEST_CHAIN = 10_000
 _SETTLE_SECONDS = 1.0
+_KNOWN_INPUTS = 4096
+"""How many of the last inputs can be shared by the next responses; each takes about 400 bytes of memory."""
+_LONGEST_INPUT_CHAIN = 1000
+"""Of how many stretches an input consists at most; a longer one is written anew."""
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, depth) AS (
@@ -36,11 +45,22 @@ WITH RECURSIVE chain (id, previous, depth) AS (
     SELECT r.id, r.previous, depth + 1 FROM responses r JOIN chain ON r.id = chain.previous WHERE depth < ?
 )
 """
+_CHAIN_ITEMS = (
+    _CHAIN.rstrip()
+    + """, parts (owner, next, depth, level) AS (
+    SELECT chain.id, input, depth, 0 FROM chain LEFT JOIN response_inputs ON response = chain.id
+    UNION ALL
+    SELECT inputs.id, inputs.previous, depth, level + 1 FROM inputs JOIN parts ON inputs.id = parts.next
+)
+SELECT item FROM parts JOIN items ON items.response = parts.owner WHERE NOT (is_output = 1 AND response = ?)
+ORDER BY depth DESC, is_output, level DESC, at
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An input or output item, as JSON."""
+    """An item with its id, as JSON."""
 
     id: str
     json: bytes
@@ -54,6 +74,7 @@ class StoredResponse:
         created: unix time in seconds.
         body: the response object, as JSON.
         input: its own input items, without those of earlier responses.
+        item_ids: makes the ids of those input items that have none and are not stored yet.
         output: the output items of ``body``.
         previous, conversation: ids of the response and the conversation that it continues, if any.
     """
@@ -61,10 +82,22 @@ class StoredResponse:
     id: str
     created: int
     body: bytes
-    input: Sequence[StoredItem] = ()
+    input: Sequence[ItemForm] = ()
     output: Sequence[StoredItem] = ()
     previous: str | None = None
     conversation: str | None = None
+    item_ids: NewId = new_id
+
+    def input_items(self, start: int = 0) -> list[StoredItem]:
+        """Return the input items from ``start`` on, each with an id."""
+        return [StoredItem(*form.encode(self.item_ids)) for form in self.input[start:]]
+
+
+class _Input(NamedTuple):
+    """A stored input: the id of its last stretch, and of how many stretches it consists."""
+
+    id: str
+    stretches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +129,7 @@ class Store:
         )
         self._last: Future[None] | None = None
         self._unmeasured = 0
+        self._inputs: LruCache[bytes, _Input] = LruCache(entries=_KNOWN_INPUTS)
 
     async def put(self, response: StoredResponse) -> None:
         """Store ``response``, and append its items to its conversation."""
@@ -199,17 +233,50 @@ class Store:
     def _fetch_all(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self._database.fetch(query, values)
 
-    def _change(self, query: str, values: Sequence[Any]) -> None:
-        self._database.execute(query, values)
+    def _change(self, query: str, values: Sequence[Any]) -> int:
+        return self._database.execute(query, values)
 
     def _put(self, response: StoredResponse) -> None:
         with self._database.transaction():
+            # The input is found before the same response is replaced, which may be all that refers to it.
+            shares = response.conversation is None and len(response.input) > 0
+            input = self._shared_input(response) if shares else None
             self._forget(response.id)
             row = (response.id, response.created, response.previous, response.conversation, response.body)
             self._database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", row)
-            self._insert(response.id, response.conversation, response.input, False)
+            if input is not None:
+                self._change("INSERT INTO response_inputs VALUES (?, ?)", (response.id, input))
+            else:
+                self._insert(response.id, response.conversation, response.input_items(), False)
             self._insert(response.id, response.conversation, response.output, True)
         self._evict(response.id)
+
+    def _shared_input(self, response: StoredResponse) -> str:
+        """Store what is new of the response's input, and return the id of its last stretch, with a use more."""
+        count, known, key = self._known_input(response.input)
+        if known is not None and not self._change(
+            "UPDATE inputs SET uses = uses + 1 WHERE id = ?", (known.id,)
+        ):
+            count, known = 0, None  # It has been deleted, perhaps by another process.
+        if known is not None and count == len(response.input):
+            return known.id
+        stretch = _Input(new_id("in_"), 1 if known is None else known.stretches + 1)
+        self._change("INSERT INTO inputs VALUES (?, ?, 1)", (stretch.id, known and known.id))
+        self._insert(stretch.id, None, response.input_items(count), False)
+        # After a rollback, no such row is found, and the input is written anew.
+        self._inputs.put(key, stretch)
+        return stretch.id
+
+    def _known_input(self, items: Sequence[ItemForm]) -> tuple[int, _Input | None, bytes]:
+        """Return how many of ``items`` a stored input has in the same order, that input, and the key of all items."""
+        count, known, key, digest = 0, None, b"", blake2b(digest_size=16)
+        for number, item in enumerate(items, 1):
+            digest.update(item.digest)
+            key = digest.copy().digest()
+            found = self._inputs.peek(key)
+            if found is not None and (found.stretches < _LONGEST_INPUT_CHAIN or number == len(items)):
+                count, known = number, found
+        return count, known, key
 
     def _add_items(
         self, response: str | None, conversation: str, items: Sequence[StoredItem], is_output: bool
@@ -229,11 +296,7 @@ class Store:
         first = self._fetch_one(_CHAIN + "SELECT previous FROM chain ORDER BY depth DESC LIMIT 1", values)
         if first is None or first[0] is not None:
             return None
-        query = (
-            "SELECT item FROM chain JOIN items ON items.response = chain.id"
-            " WHERE NOT (is_output = 1 AND response = ?) ORDER BY depth DESC, at"
-        )
-        return [bytes(item) for (item,) in self._fetch_all(_CHAIN + query, (*values, without_output_of))]
+        return [bytes(item) for (item,) in self._fetch_all(_CHAIN_ITEMS, (*values, without_output_of))]
 
     def _input_items(self, id: str) -> list[bytes] | None:
         found = self._fetch_one("SELECT conversation FROM responses WHERE id = ?", (id,))
@@ -253,7 +316,22 @@ class Store:
         gone = self._database.execute("DELETE FROM responses WHERE id = ?", (id,)) > 0
         if gone:
             self._database.execute("DELETE FROM items WHERE response = ? AND conversation IS NULL", (id,))
+            input = self._fetch_one("SELECT input FROM response_inputs WHERE response = ?", (id,))
+            if input is not None:
+                self._change("DELETE FROM response_inputs WHERE response = ?", (id,))
+                self._release_input(input[0])
         return gone
+
+    def _release_input(self, id: str | None) -> None:
+        """Take a use from an input, and delete the stretches that nothing refers to any more."""
+        while id is not None:
+            self._change("UPDATE inputs SET uses = uses - 1 WHERE id = ?", (id,))
+            unused = self._fetch_one("SELECT previous FROM inputs WHERE id = ? AND uses = 0", (id,))
+            if unused is None:
+                return
+            self._change("DELETE FROM inputs WHERE id = ?", (id,))
+            self._change("DELETE FROM items WHERE response = ?", (id,))
+            (id,) = unused
 
     def _delete_conversation(self, id: str) -> None:
         self._detach_items("conversation = ?", (id,))
