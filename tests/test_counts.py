@@ -62,7 +62,7 @@ def test_the_counts_of_the_last_release_are_complete() -> None:
     known = read()
     for protocol in ("messages", "chat", "responses"):
         for what in ("a token", "a request of one token", "a repeated prompt of 50,000 tokens"):
-            assert known[f"{what}, {protocol}, vllm-completions"]["calls"] > 100
+            assert known[f"{what}, {protocol}, vllm-completions"]["calls"] > 10
 
 
 def test_instructions_are_compared_on_one_version_of_python(
