@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from secrets import token_hex
 
 import pytest
 
@@ -351,7 +352,8 @@ async def closing_ends_what_is_in_flight(subject: Subject) -> None:
 async def keeps_tenants_apart(subject: Subject) -> None:
     """Prompts share the cache only with prompts of the same salt: for engines that have salts, not in ``CHECKS``."""
     prompt, counts = list(subject.ending[0]) * 4, []
-    for number, salt in enumerate(("a", "a", "b", "", "a")):
+    run = token_hex(4)  # An engine that was asked before still has the prompts of that time.
+    for number, salt in enumerate((f"a{run}", f"a{run}", f"b{run}", "", f"a{run}")):
         job = GenerationJob(prompt, replace(_GREEDY, max_tokens=2), f"salted-{number}", cache_salt=salt)
         chunks = await collect(subject.engine.generate(job))
         counts.append(max(chunk.cached_tokens or 0 for chunk in chunks))
