@@ -52,7 +52,7 @@ TARGETS = (
     ),
     Target("a request of one token", "a request of one token, *", 0.5, DYNAMO, _REQUEST),
     Target(
-        "requests a second beside vLLM's Python server",
+        "requests a second of a core",
         "requests a second, *",
         10,
         VLLM,
@@ -62,7 +62,7 @@ TARGETS = (
     Target("first token of a new prompt, CPU", "CPU to the first token, cold, *", 0.25, DYNAMO, _PROMPT),
     Target("first token of a new prompt, time", "time to the first token, cold, *", 0.25, DYNAMO, _PROMPT),
     Target(
-        "first token of a new prompt beside fastokens, CPU",
+        "first token of a new prompt, CPU, a fast tokenizer on both sides",
         "CPU to the first token, cold, *",
         1.0,
         FAST_DYNAMO,
@@ -79,7 +79,7 @@ TARGETS = (
     Target("slope of a turn's CPU with the conversation", "slope of a turn, *", 0.3, DYNAMO, _PROMPT),
     Target("count_tokens of 100,000 known tokens", "count_tokens, known", 1.0, DYNAMO, _PROMPT),
     Target("the parser, a token", "the parser, *", 2.0, where="the parser's own steps"),
-    Target("the parser beside vLLM's", "the parser, *", 1 / 3, VLLM_PARSERS, "the parser's own steps"),
+    Target("a parsed token", "the parser, *", 1 / 3, VLLM_PARSERS, "the parser's own steps"),
     Target(
         "memory, idle with Qwen3's tokenizer", "memory, idle", 150, where="the tokenizer (60 MiB), imports"
     ),
