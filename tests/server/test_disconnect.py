@@ -12,7 +12,7 @@ from singletree.server.answers.request_body import ClientLeft
 
 
 class _Connection:
-    """A client that leaves when ``leave`` is called."""
+    """A client that leaves when ``left`` is set."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -25,6 +25,20 @@ class _Connection:
         finally:
             self.waits -= 1
         return {"type": "http.disconnect"}
+
+
+class _Endless:
+    """Work that ends only when it is cancelled, and takes some turns of the loop for it."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await _turn()
+            self.has_ended = True
 
 
 async def _turn() -> None:
@@ -46,20 +60,11 @@ async def test_the_result_comes_back_and_nothing_waits_for_the_client_any_more()
 
 
 async def test_work_that_the_client_leaves_ends_before_the_caller_goes_on() -> None:
-    connection, ended = _Connection(), False
-
-    async def work() -> None:
-        nonlocal ended
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await _turn()
-            ended = True
-
+    connection, work = _Connection(), _Endless()
     asyncio.get_running_loop().call_later(0.01, connection.left.set)
     with pytest.raises(ClientLeft):
-        await while_connected(connection.receive, work())
-    assert ended
+        await while_connected(connection.receive, work.run())
+    assert work.has_ended
 
 
 async def test_an_error_on_the_way_out_does_not_hide_that_the_client_left() -> None:
@@ -97,21 +102,13 @@ async def test_an_error_of_the_work_passes_through() -> None:
 
 
 async def test_a_caller_that_is_cancelled_ends_the_work_and_stays_cancelled() -> None:
-    connection, ended = _Connection(), False
-
-    async def work() -> None:
-        nonlocal ended
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended = True
-
-    calling = asyncio.create_task(while_connected(connection.receive, work()))
+    connection, work = _Connection(), _Endless()
+    calling = asyncio.create_task(while_connected(connection.receive, work.run()))
     await _turn()
     calling.cancel()
     await asyncio.wait({calling})
     assert calling.cancelled()
-    assert ended
+    assert work.has_ended
     await _turn()
     assert connection.waits == 0
 
@@ -120,8 +117,5 @@ async def test_a_connection_that_fails_counts_as_closed() -> None:
     async def receive() -> dict[str, Any]:
         raise OSError("broken")
 
-    async def work() -> None:
-        await asyncio.Event().wait()
-
     with pytest.raises(ClientLeft):
-        await while_connected(receive, work())
+        await while_connected(receive, _Endless().run())

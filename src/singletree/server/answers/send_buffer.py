@@ -3,8 +3,8 @@
 All frames that arrive during one write are sent in the next one, so a busy server writes less often. When a client does
 not read, the buffer fills and the generation waits.
 
-Where the transport can write without waiting, no task is woken for a token: it is written in the call that puts it. The
-transport joins what it gets in one turn of the event loop.
+Where the transport can write without waiting, no task is woken for a token: it is written in the call that puts it.
+Tokens that came from the engine together are put together, and are one write.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class Exchange:
         return True
 
     def _write(self, body: bytes) -> None:
-        # Without a list of pieces: a token is short, and the transport would join them.
+        # As one piece: the transport makes a system call for each write, and a token is short enough to be copied.
         self._put(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
 
     def _put(self, data: bytes) -> None:
