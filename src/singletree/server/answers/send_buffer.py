@@ -64,6 +64,11 @@ class SendBuffer:
         """Tell whether a producer should wait in ``room``."""
         return self._size >= self._full_bytes
 
+    @property
+    def is_over(self) -> bool:
+        """Tell whether all frames were taken and none follow."""
+        return self._closed and not self._frames
+
     def put(self, frames: list[Frame]) -> None:
         """Append ``frames``; an empty list has no effect."""
         if frames:

@@ -30,9 +30,6 @@ class Stream:
         trace: the request's log line and metrics.
         dispatch: the side events of the stream.
         buffer: a new one by default.
-
-    Attributes:
-        begun: done once the first frames are in ``buffer``, or the generation has ended, or ``begin`` was called.
     """
 
     def __init__(
@@ -53,7 +50,6 @@ class Stream:
         self._superseded = False
         self._cancelled = False
         self.buffer = SendBuffer() if buffer is None else buffer
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next_beat: asyncio.TimerHandle | None = None
 
     @property
@@ -62,16 +58,15 @@ class Stream:
         return bool(self._encoders)
 
     def begin(self) -> None:
-        """Let the answer begin, whatever is in ``buffer``."""
-        if not self.begun.done():
-            self.begun.set_result(None)
+        """Put the first frames into the buffer, unless the generation has ended."""
+        if not self.buffer.is_over:
+            self.open()
 
     def open(self) -> list[EventEncoder]:
         """Put the first frames into the buffer if that has not been done, and return the encoders of the choices."""
         if not self._encoders:
             self._encoders = self._choices.encoders(self._dispatch)
             self.buffer.put([frame for encoder in self._encoders for frame in encoder.start()])
-            self.begin()
         return self._encoders
 
     async def produce(self) -> None:
@@ -94,7 +89,6 @@ class Stream:
             self._end(error, "error")
         finally:
             self.buffer.close()
-            self.begin()
             self._producing = None  # It refers to this stream.
             for generation in self._choices.generations:
                 generation.deliver = None  # It refers to this stream.

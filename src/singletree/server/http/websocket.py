@@ -177,13 +177,10 @@ class Socket:
     async def open(self, headers: Iterable[ResponseHeader]) -> None:
         """Begin an answer. There are no headers on a WebSocket."""
 
-    async def write(self, frames: list[Frame]) -> None:
-        """Send frames, one message for each."""
+    async def write(self, frames: list[Frame], *, is_last: bool = False) -> None:
+        """Send frames, one message for each. The connection stays open for the next answer."""
         for _, data in frames:
             await self._send_text(data)
-
-    async def close(self) -> None:
-        """End an answer. The connection stays open for the next one."""
 
     async def _send_text(self, data: bytes) -> None:
         if not self._closed.is_set():
