@@ -55,7 +55,10 @@ class TurnResponse:
         self._superseded = False
         self._cancel: Cancel | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    # Functions that return the coroutine of another function: a token that waits for its client goes through all
+    # coroutines that wait.
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Send the answer.
 
         Raises:
@@ -65,19 +68,18 @@ class TurnResponse:
         extensions = scope.get("extensions", {})
         on_disconnect = extensions.get(ON_DISCONNECT)
         if self._choices.first.request.stream:
-            await self.stream_to(EventStream(send, extensions.get(WRITE_NOW)), receive, on_disconnect)
-        else:
-            await self._follow(partial(self._send_body, send), WhileConnected(receive, on_disconnect))
+            return self.stream_to(EventStream(send, extensions.get(WRITE_NOW)), receive, on_disconnect)
+        return self._follow(partial(self._send_body, send), WhileConnected(receive, on_disconnect))
 
-    async def stream_to(
+    def stream_to(
         self, sink: FrameSink, receive: Receive, on_disconnect: OnDisconnect | None = None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Send the answer as a stream to ``sink``. Raises the same errors as a call.
 
         Args:
             receive, on_disconnect: report that the client disconnected, as in ``WhileConnected``.
         """
-        await self._follow(partial(self._send_stream, sink), WhileConnected(receive, on_disconnect))
+        return self._follow(partial(self._send_stream, sink), WhileConnected(receive, on_disconnect))
 
     async def _follow(
         self, send_answer: Callable[[WhileConnected], Coroutine[Any, Any, None]], client: WhileConnected
@@ -157,7 +159,8 @@ class TurnResponse:
             while True:
                 completed, is_last = self._choices.take_completed_calls(), buffer.is_over
                 await sink.write(frames, is_last=is_last)
-                self._record_dispatched(completed)
+                if completed:
+                    self._record_dispatched(completed)
                 if is_last:
                     break
                 frames = await buffer.take()

@@ -49,6 +49,7 @@ class Stream:
         self._producing: asyncio.Task[Any] | None = None
         self._superseded = False
         self._cancelled = False
+        self._is_ended = False
         self.buffer = SendBuffer() if buffer is None else buffer
         self._next_beat: asyncio.TimerHandle | None = None
 
@@ -59,7 +60,7 @@ class Stream:
 
     def begin(self) -> None:
         """Put the first frames into the buffer, unless the generation has ended."""
-        if not self.buffer.is_over:
+        if not self._is_ended:
             self.open()
 
     def open(self) -> list[EventEncoder]:
@@ -88,6 +89,7 @@ class Stream:
         except Exception as error:
             self._end(error, "error")
         finally:
+            self._is_ended = True
             self.buffer.close()
             self._producing = None  # It refers to this stream.
             for generation in self._choices.generations:
@@ -123,7 +125,10 @@ class Stream:
 
     async def _generate(self) -> None:
         count = len(self._choices.generations)
-        await run_together([self._feed(index) for index in range(count)], lambda: self._has_sent)
+        if count == 1:
+            await self._feed(0)
+        else:
+            await run_together([self._feed(index) for index in range(count)], lambda: self._has_sent)
         usage = self._choices.usage
         self._trace.generated(Finished(self._ends[0].reason, usage))
         self.buffer.put(self._encoders[0].tail(usage))

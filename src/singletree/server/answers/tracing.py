@@ -69,13 +69,14 @@ class Tracing(Collector):
 
     Attributes:
         waiting: counts the generations that wait for an engine.
+        running: counts the generations that are not over, in this process.
         model_states: returns the name and the state (``MODEL_STATES``) of every model.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self._running = 0
+        self.running = 0
         self._has_shared_metrics = _SHARED_METRICS in os.environ
         self._tallies: list[Tally] = []
         self.registry = CollectorRegistry()
@@ -205,17 +206,6 @@ class Tracing(Collector):
             ["model", "worker", "kind"],
         )
 
-    @property
-    def running(self) -> int:
-        """The number of generations that are not over, in this process."""
-        return self._running
-
-    @running.setter
-    def running(self, count: int) -> None:
-        """Set the number, here and in the metric."""
-        self._running = count
-        self.share()
-
     def share(self) -> None:
         """Let other processes know the metrics, if they share them: another may be the next that is asked for all."""
         if self._has_shared_metrics:
@@ -225,7 +215,7 @@ class Tracing(Collector):
         """Bring the metrics up to date."""
         for tally in self._tallies:
             tally.settle()
-        self._in_flight.set(self._running)
+        self._in_flight.set(self.running)
         self._waiting.set(self.waiting())
         for model, current in self.model_states():
             for state in MODEL_STATES:
@@ -292,6 +282,7 @@ class Trace:
         if not self._is_running:
             self._is_running = True
             self._tracing.running += 1
+            self._tracing.share()
 
     def record_hints(self, hints: Hints, agent: AgentContext) -> None:
         """Add the request's hints and the agent's context to the log line."""
@@ -418,8 +409,7 @@ class Trace:
         if self._is_running:
             self._is_running = False
             tracing.running -= 1
-        else:
-            tracing.share()
+        tracing.share()
         if self.error is not None:
             # Its frames hold the request, and refer to this trace: the memory would be free only after a collection.
             self.error.__traceback__ = self.error.__context__ = None

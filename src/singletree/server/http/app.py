@@ -5,6 +5,8 @@ It is served over ASGI by ``http_server``, on the same event loop.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -75,7 +77,7 @@ class App:
         self._endpoints = {
             (method, route.path): route.app
             for route in reversed(routes)
-            if not route.param_convertors
+            if isinstance(route.app, _Endpoint) and not route.param_convertors
             for method in route.methods or ()
         }
 
@@ -114,9 +116,14 @@ class App:
 
         try:
             origin = self._policy.check(scope)
-            answer: ASGIApp = self._endpoints.get((scope["method"], scope["path"]), self._router)
+            endpoint = self._endpoints.get((scope["method"], scope["path"]))
+            answer: ASGIApp
             if origin and is_preflight(scope):
                 answer = preflight_answer(scope)
+            elif endpoint is None:
+                answer = self._router
+            else:
+                answer = await endpoint.answer(scope, receive)
             await answer(scope, receive, send_marked)
         except ClientLeft:
             pass
@@ -180,18 +187,23 @@ class _Endpoint:
         self._needs_key = needs_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises what its operation raises."""
+        answer = await self.answer(scope, receive)
+        await answer(scope, receive, send)
+
+    def answer(self, scope: Scope, receive: Receive) -> Awaitable[ASGIApp]:
+        """Return what will answer a request. Raises Unauthorized, and what the operation raises."""
         trace: Trace = scope["trace"]
         trace.route = self._path
         call = Call(self._service, scope, receive, scope["headers_by_name"], trace)
         if self._needs_key:
             call.authorize()
-        answer = await self._operation(call)
-        await answer(scope, receive, send)
+        return self._operation(call)
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """Return the headers of a request, with lower-case names."""
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    """Return the headers of a request. Their names are in lower case, as in ``scope``."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _error_response(http: HttpRequest, error: Exception) -> Response:
