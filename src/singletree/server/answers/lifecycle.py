@@ -50,7 +50,7 @@ class SessionStep:
                 self.inspection.settle(choices.first)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lifecycle:
     """Follows one answer from its start to its end.
 
