@@ -76,16 +76,20 @@ class SendBuffer:
             self._quiet = False
             _wake(self._filled)
 
-    def put_through(self, frames: list[Frame]) -> None:
-        """Write ``frames`` at once if the consumer waits and the transport takes them; else append them."""
+    def put_through(self, frames: list[Frame]) -> bool:
+        """Write ``frames`` at once if the consumer waits and the transport takes them; else append them.
+
+        Return whether the producer may go on; it should wait in ``room`` where not.
+        """
         waiting = self._filled
-        if self.write_through is None or waiting is None or waiting.done():
-            self.put(frames)
-        elif frames:
+        if self.write_through is not None and waiting is not None and not waiting.done():
+            if not frames:
+                return True
             if self.write_through(frames):
                 self._quiet = False
-            else:
-                self.put(frames)
+                return True
+        self.put(frames)
+        return not self.is_full
 
     def close(self) -> None:
         """End the data: nothing follows."""

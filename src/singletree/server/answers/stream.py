@@ -163,9 +163,9 @@ class Stream:
         """Send a batch that was not yielded. ``_feed`` has opened the stream, with the first one."""
         if not self._has_sent:
             self._note_sent()
-        buffer, encoder = self.buffer, self._encoders[index]
-        buffer.put_through(encoder.feed(batch[0]) if len(batch) == 1 else _frames(encoder, batch))
-        return not buffer.is_full
+        encoder = self._encoders[index]
+        frames = encoder.feed(batch[0]) if len(batch) == 1 else _frames(encoder, batch)
+        return self.buffer.put_through(frames)
 
     def _note_sent(self) -> None:
         if not self._has_sent:

@@ -208,25 +208,22 @@ class Exchange:
         return not self._is_gone
 
     def _write(self, body: bytes, is_last: bool) -> None:
-        self._answer_left -= len(body)
         if self._is_chunked:
             # As one piece: the transport makes a system call for each write, and a token is short enough to be copied.
             if body:
                 body = b"%x\r\n%b\r\n" % (len(body), body)
             if is_last:
                 body += _LAST_CHUNK
-        if body:
-            self._put(body)
-        if is_last:
-            self._end()
-
-    def _put(self, data: bytes) -> None:
-        if self._gathered is None:
-            self._carrier.transport.write(data)
         else:
-            self._gathered += data
+            self._answer_left -= len(body)
+        if self._gathered is not None:
+            self._gathered += body
             if len(self._gathered) >= GATHERED_BYTES:
                 self._flush()
+        elif body:
+            self._carrier.transport.write(body)
+        if is_last:
+            self._end()
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, None
