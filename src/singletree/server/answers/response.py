@@ -55,8 +55,8 @@ class TurnResponse:
         self._superseded = False
         self._cancel: Cancel | None = None
 
-    # Functions that return the coroutine of another function: a token that waits for its client goes through all
-    # coroutines that wait.
+    # These two return the coroutine of _follow and do not wait for it: whatever wakes it has to pass through each
+    # coroutine that waits.
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Send the answer.
