@@ -21,7 +21,9 @@ def page() -> str:
 
 def table() -> str:
     """Return a row for each metric: its name, type, labels and meaning."""
-    rows = sorted(map(_row, Tracing().registry._collector_to_names))
+    tracing = Tracing()
+    # It is in its own registry, without a metric.
+    rows = sorted(_row(each) for each in tracing.registry._collector_to_names if each is not tracing)
     return "\n".join(["| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 

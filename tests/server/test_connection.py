@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from singletree.server.answers.disconnect import ON_DISCONNECT
+from singletree.server.answers.frame_sinks import WRITE_NOW
 from singletree.server.http.connection import Connection
 from singletree.server.http.http_server import HttpServer
 
@@ -193,3 +195,68 @@ async def test_the_head_waits_for_no_body() -> None:
     assert transport.written.endswith(b"4\r\nlast\r\n")
     assert transport.is_closing(), "without the end, so that the client sees that it is not complete"
     connection.connection_lost(None)
+
+
+HEAD = b"host: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("last", [b"", b"last"])
+@pytest.mark.parametrize(
+    ("request_line", "headers", "ending"),
+    [
+        (b"GET /a HTTP/1.1", [], b"4\r\nlast\r\n"),
+        (b"GET /a HTTP/1.0", [], b"last"),
+        (b"GET /a HTTP/1.1", [(b"content-length", b"9")], b"last"),
+    ],
+)
+async def test_the_last_piece_and_the_end_of_the_body_are_one_write(
+    request_line: bytes, headers: list[tuple[bytes, bytes]], ending: bytes, last: bytes, direct: bool
+) -> None:
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await more.wait()
+        if direct:
+            assert scope["extensions"][WRITE_NOW](last, True)
+        else:
+            await send({"type": "http.response.body", "body": last})
+
+    more = asyncio.Event()
+    connection, transport = connect(stream)
+    await give(connection, transport, request_line + b"\r\n" + HEAD)
+    begun = len(transport.written)
+    more.set()
+    await give(connection, transport)
+    is_chunked = not headers and b"1.1" in request_line
+    expected = (ending if last else b"") + (b"0\r\n\r\n" if is_chunked else b"")
+    assert transport.written[begun:] == expected
+    assert transport.writes == 1 + bool(expected)
+    assert transport.is_closing() == (b"1.0" in request_line or (bool(headers) and not last))
+    connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_a_client_that_leaves_is_reported_without_a_task(is_early: bool) -> None:
+    reports: list[str] = []
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        on_disconnect = scope["extensions"][ON_DISCONNECT]
+        if not is_early:
+            assert on_disconnect(lambda: reports.append("dropped"))
+            assert on_disconnect(lambda: reports.append("left"))
+            begun.set()
+        await more.wait()
+        if is_early:
+            reports.append(str(on_disconnect(lambda: reports.append("late"))))
+
+    begun, more = asyncio.Event(), asyncio.Event()
+    connection, transport = connect(wait)
+    await give(connection, transport, b"GET /a HTTP/1.1\r\n" + HEAD)
+    assert begun.is_set() != is_early
+    connection.connection_lost(None)
+    more.set()
+    await give(connection, transport)
+    assert reports == ["False" if is_early else "left"]
+    assert not connection._server.tasks

@@ -367,3 +367,14 @@ def test_flags_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (given.allowed_origins, given.allowed_hosts) == ((PAGE, "null"), ("a.example", "b.example"))
     monkeypatch.setenv("SINGLETREE_ALLOWED_ORIGINS", f"{PAGE}, null")
     assert read().allowed_origins == (PAGE, "null")
+
+
+def test_decisions_about_names_are_those_of_their_policy_and_text_that_is_too_long_is_not_a_name() -> None:
+    local, everywhere = policy_for("127.0.0.1", "127.0.0.1"), policy_for("0.0.0.0", "0.0.0.0")
+    listed = policy_for("127.0.0.1", "127.0.0.1", allowed_hosts=["*.example.com"])
+    for _ in range(2):
+        assert not knows(local, "a.example.com")
+        assert knows(everywhere, "a.example.com")
+        assert knows(listed, "a.example.com:8000")
+    assert knows(listed, "a." * 120 + "example.com:8000")
+    assert not knows(listed, "a." * 200 + "example.com:8000")

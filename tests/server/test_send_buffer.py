@@ -67,8 +67,8 @@ async def test_frames_are_written_without_the_consumer() -> None:
     taking = await _waiting(buffer)
     buffer.write_through = write
     for _ in range(2):
-        buffer.put_through([FRAME])
-    buffer.put_through([])
+        assert buffer.put_through([FRAME])
+    assert buffer.put_through([])
     assert written == [[FRAME], [FRAME]]
     assert not taking.done()
     buffer.close()
@@ -100,9 +100,20 @@ async def test_the_consumer_writes_what_the_transport_does_not_take_at_once() ->
         return False
 
     buffer.write_through = refuse
-    buffer.put_through([FRAME])
-    buffer.put_through([FRAME])
+    assert buffer.put_through([FRAME])
+    assert not buffer.put_through([FRAME])
     assert buffer.is_full
     assert await taking == [FRAME, FRAME]
     assert len(offered) == 1
     assert not buffer.is_full
+
+
+async def test_the_end_comes_with_the_last_frames() -> None:
+    buffer = SendBuffer()
+    buffer.put([FRAME])
+    assert await buffer.take() == [FRAME]
+    assert not buffer.is_over
+    buffer.put([FRAME])
+    buffer.close()
+    assert await buffer.take() == [FRAME]
+    assert buffer.is_over

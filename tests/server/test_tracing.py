@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from singletree.events import Finished
@@ -129,6 +135,61 @@ async def test_histograms_have_the_answers_of_an_agent() -> None:
     counted = value("singletree_tokens_total", one | {"kind": "prompt"})
     assert value("singletree_request_prompt_tokens_sum", one) == counted
     assert 0 < (value("singletree_tool_call_dispatch_seconds_sum", one) or 0) < 5
+
+
+def test_counts_are_in_the_metrics_whenever_they_are_read() -> None:
+    tracing = Tracing()
+    value = tracing.registry.get_sample_value
+    for status in (200, 200, 404):
+        trace = Trace(tracing, "GET", "/health", "req_1")
+        trace.route, trace.status = "/health", status
+        trace.close()
+    tracing.tokens["m", "cached"] += 0
+    for _ in range(2):
+        assert value("singletree_requests_total", {"route": "/health", "status": "200"}) == 2
+        assert value("singletree_requests_total", {"route": "/health", "status": "404"}) == 1
+        assert value("singletree_tokens_total", {"model": "m", "kind": "cached"}) == 0
+    tracing.requests["/health", "200"] += 1
+    assert b'singletree_requests_total{route="/health",status="200"} 3.0\n' in tracing.exposition()
+
+
+def test_a_counter_begins_with_its_first_count_and_not_when_it_is_read() -> None:
+    tracing = Tracing()
+    before = time.time()
+    tracing.rules["sorted keys"] += 1
+    after = time.time()
+    time.sleep(0.02)
+    created = tracing.registry.get_sample_value("singletree_stability_rules_created", {"rule": "sorted keys"})
+    assert created is not None
+    assert before <= created <= after
+
+
+def test_processes_that_share_metrics_know_each_count_when_its_request_ends(
+    tmp_path: Path,
+) -> None:
+    script = """if True:
+        from pathlib import Path
+        from singletree.server.answers.tracing import Trace, Tracing
+
+        tracing = Tracing()
+        trace = Trace(tracing, "GET", "/health", "req_1")
+        trace.accepted()
+        tracing.rules["sorted keys"] += 1
+        trace.route, trace.status = "/health", 200
+        trace.close()
+        other = Tracing()
+        print(other.exposition().decode())
+    """
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert 'singletree_requests_total{route="/health",status="200"} 1.0' in told
+    assert 'singletree_stability_rules_total{rule="sorted keys"} 1.0' in told
+    assert "singletree_generations_in_flight 0.0" in told
 
 
 def test_names_have_units_and_labels_are_few() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
@@ -32,6 +33,12 @@ _PREFLIGHT_SECONDS = 600
 _METHODS = "GET, POST, DELETE, HEAD, OPTIONS"
 _SHOWN = 128
 _OTHER_SITES = ("cross-site", "same-site")
+_BROWSER_HEADERS = frozenset((b"origin", b"sec-fetch-site"))
+"""Every request that ``check`` may refuse for its page has one of them."""
+_LONGEST_HOST = 320
+"""Most characters of a host name (253) with a port, or of an address with its zone; longer text is not a name."""
+_HOSTS = 256
+"""How many decisions about host names are kept."""
 
 Header = tuple[bytes, bytes]
 
@@ -75,7 +82,7 @@ def read_origin(text: str) -> Origin | None:
     return Origin(scheme, name, "" if port == _DEFAULT_PORTS.get(scheme) else port)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # eq: decisions are kept for a policy, and its value takes long to hash
 class CrossOriginPolicy:
     """Decides which pages may use the server, and under which names it may be reached.
 
@@ -99,11 +106,15 @@ class CrossOriginPolicy:
             ForbiddenHost: the name under which the client reached the server is not known.
             ForbiddenOrigin: the request comes from a page of another origin that is not allowed.
         """
-        headers = Headers(scope=scope)
-        hosts = headers.getlist("host")
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         for host in hosts:
             if not self._knows(host):
                 raise ForbiddenHost(host[:_SHOWN])
+        if _BROWSER_HEADERS.isdisjoint(dict(scope["headers"])):
+            return None
+        return self._check_page(Headers(scope=scope), hosts)
+
+    def _check_page(self, headers: Headers, hosts: Sequence[str]) -> str | None:
         foreign = None
         for text in headers.getlist("origin"):
             if any(_is_same(text, host) for host in hosts):
@@ -116,13 +127,7 @@ class CrossOriginPolicy:
         return foreign
 
     def _knows(self, host: str) -> bool:
-        if self.hosts is None:
-            return True
-        name = _plain_host(_split_port(host)[0])
-        address = _address(name)
-        if address is not None and (self.literal_addresses or address.is_loopback):
-            return True
-        return any(_covers(pattern, name) for pattern in self.hosts)
+        return self.hosts is None or (len(host) <= _LONGEST_HOST and _is_covered(self, host))
 
     def _allows(self, text: str) -> bool:
         origin = read_origin(text)
@@ -145,6 +150,16 @@ class CrossOriginPolicy:
             (b"access-control-expose-headers", names),
             *varies,
         ]
+
+
+@lru_cache(_HOSTS)
+def _is_covered(policy: CrossOriginPolicy, host: str) -> bool:
+    """Tell whether the name in ``host``, which may have a port, is one of those of ``policy``."""
+    name = _plain_host(_split_port(host)[0])
+    address = _address(name)
+    if address is not None and (policy.literal_addresses or address.is_loopback):
+        return True
+    return any(_covers(pattern, name) for pattern in policy.hosts or ())
 
 
 def policy_for(

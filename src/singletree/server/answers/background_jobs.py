@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from singletree.protocols import responses
 from singletree.protocols.answer import EncodedResponse, Frame
-from singletree.server.answers.disconnect import while_connected
+from singletree.server.answers.disconnect import ON_DISCONNECT, OnDisconnect, WhileConnected
 from singletree.server.answers.frame_sinks import EventStream, FrameSink
 from singletree.server.answers.lifecycle import Lifecycle
 from singletree.server.answers.send_buffer import SendBuffer
@@ -145,17 +145,21 @@ class JobStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Raises ClientLeft when the client disconnects."""
-        await self.stream_to(EventStream(send), receive)
+        await self.stream_to(EventStream(send), receive, scope.get("extensions", {}).get(ON_DISCONNECT))
 
-    async def stream_to(self, sink: FrameSink, receive: Receive) -> None:
-        """Send the events to ``sink``. Raises ClientLeft when ``receive`` reports that the client disconnected."""
-        await while_connected(receive, self._copy(sink))
+    async def stream_to(
+        self, sink: FrameSink, receive: Receive, on_disconnect: OnDisconnect | None = None
+    ) -> None:
+        """Send the events to ``sink``. Raises ClientLeft when the client disconnects.
 
-    async def _copy(self, sink: FrameSink) -> None:
-        await sink.open(())
-        async for frames in self._events:
-            await sink.write(frames)
-        await sink.close()
+        Args:
+            receive, on_disconnect: report that the client disconnected, as in ``WhileConnected``.
+        """
+        with WhileConnected(receive, on_disconnect):
+            await sink.open(())
+            async for frames in self._events:
+                await sink.write(frames)
+            await sink.write([], is_last=True)
 
 
 class Jobs:

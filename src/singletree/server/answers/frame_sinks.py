@@ -14,8 +14,11 @@ ResponseHeader = tuple[bytes, bytes]
 
 WRITE_NOW = "singletree.write_now"
 """The extension of ASGI, in a scope's ``extensions``, that writes a part of a body without a coroutine. It takes the
-bytes, and returns whether it has written them: false while the client has to be waited for.
+bytes and whether they end the body, and returns whether it has written them: false while the client has to be waited
+for.
 """
+
+WriteNow = Callable[[bytes, bool], bool]
 
 _EVENT_STREAM: tuple[ResponseHeader, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -31,12 +34,13 @@ class FrameSink(Protocol):
         """Begin the answer, with ``headers`` where the transport has any."""
         ...
 
-    async def write(self, frames: list[Frame]) -> None:
-        """Send frames; return when the transport has accepted them."""
-        ...
+    async def write(self, frames: list[Frame], *, is_last: bool = False) -> None:
+        """Send frames; return when the transport has accepted them.
 
-    async def close(self) -> None:
-        """End the answer."""
+        Args:
+            frames: may be empty where ``is_last``.
+            is_last: whether the answer ends with them.
+        """
         ...
 
 
@@ -48,7 +52,7 @@ class EventStream:
         write_now: writes bytes without waiting (``WRITE_NOW``); None where the server cannot.
     """
 
-    def __init__(self, send: Send, write_now: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(self, send: Send, write_now: WriteNow | None = None) -> None:
         self._send = send
         self.write_now = write_now
 
@@ -57,10 +61,8 @@ class EventStream:
         start = {"type": "http.response.start", "status": 200, "headers": (*_EVENT_STREAM, *headers)}
         await self._send(start)
 
-    async def write(self, frames: list[Frame]) -> None:
-        """Send frames."""
-        await self._send({"type": "http.response.body", "body": sse.encode(frames), "more_body": True})
-
-    async def close(self) -> None:
-        """End the body."""
-        await self._send({"type": "http.response.body", "body": b""})
+    async def write(self, frames: list[Frame], *, is_last: bool = False) -> None:
+        """Send frames, and the end of the body with the last ones."""
+        data = sse.encode(frames)
+        if self.write_now is None or not self.write_now(data, is_last):
+            await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})

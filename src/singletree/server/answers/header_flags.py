@@ -13,4 +13,5 @@ def flag_of(headers: Mapping[str, str], name: str, default: bool) -> bool:
     Args:
         headers: the request's headers, names in lower case.
     """
-    return _VALUES.get(headers.get(name, "").strip().lower(), default)
+    given = headers.get(name)
+    return default if given is None else _VALUES.get(given.strip().lower(), default)

@@ -50,7 +50,7 @@ class SessionStep:
                 self.inspection.settle(choices.first)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lifecycle:
     """Follows one answer from its start to its end.
 
@@ -81,7 +81,9 @@ class Lifecycle:
 
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
         """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
-        return nullcontext() if self.in_flight is None else self.in_flight.guard(self.key, cancel)
+        if self.in_flight is None or self.key is None:
+            return nullcontext()
+        return self.in_flight.guard(self.key, cancel)
 
     def start(self) -> None:
         """Record the start of the generation."""
@@ -101,8 +103,8 @@ class Lifecycle:
 
     def end(self, reason: FinishReason) -> None:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
-        usage = self.choices.usage
-        self.trace.generated(Finished(reason, usage))
+        if not self.trace.is_generated:
+            self.trace.generated(Finished(reason, self.choices.usage))
         for each in self.choices.generations:
             if each.route is not None:
                 self.trace.routed(each.route, each.cached_tokens)
@@ -113,14 +115,15 @@ class Lifecycle:
             # This may change the number of the conversation, which the record has.
             self.session.close(self.choices)
             if self.records is not None:
-                self.records.add(self.trace, self.choices, step, Finished(step.ended, usage))
+                finished = Finished(step.ended, self.choices.usage)
+                self.records.add(self.trace, self.choices, step, finished)
             if self.prefills is not None:
                 as_objects = self.choices.protocol is MESSAGES
                 self.prefills.begin(step.session, self.choices.first, as_objects=as_objects)
         if self.inspection is not None:
             self.inspection.close(
                 self.choices.first.ended or reason,
-                usage,
+                self.choices.usage,
                 answer=self.choices.id,
                 first_seconds=self.trace.first_seconds,
                 error=self.trace.error,

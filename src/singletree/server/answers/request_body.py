@@ -78,8 +78,10 @@ def _too_large(limit: int) -> BodyTooLarge:
 
 
 def _encodings(headers: Mapping[str, str]) -> list[str]:
-    given = headers.get("content-encoding", "").lower().split(",")
-    return [name for word in given if (name := word.strip()) not in ("", "identity")]
+    given = headers.get("content-encoding")
+    if given is None:
+        return []
+    return [name for word in given.lower().split(",") if (name := word.strip()) not in ("", "identity")]
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:

@@ -15,8 +15,8 @@ from singletree.events import Finished, FinishReason, Fold
 from singletree.protocols import sse
 from singletree.protocols.answer import Frame
 from singletree.server.answers.choices import run_together
-from singletree.server.answers.disconnect import while_connected
-from singletree.server.answers.frame_sinks import WRITE_NOW, EventStream, FrameSink, ResponseHeader
+from singletree.server.answers.disconnect import ON_DISCONNECT, OnDisconnect, WhileConnected
+from singletree.server.answers.frame_sinks import WRITE_NOW, EventStream, FrameSink, ResponseHeader, WriteNow
 from singletree.server.answers.lifecycle import Lifecycle
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.stream import Stream
@@ -55,33 +55,42 @@ class TurnResponse:
         self._superseded = False
         self._cancel: Cancel | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    # These two return the coroutine of _follow and do not wait for it: whatever wakes it has to pass through each
+    # coroutine that waits.
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Send the answer.
 
         Raises:
             SingletreeError: the request failed before the answer began, so an error can still be the answer.
             ClientLeft: the client disconnected.
         """
+        extensions = scope.get("extensions", {})
+        on_disconnect = extensions.get(ON_DISCONNECT)
         if self._choices.first.request.stream:
-            await self.stream_to(EventStream(send, scope.get("extensions", {}).get(WRITE_NOW)), receive)
-        else:
-            await self._follow(partial(self._send_body, send), receive)
+            return self.stream_to(EventStream(send, extensions.get(WRITE_NOW)), receive, on_disconnect)
+        return self._follow(partial(self._send_body, send), WhileConnected(receive, on_disconnect))
 
-    async def stream_to(self, sink: FrameSink, receive: Receive) -> None:
+    def stream_to(
+        self, sink: FrameSink, receive: Receive, on_disconnect: OnDisconnect | None = None
+    ) -> Coroutine[Any, Any, None]:
         """Send the answer as a stream to ``sink``. Raises the same errors as a call.
 
         Args:
-            receive: the ASGI channel that reports when the client disconnects.
+            receive, on_disconnect: report that the client disconnected, as in ``WhileConnected``.
         """
-        await self._follow(partial(self._send_stream, sink), receive)
+        return self._follow(partial(self._send_stream, sink), WhileConnected(receive, on_disconnect))
 
-    async def _follow(self, send_answer: Callable[[], Coroutine[Any, Any, None]], receive: Receive) -> None:
+    async def _follow(
+        self, send_answer: Callable[[WhileConnected], Coroutine[Any, Any, None]], client: WhileConnected
+    ) -> None:
         lifecycle = self._lifecycle
         with lifecycle.guard(self._supersede):
             lifecycle.start()
             reason: FinishReason = "error"
             try:
-                await while_connected(receive, send_answer())
+                with client:
+                    await send_answer(client)
             except (ClientLeft, Superseded, asyncio.CancelledError):
                 reason = "cancelled"
                 if self._superseded:
@@ -109,8 +118,8 @@ class TurnResponse:
         if self._superseded:
             cancel()
 
-    async def _send_body(self, send: Send) -> None:
-        self._set_cancel(_this_task().cancel)
+    async def _send_body(self, send: Send, client: WhileConnected) -> None:
+        self._set_cancel(client.leave)
         count = len(self._choices.generations)
         folds, ends = [Fold() for _ in range(count)], [Finished("error")] * count
 
@@ -133,29 +142,32 @@ class TurnResponse:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _send_stream(self, sink: FrameSink) -> None:
+    async def _send_stream(self, sink: FrameSink, client: WhileConnected) -> None:
         stream = Stream(self._choices, self._trace, dispatch=self._dispatch)
         self._set_cancel(stream.supersede)
         producing = asyncio.create_task(stream.produce())
         opening = asyncio.get_running_loop().call_later(OPENING_SECONDS, stream.begin)
-        stream.keep_alive(self._keep_alive_seconds / 2, _this_task().cancel)
+        stream.keep_alive(self._keep_alive_seconds / 2, client.leave)
+        buffer = stream.buffer
         try:
-            await stream.begun
-            if producing.done() and not stream.is_open:
+            frames = await buffer.take()
+            if not stream.is_open:
                 producing.result()
-            stream.open()
             await sink.open(self._lifecycle.response_headers())
             if isinstance(sink, EventStream) and sink.write_now is not None:
-                stream.buffer.write_through = partial(self._write_through, sink.write_now)
-            while frames := await stream.buffer.take():
-                completed = self._choices.take_completed_calls()
-                await sink.write(frames)
-                self._record_dispatched(completed)
-            await sink.close()
+                buffer.write_through = partial(self._write_through, sink.write_now)
+            while True:
+                completed, is_last = self._choices.take_completed_calls(), buffer.is_over
+                await sink.write(frames, is_last=is_last)
+                if completed:
+                    self._record_dispatched(completed)
+                if is_last:
+                    break
+                frames = await buffer.take()
         finally:
             opening.cancel()
             stream.rest()
-            stream.buffer.write_through = None  # It refers to this response.
+            buffer.write_through = None  # It refers to this response.
             try:
                 if not producing.done():
                     producing.cancel()
@@ -165,8 +177,8 @@ class TurnResponse:
             finally:
                 del producing  # Its error has frames that refer to this task.
 
-    def _write_through(self, write: Callable[[bytes], bool], frames: list[Frame]) -> bool:
-        if not write(sse.encode(frames)):
+    def _write_through(self, write: WriteNow, frames: list[Frame]) -> bool:
+        if not write(sse.encode(frames), False):
             return False
         if completed := self._choices.take_completed_calls():
             self._record_dispatched(completed)
@@ -175,9 +187,3 @@ class TurnResponse:
     def _record_dispatched(self, completed: Iterable[float]) -> None:
         for each in completed:
             self._trace.dispatched(each)
-
-
-def _this_task() -> asyncio.Task[None]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task

@@ -28,6 +28,7 @@ class SendBuffer:
         full_bytes: size of the data from which a producer should wait.
 
     Attributes:
+        is_over: whether all frames were taken and none follow.
         stuck_beats: how many beats in a row the same write was in progress.
         write_through: writes the frames of ``put_through`` while the consumer waits; None if the consumer writes all.
     """
@@ -42,6 +43,7 @@ class SendBuffer:
         "_size",
         "_writes",
         "_writes_at_beat",
+        "is_over",
         "stuck_beats",
         "write_through",
     )
@@ -51,11 +53,12 @@ class SendBuffer:
         self._size = 0
         self._full_bytes = full_bytes
         self._filled: asyncio.Future[None] | None = None
-        self._room = asyncio.Event()
+        self._room: asyncio.Event | None = None
         self._closed = False
         self._quiet = False
         self._writes = 0
         self._writes_at_beat = 0
+        self.is_over = False
         self.stuck_beats = 0
         self.write_through: WriteThrough | None = None
 
@@ -73,16 +76,20 @@ class SendBuffer:
             self._quiet = False
             _wake(self._filled)
 
-    def put_through(self, frames: list[Frame]) -> None:
-        """Write ``frames`` at once if the consumer waits and the transport takes them; else append them."""
+    def put_through(self, frames: list[Frame]) -> bool:
+        """Write ``frames`` at once if the consumer waits and the transport takes them; else append them.
+
+        Return whether the producer may go on; it should wait in ``room`` where not.
+        """
         waiting = self._filled
-        if self.write_through is None or waiting is None or waiting.done():
-            self.put(frames)
-        elif frames:
+        if self.write_through is not None and waiting is not None and not waiting.done():
+            if not frames:
+                return True
             if self.write_through(frames):
                 self._quiet = False
-            else:
-                self.put(frames)
+                return True
+        self.put(frames)
+        return not self.is_full
 
     def close(self) -> None:
         """End the data: nothing follows."""
@@ -91,6 +98,8 @@ class SendBuffer:
 
     async def room(self) -> None:
         """Wait until the consumer has taken the frames."""
+        if self._room is None:
+            self._room = asyncio.Event()
         self._room.clear()
         await self._room.wait()
 
@@ -107,7 +116,9 @@ class SendBuffer:
                 self._filled = None
         frames, self._frames = self._frames, []
         self._size = 0
-        self._room.set()
+        self.is_over = self._closed
+        if self._room is not None:
+            self._room.set()
         return frames
 
     def beat(self, keep_alive: Callable[[], list[Frame]]) -> None:

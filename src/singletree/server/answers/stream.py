@@ -30,9 +30,6 @@ class Stream:
         trace: the request's log line and metrics.
         dispatch: the side events of the stream.
         buffer: a new one by default.
-
-    Attributes:
-        begun: done once the first frames are in ``buffer``, or the generation has ended, or ``begin`` was called.
     """
 
     def __init__(
@@ -52,8 +49,8 @@ class Stream:
         self._producing: asyncio.Task[Any] | None = None
         self._superseded = False
         self._cancelled = False
+        self._is_ended = False
         self.buffer = SendBuffer() if buffer is None else buffer
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next_beat: asyncio.TimerHandle | None = None
 
     @property
@@ -62,16 +59,15 @@ class Stream:
         return bool(self._encoders)
 
     def begin(self) -> None:
-        """Let the answer begin, whatever is in ``buffer``."""
-        if not self.begun.done():
-            self.begun.set_result(None)
+        """Put the first frames into the buffer, unless the generation has ended."""
+        if not self._is_ended:
+            self.open()
 
     def open(self) -> list[EventEncoder]:
         """Put the first frames into the buffer if that has not been done, and return the encoders of the choices."""
         if not self._encoders:
             self._encoders = self._choices.encoders(self._dispatch)
             self.buffer.put([frame for encoder in self._encoders for frame in encoder.start()])
-            self.begin()
         return self._encoders
 
     async def produce(self) -> None:
@@ -93,8 +89,8 @@ class Stream:
         except Exception as error:
             self._end(error, "error")
         finally:
+            self._is_ended = True
             self.buffer.close()
-            self.begin()
             self._producing = None  # It refers to this stream.
             for generation in self._choices.generations:
                 generation.deliver = None  # It refers to this stream.
@@ -129,7 +125,10 @@ class Stream:
 
     async def _generate(self) -> None:
         count = len(self._choices.generations)
-        await run_together([self._feed(index) for index in range(count)], lambda: self._has_sent)
+        if count == 1:
+            await self._feed(0)
+        else:
+            await run_together([self._feed(index) for index in range(count)], lambda: self._has_sent)
         usage = self._choices.usage
         self._trace.generated(Finished(self._ends[0].reason, usage))
         self.buffer.put(self._encoders[0].tail(usage))
@@ -164,9 +163,9 @@ class Stream:
         """Send a batch that was not yielded. ``_feed`` has opened the stream, with the first one."""
         if not self._has_sent:
             self._note_sent()
-        buffer, encoder = self.buffer, self._encoders[index]
-        buffer.put_through(encoder.feed(batch[0]) if len(batch) == 1 else _frames(encoder, batch))
-        return not buffer.is_full
+        encoder = self._encoders[index]
+        frames = encoder.feed(batch[0]) if len(batch) == 1 else _frames(encoder, batch)
+        return self.buffer.put_through(frames)
 
     def _note_sent(self) -> None:
         if not self._has_sent:

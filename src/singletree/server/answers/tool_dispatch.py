@@ -9,7 +9,7 @@ reasoning, beside the events of the protocol.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from singletree.conversation import Request
@@ -64,13 +64,15 @@ def with_dispatch(
     Args:
         index: number of the choice.
     """
-    options = _visible(request, options)
-    return encoder if options == DispatchOptions() else DispatchEncoder(encoder, request, options, index)
+    if options.reasoning and not _shows_reasoning(request):
+        options = replace(options, reasoning=False)
+    return (
+        DispatchEncoder(encoder, request, options, index) if options.calls or options.reasoning else encoder
+    )
 
 
-def _visible(request: Request, options: DispatchOptions) -> DispatchOptions:
-    shows = not request.options.hidden_thinking and request.options.reasoning_fields != ()
-    return DispatchOptions(options.calls, options.reasoning and shows)
+def _shows_reasoning(request: Request) -> bool:
+    return not request.options.hidden_thinking and request.options.reasoning_fields != ()
 
 
 class DispatchEncoder:

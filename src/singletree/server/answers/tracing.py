@@ -18,11 +18,14 @@ from prometheus_client import (
     multiprocess,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric as CollectedMetric
+from prometheus_client.registry import Collector
 
 from singletree.conversation import AgentContext, Hints
 from singletree.engines.engine import Route
 from singletree.errors import Rejected, SingletreeError
 from singletree.events import Finished, FinishReason, Usage
+from singletree.server.answers.metric_children import MetricChildren, Tally
 from singletree.server.answers.record_queue import DROPPED_RECORDS
 from singletree.server.models.shared_turns import STORE_FAILURES
 from singletree.server.sessions.sessions import Step
@@ -41,7 +44,7 @@ _CLIENT_LEFT = 499
 _NOT_ANSWERED: tuple[FinishReason, ...] = ("error", "cancelled")
 """Ends of turns that say nothing about how long answers are and take."""
 _PATH_LENGTH = 128
-_HINTS, _AGENT = (tuple((each.name, each.default) for each in fields(kind)) for kind in (Hints, AgentContext))
+_NO_HINTS, _NO_AGENT = Hints(), AgentContext()
 _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """The variable with which prometheus_client keeps metrics in files that several processes share."""
 
@@ -52,43 +55,32 @@ request, is being loaded, or did not start.
 """
 
 
-Metric = TypeVar("Metric", Counter, Histogram)
+HintsOrAgent = TypeVar("HintsOrAgent", Hints, AgentContext)
 
 
-class MetricChildren(dict[str | tuple[str, ...], Metric]):
-    """The children of a metric by their labels, each made when it is used first: as ``Metric.labels``, at less cost.
-
-    Args:
-        metric: has labels.
-    """
-
-    def __init__(self, metric: Metric) -> None:
-        super().__init__()
-        self._metric: Metric = metric
-
-    def __missing__(self, labels: str | tuple[str, ...]) -> Metric:
-        child: Metric = self._metric.labels(*((labels,) if isinstance(labels, str) else labels))
-        self[labels] = child
-        return child
-
-
-class Tracing:
+class Tracing(Collector):
     """The metrics of one server.
+
+    Counters are tallies, of which the registry gets to know when it is read: it asks this object first. Where several
+    processes share metrics, each request settles its tallies, since another process may be asked.
 
     A metric has to count in files too, for ``--workers``: a gauge is ``set``, with a ``multiprocess_mode``, and never
     computed while it is read.
 
     Attributes:
         waiting: counts the generations that wait for an engine.
+        running: counts the generations that are not over, in this process.
         model_states: returns the name and the state (``MODEL_STATES``) of every model.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self._running = 0
+        self.running = 0
         self._has_shared_metrics = _SHARED_METRICS in os.environ
+        self._tallies: list[Tally] = []
         self.registry = CollectorRegistry()
+        self.registry.register(self)
         self.registry.register(STORE_FAILURES)
         self.registry.register(DROPPED_RECORDS)
         counter = self._counter
@@ -168,8 +160,10 @@ class Tracing:
             _SECONDS,
         )
 
-    def _counter(self, name: str, description: str, labels: Iterable[str]) -> MetricChildren[Counter]:
-        return MetricChildren(Counter(name, description, labels, registry=self.registry))
+    def _counter(self, name: str, description: str, labels: Iterable[str]) -> Tally:
+        tally = Tally(Counter(name, description, labels, registry=self.registry))
+        self._tallies.append(tally)
+        return tally
 
     def _make_prompt_counters(self) -> None:
         counter = self._counter
@@ -212,31 +206,31 @@ class Tracing:
             ["model", "worker", "kind"],
         )
 
-    @property
-    def running(self) -> int:
-        """The number of generations that are not over, in this process."""
-        return self._running
-
-    @running.setter
-    def running(self, count: int) -> None:
-        """Set the number, here and in the metric."""
-        self._running = count
+    def share(self) -> None:
+        """Let other processes know the metrics, if they share them: another may be the next that is asked for all."""
         if self._has_shared_metrics:
-            # Another process may be the next that is asked for the metrics of all.
-            self._set_gauges()
+            self.settle()
 
-    def _set_gauges(self) -> None:
-        self._in_flight.set(self._running)
+    def settle(self) -> None:
+        """Bring the metrics up to date."""
+        for tally in self._tallies:
+            tally.settle()
+        self._in_flight.set(self.running)
         self._waiting.set(self.waiting())
         for model, current in self.model_states():
             for state in MODEL_STATES:
                 self._model_state.labels(model, state).set(state == current)
 
+    def collect(self) -> Iterable[CollectedMetric]:
+        """Bring the metrics up to date before the registry reads them; this object has none of its own."""
+        self.settle()
+        return ()
+
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format: where several processes serve, those of all together."""
-        self._set_gauges()
         if not self._has_shared_metrics:
             return generate_latest(self.registry)
+        self.settle()
         # The files of processes that died count as well: a counter never falls.
         together = CollectorRegistry()
         multiprocess.MultiProcessCollector(together)  # type: ignore[no-untyped-call]
@@ -288,16 +282,11 @@ class Trace:
         if not self._is_running:
             self._is_running = True
             self._tracing.running += 1
+            self._tracing.share()
 
     def record_hints(self, hints: Hints, agent: AgentContext) -> None:
         """Add the request's hints and the agent's context to the log line."""
-        given = [
-            (name, value)
-            for each, names in ((hints, _HINTS), (agent, _AGENT))
-            for name, default in names
-            if (value := getattr(each, name)) != default
-        ]
-        self._hints = "".join([f" {name}={_plain(str(value))}" for name, value in given])
+        self._hints = _given(hints, _NO_HINTS) + _given(agent, _NO_AGENT)
 
     def generating(self, model: str, rules: Iterable[str], replayed: int = 0) -> None:
         """Record the start of a generation.
@@ -309,20 +298,20 @@ class Trace:
         """
         self._model = model
         self.accepted()
-        self._tracing.replayed[model].inc(replayed)
+        self._tracing.replayed[model] += replayed
         for rule in rules:
-            self._tracing.rules[rule].inc()
+            self._tracing.rules[rule] += 1
 
     def record_step(self, step: Step) -> None:
         """Record how the request's prompt continues its session."""
         tracing, self._step = self._tracing, step
-        tracing.prefix[step.model, "matched"].inc(step.matched)
-        tracing.prefix[step.model, "new"].inc(step.new)
-        tracing.courses[step.model, step.course].inc()
+        tracing.prefix[step.model, "matched"] += step.matched
+        tracing.prefix[step.model, "new"] += step.new
+        tracing.courses[step.model, step.course] += 1
         share = step.matched / max(1, step.prompt_tokens)
         tracing.in_place[step.model, step.course].observe(share)
         if step.broken is not None:
-            tracing.lost[step.model, step.broken.cause.name].inc(step.lost)
+            tracing.lost[step.model, step.broken.cause.name] += step.lost
 
     def first_event(self) -> None:
         """Record the time of the first event; later calls have no effect."""
@@ -335,17 +324,22 @@ class Trace:
         """Return the time from the request's arrival to its first event, in seconds; None before that."""
         return self._first
 
+    @property
+    def is_generated(self) -> bool:
+        """Tell whether the end of the generation was recorded."""
+        return self._usage is not None
+
     def generated(self, finished: Finished) -> None:
         """Record the end of the generation; later calls have no effect."""
         if self._usage is not None:
             return
         self._usage, self._reason = finished.usage, finished.reason
         tracing, model, usage = self._tracing, self._model, finished.usage
-        tracing.finished[model, finished.reason].inc()
-        tracing.tokens[model, "prompt"].inc(usage.prompt_tokens)
-        tracing.tokens[model, "cached"].inc(usage.cached_tokens)
-        tracing.tokens[model, "completion"].inc(usage.completion_tokens)
-        tracing.tokens[model, "reasoning"].inc(usage.reasoning_tokens)
+        tracing.finished[model, finished.reason] += 1
+        tracing.tokens[model, "prompt"] += usage.prompt_tokens
+        tracing.tokens[model, "cached"] += usage.cached_tokens
+        tracing.tokens[model, "completion"] += usage.completion_tokens
+        tracing.tokens[model, "reasoning"] += usage.reasoning_tokens
         if finished.reason not in _NOT_ANSWERED:
             self._observe_answer(usage)
 
@@ -353,9 +347,10 @@ class Trace:
         tracing, model = self._tracing, self._model
         tracing.prompt_length[model].observe(usage.prompt_tokens)
         tracing.answer_length[model].observe(usage.completion_tokens)
-        tracing.answer_seconds[model].observe(self.seconds)
+        seconds = self.seconds
+        tracing.answer_seconds[model].observe(seconds)
         if self._first is not None and usage.completion_tokens > 1:
-            between = (self.seconds - self._first) / (usage.completion_tokens - 1)
+            between = (seconds - self._first) / (usage.completion_tokens - 1)
             tracing.token_seconds[model].observe(between)
 
     def dispatched(self, completed: float) -> None:
@@ -369,7 +364,7 @@ class Trace:
             tracing.waited[model].observe(route.waited_seconds)
         if not route.worker:
             return
-        tracing.routed[model, route.worker].inc()
+        tracing.routed[model, route.worker] += 1
         self._route = f" worker={_plain(route.worker)}"
         predicted = route.predicted_cached_tokens
         # After a failover, the count is that of the first engine and the prediction that of the last one.
@@ -382,7 +377,7 @@ class Trace:
             ("missing", max(0, predicted - cached)),
             ("unexpected", max(0, cached - predicted)),
         ):
-            tracing.predicted[model, route.worker, kind].inc(tokens)
+            tracing.predicted[model, route.worker, kind] += tokens
 
     @property
     def error_name(self) -> str:
@@ -409,16 +404,19 @@ class Trace:
 
     def close(self) -> None:
         """Count and log the request: the answer was sent, or the client has disconnected."""
+        tracing = self._tracing
+        tracing.requests[self.route, str(self.status)] += 1
         if self._is_running:
             self._is_running = False
-            self._tracing.running -= 1
+            tracing.running -= 1
+        tracing.share()
         if self.error is not None:
             # Its frames hold the request, and refer to this trace: the memory would be free only after a collection.
             self.error.__traceback__ = self.error.__context__ = None
-        self._tracing.requests[self.route, str(self.status)].inc()
         level = logging.INFO if self._usage is not None or self.status >= 400 else logging.DEBUG
         if LOG.isEnabledFor(level):
-            LOG.log(level, "%s", self._line())
+            # Not LOG.log, which looks through the stack for the place of this call.
+            LOG.handle(LOG.makeRecord(LOG.name, level, __file__, 0, self._line(), (), None, "close"))
 
     def _line(self) -> str:
         took = self.seconds
@@ -443,6 +441,16 @@ class Trace:
         if step.broken is not None:
             line += f" break={step.broken.cause.name} lost={step.lost}"
         return line
+
+
+def _given(context: HintsOrAgent, default: HintsOrAgent) -> str:
+    """Return what ``context`` has more than ``default``, for the log line."""
+    if context == default:
+        return ""
+    values = [
+        (each.name, getattr(context, each.name), getattr(default, each.name)) for each in fields(context)
+    ]
+    return "".join([f" {name}={_plain(str(value))}" for name, value, usual in values if value != usual])
 
 
 def _plain(word: str) -> str:

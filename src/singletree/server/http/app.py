@@ -5,9 +5,8 @@ It is served over ASGI by ``http_server``, on the same event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -45,6 +44,7 @@ from singletree.server.turn.protocol import (
 
 _BASES = {"/anthropic/": "/", "/openai/": "/", "/api/v1/": "/v1/", "/v1/v1/": "/v1/"}
 """Path prefixes that come from base URLs of other servers, and the prefixes that replace them."""
+_BASE_PREFIXES = tuple(_BASES)
 _PROTOCOLS = (MESSAGES, CHAT, RESPONSES, COMPACT, COMPLETIONS, GENERATE)
 _WITHOUT_VERSION = {path.removeprefix("/v1") for each in _PROTOCOLS for _, path, _ in each.ROUTES}
 
@@ -77,7 +77,7 @@ class App:
         self._endpoints = {
             (method, route.path): route.app
             for route in reversed(routes)
-            if not route.param_convertors
+            if isinstance(route.app, _Endpoint) and not route.param_convertors
             for method in route.methods or ()
         }
 
@@ -91,7 +91,8 @@ class App:
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        # For the routes and for errors, so that they are decoded once.
+        headers = scope["headers_by_name"] = _headers(scope)
         id = request_id(headers.get("x-request-id"))
         trace = scope["trace"] = Trace(self._service.tracing, scope["method"], scope["path"], id)
         trace.traceparent = headers.get("traceparent", "")
@@ -103,15 +104,26 @@ class App:
             if message["type"] == "http.response.start":
                 started = True
                 trace.status = message["status"]
-                answer = [*message.get("headers", ()), *_ids(id)]
-                message["headers"] = [*answer, *self._policy.headers(origin, answer)]
+                # OpenAI's and Anthropic's names of the request id: both SDKs show it.
+                encoded = id.encode()
+                answer = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", encoded),
+                    (b"request-id", encoded),
+                ]
+                message["headers"] = answer + self._policy.headers(origin, answer)
             await send(message)
 
         try:
             origin = self._policy.check(scope)
-            answer: ASGIApp = self._endpoints.get((scope["method"], scope["path"]), self._router)
+            endpoint = self._endpoints.get((scope["method"], scope["path"]))
+            answer: ASGIApp
             if origin and is_preflight(scope):
                 answer = preflight_answer(scope)
+            elif endpoint is None:
+                answer = self._router
+            else:
+                answer = await endpoint.answer(scope, receive)
             await answer(scope, receive, send_marked)
         except ClientLeft:
             pass
@@ -143,7 +155,8 @@ def plain_path(path: str) -> str:
     path = "/" + path.lstrip("/")
     if path + "/" in _BASES:
         return "/"
-    while base := next((each for each in _BASES if path.startswith(each)), None):
+    while path.startswith(_BASE_PREFIXES):
+        base = next(each for each in _BASES if path.startswith(each))
         path = _BASES[base] + path.removeprefix(base).lstrip("/")
     return path
 
@@ -174,18 +187,23 @@ class _Endpoint:
         self._needs_key = needs_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises what its operation raises."""
+        answer = await self.answer(scope, receive)
+        await answer(scope, receive, send)
+
+    def answer(self, scope: Scope, receive: Receive) -> Awaitable[ASGIApp]:
+        """Return what will answer a request. Raises Unauthorized, and what the operation raises."""
         trace: Trace = scope["trace"]
         trace.route = self._path
-        call = Call(self._service, HttpRequest(scope, receive, send), _headers(scope), trace)
+        call = Call(self._service, scope, receive, scope["headers_by_name"], trace)
         if self._needs_key:
             call.authorize()
-        answer = await self._operation(call)
-        await answer(scope, receive, send)
+        return self._operation(call)
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """Return the headers of a request, with lower-case names."""
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    """Return the headers of a request. Their names are in lower case, as in ``scope``."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _error_response(http: HttpRequest, error: Exception) -> Response:
@@ -193,7 +211,7 @@ def _error_response(http: HttpRequest, error: Exception) -> Response:
     known = _as_singletree_error(http, error)
     trace: Trace = http.scope["trace"]
     trace.failed(known)
-    status, body = encode_error(known, http.url.path, _headers(http.scope), trace.request_id)
+    status, body = encode_error(known, http.url.path, http.scope["headers_by_name"], trace.request_id)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(known, Overloaded):
         headers["retry-after"] = str(max(1, round(known.retry_after)))
@@ -211,8 +229,3 @@ def _as_singletree_error(http: HttpRequest, error: Exception) -> SingletreeError
         return MethodNotAllowed(f"{http.method} is not supported on {path}; send {allowed}")
     cure = "; the paths of the APIs begin with /v1" if path in _WITHOUT_VERSION else ""
     return RouteNotFound(f"the path {path} does not exist{cure}")
-
-
-def _ids(id: str) -> Iterable[tuple[bytes, bytes]]:
-    """Return the request id under OpenAI's and Anthropic's header names: both SDKs show it."""
-    return (b"x-request-id", id.encode()), (b"request-id", id.encode())

@@ -17,7 +17,8 @@ from singletree.protocols import completions
 from singletree.server.answers.choices import Choices, with_choice_seed
 from singletree.server.answers.lifecycle import Lifecycle
 from singletree.server.http.offload import offload
-from singletree.server.http.routes import Call, respond, warning_headers, with_hints
+from singletree.server.http.request_hints import with_hints
+from singletree.server.http.routes import Call, respond, warning_headers
 from singletree.server.models.catalog import Model
 from singletree.server.sessions.duplicate_requests import request_key
 from singletree.server.turn import start
@@ -53,7 +54,13 @@ class RawText:
 async def complete(call: Call) -> ASGIApp:
     """Answer one or more raw prompts, streamed or as one body."""
     service, body = call.service, await call.body()
-    request = with_hints(call, call.protocol.decode(body, call.headers))
+    request = with_hints(
+        call.protocol.decode(body, call.headers),
+        call.headers,
+        protocol=call.protocol,
+        config=service.config,
+        trace=call.trace,
+    )
     if service.closing:
         raise Overloaded("the server is shutting down; try again in a moment")
     model = await service.catalog.ready(request.model)

@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_client",
         "_current",
         "_deadline",
         "_declined",
@@ -67,6 +68,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_parser",
         "_server",
+        "_server_address",
         "_unparsed",
         "_unsent",
         "_url",
@@ -80,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport
+        self._client: tuple[str, int] | None = None
+        self._server_address: tuple[str, int] | None = None
         self._exchanges: deque[Exchange] = deque()
         self._current: Exchange | None = None
         self._url = b""
@@ -96,6 +100,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to read requests."""
         self.transport = transport  # type: ignore[assignment]
+        self._client = _address(transport.get_extra_info("peername"))
+        self._server_address = _address(transport.get_extra_info("sockname"))
         if not self._server.add(self):
             transport.abort()  # type: ignore[attr-defined]
 
@@ -186,8 +192,8 @@ class Connection(asyncio.Protocol):
                 "query_string": url.query or b"",
                 "root_path": "",
                 "headers": self._headers,
-                "client": _address(self.transport.get_extra_info("peername")),
-                "server": _address(self.transport.get_extra_info("sockname")),
+                "client": self._client,
+                "server": self._server_address,
             },
             self,
             keep_alive=version == "1.1" and self._parser.should_keep_alive(),

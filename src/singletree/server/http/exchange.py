@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
+from singletree.server.answers.disconnect import ON_DISCONNECT
 from singletree.server.answers.frame_sinks import WRITE_NOW
 
 PIECE_BYTES = 2**20
 """Size from which a part of a body is given to the application before the whole body is there."""
 
 _DISCONNECT: Message = {"type": "http.disconnect"}
+_LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}".encode() for each in HTTPStatus}
 GATHERED_BYTES = 64 * 1024
@@ -82,6 +85,7 @@ class Exchange:
         "_is_delivered",
         "_is_gone",
         "_is_head",
+        "_on_leave",
         "_waiting",
         "has_all",
         "is_answered",
@@ -91,7 +95,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, carrier: Carrier, *, keep_alive: bool, expects_continue: bool) -> None:
         self.scope = scope
-        scope["extensions"] = {WRITE_NOW: self.write_now}
+        scope["extensions"] = {WRITE_NOW: self.write_now, ON_DISCONNECT: self.on_disconnect}
         self.keep_alive = keep_alive
         self.has_all = self.is_answered = False
         self._carrier = carrier
@@ -103,6 +107,7 @@ class Exchange:
         # The head, and what follows it in the same turn of the loop: one packet, where the client waits for all.
         self._gathered: bytearray | None = None
         self._waiting: asyncio.Future[None] | None = None
+        self._on_leave: Callable[[], None] | None = None
 
     async def run(self, app: ASGIApp) -> None:
         """Let the application answer. Whatever it does, the connection can go on or is closed."""
@@ -111,7 +116,7 @@ class Exchange:
         except Exception:
             _LOG.exception("the application failed to answer")
         finally:
-            self.scope["extensions"].clear()  # One of them refers to this exchange.
+            self.scope["extensions"].clear()  # They refer to this exchange.
         if self.is_answered or self._is_gone:
             return
         if self._has_begun:
@@ -149,6 +154,8 @@ class Exchange:
         self._is_gone = True
         self._body = b""
         self._wake()
+        if self._on_leave is not None:
+            self._on_leave()
 
     # From the application
 
@@ -180,32 +187,43 @@ class Exchange:
         if message["type"] == "http.response.start":
             self._begin(message)
             return
-        body = message.get("body", b"")
-        if body and not self._is_head:
-            self._answer_left -= len(body)
-            self._write(body)
-        if not message.get("more_body"):
-            self._end()
+        self._write(b"" if self._is_head else message.get("body", b""), not message.get("more_body"))
 
-    def write_now(self, body: bytes) -> bool:
-        """Write a part of the body unless the client has to be waited for. Return whether it was written."""
+    def write_now(self, body: bytes, is_last: bool = False) -> bool:
+        """Write a part of the body unless the client has to be waited for. Return whether it was written.
+
+        Args:
+            body: may be empty where ``is_last``.
+            is_last: whether the body ends with it.
+        """
         if not self._carrier.is_writable:
             return False
         if not self._is_gone:
-            self._write(body)
+            self._write(body, is_last)
         return True
 
-    def _write(self, body: bytes) -> None:
-        # As one piece: the transport makes a system call for each write, and a token is short enough to be copied.
-        self._put(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
+    def on_disconnect(self, leave: Callable[[], None] | None) -> bool:
+        """Call ``leave`` once the client has disconnected; None for nothing. Return whether it is connected still."""
+        self._on_leave = leave
+        return not self._is_gone
 
-    def _put(self, data: bytes) -> None:
-        if self._gathered is None:
-            self._carrier.transport.write(data)
+    def _write(self, body: bytes, is_last: bool) -> None:
+        if self._is_chunked:
+            # As one piece: the transport makes a system call for each write, and a token is short enough to be copied.
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if is_last:
+                body += _LAST_CHUNK
         else:
-            self._gathered += data
+            self._answer_left -= len(body)
+        if self._gathered is not None:
+            self._gathered += body
             if len(self._gathered) >= GATHERED_BYTES:
                 self._flush()
+        elif body:
+            self._carrier.transport.write(body)
+        if is_last:
+            self._end()
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, None
@@ -214,12 +232,9 @@ class Exchange:
 
     def _begin(self, message: Message) -> None:
         status = message["status"]
-        lines = [_STATUS_LINES[status], self._carrier.date]
-        length = None
-        for name, value in message["headers"]:
-            if name == b"content-length":
-                length = int(value)
-            lines.append(b"%b: %b" % (name, value))
+        headers = message["headers"]
+        lines = [_STATUS_LINES[status], self._carrier.date, *[b"%b: %b" % each for each in headers]]
+        length = dict(headers).get(b"content-length")
         has_body = not self._is_head and status not in _WITHOUT_BODY
         if length is None and has_body:
             if self.scope["http_version"] == "1.1":
@@ -234,16 +249,13 @@ class Exchange:
         head = b"\r\n".join(lines)
         if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
             raise ValueError("a header of the answer has a line break")
-        self._answer_left = (length or 0) if has_body else 0
+        self._answer_left = int(length) if length is not None and has_body else 0
         self._has_begun = True
         self._gathered = bytearray(head + b"\r\n\r\n")
         asyncio.get_running_loop().call_soon(self._flush)
 
     def _end(self) -> None:
-        if self._is_chunked:
-            self._put(b"0\r\n\r\n")
-            self._is_chunked = False
-        elif self._answer_left > 0:
+        if self._answer_left > 0:
             self.keep_alive = False  # The client waits for more: only the end of the connection tells it.
         self._flush()
         self.is_answered = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Receive, Scope, Send
 
 from singletree.protocols.wire import dump
-from singletree.server.answers.disconnect import while_connected
+from singletree.server.answers.disconnect import ON_DISCONNECT, WhileConnected
 from singletree.server.http.inspect_view import WholeView
 from singletree.server.inspect.turn_documents import InspectedJson
 
@@ -49,7 +49,8 @@ class InspectFeed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the client disconnects (ClientLeft) or the server shuts down."""
-        await while_connected(receive, self._send(send))
+        with WhileConnected(receive, scope.get("extensions", {}).get(ON_DISCONNECT)):
+            await self._send(send)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})

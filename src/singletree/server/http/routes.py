@@ -9,20 +9,18 @@ from functools import partial
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope
 
 from singletree import __version__
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, Unauthorized
 from singletree.prompts.prompt_writer import Prompt
 from singletree.protocols import messages, models, tokenize
-from singletree.protocols.openai import nvext
 from singletree.protocols.responses import compact
 from singletree.protocols.responses.output import INCLUDE_REASONING
 from singletree.server.answers.background_jobs import Job, Jobs, JobStream
 from singletree.server.answers.choices import Choices, fan_out
 from singletree.server.answers.frame_sinks import ResponseHeader
-from singletree.server.answers.header_flags import flag_of
 from singletree.server.answers.lifecycle import Lifecycle, SessionStep, arrival_of
 from singletree.server.answers.request_body import read_body
 from singletree.server.answers.request_records import RequestRecords
@@ -32,24 +30,25 @@ from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
 from singletree.server.http.offload import offload
 from singletree.server.http.peer_questions import OtherProcesses
+from singletree.server.http.request_hints import with_hints
 from singletree.server.http.session_report import PATH as SESSIONS_PATH
 from singletree.server.http.session_report import encode_session, encode_summaries, summarize
 from singletree.server.inspect.inspector import Inspector
 from singletree.server.models.catalog import Model
-from singletree.server.models.config import REASONING_FIELD_NAMES, Config
+from singletree.server.models.config import Config
 from singletree.server.models.served_models import Catalog
 from singletree.server.pictures.reader import MediaReader, media_limits
 from singletree.server.sessions.duplicate_requests import InFlight, request_key
 from singletree.server.sessions.report_headers import wants_report
-from singletree.server.sessions.session_names import identified_agent, is_subagent, session_key
+from singletree.server.sessions.session_names import session_key
 from singletree.server.sessions.sessions import Sessions
 from singletree.server.storage import response_state
 from singletree.server.storage.response_store import Store
-from singletree.server.turn import compaction, complete_calls, pipeline
+from singletree.server.turn import compaction, pipeline
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.picture_tokens import exact_length
 from singletree.server.turn.prompt import fit_prompt, write_prompt
-from singletree.server.turn.protocol import CHAT, COMPACT, RESPONSES, WireProtocol, protocol_for
+from singletree.server.turn.protocol import COMPACT, RESPONSES, WireProtocol, protocol_for
 
 JSON = "application/json"
 
@@ -88,23 +87,33 @@ class Service:
         self.tracing.waiting = self.catalog.waiting
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """One HTTP request. ``headers`` have lower-case names."""
+    """One HTTP request. ``headers`` have lower-case names.
+
+    Attributes:
+        scope, receive: the request, as ASGI defines it.
+        protocol: the wire protocol of the request.
+    """
 
     service: Service
-    http: HttpRequest
+    scope: Scope
+    receive: Receive
     headers: Mapping[str, str]
     trace: Trace
+    protocol: WireProtocol = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.protocol = protocol_for(self.scope["path"], self.headers)
 
     @property
-    def protocol(self) -> WireProtocol:
-        """Return the wire protocol of the request."""
-        return protocol_for(self.http.scope["path"], self.headers)
+    def http(self) -> HttpRequest:
+        """Return the request with its query, path parameters and URL."""
+        return HttpRequest(self.scope, self.receive)
 
     async def body(self) -> bytes:
         """Read and decompress the request body. Raises what ``read_body`` raises."""
-        return await read_body(self.headers, self.http.receive, self.service.config.body_limit)
+        return await read_body(self.headers, self.receive, self.service.config.body_limit)
 
     def authorize(self) -> None:
         """Check the API key, if the server has keys.
@@ -167,7 +176,7 @@ async def answer_turn(
         raise Overloaded("the server is shutting down; try again in a moment")
     call.trace.accepted()
     _refuse_stored(request)
-    request = with_hints(call, request)
+    request = with_hints(request, call.headers, protocol=protocol, config=service.config, trace=call.trace)
     model, session = await service.catalog.ready(request.model), request.session
     await _fetch_session(call, session)
     request = await service.media.read(request, model)
@@ -179,9 +188,12 @@ async def answer_turn(
     opened = service.sessions.open(session, model, generation.prompt)
     service.prefills.cancel(opened.step.session)
     call.trace.record_step(opened.step)
-    _compare_answers(service, generation)
+    if request.options.compared_answer:
+        _compare_answers(service, generation, request.options.compared_answer)
     keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
-    generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
+    generations = [generation]
+    if request.choices > 1:
+        generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
     warnings = [
         *generation.request.warnings,
         *generation.constraints.warnings,
@@ -227,15 +239,12 @@ def _settle(service: Service, step: SessionStep, choices: Choices) -> Callable[[
     return settle
 
 
-def _compare_answers(service: Service, generation: Generation) -> None:
-    """Report how the prompt compares with that of the earlier answer that the request names, if it names one."""
+def _compare_answers(service: Service, generation: Generation, earlier: str) -> None:
+    """Report how the prompt compares with that of the answer with the id ``earlier``."""
     request = generation.request
-    if request.options.compared_answer:
-        found = service.sessions.compare_with(
-            request.options.compared_answer, generation.model, generation.prompt
-        )
-        report = replace(request.prompt_report, cache_diagnosis=found)
-        generation.request = replace(request, prompt_report=report)
+    found = service.sessions.compare_with(earlier, generation.model, generation.prompt)
+    report = replace(request.prompt_report, cache_diagnosis=found)
+    generation.request = replace(request, prompt_report=report)
 
 
 def respond(call: Call, lifecycle: Lifecycle) -> TurnResponse:
@@ -465,30 +474,6 @@ def _unseen_tools(model: Model, request: Request) -> list[str]:
     if model.template.capabilities.tools or not request.conversation.tools:
         return []
     return ["tools: the chat template of this model does not print tools, so the model does not see them"]
-
-
-def with_hints(call: Call, request: Request) -> Request:
-    """Return ``request`` with what its headers set, and the configured reasoning fields where it does not show its own.
-
-    Hints and agent context are added to the trace. Raises InvalidRequest for a header with a wrong value.
-    """
-    headers, config, options = call.headers, call.service.config, request.options
-    if options.reasoning_fields is None and call.protocol is CHAT:
-        options = replace(options, reasoning_fields=REASONING_FIELD_NAMES[config.reasoning_field])
-    hints = nvext.with_headers(request.hints, nvext.HINTS, headers)
-    agent = nvext.with_headers(request.agent, nvext.AGENT, headers)
-    if is_subagent(headers, agent) != agent.is_subagent:
-        agent = replace(agent, is_subagent=not agent.is_subagent)
-    call.trace.record_hints(hints, agent)
-    return replace(
-        request,
-        hints=hints,
-        agent=identified_agent(headers, agent, request.session),
-        cache_salt=nvext.cache_salt_of_header(headers) or request.cache_salt,
-        session=session_key(headers, request),
-        live_arguments=flag_of(headers, complete_calls.HEADER, config.live_arguments),
-        options=options,
-    )
 
 
 def warning_headers(warnings: list[str]) -> list[ResponseHeader]:

@@ -17,7 +17,6 @@ from functools import partial
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import Headers
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -163,7 +162,7 @@ class Socket:
         await self.write(encoder.end(Finished("stop", generation.usage)))
 
     def _call(self, trace: Trace) -> Call:
-        return Call(self._service, HttpRequest(self._scope), self._headers, trace)
+        return Call(self._service, self._scope, self._receive, self._headers, trace)
 
     def _trace(self) -> Trace:
         trace = Trace(self._service.tracing, "WS", PATH, new_id("req_"))
@@ -177,13 +176,10 @@ class Socket:
     async def open(self, headers: Iterable[ResponseHeader]) -> None:
         """Begin an answer. There are no headers on a WebSocket."""
 
-    async def write(self, frames: list[Frame]) -> None:
-        """Send frames, one message for each."""
+    async def write(self, frames: list[Frame], *, is_last: bool = False) -> None:
+        """Send frames, one message for each. The connection stays open for the next answer."""
         for _, data in frames:
             await self._send_text(data)
-
-    async def close(self) -> None:
-        """End an answer. The connection stays open for the next one."""
 
     async def _send_text(self, data: bytes) -> None:
         if not self._closed.is_set():
