@@ -11,10 +11,18 @@ from singletree.lru import LruCache
 
 _BLOCK = 1024  # tokens
 _ID_BYTES = 4
-_KEPT_BYTES = 32 * 2**20  # for the text of some three million tokens
 
-_texts: LruCache[bytes, bytes] = LruCache(_KEPT_BYTES)
-"""The ids of a block -> their JSON, without brackets. What a block is written as depends on nothing else."""
+_texts: LruCache[bytes, bytes] = LruCache(32 * 2**20)
+"""The ids of a block -> their JSON, without brackets. What a block is written as depends on nothing else.
+
+A megabyte has the text of a hundred thousand tokens. The limit is that of ``Config.request_memory`` by default, as far
+as it is for prompts.
+"""
+
+
+def limit_texts(size: int) -> None:
+    """Set how many bytes the texts may take that are kept for later prompts."""
+    _texts.resize(size)
 
 
 def encode_token_ids(token_ids: Sequence[int]) -> msgspec.Raw:
