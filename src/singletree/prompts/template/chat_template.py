@@ -22,7 +22,6 @@ from singletree.prompts.replay.splicing import TurnDelimiters
 from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities
 from singletree.prompts.template.incremental_render import (
     RenderRecord,
-    is_pure,
     is_same_value,
     render_tracked,
 )
@@ -31,6 +30,7 @@ from singletree.prompts.template.messages import MessageCheckpoint, MessageWrite
 from singletree.prompts.template.placeholders import placeholder_numbers
 from singletree.prompts.template.probe import NO_VARIABLES, probe
 from singletree.prompts.template.source_json import SourceList, SourceObject, map_strings
+from singletree.prompts.template.template_loops import is_pure
 from singletree.prompts.template.thinking import thinking_settings
 from singletree.prompts.template.tool_definition import tool_definition
 from singletree.prompts.template.turn_delimiters import find_turn_delimiters
