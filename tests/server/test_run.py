@@ -114,8 +114,8 @@ async def test_the_memory_for_requests_is_divided() -> None:
     try:
         assert (wire._KNOWN._limit, token_json._texts._limit) == (3_000_000, 1_000_000)
     finally:
-        run.limit_known_values(96 * 2**20)
-        run.limit_texts(32 * 2**20)
+        wire.limit_known_values(96 * 2**20)
+        token_json.limit_texts(32 * 2**20)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(serving, 5)
 
