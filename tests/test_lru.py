@@ -55,3 +55,12 @@ def test_pop() -> None:
     cache = filled(LruCache(entries=3), 100)
     assert (cache.pop("b"), cache.pop("b"), keys(cache)) == (1, None, "ca")
     assert cache.bytes == 2 * (ENTRY_BYTES + 100)
+
+
+def test_a_smaller_limit_evicts_at_once() -> None:
+    cache = filled(LruCache(3 * (ENTRY_BYTES + 100)), 100)
+    cache.resize(2 * (ENTRY_BYTES + 100))
+    assert (keys(cache), cache.bytes) == ("cb", 2 * (ENTRY_BYTES + 100))
+    cache.resize(0)
+    cache.put("d", 3)
+    assert (len(cache), cache.bytes) == (0, 0)

@@ -81,6 +81,13 @@ class LruCache(Generic[Key, Value]):
             while self.bytes > self._limit or len(self._entries) > self._most_entries:
                 self._remove(next(iter(self._entries)))
 
+    def resize(self, limit: float) -> None:
+        """Set the maximum size in bytes of all entries, and evict what is over it."""
+        with self._lock:
+            self._limit = limit
+            while self.bytes > limit:
+                self._remove(next(iter(self._entries)))
+
     def pop(self, key: Key) -> Value | None:
         """Remove ``key`` and return its value; None when it is not cached."""
         with self._lock:

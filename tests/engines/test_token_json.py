@@ -19,7 +19,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> LruCache[bytes, bytes]:
     return cache
 
 
-@pytest.mark.parametrize("length", [0, 1, 1023, 1024, 1025, 2048, 5000])
+@pytest.mark.parametrize("length", [0, 1, 1023, 1024, 1025, 2048, 5000, 8191, 8192, 8193, 9216, 20000])
 def test_the_text_is_that_of_the_list(length: int) -> None:
     ids = [at * 7919 % 2**32 for at in range(length)]
     for _ in range(2):

@@ -61,7 +61,18 @@ EXTRA_ARGUMENT = """\
 {%- for t in tools or [] %}{{ t.function.name }}{% endfor %}
 {%- if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}
 {%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+SEARCHING = """\
+{%- set ns = namespace(searches=true, last=messages|length - 1) %}
+{%- for m in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searches and m.role == 'user' and not m.content.startswith('Hello') %}
+        {%- set ns.searches = false %}{%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for m in messages %}[{{ m.role }}]{{ m.content }}{% if loop.index0 > ns.last %}{{ m.reasoning_content }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
 SOURCES = {
+    "searching": SEARCHING,
     "hermes": HERMES,
     "xml": XML,
     "alternating": ALTERNATING,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from singletree.prompts.template.source_json import read_object, tojson, with_default_json
+from singletree.prompts.template.source_json import SourceList, SourceObject, read_object, tojson
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -59,7 +59,7 @@ def test_the_filter_prints_as_python_does(value: Any, ascii: bool, indent: int |
     expected = json.dumps(value, ensure_ascii=ascii, indent=indent, sort_keys=sort)
     assert tojson(value, ensure_ascii=ascii, indent=indent, sort_keys=sort) == expected
     if isinstance(value, dict | list):
-        kept = with_default_json(value)
+        kept = SourceObject.printed(value) if isinstance(value, dict) else SourceList.printed(value)
         assert kept == value
         assert tojson(kept, ensure_ascii=ascii, indent=indent, sort_keys=sort) == expected
 

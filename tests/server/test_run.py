@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from singletree.engines.remote import token_json
 from singletree.errors import BadConfiguration
+from singletree.protocols import wire
 from singletree.server.http import run
 from singletree.server.http.run import choose_address
 from singletree.server.models.config import Config
@@ -105,6 +107,17 @@ async def test_an_idle_server_stops_at_once(number: int) -> None:
     os.kill(os.getpid(), number)
     await asyncio.wait_for(serving, 5)
     assert Listener.last.stopped
+
+
+async def test_the_memory_for_requests_is_divided() -> None:
+    serving, _ = await started(Config(engine="scripted", port=0, request_memory=4_000_000))
+    try:
+        assert (wire._KNOWN._limit, token_json._texts._limit) == (3_000_000, 1_000_000)
+    finally:
+        wire.limit_known_values(96 * 2**20)
+        token_json.limit_texts(32 * 2**20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(serving, 5)
 
 
 ASKED = body("/v1/messages", "[[gen:1000:1:0.02]]", stream=True) | {"model": "scripted"}

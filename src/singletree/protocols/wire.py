@@ -154,6 +154,11 @@ def known_value(key: tuple[Any, ...], make: Callable[[], tuple[Built, int]]) -> 
     return known
 
 
+def limit_known_values(size: int) -> None:
+    """Set how many bytes the decoded values may take that are kept for later requests."""
+    _KNOWN.resize(size)
+
+
 def _find(make: Callable[..., Built], sent: bytes) -> tuple[tuple[Any, ...], tuple[bytes, Built] | None]:
     """Return the key of ``sent`` among the known results of ``make``, and what is known; None for nothing."""
     # Comparing with one candidate takes a tenth of the time of a digest over all bytes.
@@ -167,6 +172,7 @@ def _find(make: Callable[..., Built], sent: bytes) -> tuple[tuple[Any, ...], tup
 
 
 _KNOWN: LruCache[tuple[Any, ...], Any] = LruCache(96 * 2**20)
+"""The limit is that of ``Config.request_memory`` by default, as far as it is for decoded values."""
 _EDGE = 64
 _VALUE_BYTES = 1000
 _BYTES_FACTOR = 3

@@ -9,25 +9,39 @@ import msgspec
 
 from singletree.lru import LruCache
 
-_BLOCK = 1024  # tokens
-_ID_BYTES = 4
-_KEPT_BYTES = 32 * 2**20  # for the text of some three million tokens
+_BLOCKS = (8192, 1024)
+"""The lengths of blocks, in tokens: few long ones are looked up, and what is behind the last short one is short."""
 
-_texts: LruCache[bytes, bytes] = LruCache(_KEPT_BYTES)
-"""The ids of a block -> their JSON, without brackets. What a block is written as depends on nothing else."""
+_ID_BYTES = 4
+
+_texts: LruCache[bytes, bytes] = LruCache(32 * 2**20)
+"""The ids of a block -> their JSON, without brackets. What a block is written as depends on nothing else.
+
+A megabyte has the text of a hundred thousand tokens. The limit is that of ``Config.request_memory`` by default, as far
+as it is for prompts.
+"""
+
+
+def limit_texts(size: int) -> None:
+    """Set how many bytes the texts may take that are kept for later prompts."""
+    _texts.resize(size)
 
 
 def encode_token_ids(token_ids: Sequence[int]) -> msgspec.Raw:
     """Return the JSON list of ``token_ids``.
 
-    To make a number of each id takes most of the time, and a look-up of 1,024 of them a twentieth of it.
+    To make a number of each id takes most of the time, and a look-up of a block of them a twentieth of it.
     """
     if not isinstance(token_ids, array) or token_ids.typecode != "I" or token_ids.itemsize != _ID_BYTES:
         return msgspec.Raw(msgspec.json.encode(list(token_ids)))
-    whole = len(token_ids) - len(token_ids) % _BLOCK
-    pieces = [_block_text(token_ids[at : at + _BLOCK]) for at in range(0, whole, _BLOCK)]
-    if whole < len(token_ids):
-        pieces.append(_text(token_ids[whole:]))
+    pieces = []
+    at = 0
+    for length in _BLOCKS:
+        while len(token_ids) - at >= length:
+            pieces.append(_block_text(token_ids[at : at + length]))
+            at += length
+    if at < len(token_ids):
+        pieces.append(_text(token_ids[at:]))
     return msgspec.Raw(b"[%b]" % b",".join(pieces))
 
 

@@ -22,7 +22,6 @@ from singletree.prompts.replay.splicing import TurnDelimiters
 from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities
 from singletree.prompts.template.incremental_render import (
     RenderRecord,
-    is_pure,
     is_same_value,
     render_tracked,
 )
@@ -30,7 +29,8 @@ from singletree.prompts.template.jinja_environment import Refusal, compile_templ
 from singletree.prompts.template.messages import MessageCheckpoint, MessageWriter, RenderParts, TextGuard
 from singletree.prompts.template.placeholders import placeholder_numbers
 from singletree.prompts.template.probe import NO_VARIABLES, probe
-from singletree.prompts.template.source_json import SourceList, map_strings, with_default_json
+from singletree.prompts.template.source_json import SourceList, SourceObject, map_strings
+from singletree.prompts.template.template_loops import is_pure
 from singletree.prompts.template.thinking import thinking_settings
 from singletree.prompts.template.tool_definition import tool_definition
 from singletree.prompts.template.turn_delimiters import find_turn_delimiters
@@ -223,7 +223,8 @@ class ChatTemplate:
             definitions = (
                 tool_definition(tool, described=self.capabilities.needed_descriptions) for tool in tools
             )
-            known = printed_list([map_strings(definition, guard) for definition in definitions])
+            guard_once = cache(guard)  # schemas repeat their words
+            known = printed_list([map_strings(definition, guard_once) for definition in definitions])
             self._tools.put(key, known, _TOOL_LIST_COST * len(key[1]))
         return known
 
@@ -433,8 +434,9 @@ def _removed_texts(tree: nodes.Template) -> tuple[str, ...]:
 
 def printed_list(tools: list[dict[str, Any]]) -> SourceList:
     """Return tool definitions with their JSON text: of the list, of each definition and of each function."""
-    objects = [with_default_json({**tool, "function": with_default_json(tool["function"])}) for tool in tools]
-    return SourceList(objects, with_default_json(tools).source, pinned=False)
+    return SourceList.printed(
+        [SourceObject.printed({**tool, "function": SourceObject.printed(tool["function"])}) for tool in tools]
+    )
 
 
 def _refusal(error: Exception | None) -> InvalidRequest:

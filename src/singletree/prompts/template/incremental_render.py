@@ -28,6 +28,7 @@ Invariants:
    start, or the template is never tracked.
 2. A loop is entered after iteration N only if everything that the first N iterations read is unchanged: the same
    message objects up to ``reach``, equal variables, equal template arguments.
+   A search (``backward_search``) leaves out messages that an earlier search did not find, which change nothing.
 3. A namespace is restored only if it holds plain values, and every namespace that a template changes is known by the
    name under which it was made; otherwise no checkpoint is made.
 4. Templates with impure functions (time, random, ``joiner``, ``loop.changed``), blocks, includes or imports are not
@@ -41,7 +42,7 @@ from __future__ import annotations
 import logging
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -53,6 +54,8 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.utils import Namespace, missing
 
 from singletree.prefixes import identical_prefix
+from singletree.prompts.template.backward_search import BackwardSearch, SearchLoopContext, search_flag
+from singletree.prompts.template.template_loops import can_be_tracked, top_loops
 
 LOG = logging.getLogger(__name__)
 
@@ -69,24 +72,22 @@ _BEYOND = sys.maxsize
 _ATTRIBUTES = "_Namespace__attrs"
 _PLAIN = (str, int, float, type(None), list, tuple, dict, Undefined)
 
-_IMPURE = frozenset({"strftime_now", "joiner", "cycler", "lipsum"})
-"""Functions whose result differs at another time, or from one iteration to the next."""
-
-_UNTRACKED_NODES = (nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
-
 
 def track_loops(tree: nodes.Template) -> list[tuple[nodes.For, nodes.Node]]:
     """Make the top loops of ``tree`` call ``ENTER``, unless they depend on something that is not tracked.
 
     Return each changed loop with its old iterable, with which a caller can restore the tree.
     """
-    if missing_internals() or not _can_be_tracked(tree):
+    if missing_internals() or not can_be_tracked(tree):
         return []
-    loops = [loop for loop in _top_loops(tree.body) if not loop.recursive and loop.test is None]
+    loops = [loop for loop in top_loops(tree.body) if not loop.recursive and loop.test is None]
     before = [(loop, loop.iter) for loop in loops]
     for number, loop in enumerate(loops):
         enter = nodes.Name(ENTER, "load", lineno=loop.lineno)
         given = [loop.iter, nodes.Const(number, lineno=loop.lineno)]
+        if (flag := search_flag(loop)) is not None:
+            assert isinstance(loop.iter, nodes.Getitem)
+            given = [loop.iter.node, given[1], nodes.Const(flag, lineno=loop.lineno)]
         loop.iter = nodes.Call(enter, given, [], None, None, lineno=loop.lineno)
     return before
 
@@ -121,62 +122,6 @@ def missing_internals() -> tuple[str, ...]:
             ", ".join(absent),
         )
     return absent
-
-
-def is_pure(tree: nodes.Template) -> bool:
-    """Return whether a template prints the same for the same messages and variables at any time."""
-    return not _is_impure(tree, _IMPURE) and not any(True for _ in tree.find_all(_UNTRACKED_NODES))
-
-
-def _can_be_tracked(tree: nodes.Template) -> bool:
-    impure = set(_IMPURE)
-    macros = list(tree.find_all(nodes.Macro))
-    for _ in macros:  # a macro may call one that is defined later
-        impure.update(macro.name for macro in macros if _is_impure(macro, impure))
-    return (
-        not any(_is_impure(loop, impure) for loop in tree.find_all(nodes.For))
-        and not any(True for _ in tree.find_all(_UNTRACKED_NODES))
-        and _names_its_namespaces(tree)
-    )
-
-
-def _is_impure(outer: nodes.Node, impure: Collection[str]) -> bool:
-    return (
-        any(name.name in impure for name in outer.find_all(nodes.Name))
-        or any(called.name == "random" for called in outer.find_all(nodes.Filter))
-        or any(got.attr == "changed" for got in outer.find_all(nodes.Getattr))
-    )
-
-
-def _names_its_namespaces(tree: nodes.Template) -> bool:
-    """Return whether every namespace that is changed is used by the name under which it was made."""
-    made: set[str] = set()
-    other: set[str] = set()
-    for assign in tree.find_all((nodes.Assign, nodes.AssignBlock, nodes.For)):
-        names = {name.name for name in _names_in(assign.target)}  # type: ignore[attr-defined]
-        is_new = isinstance(assign, nodes.Assign) and _makes_namespace(assign.node)
-        (made if is_new else other).update(names)
-    other.update(name.name for macro in tree.find_all(nodes.Macro) for name in macro.args)
-    return all(ref.name in made - other for ref in tree.find_all(nodes.NSRef))
-
-
-def _names_in(target: nodes.Node) -> Iterator[nodes.Name]:
-    yield from [target] if isinstance(target, nodes.Name) else target.find_all(nodes.Name)
-
-
-def _makes_namespace(node: nodes.Node) -> bool:
-    return (
-        isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name == "namespace"
-    )
-
-
-def _top_loops(body: Sequence[nodes.Node]) -> Iterator[nodes.For]:
-    for node in body:
-        if isinstance(node, nodes.For):
-            yield node
-        elif isinstance(node, nodes.If):
-            for branch in (node.body, *(other.body for other in node.elif_), node.else_):
-                yield from _top_loops(branch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +167,15 @@ class RenderRecord:
     Attributes:
         variables: the variables of the template, except the messages.
         loops: the tracked loops that ran, by number.
+        searches: the searches that ran (``backward_search``), by the number of the loop: the number of the first
+            message, and that of the message that was found, counted from there; None for none.
     """
 
     text: str
     messages: Sequence[Any]
     variables: Mapping[str, Any]
     loops: dict[int, TrackedLoop]
+    searches: Mapping[int, tuple[int, int | None]]
 
 
 def render_tracked(
@@ -254,6 +202,7 @@ class Rendering:
         self._same = 0
         self._pieces: list[str] = []
         self._loops: dict[int, TrackedLoop] = {}
+        self._searches: dict[int, tuple[int, BackwardSearch]] = {}
         self._open: TrackedLoop | None = None
         self._namespaces: dict[str, dict[str, Any]] = {}
         self.reach = 0
@@ -277,7 +226,8 @@ class Rendering:
                 for m in loop.new_checkpoints
             )
             loop.checkpoints, loop.new_checkpoints = [*loop.checkpoints, *new], []
-        return RenderRecord("".join(self._pieces), messages, variables, self._loops)
+        searches = {number: (base, search.found) for number, (base, search) in self._searches.items()}
+        return RenderRecord("".join(self._pieces), messages, variables, self._loops, searches)
 
     def note_read(self, count: int) -> None:
         """Record that the template read some of the first ``count`` messages; ``_BEYOND`` if it used their number."""
@@ -315,6 +265,25 @@ class Rendering:
                 self._namespaces[name].clear()
                 self._namespaces[name].update(attributes)
         return ResumedMessages(messages, begin, self)
+
+    def search(
+        self, messages: TrackedMessages, number: int, flag: tuple[str, str], context: Context
+    ) -> BackwardSearch | None:
+        """Return the iterable of the loop ``number``, a search; None if its ``flag`` is not set as it has to be."""
+        namespace = context.vars.get(flag[0])
+        attributes = getattr(namespace, _ATTRIBUTES) if type(namespace) is Namespace else {}
+        if attributes.get(flag[1]) is not True:
+            return None
+        base, found = (
+            self._before.searches.get(number, (-1, None)) if self._before is not None else (-1, None)
+        )
+        same = self._same - messages.base if base == messages.base else 0
+        search = BackwardSearch(
+            untracked_getter(messages), list.__len__(messages), attributes, flag[1], found, same
+        )
+        self._searches[number] = messages.base, search
+        self.note_read(_BEYOND)
+        return search
 
     def add_checkpoint(self, item: int) -> None:
         """Save the state: iteration ``item`` of the open loop begins."""
@@ -368,12 +337,18 @@ def _is_plain(attributes: Mapping[str, Any]) -> bool:
 
 
 @pass_context
-def enter_loop(context: Context, iterable: Any, number: int) -> Any:
-    """Return the iterable of the loop ``number``: ``iterable``, or the rest of it that has to be rendered."""
+def enter_loop(context: Context, iterable: Any, number: int, flag: tuple[str, str] | None = None) -> Any:
+    """Return the iterable of the loop ``number``: ``iterable``, or the rest of it that has to be rendered.
+
+    Args:
+        flag: for a search (``search_flag``), which goes backwards through ``iterable``; None for another loop.
+    """
     rendering = context.get(_RENDERING)
-    if rendering is None or type(iterable) is not TrackedMessages:
-        return iterable
-    return rendering.enter(iterable, number, context) or iterable
+    is_tracked = rendering is not None and type(iterable) is TrackedMessages
+    if flag is None:
+        return (is_tracked and rendering.enter(iterable, number, context)) or iterable
+    search = rendering.search(iterable, number, flag, context) if is_tracked else None
+    return context.environment.getitem(iterable, slice(None, None, -1)) if search is None else search
 
 
 class TrackedMessages(list[Any]):
@@ -430,6 +405,8 @@ class ResumedMessages:
 
 def make_loop_context(iterable: Any, *given: Any) -> LoopContext:
     """Return the ``loop`` variable of a loop over ``iterable``."""
+    if type(iterable) is BackwardSearch:
+        return SearchLoopContext(iterable, *given)
     return (
         TrackedLoopContext(iterable, *given)
         if type(iterable) is ResumedMessages

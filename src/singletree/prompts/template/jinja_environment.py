@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.utils import Namespace
 
 from singletree.errors import BadConfiguration
+from singletree.prompts.template.backward_search import SearchLoopContext
 from singletree.prompts.template.incremental_render import (
     ENTER,
     LOOP_CONTEXT,
@@ -36,7 +37,7 @@ _MUTATORS = frozenset(
 _PLAIN = {kind: frozenset(dir(kind)) for kind in (dict, SourceObject)}
 """Mappings without attributes except those of their type: every other name is a key."""
 
-_LOOPS = (LoopContext, TrackedLoopContext)
+_LOOPS = (LoopContext, TrackedLoopContext, SearchLoopContext)
 _LOOP = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 _STRING = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
 """The methods of strings that the sandbox allows without a check: all but ``format`` and ``format_map``."""

@@ -19,7 +19,8 @@ _PIN = "\udffd"
 """Replaces a value with source text while the value around it is printed; no text from outside can hold it."""
 
 _PINNED = re.compile(f'"{_PIN}[0-9]+{_PIN}"')
-_SPACE = re.compile(r"[ \t\n\r]*")
+_SPACES = " \t\n\r"
+_SPACE = re.compile(f"[{_SPACES}]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _UNIT = re.compile(
@@ -48,6 +49,11 @@ class SourceObject(dict[str, Any]):
         self.source = source
         self.pinned = pinned
 
+    @classmethod
+    def printed(cls, value: dict[str, Any]) -> SourceObject:
+        """Return ``value`` with its default JSON text, so that a template prints it without serialising it again."""
+        return cls(list(value.items()), tojson(value), pinned=False)
+
     def items(self) -> Any:
         """Return the pairs in the order of the source text."""
         return super().items() if self._pairs is None else self._pairs
@@ -62,6 +68,11 @@ class SourceList(list[Any]):
         super().__init__(values)
         self.source = source
         self.pinned = pinned
+
+    @classmethod
+    def printed(cls, values: list[Any]) -> SourceList:
+        """Return ``values`` with their default JSON text, as ``SourceObject.printed`` does."""
+        return cls(values, tojson(values), pinned=False)
 
 
 class SourceNumber(float):
@@ -98,6 +109,8 @@ def read_object(text: str, change: StringChange, *, pinned: bool = True) -> Sour
     Raises:
         ValueError: if ``text`` is not a JSON object, or is nested too deeply.
     """
+    if (pairs := _flat_pairs(text)) is not None:
+        return _flat_object(pairs, text, change, pinned)
     try:
         value, end = _value(text, _skip(text, 0), change, pinned)
     except (IndexError, RecursionError) as error:
@@ -105,6 +118,34 @@ def read_object(text: str, change: StringChange, *, pinned: bool = True) -> Sour
     if _skip(text, end) != len(text) or not isinstance(value, SourceObject):
         raise ValueError("the text is not a JSON object")
     return value
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The pairs of a JSON object, which are told apart from a JSON array by the type."""
+
+
+def _flat_pairs(text: str) -> _Pairs | None:
+    """Return the pairs of a JSON object without objects and arrays in it; None if ``text`` is anything else.
+
+    Most arguments of calls are flat. Of a value inside another one, Python's fast decoder does not tell the place.
+    """
+    try:
+        pairs = _FLAT.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    is_flat = type(pairs) is _Pairs and not any(isinstance(value, list) for _, value in pairs)
+    return pairs if is_flat else None
+
+
+def _flat_object(pairs: _Pairs, text: str, change: StringChange, pinned: bool) -> SourceObject:
+    changed = [
+        (
+            change(replace_surrogates(key)),
+            change(replace_surrogates(value)) if type(value) is str else value,
+        )
+        for key, value in pairs
+    ]
+    return SourceObject(changed, change(text.strip(_SPACES)), pinned=pinned)
 
 
 def guard_json(text: str, guard: StringChange) -> str:
@@ -169,6 +210,15 @@ def _number(text: str) -> int | SourceNumber:
     return number if str(number) == text else SourceNumber(text)
 
 
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_FLAT = json.JSONDecoder(
+    object_pairs_hook=_Pairs, parse_int=_number, parse_float=_number, parse_constant=_refuse_constant
+)
+
+
 def _object(text: str, begin: int, change: StringChange, pinned: bool) -> tuple[SourceObject, int]:
     pairs: list[tuple[str, Any]] = []
     at = _skip(text, begin + 1)
@@ -209,7 +259,9 @@ def map_strings(value: Any, change: StringChange) -> Any:
     """Return ``value`` with ``change`` applied to every string in it, including keys."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
+    if isinstance(
+        value, dict | Mapping
+    ):  # a ``dict`` is recognised at once, another mapping by slow Python code
         return {change(str(key)): map_strings(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [map_strings(item, change) for item in value]
@@ -243,6 +295,8 @@ def tojson(
 
 def _pinned(value: Any, pins: dict[str, str], formatted: bool) -> Any:
     """Return ``value`` with a pin in place of each value with source text; ``pins`` maps quoted pins to texts."""
+    if type(value) is str:  # most values of a schema
+        return value
     if isinstance(value, _WITH_SOURCE) and (value.pinned or not formatted):
         pin = f"{_PIN}{len(pins)}{_PIN}"
         pins[f'"{pin}"'] = value.source
@@ -252,11 +306,3 @@ def _pinned(value: Any, pins: dict[str, str], formatted: bool) -> Any:
     if isinstance(value, list | tuple | Iterator):
         return [_pinned(item, pins, formatted) for item in value]
     return value
-
-
-def with_default_json(value: dict[str, Any] | list[Any]) -> SourceObject | SourceList:
-    """Return ``value`` with its default JSON text, so that a template prints it without serialising it again."""
-    text = tojson(value)
-    if isinstance(value, dict):
-        return SourceObject(list(value.items()), text, pinned=False)
-    return SourceList(value, text, pinned=False)

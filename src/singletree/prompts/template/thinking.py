@@ -30,6 +30,8 @@ _NEAREST: dict[str, tuple[str, ...]] = {
 
 _OFF_VALUES = {name: off for name, _, off in THINKING_VARIABLES.switches}
 
+_UNSET = Thinking()
+
 _DEFAULT_EFFORT = "high"
 """The effort of a request that asks for reasoning and gives no effort: the default of the native APIs
 (https://platform.claude.com/docs/en/build-with-claude/effort).
@@ -56,6 +58,8 @@ def thinking_arguments(
         conversation: the conversation that will be rendered.
         default: the options that the server was started with.
     """
+    if thinking == default == _UNSET and not holds_reasoning(conversation):
+        return {}
     merged = Thinking(
         enabled=is_wanted(thinking, default, capabilities.switches),
         effort=_first(thinking.effort, default.effort),

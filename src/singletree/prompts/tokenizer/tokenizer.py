@@ -41,6 +41,9 @@ CACHE_BYTES = 128 * 2**20
 
 _SAMPLES = 1000
 
+_SHORT = 1000
+"""Characters below which a text is guarded again: that takes as long as to find it in the cache."""
+
 GuardFunction = Callable[[str], str]
 """Marks a text such that no added token is matched in it."""
 
@@ -287,6 +290,8 @@ class Tokenizer:
         return partial(self._guard_once, own, own)
 
     def _guard_once(self, key: GuardFunction | None, guard: GuardFunction, text: str) -> str:
+        if len(text) < _SHORT:
+            return guard(text)
         guarded = self._guarded.get((key, text))
         if guarded is None:
             guarded = guard(text)

@@ -85,10 +85,11 @@ class ChatMessage(msgspec.Struct):
 
 
 class DecodedMessage(NamedTuple):
-    """A message and the turn decoded from it."""
+    """A message, the turn decoded from it, and the fields in which the client keeps reasoning there."""
 
     message: ChatMessage
     turn: Turn
+    reasoning_fields: tuple[str, ...]
 
 
 def decode_messages(messages: Sequence[msgspec.Raw]) -> list[DecodedMessage]:
@@ -104,7 +105,7 @@ def decode_messages(messages: Sequence[msgspec.Raw]) -> list[DecodedMessage]:
 
 def collect_turns(messages: Sequence[DecodedMessage]) -> tuple[Turn, ...]:
     """Return the turns of ``messages`` in order; consecutive tool messages become one turn."""
-    decoded = [turn for _, turn in messages]
+    decoded = [message.turn for message in messages]
     if not any(a.role == b.role == "tool" for a, b in pairwise(decoded)):
         return tuple(decoded)
     return tuple(
@@ -114,10 +115,9 @@ def collect_turns(messages: Sequence[DecodedMessage]) -> tuple[Turn, ...]:
 
 def reasoning_fields(messages: Sequence[DecodedMessage]) -> tuple[str, ...]:
     """Return the fields in which the client keeps reasoning, from the last message that has any."""
-    for message, _ in reversed(messages):
-        kept = tuple(f for f in ("reasoning_content", "reasoning") if getattr(message, f))
-        if kept or any(map(_is_foreign, message.reasoning_details or ())):
-            return kept or ("reasoning",)
+    for message in reversed(messages):
+        if message.reasoning_fields:
+            return message.reasoning_fields
     return ()
 
 
@@ -129,7 +129,10 @@ def _joined(role: Role, run: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def _read(message: ChatMessage, at: str) -> DecodedMessage:
-    return DecodedMessage(message, _turn(message, at))
+    kept = tuple(field for field in ("reasoning_content", "reasoning") if getattr(message, field))
+    if not kept and any(map(_is_foreign, message.reasoning_details or ())):
+        kept = ("reasoning",)
+    return DecodedMessage(message, _turn(message, at), kept)
 
 
 def _turn(message: ChatMessage, at: str) -> Turn:

@@ -77,6 +77,9 @@ class _ReasoningField(msgspec.Struct):
     exclude: bool | None = None
 
 
+_NO_THINKING_FIELD, _NO_REASONING_FIELD = _ThinkingField(), _ReasoningField()
+
+
 class SamplingFields(EngineFields, kw_only=True):
     """The sampling and output fields that Chat Completions and Completions share, as sent in the body."""
 
@@ -284,8 +287,8 @@ def _thinking(body: ChatBody) -> Thinking:
     The order is: a field of its own, then the effort ``none``, then a chat-template variable.
     """
     arguments = body.chat_template_kwargs
-    reasoning = body.reasoning or _ReasoningField()
-    field = body.thinking if isinstance(body.thinking, _ThinkingField) else _ThinkingField()
+    reasoning = body.reasoning or _NO_REASONING_FIELD
+    field = body.thinking if isinstance(body.thinking, _ThinkingField) else _NO_THINKING_FIELD
     effort = body.reasoning_effort or reasoning.effort
     candidates = (
         body.enable_thinking,

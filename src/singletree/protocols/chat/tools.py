@@ -90,9 +90,12 @@ class GivenTools(NamedTuple):
     are_given: bool = False
 
 
+_NO_TOOLS = GivenTools()
+
+
 def decode_tools(given: msgspec.Raw) -> GivenTools:
     """Decode ``tools``; raise InvalidRequest with ``param`` below it for a tool that is not well formed."""
-    return wire.decode_field(given, list[SentTool] | None, _read_tools, "tools")
+    return wire.decode_field(given, list[SentTool] | None, _read_tools, "tools") if given else _NO_TOOLS
 
 
 def _read_tools(given: list[SentTool] | None, at: str) -> GivenTools:
@@ -110,7 +113,11 @@ def _read_tools(given: list[SentTool] | None, at: str) -> GivenTools:
 
 def decode_functions(given: msgspec.Raw) -> GivenTools:
     """Decode ``functions``; raise InvalidRequest for one without a name."""
-    return wire.decode_field(given, list[SentFunction] | None, _read_functions, "functions")
+    return (
+        wire.decode_field(given, list[SentFunction] | None, _read_functions, "functions")
+        if given
+        else _NO_TOOLS
+    )
 
 
 def _read_functions(given: list[SentFunction] | None, field: str) -> GivenTools:

@@ -6,7 +6,7 @@ left out with a warning; a block type that the API does not have is refused by n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -108,7 +108,7 @@ _UNPARSED = b'{"__unparsedToolInput":{"raw":'
 _KEPT = msgspec.json.Decoder(_Kept)
 
 
-def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: RequestNotes) -> Iterator[Part]:
+def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: RequestNotes) -> list[Part]:
     """Decode ``content`` into parts, in order, without empty text.
 
     Args:
@@ -120,7 +120,8 @@ def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: Re
         InvalidRequest: a block is invalid; ``param`` is its path.
     """
     if isinstance(content, str):
-        content = [Block("text", content)]
+        return [Text(content)] if content else []
+    parts: list[Part] = []
     for i, block in enumerate(content or ()):
         where = f"{at}.{i}"
         if block.type in _IGNORED:
@@ -138,7 +139,8 @@ def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: Re
                 raise InvalidRequest(
                     f"{where}.type: {block.type} is not allowed in {place} content", param=f"{where}.type"
                 )
-            yield part
+            parts.append(part)
+    return parts
 
 
 def _decode(decoder: msgspec.json.Decoder[T], raw: msgspec.Raw, at: str) -> T:
@@ -156,36 +158,33 @@ def _marks(block: Block) -> Extra | None:
     return None if block.cache_control is None else {"cache_control": block.cache_control}
 
 
-def _text(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _text(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     if block.text is None:
         raise InvalidRequest(f"{at}.text: Field required", param=f"{at}.text")
-    if block.text:
-        yield Text(block.text, _marks(block))
+    return (Text(block.text, _marks(block)),) if block.text else ()
 
 
-def _thinking(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _thinking(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     # Without its text a block may still carry the turn in its signature (display: omitted).
-    if block.thinking or block.signature:
-        yield Reasoning(
-            block.thinking or "",
-            {"signature": block.signature} if block.signature else None,
-            capsules=carried_capsules("signature", block.signature),
-        )
+    if not block.thinking and not block.signature:
+        return ()
+    extra = {"signature": block.signature} if block.signature else None
+    return (Reasoning(block.thinking or "", extra, capsules=carried_capsules("signature", block.signature)),)
 
 
-def _redacted_thinking(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _redacted_thinking(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     """Decode encrypted reasoning. Here it is a capsule of the turn; other servers' blocks are ignored."""
     if isinstance(block.data, str) and block.data.startswith(CAPSULE_PREFIX):
-        yield Reasoning("", {"data": block.data}, capsules=carried_capsules("data", block.data))
-    else:
-        notes.warn(f"{block.type} blocks are ignored: only the server that encrypted it can read it")
+        return (Reasoning("", {"data": block.data}, capsules=carried_capsules("data", block.data)),)
+    notes.warn(f"{block.type} blocks are ignored: only the server that encrypted it can read it")
+    return ()
 
 
-def _tool_use(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _tool_use(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     name, call_id = required(block.name, f"{at}.name"), required(block.id, f"{at}.id")
     arguments, complete = _arguments(block.input, f"{at}.input")
     # Incomplete arguments are sent as a string, which no client reformats.
-    yield ToolCall(name, arguments, call_id, complete, _marks(block), verbatim=not complete)
+    return (ToolCall(name, arguments, call_id, complete, _marks(block), verbatim=not complete),)
 
 
 def _arguments(sent: msgspec.Raw, at: str) -> tuple[str, bool]:
@@ -207,16 +206,14 @@ def _arguments(sent: msgspec.Raw, at: str) -> tuple[str, bool]:
         raise InvalidRequest(f"{at}: not valid UTF-8 ({error.reason})", param=at) from None
 
 
-def _tool_result(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _tool_result(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     call_id = required(block.tool_use_id, f"{at}.tool_use_id")
     content = _decode(_CONTENT, block.content, f"{at}.content") if bytes(block.content) else None
-    content_parts = tuple(
-        cast(Iterator[ResultPart], decode_blocks(content, "tool_result", f"{at}.content", notes))
-    )
-    yield ToolResult(call_id, content_parts, bool(block.is_error), _marks(block))
+    parts = cast(list[ResultPart], decode_blocks(content, "tool_result", f"{at}.content", notes))
+    return (ToolResult(call_id, tuple(parts), bool(block.is_error), _marks(block)),)
 
 
-def _server_tool_result(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _server_tool_result(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     """Decode the result of a tool that Anthropic's servers ran in an earlier turn, without its encrypted fields."""
     call_id = required(block.tool_use_id, f"{at}.tool_use_id")
     content = _decode(_ANYTHING, block.content, f"{at}.content") if bytes(block.content) else None
@@ -224,7 +221,7 @@ def _server_tool_result(block: Block, at: str, notes: RequestNotes) -> Iterator[
     if isinstance(content, dict) and isinstance(found := content.get("tool_references"), list):
         names = [r.get("tool_name") for r in found if isinstance(r, dict)]
         content_parts = tuple(ToolReference(name) for name in names if isinstance(name, str))
-    yield ToolResult(call_id, content_parts, extra=_marks(block))
+    return (ToolResult(call_id, content_parts, extra=_marks(block)),)
 
 
 def _readable(value: Any) -> Any:
@@ -236,52 +233,50 @@ def _readable(value: Any) -> Any:
     return {k: _readable(v) for k, v in value.items() if k != hidden and not k.startswith("encrypted")}
 
 
-def _tool_reference(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
-    yield ToolReference(required(block.tool_name, f"{at}.tool_name"), _marks(block))
+def _tool_reference(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
+    return (ToolReference(required(block.tool_name, f"{at}.tool_name"), _marks(block)),)
 
 
-def _tool_addition(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _tool_addition(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     change = wire.convert(block.tool, ToolChange, f"{at}.tool")
     name = change.name
     if change.definition is not None:
         added = decode_tool(change.definition, f"{at}.tool.definition", notes)
         if added is None:
-            return
+            return ()
         notes.tools.append(replace(added, deferred=True))
         name = added.name
-    yield ToolReference(required(name, f"{at}.tool.name"), _marks(block))
+    return (ToolReference(required(name, f"{at}.tool.name"), _marks(block)),)
 
 
-def _tool_removal(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _tool_removal(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     """Tell the model in place. The tool stays at the head of the prompt, so that the prompt after it stays cached."""
     change = wire.convert(block.tool, ToolChange, f"{at}.tool")
     name = required(change.name or change.server_name, f"{at}.tool.name")
-    yield Text(f"The tool {name} is not available any more.", _marks(block))
+    return (Text(f"The tool {name} is not available any more.", _marks(block)),)
 
 
-def _image(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _image(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     at = f"{at}.source"
     source = _decode(_SOURCE, block.source, at)
     if source.type == "url":
-        yield media.image(required(source.url, f"{at}.url"), _marks(block))
-    else:
-        yield Image(source.media_type or "", _inline(source, at), extra=_marks(block))
+        return (media.image(required(source.url, f"{at}.url"), _marks(block)),)
+    return (Image(source.media_type or "", _inline(source, at), extra=_marks(block)),)
 
 
-def _document(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _document(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     at, title = f"{at}.source", block.title or ""
     source = _decode(_SOURCE, block.source, at)
     if source.type == "text":
-        yield from _paragraphs(block, title, block.context, source.data)
-    elif source.type == "content":
-        yield from _paragraphs(block, title, block.context)
-        yield from decode_blocks(source.content, "tool_result", f"{at}.content", notes)
+        return _paragraphs(block, title, block.context, source.data)
+    if source.type == "content":
+        parts = decode_blocks(source.content, "tool_result", f"{at}.content", notes)
+        return (*_paragraphs(block, title, block.context), *parts)
+    if source.type == "url":
+        document = media.document(required(source.url, f"{at}.url"), title, _marks(block))
     else:
-        yield from _paragraphs(block, block.context)
-        if source.type == "url":
-            yield media.document(required(source.url, f"{at}.url"), title, _marks(block))
-        else:
-            yield Document(source.media_type or "", _inline(source, at), title=title, extra=_marks(block))
+        document = Document(source.media_type or "", _inline(source, at), title=title, extra=_marks(block))
+    return (*_paragraphs(block, block.context), document)
 
 
 def _inline(source: MediaSource, at: str) -> str:
@@ -293,23 +288,23 @@ def _inline(source: MediaSource, at: str) -> str:
     return required(source.data, f"{at}.data")
 
 
-def _search_result(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
+def _search_result(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     source = _decode(_STRING, block.source, f"{at}.source") if bytes(block.source) else None
     content = _decode(_CONTENT, block.content, f"{at}.content") if bytes(block.content) else None
-    yield from _paragraphs(block, block.title, source)
-    yield from decode_blocks(content, "tool_result", f"{at}.content", notes)
+    parts = decode_blocks(content, "tool_result", f"{at}.content", notes)
+    return (*_paragraphs(block, block.title, source), *parts)
 
 
-def _compaction(block: Block, at: str, notes: RequestNotes) -> Iterator[Part]:
-    yield from _paragraphs(block, _decode(_SUMMARY, block.content, f"{at}.content"))
+def _compaction(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
+    return _paragraphs(block, _decode(_SUMMARY, block.content, f"{at}.content"))
 
 
-def _paragraphs(block: Block, *texts: str | None) -> Iterator[Part]:
-    if text := "\n\n".join(t for t in texts if t):
-        yield Text(text, _marks(block))
+def _paragraphs(block: Block, *texts: str | None) -> Sequence[Part]:
+    text = "\n\n".join(t for t in texts if t)
+    return (Text(text, _marks(block)),) if text else ()
 
 
-_READERS: dict[str, Callable[[Block, str, RequestNotes], Iterator[Part]]] = {
+_READERS: dict[str, Callable[[Block, str, RequestNotes], Sequence[Part]]] = {
     "text": _text,
     "thinking": _thinking,
     "tool_use": _tool_use,

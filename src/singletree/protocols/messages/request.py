@@ -7,8 +7,8 @@ have are skipped; an error names the field by its path (``messages.0.content.1.t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -229,22 +229,18 @@ def _read(message: _Message, at: str) -> _Read:
     content = message.content
     if content is not msgspec.UNSET:
         decoded = decode_blocks(content, role, f"{at}.content", notes)
-        return _Read(tuple(_split(role, decoded)), effort, notes.or_none)
+        return _Read(_split(role, decoded), effort, notes.or_none)
     if message.output_config is None:
         raise InvalidRequest(f"{at}.content: Field required", param=f"{at}.content")
     return _Read((), effort)
 
 
-def _split(role: Role, decoded: Iterator[Part]) -> Iterator[Turn]:
-    """Yield the turns of one message; tool results become turns of their own, in their place."""
-    runs: list[tuple[Role, list[Part]]] = []
-    for part in decoded:
-        turn_role: Role = "tool" if type(part) is ToolResult else role
-        if not runs or runs[-1][0] != turn_role:
-            runs.append((turn_role, []))
-        runs[-1][1].append(part)
-    for turn_role, run in runs or [(role, [])]:
-        yield Turn(turn_role, tuple(run))
+def _split(role: Role, decoded: Sequence[Part]) -> tuple[Turn, ...]:
+    """Return the turns of one message; tool results become turns of their own, in their place."""
+    if not decoded:
+        return (Turn(role),)
+    runs = groupby(decoded, lambda part: type(part) is ToolResult)
+    return tuple(Turn("tool" if is_result else role, tuple(run)) for is_result, run in runs)
 
 
 class _DeclaredTools(NamedTuple):

@@ -11,9 +11,11 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 
+from singletree.engines.remote.token_json import limit_texts
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.engines.weights.resolve import cache_folder
 from singletree.errors import BadConfiguration
+from singletree.protocols.wire import limit_known_values
 from singletree.server.answers.record_file import RecordFile
 from singletree.server.answers.record_queue import RecordQueue, RecordSink
 from singletree.server.answers.request_records import RequestRecords
@@ -31,6 +33,9 @@ _FLUSH_SECONDS = 2.0
 
 _COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """How many objects are made before the collector runs, and how many of its runs before a longer one."""
+
+_PROMPT_SHARE = 4
+"""The part of the memory for requests that is for prompts as they were sent, whose text is shorter than messages."""
 
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: "the port is in use; stop the program that uses it, or give another --port",
@@ -160,6 +165,8 @@ async def open_service(
         BadConfiguration: a setting is wrong.
         WeightsUnavailable, EngineFailed: no model could be loaded.
     """
+    limit_texts(config.request_memory // _PROMPT_SHARE)
+    limit_known_values(config.request_memory - config.request_memory // _PROMPT_SHARE)
     sinks = record_sinks(config)
     records = RequestRecords(RecordQueue(*sinks)) if sinks else None
     store = _open_store(config) if config.store else None

@@ -280,6 +280,10 @@ class Config:
     session_memory: Annotated[int, _flag("--session-memory", converter=_bytes)] = 64 * 2**20
     """Memory for the last prompts of sessions, by which prefix breaks are found, such as 64MiB; 0 keeps none."""
 
+    request_memory: Annotated[int, _flag("--request-memory", converter=_bytes)] = 128 * 2**20
+    """Memory for messages and tools as they were decoded and for prompts as they were sent to engines, so that the next
+    request of a conversation repeats no work on them, such as 128MiB; 0 keeps none."""
+
     explain: bool = False
     """Report in the headers of every response how its prompt continues the last one; by request:
     x-singletree-explain: 1."""
@@ -380,6 +384,7 @@ class Config:
             "max_output_tokens": (1, 2**31),
             "turn_memory": (0, 2**40),
             "session_memory": (0, 2**40),
+            "request_memory": (0, 2**40),
             "inspect_size": (2**20, 2**40),
             "store_limit": (1, 2**50),
             "trace_limit": (1, 2**50),
