@@ -155,7 +155,7 @@ def test_the_prompt_says_where_the_turn_begins(tail: str, expected: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    "length", [0, 1, 90, 105, 110, 118, 119, 120, 127, 128, 129, 900, 1016, 1024, 9000, 40_000]
+    "length", [*range(60), 90, 105, 110, 118, 119, 120, 127, 128, 129, 900, 1016, 1024, 9000, 40_000]
 )
 def test_the_last_boundary_counts_however_far_it_is(length: int) -> None:
     special, filler = {"<|im_start|>", "<|im_end|>", "<|a_long_special_token|>"}, "x" * length

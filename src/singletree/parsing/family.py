@@ -207,6 +207,10 @@ class Family:
                     f"call {form.call!r} starts with a slot, and no marker comes before it; set calls or message_header"
                 )
 
+    def __hash__(self) -> int:
+        # Every request looks its tables up by the family; a hash of all fields would take longer than the look-up.
+        return hash((self.name, bool(self.forms)))
+
     def without_calls(self) -> Family:
         """Return the family without its calls: their markup is then text. For a request that must not make calls."""
         return _without_calls(self)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from singletree.conversation import Sampling
 from singletree.engines.engine import (
     Chunk,
@@ -186,7 +188,7 @@ class RemoteEngine:
             await self.count_picture_tokens(picture)
         job = self._with_model_defaults(job, wire)
         reader = wire.reader(job, max_tokens=max_tokens)
-        request = InFlightRequest[StreamedResponse](job.request_id)
+        request: InFlightRequest[StreamedResponse] = InFlightRequest(job.request_id)
         self._in_flight.add(request)
         silence = self._limit_silence(request, wire, job)
         try:
@@ -324,7 +326,7 @@ class RemoteEngine:
         unset = {
             name: value for name, value in self._model_defaults.items() if getattr(job.sampling, name) is None
         }
-        return replace(job, sampling=replace(job.sampling, **unset)) if unset else job
+        return structs.replace(job, sampling=replace(job.sampling, **unset)) if unset else job
 
     async def _resolve(self, reader: WireReader) -> Chunk | None:
         chunk = None

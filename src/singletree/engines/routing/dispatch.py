@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, Route
 from singletree.engines.routing.health import RunningGeneration, WorkerHealth
 from singletree.engines.routing.policy import Choice, RoutingPolicy
@@ -107,7 +109,7 @@ class EngineRun:
                     health.progressed(running, len(token_ids))
                 return deliver(token_ids)
 
-            job = replace(job, deliver=delivered)
+            job = structs.replace(job, deliver=delivered)
         self.chunks = worker.engine.generate(job)
         self.first: Chunk | None = None
 

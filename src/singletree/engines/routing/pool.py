@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from msgspec import structs
+
 from singletree.conversation import Sampling
 from singletree.engines.engine import (
     Chunk,
@@ -249,7 +251,7 @@ class EnginePool:
         def ask(changed: GenerationJob) -> AsyncGenerator[Chunk, None]:
             return self._once(remaining_job(changed, generated), turn, array("I"))
 
-        job = replace(job, deliver=None)  # The matcher has to see every token.
+        job = structs.replace(job, deliver=None)  # The matcher has to see every token.
         return continue_constrained(job, generated, matcher, ask, self.info())
 
     async def _once(
@@ -342,7 +344,8 @@ def remaining_job(job: GenerationJob, generated: Sequence[int]) -> GenerationJob
     if not generated:
         return job
     prompt = [*job.prompt_token_ids, *generated]
-    return replace(job, prompt_token_ids=prompt, sampling=_remaining_sampling(job.sampling, len(generated)))
+    sampling = _remaining_sampling(job.sampling, len(generated))
+    return structs.replace(job, prompt_token_ids=prompt, sampling=sampling)
 
 
 def _remaining_sampling(sampling: Sampling, generated: int) -> Sampling:
