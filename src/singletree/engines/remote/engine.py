@@ -184,13 +184,15 @@ class RemoteEngine:
             yield Chunk((), "length")
             return
         wire = self._wire_of(job)
-        for picture in wire.uncounted(job):
-            await self.count_picture_tokens(picture)
-        job = self._with_model_defaults(job, wire)
+        if job.pictures:
+            for picture in wire.uncounted(job):
+                await self.count_picture_tokens(picture)
+        if not wire.abilities.model_defaults:
+            job = self._with_model_defaults(job)
         reader = wire.reader(job, max_tokens=max_tokens)
         request: InFlightRequest[StreamedResponse] = InFlightRequest(job.request_id)
         self._in_flight.add(request)
-        silence = self._limit_silence(request, wire, job)
+        silence = self._limit_silence(request, wire, job) if job.pictures else None
         try:
             try:
                 answer = await self._open(request, wire, job, max_tokens)
@@ -320,9 +322,7 @@ class RemoteEngine:
             f"{self._server.title} cannot serve this request at {self._served.wires[0].path}"
         )
 
-    def _with_model_defaults(self, job: GenerationJob, wire: Wire) -> GenerationJob:
-        if wire.abilities.model_defaults:
-            return job
+    def _with_model_defaults(self, job: GenerationJob) -> GenerationJob:
         unset = {
             name: value for name, value in self._model_defaults.items() if getattr(job.sampling, name) is None
         }

@@ -10,6 +10,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
 from singletree.engines.remote.http_connection import HttpConnection, HttpResponse
@@ -76,15 +77,15 @@ class HttpTransport:
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         """See ``Transport``."""
-        more = b"".join(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in headers.items())
-        more += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+        more = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+        for name, value in headers.items():
+            more += b"%b: %b\r\n" % (name.encode(), value.encode())
         return self._send(b"POST", path, more, body)
 
     def _send(self, method: bytes, path: str, headers: bytes, body: bytes) -> HttpResponse:
         if not self._is_open:
             raise ConnectionLost("the engine is not started, or closed")
-        target = quote(self._prefix + path, safe=_URL_CHARACTERS).encode()
-        head = b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method, target, self._head, headers)
+        head = b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method, _target(self._prefix + path), self._head, headers)
         request = (head, body) if body else (head,)
         response = HttpResponse()
         connection = self._idle_connection()
@@ -179,6 +180,11 @@ class HttpTransport:
                 connection.drop()
         if resting and self._is_open:
             self._sweeper = loop.call_later(_IDLE_SECONDS, self._sweep)
+
+
+@lru_cache(maxsize=64)
+def _target(path: str) -> bytes:
+    return quote(path, safe=_URL_CHARACTERS).encode()
 
 
 def _common_head(url: str, api_key: str | None) -> bytes:

@@ -177,8 +177,8 @@ class EnginePool:
         for turn in tuple(self._turns):
             if turn.request_id == request_id:
                 turn.aborted = True
-                if turn.running is not None:
-                    await turn.running.worker.engine.abort(request_id)
+                if turn.worker is not None:
+                    await turn.worker.engine.abort(request_id)
 
     async def count_picture_tokens(self, picture: PromptPicture) -> int:
         """Return what the first engine counts that takes pictures and is up."""

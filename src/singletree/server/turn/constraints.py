@@ -118,7 +118,7 @@ NO_CONSTRAINTS = Constraints()
 
 
 def may_restrict(request: Request) -> bool:
-    """Return whether anything in ``request`` may restrict the turn; else it has ``NO_CONSTRAINTS``."""
+    """Return whether anything in ``request`` may restrict the turn; else its constraints are ``NO_CONSTRAINTS``."""
     choice, tools = request.tool_choice, request.conversation.tools
     if choice.mode == "required" or choice.allowed is not None or request.response_format is not None:
         return True

@@ -32,6 +32,7 @@ class Generation:
         recorder: keeps the turn for the turn memory; None if the turn is not kept.
         logprob_reader: reads tokens with their log-probabilities; None if the client asked for none.
         cached_tokens: prompt tokens that the engine had in its prefix cache; None until it reports them.
+        final_usage: the counts at its end; None while it is generated.
         prompt_tokens: how many tokens the prompt has for the engine, with its pictures as far as they are known; 0 for
             as many as ``prompt.token_ids``.
         route: which of several engines generates; None where there is one.
@@ -52,6 +53,7 @@ class Generation:
     recorder: TurnRecorder | None = None
     logprob_reader: LogprobReader | None = None
     cached_tokens: int | None = None
+    final_usage: Usage | None = None
     prompt_tokens: int = 0
     route: Route | None = None
     completed_calls: list[float] = field(default_factory=list)
@@ -78,7 +80,8 @@ class Generation:
         """Return how many of the prompt's token ids were cached; None until the engine reports it."""
         if self.cached_tokens is None:
             return None
-        return without_expansion(self.model.eyes, self.prompt.pictures, self.usage.cached_tokens)
+        cached = min(self.cached_tokens, self.prompt_tokens or len(self.prompt.token_ids))
+        return without_expansion(self.model.eyes, self.prompt.pictures, cached)
 
     def reported_route(self) -> Route | None:
         """Return the route, with its prediction as a number of the prompt's token ids."""
@@ -105,6 +108,8 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """The exact token counts so far."""
+        if self.final_usage is not None:
+            return self.final_usage
         decoder = self.decoder
         prompt_tokens = self.prompt_tokens or len(self.prompt.token_ids)
         cached = min(self.cached_tokens or 0, prompt_tokens)
