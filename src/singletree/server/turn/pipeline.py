@@ -105,8 +105,9 @@ async def run(generation: Generation, request_id: str) -> Batches:
         if model.memory is not None:
             # The next turn may be asked of another process, as soon as the client has this one.
             await model.memory.settled()
+    if last and calls is not None:
+        last = calls.feed(last)
     if last:
-        last = last if calls is None else calls.feed(last)
         yield last
     generation.final_usage = usage = generation.usage
     yield Finished(generation.ended, usage, decoder.stop_sequence, weight_versions, routed_experts)
