@@ -203,7 +203,7 @@ class EnginePool:
         is_known = False  # whether an engine has reported what it knows of the prompt
         try:
             while True:
-                if last := ended_turn(generated, job):
+                if generated and (last := ended_turn(generated, job)):
                     yield last
                     return
                 before, hides_prompt = len(generated), is_known
@@ -215,10 +215,13 @@ class EnginePool:
                 try:
                     async for chunk in chunks:
                         is_known = is_known or bool(chunk.token_ids) or chunk.cached_tokens is not None
-                        shown = _continued(chunk, before) if before else chunk
-                        shown = _unknown_prompt(shown) if hides_prompt else shown
-                        if shown.token_ids or shown.finish is not None or shown.route or not hides_prompt:
-                            yield shown
+                        if before:
+                            chunk = _continued(chunk, before)
+                        if hides_prompt:
+                            chunk = _unknown_prompt(chunk)
+                            if not (chunk.token_ids or chunk.finish is not None or chunk.route):
+                                continue
+                        yield chunk
                     return
                 except (Overloaded, Rejected) as error:
                     if failure is not None and generated:
@@ -330,11 +333,15 @@ def _unknown_prompt(chunk: Chunk) -> Chunk:
 
 
 def ended_turn(generated: Sequence[int], job: GenerationJob) -> Chunk | None:
-    """Return the last chunk of a turn that was complete when its engine failed; None if it was not complete."""
-    if generated and generated[-1] in job.stop_token_ids and not job.sampling.ignore_eos:
+    """Return the last chunk of a turn that was complete when its engine failed; None if it was not complete.
+
+    Args:
+        generated: its tokens, at least one.
+    """
+    if generated[-1] in job.stop_token_ids and not job.sampling.ignore_eos:
         return Chunk((), "stop")
     max_tokens = job.sampling.max_tokens
-    if max_tokens is not None and len(generated) >= max_tokens > 0:
+    if max_tokens is not None and 0 < max_tokens <= len(generated):
         return Chunk((), "length")
     return None
 
