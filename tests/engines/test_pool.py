@@ -245,32 +245,6 @@ async def test_a_refusal_of_the_request_is_the_clients() -> None:
     await pool.close()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-async def test_an_abort_ends_a_turn_that_waits_for_a_place(count: int) -> None:
-    engines = [Flaky(*[Overloaded("full")] * 1000) for _ in range(count)]
-    pool = pool_of(*engines, hold_seconds=60)
-    waiting = asyncio.create_task(run(pool))
-    await until(lambda: pool.waiting == 1)
-    await pool.abort("r")
-    assert [chunk.finish for chunk in await waiting] == ["cancelled"]
-    assert pool.waiting == 0
-    assert_idle(pool)
-    await pool.close()
-
-
-async def test_the_only_engine_is_used_without_asking_the_policy() -> None:
-    class Silent(RoundRobinPolicy):
-        async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
-            raise AssertionError("there is nothing to choose")
-
-    pool = pool_of(Flaky(2), policy=Silent())
-    chunks = await run(pool)
-    assert tokens_of(chunks) == TOKENS
-    assert all(chunk.route is None for chunk in chunks)
-    assert_idle(pool)
-    await pool.close()
-
-
 async def test_an_abort_goes_to_the_engine_that_generates() -> None:
     engines = Flaky(2), Flaky("hang"), Flaky()
     pool = pool_of(*engines, policy=InOrder())
