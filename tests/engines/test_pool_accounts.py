@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from engines.test_pool import END, PROMPT, TOKENS, Flaky, InOrder, assert_idle, pool_of, run
+from engines.test_pool import END, PROMPT, TOKENS, Flaky, InOrder, assert_idle, pool_of, run, tokens_of
 from server.test_takeover import until
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
