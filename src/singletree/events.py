@@ -3,9 +3,9 @@
 The parser returns events in the order in which the model wrote them. Each has ``raw``, the span of the model's text
 that it stands for; all ``raw`` concatenated are the model's text, byte for byte.
 
-Do not change an event that you received. Events are not frozen, because making a frozen one costs four times as much
-and one is made for every token. Two places change an event before anybody else sees it: the parser cuts what the
-prompt already held from ``raw`` and ``text``, and the server replaces a ``ToolCallStart.id`` that is already taken.
+Do not change an event that you received. Events and counts are not frozen, because making a frozen one costs four times
+as much and one is made for every token. Two places change an event before anybody else sees it: the parser cuts what
+the prompt already held from ``raw`` and ``text``, and the server replaces a ``ToolCallStart.id`` that is already taken.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Compacted:
     raw: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """Token counts of one generation. ``cached_tokens`` are the prompt tokens that the engine's prefix cache held."""
 
@@ -156,7 +156,7 @@ class WeightVersion:
 FinishReason = Literal["stop", "stop_sequence", "length", "context_overflow", "refusal", "cancelled", "error"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     """The end of a generation.
 

@@ -8,11 +8,13 @@ from contextlib import aclosing
 
 import pytest
 
-from engines.test_pool import END, PROMPT, TOKENS, Flaky, InOrder, assert_idle, pool_of, run
+from engines.test_pool import END, PROMPT, TOKENS, Flaky, InOrder, assert_idle, pool_of, run, tokens_of
 from server.test_takeover import until
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.routing.load_policies import RoundRobinPolicy
 from singletree.engines.routing.policy import Choice
+from singletree.engines.routing.worker import Worker
 from singletree.errors import EngineFailed, Overloaded
 
 
@@ -106,5 +108,31 @@ async def test_delivered_tokens_are_those_of_the_turn_and_of_its_account() -> No
     assert got == TOKENS
     assert engine.jobs[1].prompt_token_ids == [*PROMPT, *TOKENS[:4]]
     assert accounts == [TOKENS[:4], TOKENS[4:]]
+    assert_idle(pool)
+    await pool.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_abort_ends_a_turn_that_waits_for_a_place(count: int) -> None:
+    engines = [Flaky(*[Overloaded("full")] * 1000) for _ in range(count)]
+    pool = pool_of(*engines, hold_seconds=60)
+    waiting = asyncio.create_task(run(pool))
+    await until(lambda: pool.waiting == 1)
+    await pool.abort("r")
+    assert [chunk.finish for chunk in await waiting] == ["cancelled"]
+    assert pool.waiting == 0
+    assert_idle(pool)
+    await pool.close()
+
+
+async def test_the_only_engine_is_used_without_asking_the_policy() -> None:
+    class Silent(RoundRobinPolicy):
+        async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
+            raise AssertionError("there is nothing to choose")
+
+    pool = pool_of(Flaky(2), policy=Silent())
+    chunks = await run(pool)
+    assert tokens_of(chunks) == TOKENS
+    assert all(chunk.route is None for chunk in chunks)
     assert_idle(pool)
     await pool.close()

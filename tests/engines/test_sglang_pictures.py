@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engines.contract import collect
 from engines.sglang_recording import PICTURE_SCENARIOS, WIRE
@@ -116,9 +117,9 @@ async def test_a_wrong_number_of_placeholders_is_not_sent(places: tuple[int, ...
     wrong = job(sent(RED, 3), sent(BLUE, 9))
     ids = [151655 if at in places else 1 for at in range(20)]
     with pytest.raises(InvalidRequest, match=f"{len(places)} placeholders for 2 pictures"):
-        await collect(engine.generate(replace(wrong, prompt_token_ids=ids)))
+        await collect(engine.generate(structs.replace(wrong, prompt_token_ids=ids)))
     with pytest.raises(InvalidRequest, match="log-probabilities"):
-        await collect(engine.generate(replace(wrong, sampling=greedy(2, prompt_logprobs=0))))
+        await collect(engine.generate(structs.replace(wrong, sampling=greedy(2, prompt_logprobs=0))))
     assert wire.bodies == []
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from engines.contract import CHECKS, Check, Subject, tokens_of
 from engines.fake_vllm import Dead, FakeAsyncLLM, Full, Refused, fake_engine
@@ -156,7 +156,7 @@ async def test_tokens_after_the_first_are_delivered(refused: tuple[int, ...]) ->
         return calls - 1 not in refused
 
     chunks = []
-    async for chunk in engine.generate(replace(job, deliver=deliver)):
+    async for chunk in engine.generate(structs.replace(job, deliver=deliver)):
         chunks.append(chunk)
         seen.extend(chunk.token_ids)
     assert seen == tokens_of(plain)

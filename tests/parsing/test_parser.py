@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from singletree.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from singletree.parsing.compiled import compile_family
 from singletree.parsing.family import Family, Form
 from singletree.parsing.initial_state import opens_in_reasoning
 from singletree.parsing.parser import Parser
@@ -155,7 +157,7 @@ def test_the_prompt_says_where_the_turn_begins(tail: str, expected: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    "length", [0, 1, 90, 105, 110, 118, 119, 120, 127, 128, 129, 900, 1016, 1024, 9000, 40_000]
+    "length", [*range(60), 90, 105, 110, 118, 119, 120, 127, 128, 129, 900, 1016, 1024, 9000, 40_000]
 )
 def test_the_last_boundary_counts_however_far_it_is(length: int) -> None:
     special, filler = {"<|im_start|>", "<|im_end|>", "<|a_long_special_token|>"}, "x" * length
@@ -164,6 +166,22 @@ def test_the_last_boundary_counts_however_far_it_is(length: int) -> None:
         assert not opens_in_reasoning(families.get("qwen3"), before, special)
         assert opens_in_reasoning(families.get("qwen3"), f"{before}<think>", special)
         assert opens_in_reasoning(families.get("qwen3"), f"{boundary}<think>{filler}", special)
+
+
+@pytest.mark.parametrize("length", [0, 10, 30, 100, 1000])
+def test_a_boundary_with_another_in_it_ends_with_its_own_end(length: int) -> None:
+    special = {"<|end|>", "<|long<|end|><think>|>"}
+    tail = f"{'x' * length}<|long<|end|><think>|>"
+    assert not opens_in_reasoning(families.get("qwen3"), tail, special)
+    assert opens_in_reasoning(families.get("qwen3"), f"{tail}<think>", special)
+
+
+@pytest.mark.parametrize("family", families.table(), ids=lambda f: f.name)
+def test_equal_families_share_their_tables(family: Family) -> None:
+    special = frozenset({"<|end|>"})
+    assert compile_family(replace(family), special) is compile_family(family, special)
+    if family.forms:
+        assert compile_family(family.without_calls(), special) is not compile_family(family, special)
 
 
 def test_thinking_switched_off_makes_nothing_reasoning() -> None:  # C20

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
 
 from singletree.conversation import Sampling
 from singletree.errors import ContextOverflow, EngineUnfit, InvalidRequest
@@ -174,9 +176,10 @@ Deliver = Callable[[Sequence[int]], bool]
 """Takes the tokens of a chunk that has nothing but tokens, and returns whether the next ones may come the same way."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationJob:
+class GenerationJob(msgspec.Struct, frozen=True):
     """One generation that an engine is asked for.
+
+    A struct and no dataclass: several are made for each request, and a frozen dataclass sets each field by a call.
 
     Attributes:
         prompt_token_ids: the whole prompt.
@@ -210,7 +213,7 @@ class GenerationJob:
     cache_salt: str = ""
     expected_tokens: int | None = None
     latency_sensitivity: float | None = None
-    deliver: Deliver | None = field(default=None, compare=False, repr=False)
+    deliver: Deliver | None = None
 
 
 FIRST_PICTURE_NUMBER = 1 << 31

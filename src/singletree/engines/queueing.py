@@ -7,6 +7,7 @@ request that waits keeps its place, its prompt and, thanks to the keep-alive eve
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -80,8 +81,10 @@ class EngineQueue:
             begin: begins the generation, up to its first chunk. It is called again, in the job's turn, after it raised
                 Overloaded.
         """
-        clock = asyncio.get_running_loop().time
-        came, place = clock(), (job.priority, -(job.latency_sensitivity or 0.0), next(self._arrivals))
+        came, place = (
+            time.monotonic(),
+            (job.priority, -(job.latency_sensitivity or 0.0), next(self._arrivals)),
+        )
         ahead: int | None = None
         refusal: Overloaded | None = None
         while True:
@@ -94,7 +97,7 @@ class EngineQueue:
                 refusal = error
                 continue
             self.wake()  # There may be room for the next one, too.
-            return begun, None if ahead is None else QueueWait(clock() - came, ahead)
+            return begun, None if ahead is None else QueueWait(time.monotonic() - came, ahead)
 
     def _ahead_of(self, place: Place) -> int:
         return sum(other < place for other in self._waiting)
@@ -103,7 +106,8 @@ class EngineQueue:
         """Wait until it is this request's turn to try (again).
 
         That is when no request waits before it, and a generation has ended or ``PAUSE_SECONDS`` have passed. Raises
-        Overloaded at the loop time ``until``, or at once when the queue is full of requests that go before it.
+        Overloaded at the time ``until`` of ``time.monotonic``, or at once when the queue is full of requests that go
+        before it.
         """
         if len(self._waiting) >= self._max_queue_length:
             last = max(self._waiting, default=place)
@@ -113,7 +117,7 @@ class EngineQueue:
             self._waiting.pop(last).set()
         wake = self._waiting[place] = asyncio.Event()
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout(until - time.monotonic()):
                 while place not in self._displaced:
                     while place in self._waiting and min(self._waiting) != place:
                         await wake.wait()

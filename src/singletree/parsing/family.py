@@ -207,6 +207,11 @@ class Family:
                     f"call {form.call!r} starts with a slot, and no marker comes before it; set calls or message_header"
                 )
 
+    def __hash__(self) -> int:
+        # Every request looks its tables up by the family; a hash of all fields would take longer than the look-up.
+        # These differ between the families of one process.
+        return hash((self.name, self.reasoning, self.forms[0].call if self.forms else None))
+
     def without_calls(self) -> Family:
         """Return the family without its calls: their markup is then text. For a request that must not make calls."""
         return _without_calls(self)

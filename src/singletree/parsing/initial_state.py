@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
+from typing import NamedTuple
 
 from singletree.parsing.family import Family, markers
 
-_NEAR = 128
-"""In how many characters at the end of the tail a turn boundary is looked for first."""
+_NEAR = (24, 48, 128)
+"""In how many characters at the end of the tail a turn boundary is looked for, one after the other.
+
+A template ends all its prompts in a few ways: of the first two sizes, what was found is remembered."""
 
 
 def opens_in_reasoning(family: Family, prompt_tail: str, special_tokens: Collection[str] = ()) -> bool:
@@ -25,8 +28,24 @@ def opens_in_reasoning(family: Family, prompt_tail: str, special_tokens: Collect
         return False
     if not prompt_tail:
         return family.starts_open
-    tail = _after_boundary(prompt_tail, family, special_tokens)
-    pairs = (family.reasoning, *family.also_reasoning)
+    known = frozenset(special_tokens)
+    for size in _NEAR[:-1]:
+        if size < len(prompt_tail):
+            found = _state_near(family, known, prompt_tail[-size:])
+            if found is not None:
+                return found
+    return _is_open(family, _after_boundary(prompt_tail, _NEAR[-1], _boundaries(family, known)))
+
+
+@lru_cache(maxsize=1024)
+def _state_near(family: Family, special_tokens: frozenset[str], near: str) -> bool | None:
+    """Return whether a prompt that ends with ``near`` opens reasoning; None if more of it has to be seen."""
+    tail = _behind_boundary(near, _boundaries(family, special_tokens))
+    return None if tail is None else _is_open(family, tail)
+
+
+def _is_open(family: Family, tail: str) -> bool:
+    pairs = [pair for pair in (family.reasoning, *family.also_reasoning) if pair is not None]
     opened = max(tail.rfind(opener.strip()) for opener, _ in pairs)
     return opened > max(tail.rfind(closer.strip()) for _, closer in pairs)
 
@@ -36,28 +55,39 @@ def continues_message(family: Family, prompt_tail: str) -> bool:
     return bool(family.message_header) and (not prompt_tail or prompt_tail.endswith(family.message_header))
 
 
-def _after_boundary(tail: str, family: Family, special_tokens: Collection[str]) -> str:
-    boundaries = _boundaries(family, frozenset(special_tokens))
-    longest = max(map(len, boundaries), default=0)
-    size = _NEAR
+def _after_boundary(tail: str, size: int, boundaries: _Boundaries) -> str:
     while size < len(tail):
-        near = tail[-size:]
-        cut = _last_end(near, boundaries)
-        if cut >= longest:  # One that begins before ``near`` ends before this one.
-            return near[cut:]
+        found = _behind_boundary(tail[-size:], boundaries)
+        if found is not None:
+            return found
         size *= 8
-    return tail[_last_end(tail, boundaries) :]
+    return tail[_last_end(tail, boundaries.texts) :]
+
+
+def _behind_boundary(near: str, boundaries: _Boundaries) -> str | None:
+    """Return what is behind the last boundary of a text that ends with ``near``; None if that may begin before."""
+    cut = _last_end(near, boundaries.texts)
+    return near[cut:] if cut and cut >= boundaries.longest_around else None
 
 
 def _last_end(text: str, boundaries: Collection[str]) -> int:
     return max((at + len(b) for b in boundaries if (at := text.rfind(b)) >= 0), default=0)
 
 
+class _Boundaries(NamedTuple):
+    """The texts that end a turn, and the length of the longest one that has another in it; 0 if none has."""
+
+    texts: tuple[str, ...]
+    longest_around: int
+
+
 @lru_cache(maxsize=256)
-def _boundaries(family: Family, special_tokens: frozenset[str]) -> tuple[str, ...]:
+def _boundaries(family: Family, special_tokens: frozenset[str]) -> _Boundaries:
     own = "\n".join(markers(family))
     opens = [pair[0] for pair in (family.reasoning, *family.also_reasoning) if pair]
-    return (
+    texts = (
         *(e for e in family.dropped_markers if not any(e in o for o in opens)),
         *(t for t in special_tokens if t and t not in own),
     )
+    around = (text for text in texts if any(other in text for other in texts if other != text))
+    return _Boundaries(texts, max(map(len, around), default=0))

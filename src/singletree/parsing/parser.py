@@ -17,7 +17,9 @@ Rules of the parser:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 from singletree.conversation import Tool, Turn
 from singletree.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta, fold
@@ -72,18 +74,17 @@ class Parser:
         mint_id: Callable[[int, str], str] = numbered_id,
     ) -> None:
         self._compiled = compile_family(family, special_tokens)
-        self._schemas = {t.name: t.parameters for t in tools}
+        self._tools = tools
         self._held = self._compiled.message_header if continues_message(family, prompt_tail) else ""
         self._emitter = EventEmitter(self._compiled, mint_id, len(family.message_header) if self._held else 0)
-        self._emitter.hidden_names = frozenset(family.no_tools) - self._schemas.keys()
+        if family.no_tools:
+            self._emitter.hidden_names = frozenset(family.no_tools) - self._schemas.keys()
         self._emitter.coded = bool(self._held and self._compiled.codes)
-        self._sink: Sink | None = (
-            None  # It refers to the parser, so it is made for a call and dropped at the end.
-        )
+        # It refers to the parser, so it is made for a call and dropped at the end.
+        self._sink: Sink | None = None
         self._reader: ArgumentReader | None = None
         self._form: CallPatterns | None = None
-        self._outer_close = False
-        self._refused = False
+        self._outer_close = self._refused = False
         self._quoting = Quoting()
         self._recent = ""  # the latest output
         # The kind of the span that is open, and what finds text that may do more than continue it; None if any may.
@@ -92,6 +93,11 @@ class Parser:
         self.in_reasoning = opens_in_reasoning(family, prompt_tail, special_tokens)
         self._step: Callable[[Parser, str, int], int] = Parser._prose
         self._enter(self.in_reasoning, breaks=1 if self.in_reasoning else 0)
+
+    @cached_property
+    def _schemas(self) -> dict[str, Mapping[str, Any] | None]:
+        """The schemas of the tools by name: there may be hundreds, and most turns ask for none."""
+        return {tool.name: tool.parameters for tool in self._tools}
 
     def feed(self, text: str, special: bool = False) -> list[Event]:
         """Parse more text, and return the events that are certain now.
@@ -152,8 +158,7 @@ class Parser:
 
     def _end_call(self) -> None:
         self._emitter.end()
-        self._reader = None
-        self.in_reasoning = False
+        self._reader, self.in_reasoning = None, False
         self._outer_close = True
         self._step = Parser._after_call
 

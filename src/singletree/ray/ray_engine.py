@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
@@ -66,7 +66,7 @@ class RayEngine:
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """Generate, with the contract of ``Engine.generate``."""
-        deliveries = self._handle.options(stream=True).generate.remote(replace(job, deliver=None))
+        deliveries = self._handle.options(stream=True).generate.remote(structs.replace(job, deliver=None))
         ended = False
         try:
             async with asyncio.timeout(ACCEPT_SECONDS):

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from singletree.conversation import Sampling
 from singletree.engines.engine import (
     Chunk,
@@ -182,13 +184,15 @@ class RemoteEngine:
             yield Chunk((), "length")
             return
         wire = self._wire_of(job)
-        for picture in wire.uncounted(job):
-            await self.count_picture_tokens(picture)
-        job = self._with_model_defaults(job, wire)
+        if job.pictures:
+            for picture in wire.uncounted(job):
+                await self.count_picture_tokens(picture)
+        if not wire.abilities.model_defaults:
+            job = self._with_model_defaults(job)
         reader = wire.reader(job, max_tokens=max_tokens)
-        request = InFlightRequest[StreamedResponse](job.request_id)
+        request: InFlightRequest[StreamedResponse] = InFlightRequest(job.request_id)
         self._in_flight.add(request)
-        silence = self._limit_silence(request, wire, job)
+        silence = self._limit_silence(request, wire, job) if job.pictures else None
         try:
             try:
                 answer = await self._open(request, wire, job, max_tokens)
@@ -318,13 +322,11 @@ class RemoteEngine:
             f"{self._server.title} cannot serve this request at {self._served.wires[0].path}"
         )
 
-    def _with_model_defaults(self, job: GenerationJob, wire: Wire) -> GenerationJob:
-        if wire.abilities.model_defaults:
-            return job
+    def _with_model_defaults(self, job: GenerationJob) -> GenerationJob:
         unset = {
             name: value for name, value in self._model_defaults.items() if getattr(job.sampling, name) is None
         }
-        return replace(job, sampling=replace(job.sampling, **unset)) if unset else job
+        return structs.replace(job, sampling=replace(job.sampling, **unset)) if unset else job
 
     async def _resolve(self, reader: WireReader) -> Chunk | None:
         chunk = None

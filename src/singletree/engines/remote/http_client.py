@@ -10,6 +10,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
 from singletree.engines.remote.http_connection import HttpConnection, HttpResponse
@@ -52,7 +53,8 @@ class HttpTransport:
         self._head = _common_head(url, api_key)
         self._read_timeout = read_timeout
         self._connect = connect or _Addresses(url).connect
-        self._is_open = False
+        # Kept, because Python 3.11 asks the system for the process each time that the running loop is looked up.
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it is open
         self._connections: set[HttpConnection] = set()
         self._idle: list[HttpConnection] = []  # the one used last at the end
         self._opening: set[HttpResponse] = set()  # whose connections are being opened
@@ -60,7 +62,7 @@ class HttpTransport:
 
     async def open(self) -> None:
         """See ``Transport``."""
-        self._is_open = True
+        self._loop = asyncio.get_running_loop()
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """See ``Transport``."""
@@ -76,18 +78,18 @@ class HttpTransport:
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         """See ``Transport``."""
-        more = b"".join(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in headers.items())
-        more += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+        more = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+        for name, value in headers.items():
+            more += b"%b: %b\r\n" % (name.encode(), value.encode())
         return self._send(b"POST", path, more, body)
 
     def _send(self, method: bytes, path: str, headers: bytes, body: bytes) -> HttpResponse:
-        if not self._is_open:
+        if self._loop is None:
             raise ConnectionLost("the engine is not started, or closed")
-        target = quote(self._prefix + path, safe=_URL_CHARACTERS).encode()
-        head = b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method, target, self._head, headers)
+        head = b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method, _target(self._prefix + path), self._head, headers)
         request = (head, body) if body else (head,)
-        response = HttpResponse()
-        connection = self._idle_connection()
+        response = HttpResponse(self._loop)
+        connection = self._idle_connection(self._loop.time())
         if connection is not None:
             connection.send(response, request)
         else:
@@ -102,8 +104,7 @@ class HttpTransport:
         opening.add_done_callback(lambda _: self._opening.discard(response))
         response.opens(opening)
 
-    def _idle_connection(self) -> HttpConnection | None:
-        now = asyncio.get_running_loop().time()
+    def _idle_connection(self, now: float) -> HttpConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closing and now < (connection.rests_until or 0.0):
@@ -127,7 +128,7 @@ class HttpTransport:
 
     async def close(self) -> None:
         """See ``Transport``."""
-        self._is_open = False
+        self._loop = None
         for response in tuple(self._opening):
             response.close()
         for connection in tuple(self._connections):
@@ -163,9 +164,11 @@ class HttpTransport:
             self._idle.remove(connection)
 
     def _rest(self, connection: HttpConnection, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            return  # It is closed, and closes the connection, too.
         connection.rests_until = loop.time() + seconds
-        if self._sweeper is None and self._is_open:
+        if self._sweeper is None:
             self._sweeper = loop.call_later(_IDLE_SECONDS, self._sweep)
 
     def _sweep(self) -> None:
@@ -177,8 +180,13 @@ class HttpTransport:
         for connection in resting:
             if now >= (connection.rests_until or 0.0):
                 connection.drop()
-        if resting and self._is_open:
+        if resting and self._loop is not None:
             self._sweeper = loop.call_later(_IDLE_SECONDS, self._sweep)
+
+
+@lru_cache(maxsize=64)
+def _target(path: str) -> bytes:
+    return quote(path, safe=_URL_CHARACTERS).encode()
 
 
 def _common_head(url: str, api_key: str | None) -> bytes:

@@ -43,11 +43,12 @@ class ConnectionOwner(Protocol):
 
 
 class HttpResponse:
-    """The answer to one request; see ``StreamedResponse``."""
+    """The answer to one request, in the event loop ``loop``; see ``StreamedResponse``."""
 
     __slots__ = (
         "_connection",
         "_failure",
+        "_loop",
         "_opening",
         "_unread",
         "_unread_bytes",
@@ -56,7 +57,8 @@ class HttpResponse:
         "status",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self.status = 0
         self.retry_after = ""
         self._connection: HttpConnection | None = None  # while more may come
@@ -96,7 +98,7 @@ class HttpResponse:
             take(b"")
 
     async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:

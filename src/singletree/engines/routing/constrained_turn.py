@@ -15,6 +15,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Protocol
 
+from msgspec import structs
+
 from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob, StopKind
 from singletree.errors import EngineFailed
 
@@ -61,7 +63,7 @@ async def continue_constrained(
     Raises:
         EngineFailed: an engine fails; or no allowed token can be generated.
     """
-    free = replace(job, constraint=None)
+    free = structs.replace(job, constraint=None)
     limit = job.sampling.max_tokens
     while True:
         async with aclosing(ask(free)) as chunks:
@@ -114,24 +116,24 @@ async def _one_of(
     if len(allowed) == 1 and free.sampling.logprobs is None:
         return _chunk_of(free, allowed[0], None)
     sampling = replace(free.sampling, max_tokens=generated + 1, min_tokens=0)
-    one = replace(free, sampling=sampling)
+    one = structs.replace(free, sampling=sampling)
     if "allowed_token_ids" in info.optional_sampling:
-        one = replace(one, sampling=replace(sampling, allowed_token_ids=tuple(allowed)))
+        one = structs.replace(one, sampling=replace(sampling, allowed_token_ids=tuple(allowed)))
     elif "lark" in info.constraints:
-        one = replace(one, constraint=Constraint("lark", f"start: <[{_ranges(allowed)}]>"))
+        one = structs.replace(one, constraint=Constraint("lark", f"start: <[{_ranges(allowed)}]>"))
     else:
         return await _likeliest_of(one, allowed, ask)
     found = await _only_token(one, ask)
     token = found.token_ids[0]
     if token not in allowed:
-        return await _likeliest_of(replace(one, constraint=None, sampling=sampling), allowed, ask)
+        return await _likeliest_of(structs.replace(one, constraint=None, sampling=sampling), allowed, ask)
     return _chunk_of(free, token, found)
 
 
 async def _likeliest_of(one: GenerationJob, allowed: Sequence[int], ask: Ask) -> Chunk:
     """Return the likeliest of the tokens ``allowed``, by the log-probabilities that the engine reports."""
     wanted = max(_CANDIDATES, one.sampling.logprobs or 0)
-    found = await _only_token(replace(one, sampling=replace(one.sampling, logprobs=wanted)), ask)
+    found = await _only_token(structs.replace(one, sampling=replace(one.sampling, logprobs=wanted)), ask)
     [row] = found.logprobs or ((),)
     known = {token: value for token, value in row if token in set(allowed)}
     if not known:

@@ -6,8 +6,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, Route
-from singletree.engines.routing.health import RunningGeneration, WorkerHealth
+from msgspec import structs
+
+from singletree.engines.engine import Chunk, Deliver, EngineInfo, GenerationJob, Route
+from singletree.engines.routing.health import WorkerHealth
 from singletree.engines.routing.policy import Choice, RoutingPolicy
 from singletree.engines.routing.worker import Worker, tokens_to_hold, tokens_to_prefill
 from singletree.errors import EngineFailed, Overloaded
@@ -22,7 +24,7 @@ class PooledTurn:
         failed: the engines that failed it.
         failures: how often an engine failed it.
         row: how often in a row, with little progress between.
-        running: its generation now, if it is on an engine.
+        worker: the engine that generates it now; None if none does.
         aborted: whether it was ended by its id.
     """
 
@@ -30,86 +32,52 @@ class PooledTurn:
     failed: set[Worker] = field(default_factory=set)
     failures: int = 0
     row: int = 0
-    running: RunningGeneration | None = None
+    worker: Worker | None = None
     aborted: bool = False
 
 
 class EngineRun:
-    """One generation on one engine, of which account is kept: for the health of the engine, its load and the policy.
+    """One generation on the only engine of a pool: nothing is chosen, and no engine is compared with another.
 
     Args:
-        health, policy: follow what the engine does.
+        worker: the engine.
+        health: gets to know of a failure.
         job: the generation.
-        choice: the engine, and why.
         turn: the turn that it belongs to.
         generated: takes the tokens, those that are delivered included.
-        has_others: whether there are other engines.
 
     Attributes:
         chunks: the chunks of the engine; each goes through ``take``.
         first: the first chunk, which has gone through it; None if there is none.
     """
 
-    __slots__ = (
-        "_choice",
-        "_generated",
-        "_health",
-        "_held",
-        "_is_read",
-        "_job",
-        "_knows_cached",
-        "_policy",
-        "_prefill",
-        "_route",
-        "_running",
-        "_start",
-        "_turn",
-        "chunks",
-        "first",
-    )
+    __slots__ = ("_generated", "_health", "_turn", "_worker", "chunks", "first")
 
     def __init__(
         self,
+        worker: Worker,
         health: WorkerHealth,
-        policy: RoutingPolicy,
         job: GenerationJob,
-        choice: Choice,
         turn: PooledTurn,
         generated: array[int],
-        *,
-        has_others: bool,
     ) -> None:
-        worker, load = choice.worker, choice.worker.load
-        self._health, self._policy = health, policy
-        self._job, self._choice, self._turn = job, choice, turn
-        self._generated, self._start = generated, len(generated)
-        self._prefill, self._held = (
-            tokens_to_prefill(job, choice.predicted_cached_tokens),
-            tokens_to_hold(job),
-        )
-        self._is_read = self._knows_cached = False
-        self._route: Route | None = None
-        load.generations += 1
-        load.prefill_tokens += self._prefill
-        load.decode_tokens += self._held
-        policy.sent(job, choice)
-        running = self._running = health.began(worker, job.request_id, len(job.prompt_token_ids))
-        turn.running = running
-        deliver = job.deliver
-        if has_others:
-            self._route = Route(worker.name, choice.predicted_cached_tokens, choice.reason, turn.failures)
-        if deliver is not None:
-            keep = generated.extend
-
-            def delivered(token_ids: Sequence[int]) -> bool:
-                keep(token_ids)
-                if has_others:  # One engine alone is compared with no other.
-                    health.progressed(running, len(token_ids))
-                return deliver(token_ids)
-
-            job = replace(job, deliver=delivered)
-        self.chunks = worker.engine.generate(job)
+        self._worker, self._health, self._turn, self._generated = worker, health, turn, generated
         self.first: Chunk | None = None
+        worker.load.generations += 1
+        turn.worker = worker
+        if job.deliver is not None:
+            job = structs.replace(job, deliver=self._delivery(job.deliver))
+        self.chunks = worker.engine.generate(job)
+
+    def _delivery(self, deliver: Deliver) -> Deliver:
+        """Return ``deliver`` with the account of the tokens; it is called for each."""
+        keep = self._generated.extend
+
+        def delivered(token_ids: Sequence[int]) -> bool:
+            keep(token_ids)
+            return deliver(token_ids)
+
+        return delivered
 
     async def begin(self) -> None:
         """Wait for the first chunk. Raises what ``Engine.generate`` raises; the run is closed then."""
@@ -119,6 +87,80 @@ class EngineRun:
         except BaseException as error:
             await self.close(error)
             raise
+
+    def take(self, chunk: Chunk) -> Chunk:
+        """Account for a chunk, and return what to pass on. Raises EngineFailed for an engine that hung."""
+        self._generated.extend(chunk.token_ids)
+        return chunk
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """End the generation and its account. ``error`` is why, if it failed."""
+        turn, worker = self._turn, self._worker
+        try:
+            await self.chunks.aclose()
+        finally:
+            if isinstance(error, EngineFailed):
+                turn.failures += 1
+                turn.failed.add(worker)
+                self._health.failed(worker, error.message)
+            turn.worker = None
+            worker.load.generations -= 1
+
+
+class RoutedRun(EngineRun):
+    """One generation on one of several engines, with an account for the health of the engine, its load and the policy.
+
+    Args:
+        choice: the engine, and why.
+        policy: follows what the engine does.
+    """
+
+    __slots__ = (
+        "_choice",
+        "_held",
+        "_is_read",
+        "_job",
+        "_knows_cached",
+        "_policy",
+        "_prefill",
+        "_route",
+        "_running",
+        "_start",
+    )
+
+    def __init__(
+        self,
+        choice: Choice,
+        policy: RoutingPolicy,
+        health: WorkerHealth,
+        job: GenerationJob,
+        turn: PooledTurn,
+        generated: array[int],
+    ) -> None:
+        worker, load = choice.worker, choice.worker.load
+        self._job, self._choice, self._policy = job, choice, policy
+        self._start = len(generated)
+        self._prefill = tokens_to_prefill(job, choice.predicted_cached_tokens)
+        self._held = tokens_to_hold(job)
+        self._is_read = self._knows_cached = False
+        load.prefill_tokens += self._prefill
+        load.decode_tokens += self._held
+        policy.sent(job, choice)
+        self._running = health.began(worker, job.request_id, len(job.prompt_token_ids))
+        self._route: Route | None = Route(
+            worker.name, choice.predicted_cached_tokens, choice.reason, turn.failures
+        )
+        super().__init__(worker, health, job, turn, generated)
+
+    def _delivery(self, deliver: Deliver) -> Deliver:
+        keep, health, running = self._generated.extend, self._health, self._running
+
+        def delivered(token_ids: Sequence[int]) -> bool:
+            keep(token_ids)
+            health.progressed(running, len(token_ids))
+            return deliver(token_ids)
+
+        return delivered
 
     def take(self, chunk: Chunk) -> Chunk:
         """Account for a chunk, and return what to pass on. Raises EngineFailed for an engine that hung."""
@@ -135,31 +177,25 @@ class EngineRun:
             # vLLM counts them at the end of a generation.
             self._knows_cached = True
             self._policy.prompt_read(job, choice, chunk)
-        self._generated.extend(chunk.token_ids)
+        chunk = super().take(chunk)
         if self._route is not None:
             chunk, self._route = replace(chunk, route=self._route), None
         return chunk
 
     async def close(self, error: BaseException | None = None) -> None:
         """End the generation and its account. ``error`` is why, if it failed."""
-        turn, choice, load = self._turn, self._choice, self._choice.worker.load
+        choice, load = self._choice, self._choice.worker.load
         try:
-            await self.chunks.aclose()
+            await super().close(error)
         finally:
-            if isinstance(error, EngineFailed):
-                turn.failures += 1
-                turn.failed.add(choice.worker)
-                self._health.failed(choice.worker, error.message)
-            turn.running = None
             self._health.ended(self._running)
-            load.generations -= 1
             load.prefill_tokens -= self._prefill
             load.decode_tokens -= self._held
             self._policy.ended(self._job, choice, self._generated[self._start :])
 
 
 class Dispatcher:
-    """Begin each generation on the engine that the policy chooses.
+    """Begin each generation on the engine that the policy chooses; on the only one without asking it.
 
     An engine that is full is passed over; Overloaded is raised if all are full or down.
 
@@ -188,6 +224,22 @@ class Dispatcher:
 
         Raises what ``Engine.generate`` raises.
         """
+        if self._closed:
+            raise EngineFailed("the engines are closed")
+        if len(self._workers) > 1:
+            return await self._begin_routed(job, turn, generated)
+        [worker] = self._workers
+        if worker.state == "down":
+            raise self._refusal(())
+        if turn.aborted:
+            return None
+        run = EngineRun(worker, self._health, job, turn, generated)
+        await run.begin()
+        return run
+
+    async def _begin_routed(
+        self, job: GenerationJob, turn: PooledTurn, generated: array[int]
+    ) -> EngineRun | None:
         refusals: dict[Worker, Overloaded] = {}
         while True:
             if self._closed:
@@ -198,8 +250,7 @@ class Dispatcher:
             choice = await self._policy.choose(job, candidates)
             if turn.aborted:
                 return None
-            has_others = len(self._workers) > 1
-            run = EngineRun(self._health, self._policy, job, choice, turn, generated, has_others=has_others)
+            run = RoutedRun(choice, self._policy, self._health, job, turn, generated)
             try:
                 await run.begin()
             except Overloaded as refusal:
@@ -209,9 +260,8 @@ class Dispatcher:
 
     def _candidates(self, job: GenerationJob, turn: PooledTurn) -> list[Worker]:
         """Return the engines that can serve the job, without those that failed the turn if there are others."""
-        able = self._health.available()
-        if len(self._workers) > 1:
-            able = [each for each in able if _can_serve(each.engine.info(), job)] or able
+        up = self._health.available()
+        able = [each for each in up if _can_serve(each.engine.info(), job)] or up
         return [each for each in able if each not in turn.failed] or able
 
     def has_alternative(self, turn: PooledTurn) -> bool:
@@ -220,8 +270,6 @@ class Dispatcher:
 
     def _refusal(self, refusals: Sequence[Overloaded]) -> Overloaded:
         if refusals:
-            if len(self._workers) == 1:
-                return refusals[0]
             soonest = min(refusal.retry_after for refusal in refusals)
             return Overloaded(f"all engines are full: {refusals[0].message}", retry_after=soonest)
         return Overloaded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -53,7 +54,7 @@ class RunningGeneration:
         worker: the engine.
         request_id: its id there.
         prompt_tokens: the length of its prompt.
-        last: when it began, or when its last chunk came, in the loop's time.
+        last: when it began, or when its last chunk came, by ``time.monotonic``.
         tokens: how many tokens it has generated.
         stalled: whether it was ended because nothing came for too long.
     """
@@ -173,14 +174,14 @@ class WorkerHealth:
 
     def began(self, worker: Worker, request_id: str, prompt_tokens: int) -> RunningGeneration:
         """Note that a generation begins; report its progress with ``progressed``, its end with ``ended``."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         running = RunningGeneration(worker, request_id, prompt_tokens, now)
         self._running.add(running)
         return running
 
     def progressed(self, running: RunningGeneration, tokens: int) -> None:
         """Note that a chunk of so many tokens has come."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if running.tokens and tokens:
             self._paces[running.worker].add(now - running.last, tokens)
         running.last = now
@@ -191,13 +192,12 @@ class WorkerHealth:
         self._running.discard(running)
 
     async def _watch(self) -> None:
-        clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(CHECK_SECONDS)
-            self.check(clock())
+            self.check(time.monotonic())
 
     def check(self, now: float) -> None:
-        """End the generations that hang, and set the state of slow engines. ``now`` is the loop's time."""
+        """End the generations that hang, and set the state of slow engines. ``now`` is that of ``time.monotonic``."""
         for running in tuple(self._running):
             others = any(worker.state == "up" for worker in self._workers if worker is not running.worker)
             if others and not running.stalled and now - running.last > _patience(running):

@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from msgspec import structs
+
 from singletree.conversation import Sampling
 from singletree.engines.engine import (
     Chunk,
@@ -175,8 +177,8 @@ class EnginePool:
         for turn in tuple(self._turns):
             if turn.request_id == request_id:
                 turn.aborted = True
-                if turn.running is not None:
-                    await turn.running.worker.engine.abort(request_id)
+                if turn.worker is not None:
+                    await turn.worker.engine.abort(request_id)
 
     async def count_picture_tokens(self, picture: PromptPicture) -> int:
         """Return what the first engine counts that takes pictures and is up."""
@@ -201,7 +203,7 @@ class EnginePool:
         is_known = False  # whether an engine has reported what it knows of the prompt
         try:
             while True:
-                if last := ended_turn(generated, job):
+                if generated and (last := ended_turn(generated, job)):
                     yield last
                     return
                 before, hides_prompt = len(generated), is_known
@@ -213,10 +215,13 @@ class EnginePool:
                 try:
                     async for chunk in chunks:
                         is_known = is_known or bool(chunk.token_ids) or chunk.cached_tokens is not None
-                        shown = _continued(chunk, before) if before else chunk
-                        shown = _unknown_prompt(shown) if hides_prompt else shown
-                        if shown.token_ids or shown.finish is not None or shown.route or not hides_prompt:
-                            yield shown
+                        if before:
+                            chunk = _continued(chunk, before)
+                        if hides_prompt:
+                            chunk = _unknown_prompt(chunk)
+                            if not (chunk.token_ids or chunk.finish is not None or chunk.route):
+                                continue
+                        yield chunk
                     return
                 except (Overloaded, Rejected) as error:
                     if failure is not None and generated:
@@ -249,7 +254,7 @@ class EnginePool:
         def ask(changed: GenerationJob) -> AsyncGenerator[Chunk, None]:
             return self._once(remaining_job(changed, generated), turn, array("I"))
 
-        job = replace(job, deliver=None)  # The matcher has to see every token.
+        job = structs.replace(job, deliver=None)  # The matcher has to see every token.
         return continue_constrained(job, generated, matcher, ask, self.info())
 
     async def _once(
@@ -328,11 +333,15 @@ def _unknown_prompt(chunk: Chunk) -> Chunk:
 
 
 def ended_turn(generated: Sequence[int], job: GenerationJob) -> Chunk | None:
-    """Return the last chunk of a turn that was complete when its engine failed; None if it was not complete."""
-    if generated and generated[-1] in job.stop_token_ids and not job.sampling.ignore_eos:
+    """Return the last chunk of a turn that was complete when its engine failed; None if it was not complete.
+
+    Args:
+        generated: its tokens, at least one.
+    """
+    if generated[-1] in job.stop_token_ids and not job.sampling.ignore_eos:
         return Chunk((), "stop")
     max_tokens = job.sampling.max_tokens
-    if max_tokens is not None and len(generated) >= max_tokens > 0:
+    if max_tokens is not None and 0 < max_tokens <= len(generated):
         return Chunk((), "length")
     return None
 
@@ -342,7 +351,8 @@ def remaining_job(job: GenerationJob, generated: Sequence[int]) -> GenerationJob
     if not generated:
         return job
     prompt = [*job.prompt_token_ids, *generated]
-    return replace(job, prompt_token_ids=prompt, sampling=_remaining_sampling(job.sampling, len(generated)))
+    sampling = _remaining_sampling(job.sampling, len(generated))
+    return structs.replace(job, prompt_token_ids=prompt, sampling=sampling)
 
 
 def _remaining_sampling(sampling: Sampling, generated: int) -> Sampling:

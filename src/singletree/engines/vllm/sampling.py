@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ _SAME_NAME = (
 )
 # The same, but omitted also when they are empty, zero or False: then they have no effect.
 _OPTIONAL = ("ignore_eos", "min_tokens", "bad_words", "allowed_token_ids")
+_read_same, _read_optional = attrgetter(*_SAME_NAME), attrgetter(*_OPTIONAL)
 
 SAMPLING_FIELDS = frozenset((*_SAME_NAME, *_OPTIONAL, "max_tokens", "logit_bias"))
 """The fields of ``Sampling`` that vLLM may name in a refusal."""
@@ -65,11 +67,14 @@ def sampling_fields(job: GenerationJob, *, max_tokens: int) -> dict[str, Any]:
         max_tokens: replaces the one of ``job.sampling``; without it vLLM would stop after 16 tokens.
     """
     sampling = job.sampling
-    fields: dict[str, Any] = {"max_tokens": max_tokens}
-    fields.update((name, value) for name in _SAME_NAME if (value := getattr(sampling, name)) is not None)
+    same = zip(_SAME_NAME, _read_same(sampling), strict=True)
+    fields: dict[str, Any] = {name: value for name, value in same if value is not None}
+    fields["max_tokens"] = max_tokens
     if sampling.logit_bias:
         fields["logit_bias"] = dict(sampling.logit_bias)
-    fields.update((name, value) for name in _OPTIONAL if (value := getattr(sampling, name)))
+    optional = _read_optional(sampling)
+    if any(optional):
+        fields |= {name: value for name, value in zip(_OPTIONAL, optional, strict=True) if value}
     if job.stop_token_ids:
         fields["stop_token_ids"] = list(job.stop_token_ids)
     if job.constraint is not None:

@@ -19,8 +19,8 @@ def anchor_of(item: Turn | Part) -> str:
     It is a single line, because no template writes anything into a line.
     """
     if isinstance(item, Text):
-        lines = item.text.strip().splitlines()
-        return lines[-1][-_MAX_ANCHOR:].strip() if lines else ""
+        lines = item.text.rstrip()[-_MAX_ANCHOR:].splitlines()
+        return lines[-1].strip() if lines else ""
     inner = item.parts if isinstance(item, Turn | ToolResult) else ()
     return next(filter(None, map(anchor_of, reversed(inner))), "")
 

@@ -72,8 +72,8 @@ def build_constraints(wanted: ConstraintRequest) -> Constraints:
     Raises:
         InvalidRequest: the request requires something that cannot be enforced.
     """
-    if not _asks_for_anything(wanted.request):
-        return _NOTHING
+    if not may_restrict(wanted.request):
+        return NO_CONSTRAINTS
     tools = tuple(_with_enforced_grammar(wanted.family, tool) for tool in wanted.tools)
     warnings = [
         f"{tool.schema_at}: the grammar of {tool.name!r} is shown to the model and not enforced"
@@ -114,11 +114,11 @@ def with_constraint_field(refusal: InvalidRequest, request: Request) -> InvalidR
 _ABOUT_CONSTRAINTS = ("grammar", "schema", "regex", "constraint", "structured output", "structural tag")
 
 
-_NOTHING = Constraints()
+NO_CONSTRAINTS = Constraints()
 
 
-def _asks_for_anything(request: Request) -> bool:
-    """Return whether anything in ``request`` may restrict the turn."""
+def may_restrict(request: Request) -> bool:
+    """Return whether anything in ``request`` may restrict the turn; else its constraints are ``NO_CONSTRAINTS``."""
     choice, tools = request.tool_choice, request.conversation.tools
     if choice.mode == "required" or choice.allowed is not None or request.response_format is not None:
         return True

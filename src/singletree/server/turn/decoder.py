@@ -150,8 +150,11 @@ class TurnDecoder:
     def feed(self, token_ids: Sequence[int]) -> list[Event]:
         """Return the events that are certain after these tokens. Tokens that end the turn have no text."""
         count = len(token_ids)
-        if count != 1 and not self._continues(token_ids):
-            return self._feed_each(token_ids)
+        if count != 1:
+            if not count:
+                return []
+            if not self._continues(token_ids):
+                return self._feed_each(token_ids)
         parser, turn = self._parser, self.turn
         self.tokens += count
         turn.length += count
@@ -197,7 +200,9 @@ class TurnDecoder:
                 pieces = self._until_stop(self._stops, pieces)
             pieces += self._stops.close()
         events = [event for piece in pieces for event in self._parser.feed(*piece)]
-        last = merge_deltas(self._checked([*events, *self._parser.close()]))
+        last = [*events, *self._parser.close()]
+        if last:
+            last = merge_deltas(self._checked(last))
         if self._breaks_cut_call and self._open_call is not None:
             last.append(ToolCallBroken(self._open_call, ""))
         self.turn.events += last

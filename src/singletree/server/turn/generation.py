@@ -16,7 +16,7 @@ from singletree.server.turn.constraints import Constraints
 from singletree.server.turn.decoder import TurnDecoder
 from singletree.server.turn.ids import NewId
 from singletree.server.turn.logprobs import LogprobReader
-from singletree.server.turn.picture_tokens import known_length, without_expansion
+from singletree.server.turn.picture_tokens import without_expansion
 from singletree.server.turn.recorder import TurnRecorder
 
 
@@ -32,7 +32,9 @@ class Generation:
         recorder: keeps the turn for the turn memory; None if the turn is not kept.
         logprob_reader: reads tokens with their log-probabilities; None if the client asked for none.
         cached_tokens: prompt tokens that the engine had in its prefix cache; None until it reports them.
-        prompt_tokens: how many tokens the engine read as the prompt, with its pictures; None until it reports them.
+        final_usage: the counts at its end; None while it is generated.
+        prompt_tokens: how many tokens the prompt has for the engine, with its pictures as far as they are known; 0 for
+            as many as ``prompt.token_ids``.
         route: which of several engines generates; None where there is one.
         completed_calls: when each call became complete that has not been sent, on the clock of ``time.perf_counter``.
         ended: why the turn ended; None while it is generated.
@@ -51,7 +53,8 @@ class Generation:
     recorder: TurnRecorder | None = None
     logprob_reader: LogprobReader | None = None
     cached_tokens: int | None = None
-    prompt_tokens: int | None = None
+    final_usage: Usage | None = None
+    prompt_tokens: int = 0
     route: Route | None = None
     completed_calls: list[float] = field(default_factory=list)
     ended: FinishReason | None = None
@@ -77,7 +80,8 @@ class Generation:
         """Return how many of the prompt's token ids were cached; None until the engine reports it."""
         if self.cached_tokens is None:
             return None
-        return without_expansion(self.model.eyes, self.prompt.pictures, self.usage.cached_tokens)
+        cached = min(self.cached_tokens, self.prompt_tokens or len(self.prompt.token_ids))
+        return without_expansion(self.model.eyes, self.prompt.pictures, cached)
 
     def reported_route(self) -> Route | None:
         """Return the route, with its prediction as a number of the prompt's token ids."""
@@ -104,8 +108,10 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """The exact token counts so far."""
-        decoder, ids, pictures = self.decoder, self.prompt.token_ids, self.prompt.pictures
-        prompt_tokens = self.prompt_tokens or known_length(self.model.eyes, len(ids), pictures)
+        if self.final_usage is not None:
+            return self.final_usage
+        decoder = self.decoder
+        prompt_tokens = self.prompt_tokens or len(self.prompt.token_ids)
         cached = min(self.cached_tokens or 0, prompt_tokens)
         return Usage(prompt_tokens, decoder.tokens, cached, decoder.reasoning_tokens)
 

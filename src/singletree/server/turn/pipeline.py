@@ -17,7 +17,7 @@ from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
 from singletree.events import Finished, FinishReason, UsageUpdate, WeightVersion
 from singletree.prompts.history import canonicalization
 from singletree.prompts.history.canonicalization import ToolsOf
-from singletree.server.models.catalog import Model
+from singletree.server.models.catalog import ChatFormat, Model
 from singletree.server.turn.complete_calls import CompleteCalls
 from singletree.server.turn.constraints import with_constraint_field
 from singletree.server.turn.delivery import TokenDelivery
@@ -54,8 +54,9 @@ def generate(generation: Generation, request_id: str) -> Batches:
 async def run(generation: Generation, request_id: str) -> Batches:
     """Yield the events of the turn, one batch for each chunk of the engine, and then ``Finished``.
 
-    A batch may be empty: the tokens so far decide nothing. If ``generation.deliver`` is set, it gets the batches that
-    an engine can deliver; all others, the first among them, are yielded. Closing the generator frees the engine.
+    A batch may be empty: the tokens so far decide nothing, and more follow. If ``generation.deliver`` is set, it gets
+    the batches that an engine can deliver; all others, the first among them, are yielded. Closing the generator frees
+    the engine.
 
     Raises:
         EngineFailed: the engine ended the stream without a finish reason; other errors of the engine pass through.
@@ -67,23 +68,8 @@ async def run(generation: Generation, request_id: str) -> Batches:
     delivery: TokenDelivery | None = None
     if generation.deliver is not None and logprobs is None and not counts:
         delivery = TokenDelivery(generation, calls, generation.deliver)
-    chunks = model.engine.generate(
-        GenerationJob(
-            generation.prompt.token_ids,
-            generation.sampling,
-            request_id,
-            stop_token_ids=_stop_token_ids(model, generation.sampling),
-            constraint=generation.constraints.constraint,
-            priority=generation.request.hints.rank,
-            pictures=generation.prompt.pictures,
-            session=generation.session_name,
-            is_subagent=generation.request.agent.is_subagent,
-            cache_salt=generation.request.cache_salt,
-            expected_tokens=generation.request.hints.expected_tokens,
-            latency_sensitivity=generation.request.hints.latency_sensitivity,
-            deliver=None if delivery is None else delivery.take,
-        )
-    )
+    chunks = model.engine.generate(_job(generation, request_id, delivery))
+    token_ids = generation.token_ids
     reason: FinishReason | None = None
     weight_versions: Sequence[WeightVersion] = ()
     routed_experts: str | None = None
@@ -92,12 +78,13 @@ async def run(generation: Generation, request_id: str) -> Batches:
             if delivery is not None and delivery.error is not None:
                 raise delivery.error
             _take_reports(generation, chunk)
-            generation.token_ids.extend(chunk.token_ids)
+            token_ids.extend(chunk.token_ids)
             batch = decoder.feed(chunk.token_ids) if logprobs is None else logprobs.feed(chunk)
-            if calls is not None:
+            if calls is not None and batch:
                 batch = calls.feed(batch)
-            yield [UsageUpdate(generation.usage), *batch] if counts and batch else batch
             reason = decoder.ended or chunk.finish
+            if batch or reason is None:
+                yield [UsageUpdate(generation.usage), *batch] if counts and batch else batch
             if reason is not None:
                 weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
                 if decoder.ended == "stop":
@@ -118,11 +105,32 @@ async def run(generation: Generation, request_id: str) -> Batches:
         if model.memory is not None:
             # The next turn may be asked of another process, as soon as the client has this one.
             await model.memory.settled()
-    if calls is not None:
+    if last and calls is not None:
         last = calls.feed(last)
     if last:
         yield last
-    yield Finished(generation.ended, generation.usage, decoder.stop_sequence, weight_versions, routed_experts)
+    generation.final_usage = usage = generation.usage
+    yield Finished(generation.ended, usage, decoder.stop_sequence, weight_versions, routed_experts)
+
+
+def _job(generation: Generation, request_id: str, delivery: TokenDelivery | None) -> GenerationJob:
+    prompt, request, sampling = generation.prompt, generation.request, generation.sampling
+    hints = request.hints
+    return GenerationJob(
+        prompt.token_ids,
+        sampling,
+        request_id,
+        stop_token_ids=_stop_token_ids(generation.model, sampling),
+        constraint=generation.constraints.constraint,
+        priority=hints.rank,
+        pictures=prompt.pictures,
+        session=generation.session_name,
+        is_subagent=request.agent.is_subagent,
+        cache_salt=request.cache_salt,
+        expected_tokens=hints.expected_tokens,
+        latency_sensitivity=hints.latency_sensitivity,
+        deliver=None if delivery is None else delivery.take,
+    )
 
 
 def _take_reports(generation: Generation, chunk: Chunk) -> None:
@@ -178,5 +186,9 @@ def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:
 
 def _stop_token_ids(model: Model, sampling: Sampling) -> tuple[int, ...]:
     """Return the tokens at which the engine ends the turn: with ``ignore_eos`` only those that the client names."""
-    own = () if sampling.ignore_eos else tuple(model.tokenizer.stop_token_ids)
-    return (*own, *sampling.stop_token_ids)
+    own = () if sampling.ignore_eos else model.derived(_own_stop_token_ids)
+    return (*own, *sampling.stop_token_ids) if sampling.stop_token_ids else own
+
+
+def _own_stop_token_ids(chat_format: ChatFormat) -> tuple[int, ...]:
+    return tuple(chat_format.tokenizer.stop_token_ids)

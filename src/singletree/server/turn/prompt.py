@@ -116,5 +116,8 @@ def _length(model: Model, prompt: Prompt) -> int:
 
 def wanted_tokens(model: Model, sampling: Sampling) -> int:
     """Return the largest completion that the request and the model allow, in tokens, for an empty prompt."""
-    limits = (sampling.max_tokens, model.max_output_tokens, model.context_window)
-    return min(limit for limit in limits if limit is not None)
+    wanted = model.context_window
+    for limit in (sampling.max_tokens, model.max_output_tokens):
+        if limit is not None and limit < wanted:
+            wanted = limit
+    return wanted

@@ -214,7 +214,9 @@ def make_recorder(
         return None
     if clock != opening.clock:
         opening = replace(opening, clock=clock)
-    enders = _enders(chat_format, layout).union(stop_token_ids)
+    enders = chat_format.derived(_enders)
+    if stop_token_ids:
+        enders = enders.union(stop_token_ids)
     return TurnRecorder(
         memory,
         opening,
@@ -242,10 +244,11 @@ def _survives(
     return survives_round_trip(chat_format, turn, rest, behind, tools, as_objects=as_objects)
 
 
-def _enders(chat_format: ChatFormat, layout: TurnDelimiters) -> frozenset[int]:
+def _enders(chat_format: ChatFormat) -> frozenset[int]:
     """Return the tokens that end a turn: those at which engines stop, and those that the template ends a turn with."""
     added = chat_format.tokenizer.added_tokens
-    begun = (end[:size] for end in layout.ends for size in range(1, len(end) + 1))
+    ends = () if chat_format.layout is None else chat_format.layout.ends
+    begun = (end[:size] for end in ends for size in range(1, len(end) + 1))
     return chat_format.tokenizer.stop_token_ids.union(added[text] for text in begun if text in added)
 
 

@@ -10,7 +10,13 @@ from singletree.parsing.parser import Parser
 from singletree.prompts.prompt_writer import Prompt
 from singletree.prompts.replay.turn_memory import HistoryDigests
 from singletree.server.models.catalog import Model
-from singletree.server.turn.constraints import ConstraintRequest, build_constraints, thinking_state
+from singletree.server.turn.constraints import (
+    NO_CONSTRAINTS,
+    ConstraintRequest,
+    build_constraints,
+    may_restrict,
+    thinking_state,
+)
 from singletree.server.turn.decoder import TurnDecoder
 from singletree.server.turn.engine_sampling import supported_sampling
 from singletree.server.turn.generation import Generation
@@ -49,16 +55,18 @@ def start_generation(model: Model, request: Request, prompt: Prompt) -> Generati
         special_tokens=model.tokenizer.special_tokens,
         mint_id=ids.mint,
     )
+    most_calls = max_calls(request)
     added_stops = () if sampling.includes_stop else sampling.stop_token_ids
+    ends = model.tokenizer.stop_token_ids
     decoder = TurnDecoder(
         parser,
         model.tokenizer.new_detokenizer(),
         ids,
-        stop_token_ids=model.tokenizer.stop_token_ids.union(added_stops),
+        stop_token_ids=ends.union(added_stops) if added_stops else ends,
         stops=sampling.stop,
         includes_stop=sampling.includes_stop,
         min_tokens=sampling.min_tokens,
-        max_calls=max_calls(request),
+        max_calls=most_calls,
         breaks_cut_call=not request.live_arguments,
     )
     places = prompt.digests or HistoryDigests(prompt.turns)
@@ -76,9 +84,11 @@ def start_generation(model: Model, request: Request, prompt: Prompt) -> Generati
         names_reasoning=request.options.reasoning_item_ids,
         stop_token_ids=added_stops,
     )
-    thinking = thinking_state(request, family, parser.in_reasoning, prompt.text)
-    parallel = max_calls(request) != 1
-    constraints = build_constraints(ConstraintRequest(model, request, family, thinking, parallel=parallel))
+    constraints = NO_CONSTRAINTS
+    if may_restrict(request):
+        thinking = thinking_state(request, family, parser.in_reasoning, prompt.text)
+        wanted = ConstraintRequest(model, request, family, thinking, parallel=most_calls != 1)
+        constraints = build_constraints(wanted)
     if prompt.pictures_lost:
         warnings = (
             *warnings,
@@ -97,6 +107,7 @@ def start_generation(model: Model, request: Request, prompt: Prompt) -> Generati
         decoder,
         recording,
         logprobs,
+        prompt_tokens=length,
     )
 
 
