@@ -29,7 +29,7 @@ from singletree.protocols.responses import body as responses_body
 from singletree.protocols.responses import input
 from singletree.protocols.responses.body import ReasoningOptions, ResponsesBody, TextField, TextFormat
 from singletree.protocols.responses.compaction import OpenSummary, is_triggered, no_summaries, summary_request
-from singletree.protocols.responses.input import InputItem
+from singletree.protocols.responses.input import InputItems
 from singletree.protocols.responses.state import References, StoredItems, conversation_id
 from singletree.protocols.responses.tools import declared_tools, decode_choice
 from singletree.request_options import RequestOptions, StoredStateOptions
@@ -62,7 +62,7 @@ class SentRequest(NamedTuple):
     """The fields of a request, and its decoded items."""
 
     body: ResponsesBody
-    items: Sequence[InputItem]
+    items: InputItems
 
     @property
     def references(self) -> References:
@@ -144,7 +144,7 @@ def _request(
     sent: SentRequest, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
 ) -> Request:
     body, items = sent
-    history: Sequence[InputItem] = ()
+    history = InputItems()
     if known is not None:
         items = input.resolve_references(items, known)
         history = input.decode_sent(list(map(msgspec.Raw, known.history)), "history")
@@ -182,7 +182,7 @@ def _request(
                 body, instructions=instructions.repeated, tools=declared.repeated, stores=stores
             ),
             stored_state=StoredStateOptions(
-                input_items=[each.decoded.item for each in items],
+                input_items=items.as_sent(),
                 unresolved=stateful,
                 previous_response_id=body.previous_response_id,
                 conversation_id=conversation_id(body.conversation),

@@ -135,6 +135,9 @@ class Toolbox:
 
     def name(self, name: str, namespace: str = "") -> str:
         """Return the model's name for a tool that the client calls ``name``, declared or not."""
+        own = self._names.get((namespace, name))
+        if own is not None:
+            return own
         candidates = self.model_names(name, namespace)
         return candidates[0] if len(candidates) == 1 else joined_name(name, namespace)
 

@@ -24,6 +24,7 @@ from singletree.protocols.responses.state import (
     References,
     StoredItems,
     StoredReasoning,
+    input_forms,
     item_form,
 )
 from singletree.server.storage.response_store import Store, StoredItem, StoredResponse
@@ -154,7 +155,7 @@ def _stored_response(
         response.id,
         int(time.time()),
         response.json,
-        [item_form(item) for item in state.input_items],
+        input_forms(state.input_items),
         list(_output(response.items, generation)),
         state.previous_response_id,
         state.conversation_id,

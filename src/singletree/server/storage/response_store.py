@@ -16,13 +16,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from singletree.errors import Overloaded
 from singletree.lru import LruCache
-from singletree.protocols.responses.state import ItemForm
+from singletree.protocols.responses.state import InputForms
 from singletree.server.storage.database import Database, DatabaseUnavailable, SqliteDatabase
 from singletree.server.turn.ids import NewId, new_id
 
@@ -68,6 +67,9 @@ ORDER BY depth DESC, is_output, level DESC, at
 _ITEMS = "items (id, response, conversation, is_output, item)"
 
 
+_NO_INPUT = InputForms()
+
+
 @dataclass(frozen=True, slots=True)
 class StoredItem:
     """An item with its id, as JSON."""
@@ -92,7 +94,7 @@ class StoredResponse:
     id: str
     created: int
     body: bytes
-    input: Sequence[ItemForm] = ()
+    input: InputForms = _NO_INPUT
     output: Sequence[StoredItem] = ()
     previous: str | None = None
     conversation: str | None = None
@@ -100,7 +102,7 @@ class StoredResponse:
 
     def input_items(self, start: int = 0) -> list[StoredItem]:
         """Return the input items from ``start`` on, each with an id."""
-        return [StoredItem(*form.encode(self.item_ids)) for form in self.input[start:]]
+        return [StoredItem(*form.encode(self.item_ids)) for form in self.input.forms[start:]]
 
 
 class _Input(NamedTuple):
@@ -303,7 +305,7 @@ class Store:
         """Add the rows of ``response`` to ``rows``."""
         id, conversation = response.id, response.conversation
         rows.responses.append((id, response.created, response.previous, conversation, response.body))
-        if conversation is None and response.input:
+        if conversation is None and response.input.forms:
             rows.response_inputs.append((id, self._shared_input(response, rows)))
         else:
             rows.items += _item_rows(id, conversation, response.input_items(), False)
@@ -315,17 +317,17 @@ class Store:
 
     def _shared_input(self, response: StoredResponse, rows: _Rows) -> str:
         """Add rows for what is new of the response's input, and return the id of its last stretch, with a use more."""
-        count, known, key = self._known_input(response.input)
+        count, known = self._known_input(response.input.digests)
         if known is not None and not self._use(known.id, rows):
             count, known = 0, None  # It has been deleted, perhaps by another process.
-        if known is not None and count == len(response.input):
+        if known is not None and count == len(response.input.digests):
             return known.id
         stretch = _Input(new_id("in_"), 1 if known is None else known.stretches + 1)
         rows.inputs.append((stretch.id, known and known.id))
         rows.uses[stretch.id] = 1
         rows.items += _item_rows(stretch.id, None, response.input_items(count), False)
         # After a rollback, no such row is found, and the input is written anew.
-        self._inputs.put(key, stretch)
+        self._inputs.put(response.input.digests[-1], stretch)
         return stretch.id
 
     def _use(self, input: str, rows: _Rows) -> bool:
@@ -338,16 +340,13 @@ class Store:
             rows.uses[input] = 0
         return is_stored
 
-    def _known_input(self, items: Sequence[ItemForm]) -> tuple[int, _Input | None, bytes]:
-        """Return how many of ``items`` a stored input has in the same order, that input, and the key of all items."""
-        count, known, key, digest = 0, None, b"", blake2b(digest_size=16)
-        for number, item in enumerate(items, 1):
-            digest.update(item.digest)
-            key = digest.copy().digest()
-            found = self._inputs.peek(key)
-            if found is not None and (found.stretches < _LONGEST_INPUT_CHAIN or number == len(items)):
-                count, known = number, found
-        return count, known, key
+    def _known_input(self, digests: Sequence[bytes]) -> tuple[int, _Input | None]:
+        """Return how many of an input's items a stored input has in the same order, and that input."""
+        for count in range(len(digests), 0, -1):
+            found = self._inputs.peek(digests[count - 1])
+            if found is not None and (found.stretches < _LONGEST_INPUT_CHAIN or count == len(digests)):
+                return count, found
+        return 0, None
 
     def _add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
         with self._database.transaction():
