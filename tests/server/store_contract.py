@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -27,7 +26,6 @@ from singletree.server.storage.response_store import (
     StoredItem,
     StoredResponse,
 )
-from singletree.server.turn.ids import new_id, numbered_ids
 
 OpenStore = Callable[[int], Store]
 
@@ -162,9 +160,7 @@ async def test_what_was_put_has_settled(store: Store) -> None:
 def whole(number: int, *texts: str) -> StoredResponse:
     """A response to a request that sends its whole input, without ids."""
     input = input_forms([{"role": "user", "content": text} for text in texts])
-    return StoredResponse(
-        f"r{number}", NOW, b"{}", input, [item(f"out{number}")], item_ids=numbered_ids(new_id)
-    )
+    return StoredResponse(f"r{number}", NOW, b"{}", input, [item(f"out{number}")])
 
 
 def texts(items: list[bytes] | None) -> list[str]:
@@ -230,7 +226,7 @@ async def test_a_response_that_is_put_again_keeps_its_input(store: Store) -> Non
 async def test_a_response_follows_one_with_a_shared_input(store: Store) -> None:
     await store.put(whole(0, "a"))
     await store.put(whole(1, "a", "b"))
-    await store.put(replace(whole(2, "a"), previous="r1"))
+    await store.put(whole(2, "a")._replace(previous="r1"))
     assert texts(await store.input_items("r1")) == ["a", "b"]
     history = [json.loads(one) for one in await store.history("r2") or []]
     said = [one["id"] if one["id"].startswith("out") else one["content"][0]["text"] for one in history]

@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,7 +64,7 @@ async def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
             earlier.execute(query, row)
         earlier.commit()
     store = Store(path, 2**30)
-    await store.put(replace(whole(1, "a", "b"), previous="old"))
+    await store.put(whole(1, "a", "b")._replace(previous="old"))
     assert ids(await store.history("old")) == ["in0", "out0"]
     assert ids(await store.input_items("old")) == ["in0"]
     assert len(await store.history("r1") or []) == 5

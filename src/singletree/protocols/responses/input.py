@@ -219,8 +219,9 @@ def decode_items(
     Raises:
         InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
     """
-    reader, earlier = _Reader(tools, open_summary), len(history.decoded)
-    together = InputItems([*history.decoded, *items.decoded], [*history.sent, *items.sent])
+    reader, earlier, together = _Reader(tools, open_summary), len(history.decoded), items
+    if earlier:
+        together = InputItems([*history.decoded, *items.decoded], [*history.sent, *items.sent])
     for i in range(reader.read_known(together), len(together.decoded)):
         at = f"history.{i}" if i < earlier else f"input.{i - earlier}"
         if not reader.take(together, i):

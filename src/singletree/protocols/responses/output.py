@@ -7,6 +7,7 @@ and response objects from here, so that it always ends with the same object that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -89,7 +90,6 @@ class Output:
         self._details = TokenDetails.of(request)
         self.summarizes = request.options.reasoning_summary
         self.shows_reasoning = INCLUDE_REASONING in include
-        self._tools = {tool.name: tool for tool in request.conversation.tools}
         self._head = {"id": context.id, "object": "response", "created_at": context.created}
         sampling = request.sampling
         settings = {
@@ -205,6 +205,11 @@ class Output:
         if self._context.keep is not None:
             self._context.keep(EncodedResponse(self._context.id, response, output))
         return response
+
+    @cached_property
+    def _tools(self) -> dict[str, Tool]:
+        # Most responses have no call, and a request may have hundreds of tools.
+        return {tool.name: tool for tool in self._context.request.conversation.tools}
 
     def _tool(self, name: str) -> Tool | None:
         """Return the tool with the model's ``name``, or the one in a namespace with that own name, if it is unique."""

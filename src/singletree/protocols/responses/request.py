@@ -144,18 +144,21 @@ def _request(
     sent: SentRequest, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
 ) -> Request:
     body, items = sent
-    history = InputItems()
+    history = _NO_ITEMS
     if known is not None:
         items = input.resolve_references(items, known)
-        history = input.decode_sent(list(map(msgspec.Raw, known.history)), "history")
+        if known.history:
+            history = input.decode_sent(list(map(msgspec.Raw, known.history)), "history")
     declared = declared_tools(body.tools)
     tools = declared.toolbox.copy()
-    turns, references = input.decode_items(items, tools, history, summaries(body.model))
+    turns, references = input.decode_items(
+        items, tools, history, lambda sealed, at: summaries(body.model)(sealed, at)
+    )
     choice = decode_choice(body.tool_choice, tools)
-    reasoning = wire.convert(body.reasoning or {}, ReasoningOptions, "reasoning")
-    text = wire.convert(body.text or {}, TextField, "text")
+    reasoning = wire.convert(body.reasoning, ReasoningOptions, "reasoning") if body.reasoning else _REASONING
+    text = wire.convert(body.text, TextField, "text") if body.text else _TEXT
     stateful = () if known is not None else (*_stateful(body), *references)
-    instructions = wire.decode_field(body.instructions, str | None, _read_instructions, "instructions")
+    instructions = wire.decode_field(body.instructions, _TEXT_OR_NULL, _read_instructions, "instructions")
     turns = (*instructions.turns, *turns)
     if not turns and not stateful:
         raise InvalidRequest("input is empty; send a string or at least one item", param="input")
@@ -193,6 +196,11 @@ def _request(
     )
 
 
+_NO_ITEMS = InputItems()
+_REASONING, _TEXT = ReasoningOptions(), TextField()
+_TEXT_OR_NULL = str | None
+
+
 def _stateful(body: ResponsesBody) -> tuple[str, ...]:
     return tuple(f for f in ("previous_response_id", "conversation", "background") if getattr(body, f))
 
@@ -217,12 +225,12 @@ def _thinking(
 
     ``verbosity`` becomes a template variable, for templates that read it.
     """
-    candidates = (
-        False if reasoning.effort == "none" else None,
-        *((arguments or {}).get(name) for name in ("enable_thinking", "thinking")),
-    )
+    enabled = False if reasoning.effort == "none" else None
+    if enabled is None and arguments:
+        candidates = (arguments.get(name) for name in ("enable_thinking", "thinking"))
+        enabled = next((value for value in candidates if isinstance(value, bool)), None)
     return Thinking(
-        enabled=next((value for value in candidates if isinstance(value, bool)), None),
+        enabled=enabled,
         effort=reasoning.effort,
         template_arguments={"verbosity": verbosity, **(arguments or {})} if verbosity else arguments,
     )

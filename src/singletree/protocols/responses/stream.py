@@ -81,7 +81,8 @@ class Encoder:
     def start(self) -> list[Frame]:
         """Return the events for a created response that is in progress."""
         response = msgspec.Raw(self._output.response())
-        return [self._event("response.created", response=response), *self.keep_alive()]
+        created = self._event("response.created", response=response)
+        return [created, self._event("response.in_progress", response=response)]
 
     def keep_alive(self) -> list[Frame]:
         """Return an event of the API: clients' idle timers ignore comments (openai/codex#31539)."""

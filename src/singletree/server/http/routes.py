@@ -180,7 +180,7 @@ async def answer_turn(
     service.prefills.cancel(opened.step.session)
     call.trace.record_step(opened.step)
     _compare_answers(service, generation)
-    keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
+    keep = response_state.response_keeper(service.store, request, recent, generation)
     generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
     warnings = [
         *generation.request.warnings,

@@ -23,7 +23,7 @@ from singletree.errors import Overloaded
 from singletree.lru import LruCache
 from singletree.protocols.responses.state import InputForms
 from singletree.server.storage.database import Database, DatabaseUnavailable, SqliteDatabase
-from singletree.server.turn.ids import NewId, new_id
+from singletree.server.turn.ids import new_id, numbered_ids
 
 LOG = logging.getLogger(__name__)
 
@@ -70,23 +70,20 @@ _ITEMS = "items (id, response, conversation, is_output, item)"
 _NO_INPUT = InputForms()
 
 
-@dataclass(frozen=True, slots=True)
-class StoredItem:
+class StoredItem(NamedTuple):
     """An item with its id, as JSON."""
 
     id: str
     json: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
+class StoredResponse(NamedTuple):
     """One response with the items that it added.
 
     Attributes:
         created: unix time in seconds.
         body: the response object, as JSON.
         input: its own input items, without those of earlier responses.
-        item_ids: makes the ids of those input items that have none and are not stored yet.
         output: the output items of ``body``.
         previous, conversation: ids of the response and the conversation that it continues, if any.
     """
@@ -98,11 +95,11 @@ class StoredResponse:
     output: Sequence[StoredItem] = ()
     previous: str | None = None
     conversation: str | None = None
-    item_ids: NewId = new_id
 
     def input_items(self, start: int = 0) -> list[StoredItem]:
-        """Return the input items from ``start`` on, each with an id."""
-        return [StoredItem(*form.encode(self.item_ids)) for form in self.input.forms[start:]]
+        """Return the input items from ``start`` on, each with an id: its own, or a new one."""
+        item_ids = numbered_ids(new_id)
+        return [StoredItem(*form.encode(item_ids)) for form in self.input.forms[start:]]
 
 
 class _Input(NamedTuple):
