@@ -7,10 +7,10 @@ Every request contains the whole conversation, and the items that it had before 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Generic, NamedTuple, TypeVar
 
 from singletree.lru import LruCache
-from singletree.prefixes import identical_prefix
 
 Made = TypeVar("Made")
 
@@ -40,11 +40,9 @@ class KnownPrefixes(Generic[Made]):
         """Return the longest prefix of ``items`` that is known; None if there is none."""
         for length in range(len(items), 0, -1):
             # While the prefix is kept, no other object has the id of its last item.
-            key = length, id(items[length - 1])
-            if self._known.peek(key) is not None:
-                known = self._known.get(key)
-                if known is not None and identical_prefix(known.items, items) == length:
-                    return known
+            known = self._known.get((length, id(items[length - 1])))
+            if known is not None and all(map(is_, known.items, items)):
+                return known
         return None
 
     def keep(self, known: KnownPrefix[Made], continued: KnownPrefix[Made] | None = None) -> None:

@@ -261,7 +261,8 @@ class Encoder:
         return self._item_event(kind, **at, part=part)
 
     def _span_item(self, status: str) -> OutputItem:
-        text = "".join(self._pieces)
+        # The text is encoded once for all events that repeat it.
+        text = msgspec.Raw(wire.dump("".join(self._pieces)))
         if self._kind is TextDelta:
             return self._output.message(self._id, text, status, self._sent_logprobs)
         return self._output.reasoning(self._id, text, status, self._reasoned)
