@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from singletree.errors import InvalidRequest
 from singletree.lru import LruCache
 from singletree.protocols import responses, wire
 from singletree.protocols.responses import input as responses_input
 from singletree.protocols.responses import state
 from singletree.protocols.responses.known_prefixes import KnownPrefix, KnownPrefixes
 from singletree.protocols.responses.state import InputForms, StoredItems, input_forms, item_form, joined_forms
+from singletree.protocols.responses.tools import declared_tools, joined_name
 
 LS = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
 NAMESPACE = {"type": "namespace", "name": "disk", "tools": [LS]}
@@ -86,6 +89,29 @@ def test_a_known_name_of_a_tool_counts_only_with_the_same_tools() -> None:
     in_namespace, _, _ = decoded(ITEMS[:7], tools=[NAMESPACE])
     assert [call.name for call in plain.turns[2].tool_calls] == ["ls", "ls"]
     assert [call.name for call in in_namespace.turns[2].tool_calls] == ["disk__ls", "disk__ls"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "plain"),
+    [
+        ([], True),
+        ([LS], True),
+        ([{"type": "local_shell"}, {"type": "function", "name": "local_shell"}], None),
+        ([NAMESPACE], False),
+        ([LS, NAMESPACE], False),
+        ([{"type": "namespace", "name": "", "tools": [LS]}], None),
+    ],
+)
+def test_plain_names_are_those_without_a_toolbox(tools: list[dict[str, Any]], plain: bool | None) -> None:
+    try:
+        toolbox = declared_tools(msgspec.Raw(json.dumps(tools).encode())).toolbox.copy()
+    except InvalidRequest:
+        return
+    if plain is not None:
+        assert toolbox.has_plain_names is plain
+    names = [("ls", ""), ("ls", "disk"), ("rm", ""), ("rm", "disk"), ("local_shell", ""), ("shell", "")]
+    if toolbox.has_plain_names:
+        assert all(toolbox.name(*called) == joined_name(*called) for called in names)
 
 
 def test_forms_of_an_input_are_those_of_its_items() -> None:

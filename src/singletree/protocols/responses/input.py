@@ -297,7 +297,7 @@ class _Reader:
 
     def _is_plain(self, called: tuple[str, str]) -> bool:
         """Return whether the model's name for a called tool is the one that it has without a toolbox."""
-        return self._tools.name(*called) == joined_name(*called)
+        return self._tools.has_plain_names or self._tools.name(*called) == joined_name(*called)
 
     def _progress(self) -> _Progress:
         return _Progress(

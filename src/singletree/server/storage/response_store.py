@@ -3,7 +3,7 @@
 A response is stored with its own input and output only; earlier items are stored with the responses that it continues.
 Where a client sends its whole input with each request, the start that was stored with an earlier response is shared.
 So storing a turn costs only the turn's own length. One thread does all work in order, so later reads find what was put
-earlier, and no request waits for the disk. Responses that end within a few milliseconds are written together: most of
+earlier, and no request waits for the disk. Responses that end within 50 milliseconds are written together: most of
 the cost of a response alone is that of its transaction, and of waking the thread.
 """
 
@@ -34,8 +34,10 @@ KEPT_SECONDS = 30 * 24 * 3600
 """How long a response is kept: 30 days, as on the native API."""
 _LONGEST_CHAIN = 10_000
 _SETTLE_SECONDS = 1.0
-_GROUP_SECONDS = 0.02
-"""How long a response waits for others that are written with it, if nobody asks for what is stored."""
+_GROUP_SECONDS = 0.05
+"""How long a response waits for others that are written with it, if nobody asks for what is stored. A process that is
+killed loses the responses of this time; the operating system may lose those of seconds (``synchronous = NORMAL``).
+"""
 _LARGEST_GROUP = 128
 _ROWS_AT_ONCE = 64
 """How many rows one statement adds at most. Databases limit the number of values, SQLite before 3.32 to 999."""
