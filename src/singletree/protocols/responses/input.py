@@ -111,9 +111,9 @@ class InputItems(NamedTuple):
         """Return the JSON objects of the items."""
         return list(map(_item_of, self.decoded))
 
-    def size(self, start: int, end: int) -> int:
-        """Return the size of the items from ``start`` to ``end``, in bytes."""
-        return sum(memoryview(item).nbytes for item in self.sent[start:end])
+    def size(self, number: int) -> int:
+        """Return the size of the item ``number``, in bytes."""
+        return memoryview(self.sent[number]).nbytes
 
 
 def decode_sent(sent: Sequence[msgspec.Raw], at: str = "input") -> InputItems:
@@ -249,7 +249,7 @@ class _Reader:
         self._turns: list[Turn] = []
         self._role: Role = "user"
         self._parts: list[Part] = []
-        self._size = 0
+        self._size = self._taken = 0
         self._has_new_parts = False
         self._warned: set[str] = set()
         self._called: set[tuple[str, str]] = set()
@@ -275,7 +275,7 @@ class _Reader:
         while number < len(items.decoded) and self.take(items, number):
             number += 1
         if number > start:
-            size += _TURN_FACTOR * items.size(start, number)
+            size += _TURN_FACTOR * self._taken
             read = items.decoded[:number]
             _PROGRESS.keep(KnownPrefix(read, self._progress(), size), known)
         return number
@@ -287,9 +287,11 @@ class _Reader:
             return False
         if called is not None:
             self._called.add(called)
+        size = items.size(number)
+        self._taken += size
         if turn.role in ("assistant", "tool"):
             self._append(turn.role, *turn.parts)
-            self._size += items.size(number, number + 1)
+            self._size += size
         else:
             self._end_turn()
             self._turns.append(turn)

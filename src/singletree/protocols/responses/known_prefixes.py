@@ -40,9 +40,9 @@ class KnownPrefixes(Generic[Made]):
         """Return the longest prefix of ``items`` that is known; None if there is none."""
         for length in range(len(items), 0, -1):
             # While the prefix is kept, no other object has the id of its last item.
-            known = self._known.get((length, id(items[length - 1])))
+            known = self._known.peek((length, id(items[length - 1])))
             if known is not None and all(map(is_, known.items, items)):
-                return known
+                return self._known.get(_key(known.items))
         return None
 
     def keep(self, known: KnownPrefix[Made], continued: KnownPrefix[Made] | None = None) -> None:
