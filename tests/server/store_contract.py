@@ -8,11 +8,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from singletree.protocols.responses.state import ItemForm, item_digest, item_form
+from singletree.protocols.responses.state import (
+    InputForms,
+    ItemForm,
+    input_forms,
+    item_digest,
+    joined_forms,
+)
 from singletree.server.storage import response_store
 from singletree.server.storage.response_store import (
     KEPT_SECONDS,
@@ -21,7 +26,6 @@ from singletree.server.storage.response_store import (
     StoredItem,
     StoredResponse,
 )
-from singletree.server.turn.ids import new_id, numbered_ids
 
 OpenStore = Callable[[int], Store]
 
@@ -32,15 +36,15 @@ def item(id: str, size: int = 0) -> StoredItem:
     return StoredItem(id, b'{"id":"%b","text":"%b"}' % (id.encode(), b"x" * size))
 
 
-def asking(id: str, size: int = 0) -> ItemForm:
-    """An input item that has an id."""
+def asking(id: str, size: int = 0) -> InputForms:
+    """An input of one item that has an id."""
     asked = item(id, size)
-    return ItemForm({}, id, "", asked.json, b"", item_digest(asked.json))
+    return joined_forms(InputForms(), [ItemForm({}, id, "", asked.json, b"", item_digest(asked.json))])
 
 
 def turn(number: int, *, previous: str | None = None, size: int = 0, created: int = NOW) -> StoredResponse:
     asked, said = asking(f"in{number}", size), item(f"out{number}", size)
-    return StoredResponse(f"r{number}", created, b"{}", [asked], [said], previous)
+    return StoredResponse(f"r{number}", created, b"{}", asked, [said], previous)
 
 
 def ids(items: list[bytes] | None) -> list[str]:
@@ -117,7 +121,7 @@ async def test_a_response_is_kept_for_its_time(store: Store) -> None:
 
 async def test_a_conversation_takes_the_items_of_its_responses(store: Store) -> None:
     await store.add_conversation(StoredConversation("c", NOW, b"{}"), [item("a")])
-    await store.put(StoredResponse("r", NOW, b"{}", [asking("b")], [item("c")], conversation="c"))
+    await store.put(StoredResponse("r", NOW, b"{}", asking("b"), [item("c")], conversation="c"))
     assert ids(await store.items_of("c")) == ["a", "b", "c"]
     assert ids(await store.input_items("r")) == ["a", "b"]
     await store.delete_item("c", "b")
@@ -142,7 +146,7 @@ async def test_conversations_go_when_no_response_is_left_to_go(open_store: OpenS
 
 async def test_ids_with_odd_characters_are_ids(store: Store) -> None:
     assert await store.body("r\0\ud800") is None
-    await store.put(StoredResponse("odd", NOW, b"{}", [asking("a")], [item("b")], conversation="none"))
+    await store.put(StoredResponse("odd", NOW, b"{}", asking("a"), [item("b")], conversation="none"))
     assert ids(await store.items_of("none")) == ["a", "b"]
 
 
@@ -155,10 +159,8 @@ async def test_what_was_put_has_settled(store: Store) -> None:
 
 def whole(number: int, *texts: str) -> StoredResponse:
     """A response to a request that sends its whole input, without ids."""
-    input = [item_form({"role": "user", "content": text}) for text in texts]
-    return StoredResponse(
-        f"r{number}", NOW, b"{}", input, [item(f"out{number}")], item_ids=numbered_ids(new_id)
-    )
+    input = input_forms([{"role": "user", "content": text} for text in texts])
+    return StoredResponse(f"r{number}", NOW, b"{}", input, [item(f"out{number}")])
 
 
 def texts(items: list[bytes] | None) -> list[str]:
@@ -224,7 +226,7 @@ async def test_a_response_that_is_put_again_keeps_its_input(store: Store) -> Non
 async def test_a_response_follows_one_with_a_shared_input(store: Store) -> None:
     await store.put(whole(0, "a"))
     await store.put(whole(1, "a", "b"))
-    await store.put(replace(whole(2, "a"), previous="r1"))
+    await store.put(whole(2, "a")._replace(previous="r1"))
     assert texts(await store.input_items("r1")) == ["a", "b"]
     history = [json.loads(one) for one in await store.history("r2") or []]
     said = [one["id"] if one["id"].startswith("out") else one["content"][0]["text"] for one in history]

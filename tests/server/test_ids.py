@@ -6,24 +6,37 @@ import os
 import string
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from singletree.server.turn import ids as ids_module
 from singletree.server.turn.ids import new_id, numbered_ids
 
 _CHARACTERS = string.ascii_letters + string.digits
 
 
-def test_an_id_has_24_letters_and_digits_all_equally_likely() -> None:
+def test_an_id_has_17_random_letters_and_digits_all_equally_likely() -> None:
     ids = [new_id("msg_") for _ in range(4000)]
     assert len(set(ids)) == len(ids)
     assert all(id.startswith("msg_") and len(id) == 28 for id in ids)
-    counts = Counter("".join(id[4:] for id in ids))
+    assert set("".join(ids)) <= {*_CHARACTERS, "_"}
+    counts = Counter("".join(id[11:] for id in ids))
     assert set(counts) == set(_CHARACTERS)
-    # 96,000 characters: 1,548 of each, with a deviation of 39.
-    assert max(abs(count - 1548) for count in counts.values()) < 6 * 39
+    # 68,000 characters: 1,097 of each, with a deviation of 33.
+    assert max(abs(count - 1097) for count in counts.values()) < 6 * 33
+
+
+def test_ids_grow_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for milliseconds in (0, 61, 62, 1_795_000_000_000, 1_795_000_000_001, 1_895_000_000_000):
+        monkeypatch.setattr(ids_module, "_DRAWN_IDS", [])
+        monkeypatch.setattr(time, "time_ns", lambda now=milliseconds: now * 1_000_000)
+        drawn.append(new_id("resp_")[:12])
+    assert drawn == sorted(set(drawn))
+    assert drawn[:3] == ["resp_0000000", "resp_000000z", "resp_0000010"]
 
 
 def test_numbered_ids_differ_within_a_response_and_between_responses() -> None:
@@ -44,7 +57,8 @@ def test_ids_of_several_threads_differ() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_does_not_give_the_ids_of_its_parent() -> None:
     script = (
-        "import os; from singletree.server.turn.ids import new_id; new_id(''); os.fork(); print(new_id(''))"
+        "import os; from singletree.server.turn.ids import new_id; new_id('');"
+        " child = os.fork(); child and os.wait(); print(new_id(''))"
     )
     printed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

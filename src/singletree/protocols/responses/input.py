@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from singletree.conversation import (
-    Document,
-    Image,
     Part,
     Reasoning,
     Role,
@@ -31,10 +30,12 @@ from singletree.conversation import (
     carried_capsules,
 )
 from singletree.errors import InvalidRequest
-from singletree.protocols import limits, media, wire
+from singletree.protocols import limits, wire
 from singletree.protocols.client_json import template_json
 from singletree.protocols.openai import custom_tools
 from singletree.protocols.responses.compaction import ITEMS, TRIGGER, no_summary, shorten
+from singletree.protocols.responses.content_parts import VisiblePart, decode_part
+from singletree.protocols.responses.known_prefixes import KnownPrefix, KnownPrefixes
 from singletree.protocols.responses.native_tools import BY_CALL, BY_OUTPUT, NATIVE, WireObject, arguments_of
 from singletree.protocols.responses.state import (
     REASONING_FIELD,
@@ -45,8 +46,6 @@ from singletree.protocols.responses.state import (
     is_reference,
 )
 from singletree.protocols.responses.tools import Toolbox, joined_name
-
-VisiblePart = Text | Image | Document
 
 
 class _Message(Struct):
@@ -87,20 +86,6 @@ class _AdditionalTools(Struct):
     tools: list[dict[str, Any]] = []
 
 
-class _ImageURL(Struct):
-    url: str
-
-
-class _Part(Struct):
-    type: str = "input_text"
-    text: str = ""
-    refusal: str = ""
-    image_url: str | _ImageURL | None = None
-    file_data: str | None = None
-    file_url: str | None = None
-    filename: str | None = None
-
-
 class DecodedItem(NamedTuple):
     """An item, and what it adds to the conversation where that depends on nothing else than the names of tools.
 
@@ -116,26 +101,34 @@ class DecodedItem(NamedTuple):
     is_reference: bool = False
 
 
-class InputItem(NamedTuple):
-    """A decoded item of one request, and its size in bytes."""
+class InputItems(NamedTuple):
+    """The decoded items of one request, and the same as sent."""
 
-    decoded: DecodedItem
-    size: int
+    decoded: Sequence[DecodedItem] = ()
+    sent: Sequence[msgspec.Raw] = ()
+
+    def as_sent(self) -> list[WireObject]:
+        """Return the JSON objects of the items."""
+        return list(map(_item_of, self.decoded))
+
+    def size(self, number: int) -> int:
+        """Return the size of the item ``number``, in bytes."""
+        return memoryview(self.sent[number]).nbytes
 
 
-def decode_sent(sent: Sequence[msgspec.Raw], at: str = "input") -> list[InputItem]:
+def decode_sent(sent: Sequence[msgspec.Raw], at: str = "input") -> InputItems:
     """Decode the items of a request, of which most are known from the request before.
 
     Raises:
         InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
     """
-    decoded = wire.decode_each(sent, dict[str, Any], _decode_alone, at)
-    return [InputItem(each, len(bytes(raw))) for each, raw in zip(decoded, sent, strict=True)]
+    return InputItems(wire.decode_each(sent, dict[str, Any], _decode_alone, at), sent)
 
 
-def decode_text(text: str) -> list[InputItem]:
+def decode_text(text: str) -> InputItems:
     """Return the item that a request with a text as its input has: the message of a user."""
-    return [InputItem(DecodedItem({"type": "message", "role": "user", "content": text}), len(text))]
+    item = DecodedItem({"type": "message", "role": "user", "content": text})
+    return InputItems([item], [msgspec.Raw(text.encode())])
 
 
 def _decode_alone(item: dict[str, Any], at: str) -> DecodedItem:
@@ -152,7 +145,7 @@ def _decode_alone(item: dict[str, Any], at: str) -> DecodedItem:
 
 
 def references_of(
-    previous_response: str | None, conversation: str | Mapping[str, Any] | None, items: Sequence[InputItem]
+    previous_response: str | None, conversation: str | Mapping[str, Any] | None, items: InputItems
 ) -> References:
     """Return the ids that a request refers to.
 
@@ -169,31 +162,35 @@ def references_of(
             "previous_response_id and conversation are both set; send one of them",
             param="previous_response_id",
         )
-    ids = (each.decoded.item.get("id") for each in items if each.decoded.is_reference)
+    ids = (each.item.get("id") for each in filter(_is_reference, items.decoded))
     return References(
         previous_response or None, continued, tuple(id for id in ids if id and isinstance(id, str))
     )
 
 
-def resolve_references(items: Sequence[InputItem], known: StoredItems) -> Sequence[InputItem]:
+def resolve_references(items: InputItems, known: StoredItems) -> InputItems:
     """Return ``items`` with each reference replaced by its item.
 
     Raises:
         InvalidRequest: a referenced item is not known.
     """
-    return [
-        _referenced(each.decoded.item, i, known) if each.decoded.is_reference else each
-        for i, each in enumerate(items)
-    ]
+    if not any(map(_is_reference, items.decoded)):
+        return items
+    return decode_sent(
+        [
+            _referenced(each.item, i, known) if each.is_reference else raw
+            for i, (each, raw) in enumerate(zip(*items, strict=True))
+        ]
+    )
 
 
-def _referenced(reference: WireObject, i: int, known: StoredItems) -> InputItem:
+def _referenced(reference: WireObject, i: int, known: StoredItems) -> msgspec.Raw:
     id = reference.get("id")
     found = known.items.get(id) if isinstance(id, str) else None
     if found is None:
         at = f"input.{i}.id"
         raise InvalidRequest(f"{at}: no item {id!r} is stored here; send the item itself", param=at)
-    return decode_sent([msgspec.Raw(found)])[0]
+    return msgspec.Raw(found)
 
 
 def _type_of(item: WireObject) -> object:
@@ -205,9 +202,9 @@ def _type_of(item: WireObject) -> object:
 
 
 def decode_items(
-    items: Sequence[InputItem],
+    items: InputItems,
     tools: Toolbox,
-    history: Sequence[InputItem] = (),
+    history: InputItems,
     open_summary: Callable[[str, str], str | None] = no_summary,
 ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     """Decode ``history``, then ``items``, into turns.
@@ -222,12 +219,24 @@ def decode_items(
     Raises:
         InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
     """
-    reader = _Reader(tools, open_summary)
-    for i, each in enumerate(history):
-        reader.read_known(each, "history", i)
-    for i, each in enumerate(items):
-        reader.read_known(each, "input", i)
+    reader, earlier, together = _Reader(tools, open_summary), len(history.decoded), items
+    if earlier:
+        together = InputItems([*history.decoded, *items.decoded], [*history.sent, *items.sent])
+    for i in range(reader.read_known(together), len(together.decoded)):
+        at = f"history.{i}" if i < earlier else f"input.{i - earlier}"
+        if not reader.take(together, i):
+            reader.read(together.decoded[i].item, at)
     return reader.turns(), tuple(reader.references)
+
+
+class _Progress(NamedTuple):
+    """What was read of a conversation up to one of its items: the turns, the open one, and the names of calls."""
+
+    turns: Sequence[Turn]
+    role: Role
+    parts: Sequence[Part]
+    size: int
+    called: frozenset[tuple[str, str]]
 
 
 class _Reader:
@@ -240,24 +249,67 @@ class _Reader:
         self._turns: list[Turn] = []
         self._role: Role = "user"
         self._parts: list[Part] = []
-        self._size = 0
+        self._size = self._taken = 0
         self._has_new_parts = False
         self._warned: set[str] = set()
+        self._called: set[tuple[str, str]] = set()
 
     def turns(self) -> tuple[Turn, ...]:
         self._end_turn()
         return tuple(self._turns)
 
-    def read_known(self, item: InputItem, field: str, index: int) -> None:
-        (sent, turn, called, _), size = item
-        if turn is None or (called is not None and self._tools.name(*called) != joined_name(*called)):
-            self.read(sent, f"{field}.{index}")
-        elif turn.role in ("assistant", "tool"):
+    def read_known(self, items: InputItems) -> int:
+        """Read the items up to the first that depends on what came before, and return how many these are.
+
+        Those that an earlier request had are not read again.
+        """
+        known = _PROGRESS.longest(items.decoded)
+        if known is not None and not all(map(self._is_plain, known.made.called)):
+            known = None
+        start = number = 0
+        size = 0
+        if known is not None:
+            self._resume(known.made)
+            start = number = len(known.items)
+            size = known.size
+        while number < len(items.decoded) and self.take(items, number):
+            number += 1
+        if number > start:
+            size += _TURN_FACTOR * self._taken
+            read = items.decoded[:number]
+            _PROGRESS.keep(KnownPrefix(read, self._progress(), size), known)
+        return number
+
+    def take(self, items: InputItems, number: int) -> bool:
+        """Take over an item that was decoded alone; return False if it has to be read for this request."""
+        _, turn, called, _ = items.decoded[number]
+        if turn is None or (called is not None and not self._is_plain(called)):
+            return False
+        if called is not None:
+            self._called.add(called)
+        size = items.size(number)
+        self._taken += size
+        if turn.role in ("assistant", "tool"):
             self._append(turn.role, *turn.parts)
             self._size += size
         else:
             self._end_turn()
             self._turns.append(turn)
+        return True
+
+    def _is_plain(self, called: tuple[str, str]) -> bool:
+        """Return whether the model's name for a called tool is the one that it has without a toolbox."""
+        return self._tools.has_plain_names or self._tools.name(*called) == joined_name(*called)
+
+    def _progress(self) -> _Progress:
+        return _Progress(
+            self._turns.copy(), self._role, self._parts.copy(), self._size, frozenset(self._called)
+        )
+
+    def _resume(self, progress: _Progress) -> None:
+        self._turns, self._parts = [*progress.turns], [*progress.parts]
+        self._role, self._size = progress.role, progress.size
+        self._called = {*progress.called}
 
     def read(self, item: WireObject, at: str) -> None:
         kind = _type_of(item)
@@ -374,12 +426,11 @@ class _Reader:
         if isinstance(content, str):
             content = [{"type": "input_text", "text": content}]
         for i, given in enumerate(content or ()):
-            part = wire.convert(given, _Part, f"{at}.{i}")
-            read_part = _PARTS.get(part.type)
-            if read_part is None:
-                self._warn(f"{at}.{i}", part.type)
-            elif (decoded := read_part(part, given, f"{at}.{i}")) != Text(""):
-                yield decoded
+            part = decode_part(given, f"{at}.{i}")
+            if isinstance(part, str):
+                self._warn(f"{at}.{i}", part)
+            elif part != Text(""):
+                yield part
 
     def _warn(self, at: str, kind: str) -> None:
         """Warn once for each type: a long history may hold hundreds of the same."""
@@ -396,6 +447,8 @@ def _known_turn(role: Role, parts: tuple[Part, ...], size: int) -> Turn:
     return wire.known_value((Turn, role, *map(id, parts)), lambda: (Turn(role, parts), taken))
 
 
+_item_of, _is_reference = attrgetter("item"), attrgetter("is_reference")
+_PROGRESS: KnownPrefixes[_Progress] = KnownPrefixes(32 * 2**20)
 _PART_BYTES = 100
 _TURN_FACTOR = 3
 """Estimated bytes in memory for each byte of the items of a turn, which stay in memory with it."""
@@ -432,43 +485,3 @@ def _arguments(value: Any) -> tuple[str, bool]:
     verbatim = isinstance(value, str)
     text = value if verbatim else template_json(msgspec.json.encode(value))
     return "{}" if text.strip() in ("", "null") else text, verbatim
-
-
-def _text(part: _Part, given: WireObject, at: str) -> VisiblePart:
-    return Text(part.text, given)
-
-
-def _refusal(part: _Part, given: WireObject, at: str) -> VisiblePart:
-    return Text(part.refusal, given)
-
-
-def _image(part: _Part, given: WireObject, at: str) -> VisiblePart:
-    url = part.image_url.url if isinstance(part.image_url, _ImageURL) else part.image_url
-    if not url:
-        raise _not_here(f"{at}.image_url", "the image as a data: URL")
-    return media.image(url, given)
-
-
-def _file(part: _Part, given: WireObject, at: str) -> VisiblePart:
-    title = part.filename or ""
-    if part.file_data and not part.file_data.startswith("data:"):
-        return Document(data=part.file_data, title=title, extra=given)
-    url = part.file_data or part.file_url
-    if not url:
-        raise _not_here(f"{at}.file_data", "the data itself, in base64")
-    return media.document(url, title, given)
-
-
-def _not_here(at: str, cure: str) -> InvalidRequest:
-    return InvalidRequest(f"{at}: Field required; files are not stored here, so send {cure}", param=at)
-
-
-_PARTS: dict[str, Callable[[_Part, WireObject, str], VisiblePart]] = {
-    "input_text": _text,
-    "output_text": _text,
-    "text": _text,
-    "refusal": _refusal,
-    "input_image": _image,
-    "computer_screenshot": _image,
-    "input_file": _file,
-}

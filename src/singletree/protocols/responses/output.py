@@ -7,6 +7,7 @@ and response objects from here, so that it always ends with the same object that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ from singletree.protocols.openai.logprobs import TokenDetails
 from singletree.protocols.responses.native_tools import NATIVE, call_fields
 
 OutputItem = dict[str, Any]
+WireText = str | msgspec.Raw
+"""A text, or the same as JSON."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,17 +49,17 @@ _FAILURES: tuple[tuple[type[SingletreeError], str], ...] = (
 )
 
 
-def text_part(text: str, logprobs: Sequence[OutputItem] = ()) -> OutputItem:
+def text_part(text: WireText, logprobs: Sequence[OutputItem] = ()) -> OutputItem:
     """Return the content part of a message."""
     return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
 
 
-def reasoning_part(text: str) -> OutputItem:
+def reasoning_part(text: WireText) -> OutputItem:
     """Return the content part of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
 
 
-def summary_part(text: str) -> OutputItem:
+def summary_part(text: WireText) -> OutputItem:
     """Return the part of a reasoning summary."""
     return {"type": "summary_text", "text": text}
 
@@ -89,7 +92,6 @@ class Output:
         self._details = TokenDetails.of(request)
         self.summarizes = request.options.reasoning_summary
         self.shows_reasoning = INCLUDE_REASONING in include
-        self._tools = {tool.name: tool for tool in request.conversation.tools}
         self._head = {"id": context.id, "object": "response", "created_at": context.created}
         sampling = request.sampling
         settings = {
@@ -117,12 +119,14 @@ class Output:
             return []
         return [self._details.encode_token(t) for t in tokens if t.is_visible and t.logprob is not None]
 
-    def message(self, id: str, text: str, status: str, logprobs: Sequence[OutputItem] = ()) -> OutputItem:
+    def message(
+        self, id: str, text: WireText, status: str, logprobs: Sequence[OutputItem] = ()
+    ) -> OutputItem:
         """Return a message item; without content while it is in progress."""
         content = [text_part(text, logprobs)] if status != "in_progress" else []
         return {"id": id, "type": "message", "status": status, "role": "assistant", "content": content}
 
-    def reasoning(self, id: str, text: str, status: str, ordinal: int) -> OutputItem:
+    def reasoning(self, id: str, text: WireText, status: str, ordinal: int) -> OutputItem:
         """Return a reasoning item; ``ordinal`` counts the reasoning items of the response from 0."""
         open_ = status == "in_progress"
         sealed = self._seal(ordinal) if self._seal and not open_ else ""
@@ -205,6 +209,11 @@ class Output:
         if self._context.keep is not None:
             self._context.keep(EncodedResponse(self._context.id, response, output))
         return response
+
+    @cached_property
+    def _tools(self) -> dict[str, Tool]:
+        # Most responses have no call, and a request may have hundreds of tools.
+        return {tool.name: tool for tool in self._context.request.conversation.tools}
 
     def _tool(self, name: str) -> Tool | None:
         """Return the tool with the model's ``name``, or the one in a namespace with that own name, if it is unique."""

@@ -29,7 +29,7 @@ from singletree.protocols.responses import body as responses_body
 from singletree.protocols.responses import input
 from singletree.protocols.responses.body import ReasoningOptions, ResponsesBody, TextField, TextFormat
 from singletree.protocols.responses.compaction import OpenSummary, is_triggered, no_summaries, summary_request
-from singletree.protocols.responses.input import InputItem
+from singletree.protocols.responses.input import InputItems
 from singletree.protocols.responses.state import References, StoredItems, conversation_id
 from singletree.protocols.responses.tools import declared_tools, decode_choice
 from singletree.request_options import RequestOptions, StoredStateOptions
@@ -62,7 +62,7 @@ class SentRequest(NamedTuple):
     """The fields of a request, and its decoded items."""
 
     body: ResponsesBody
-    items: Sequence[InputItem]
+    items: InputItems
 
     @property
     def references(self) -> References:
@@ -144,18 +144,21 @@ def _request(
     sent: SentRequest, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
 ) -> Request:
     body, items = sent
-    history: Sequence[InputItem] = ()
+    history = _NO_ITEMS
     if known is not None:
         items = input.resolve_references(items, known)
-        history = input.decode_sent(list(map(msgspec.Raw, known.history)), "history")
+        if known.history:
+            history = input.decode_sent(list(map(msgspec.Raw, known.history)), "history")
     declared = declared_tools(body.tools)
     tools = declared.toolbox.copy()
-    turns, references = input.decode_items(items, tools, history, summaries(body.model))
+    turns, references = input.decode_items(
+        items, tools, history, lambda sealed, at: summaries(body.model)(sealed, at)
+    )
     choice = decode_choice(body.tool_choice, tools)
-    reasoning = wire.convert(body.reasoning or {}, ReasoningOptions, "reasoning")
-    text = wire.convert(body.text or {}, TextField, "text")
+    reasoning = wire.convert(body.reasoning, ReasoningOptions, "reasoning") if body.reasoning else _REASONING
+    text = wire.convert(body.text, TextField, "text") if body.text else _TEXT
     stateful = () if known is not None else (*_stateful(body), *references)
-    instructions = wire.decode_field(body.instructions, str | None, _read_instructions, "instructions")
+    instructions = wire.decode_field(body.instructions, _TEXT_OR_NULL, _read_instructions, "instructions")
     turns = (*instructions.turns, *turns)
     if not turns and not stateful:
         raise InvalidRequest("input is empty; send a string or at least one item", param="input")
@@ -182,7 +185,7 @@ def _request(
                 body, instructions=instructions.repeated, tools=declared.repeated, stores=stores
             ),
             stored_state=StoredStateOptions(
-                input_items=[each.decoded.item for each in items],
+                input_items=items.as_sent(),
                 unresolved=stateful,
                 previous_response_id=body.previous_response_id,
                 conversation_id=conversation_id(body.conversation),
@@ -191,6 +194,11 @@ def _request(
             ),
         ),
     )
+
+
+_NO_ITEMS = InputItems()
+_REASONING, _TEXT = ReasoningOptions(), TextField()
+_TEXT_OR_NULL = str | None
 
 
 def _stateful(body: ResponsesBody) -> tuple[str, ...]:
@@ -217,12 +225,12 @@ def _thinking(
 
     ``verbosity`` becomes a template variable, for templates that read it.
     """
-    candidates = (
-        False if reasoning.effort == "none" else None,
-        *((arguments or {}).get(name) for name in ("enable_thinking", "thinking")),
-    )
+    enabled = False if reasoning.effort == "none" else None
+    if enabled is None and arguments:
+        candidates = (arguments.get(name) for name in ("enable_thinking", "thinking"))
+        enabled = next((value for value in candidates if isinstance(value, bool)), None)
     return Thinking(
-        enabled=next((value for value in candidates if isinstance(value, bool)), None),
+        enabled=enabled,
         effort=reasoning.effort,
         template_arguments={"verbosity": verbosity, **(arguments or {})} if verbosity else arguments,
     )

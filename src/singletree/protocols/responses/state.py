@@ -18,6 +18,7 @@ from msgspec import Raw, Struct
 
 from singletree.errors import InvalidRequest
 from singletree.protocols import wire
+from singletree.protocols.responses.known_prefixes import KnownPrefix, KnownPrefixes
 from singletree.protocols.responses.native_tools import NATIVE, WireObject
 
 REASONING_FIELD = "singletree_reasoning"
@@ -146,11 +147,45 @@ def _make_form(item: WireObject) -> tuple[ItemForm, int]:
 
     full = with_id(item, place)
     encoded = msgspec.json.encode(full)
-    size = _FORM_FACTOR * len(encoded)
     if not prefixes:
-        return ItemForm(item, full["id"], "", encoded, b"", item_digest(encoded)), size
-    head, _, tail = encoded.partition(b'"%b"' % _PLACE.encode())
-    return ItemForm(item, "", prefixes[0], head, tail, item_digest(head, tail)), size
+        form = ItemForm(item, full["id"], "", encoded, b"", item_digest(encoded))
+    else:
+        head, _, tail = encoded.partition(b'"%b"' % _PLACE.encode())
+        form = ItemForm(item, "", prefixes[0], head, tail, item_digest(head, tail))
+    return form, _form_size(form)
+
+
+class InputForms(NamedTuple):
+    """The items of an input in their full form, and for each a digest of it and all before it."""
+
+    forms: Sequence[ItemForm] = ()
+    digests: Sequence[bytes] = ()
+
+
+def input_forms(items: Sequence[WireObject]) -> InputForms:
+    """Return the full form of ``items``. Nothing is made again for those at the beginning that an input had before."""
+    known = _FORMS.longest(items)
+    if known is not None and len(known.items) == len(items):
+        return known.made
+    before, size = (known.made, known.size) if known is not None else (InputForms(), 0)
+    made = joined_forms(before, [item_form(item) for item in items[len(before.forms) :]])
+    size += sum(_form_size(form) for form in made.forms[len(before.forms) :])
+    _FORMS.keep(KnownPrefix(items, made, size), known)
+    return made
+
+
+def joined_forms(before: InputForms, added: Sequence[ItemForm]) -> InputForms:
+    """Return the forms of an input that begins with ``before``."""
+    digests = [*before.digests]
+    digest = digests[-1] if digests else b""
+    for form in added:
+        digest = blake2b(digest + form.digest, digest_size=16).digest()
+        digests.append(digest)
+    return InputForms([*before.forms, *added], digests)
+
+
+def _form_size(form: ItemForm) -> int:
+    return _FORM_FACTOR * (len(form.head) + len(form.tail))
 
 
 def item_digest(head: bytes, tail: bytes = b"") -> bytes:
@@ -165,6 +200,7 @@ _PLACE = secrets.token_hex(16)
 """Stands for an id in encoded items. No client knows it, so no item contains it."""
 _FORM_FACTOR = 4
 """Estimated bytes in memory for each byte of an encoded item: the JSON, and the item itself."""
+_FORMS: KnownPrefixes[InputForms] = KnownPrefixes(32 * 2**20)
 
 
 def _with_defaults(item: Any, defaults: Mapping[str, WireObject]) -> Any:

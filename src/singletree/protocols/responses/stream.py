@@ -81,7 +81,8 @@ class Encoder:
     def start(self) -> list[Frame]:
         """Return the events for a created response that is in progress."""
         response = msgspec.Raw(self._output.response())
-        return [self._event("response.created", response=response), *self.keep_alive()]
+        created = self._event("response.created", response=response)
+        return [created, self._event("response.in_progress", response=response)]
 
     def keep_alive(self) -> list[Frame]:
         """Return an event of the API: clients' idle timers ignore comments (openai/codex#31539)."""
@@ -260,7 +261,8 @@ class Encoder:
         return self._item_event(kind, **at, part=part)
 
     def _span_item(self, status: str) -> OutputItem:
-        text = "".join(self._pieces)
+        # The text is encoded once for all events that repeat it.
+        text = msgspec.Raw(wire.dump("".join(self._pieces)))
         if self._kind is TextDelta:
             return self._output.message(self._id, text, status, self._sent_logprobs)
         return self._output.reasoning(self._id, text, status, self._reasoned)

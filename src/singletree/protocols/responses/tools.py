@@ -88,10 +88,12 @@ class Toolbox:
 
     Attributes:
         warnings: one text for each tool or item that was left out.
+        has_plain_names: whether ``name`` returns ``joined_name`` for any name: no tool is in a namespace or renamed.
     """
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.has_plain_names = True
         self._tools: dict[str, Tool] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._own: set[str] = set()
@@ -101,7 +103,7 @@ class Toolbox:
     def copy(self) -> Toolbox:
         """Return a toolbox with the same content, to which other tools can be added."""
         copied = Toolbox()
-        copied.warnings = self.warnings.copy()
+        copied.warnings, copied.has_plain_names = self.warnings.copy(), self.has_plain_names
         copied._tools, copied._names, copied._own = self._tools.copy(), self._names.copy(), self._own.copy()
         copied._searchable, copied._listed = self._searchable, self.tools
         return copied
@@ -135,6 +137,9 @@ class Toolbox:
 
     def name(self, name: str, namespace: str = "") -> str:
         """Return the model's name for a tool that the client calls ``name``, declared or not."""
+        own = self._names.get((namespace, name))
+        if own is not None:
+            return own
         candidates = self.model_names(name, namespace)
         return candidates[0] if len(candidates) == 1 else joined_name(name, namespace)
 
@@ -211,6 +216,8 @@ class Toolbox:
             taken = {*self._names.values(), *(self._own if namespace else ())}
             numbered = (wanted if n == 1 else f"{wanted}_{n}" for n in count(1))
             self._names[key] = next(candidate for candidate in numbered if candidate not in taken)
+            is_plain = namespace == _NATIVES or (not namespace and self._names[key] == name)
+            self.has_plain_names = self.has_plain_names and is_plain
         return self._names[key]
 
 

@@ -190,7 +190,7 @@ async def answer_turn(
     call.trace.record_step(opened.step)
     if request.options.compared_answer:
         _compare_answers(service, generation, request.options.compared_answer)
-    keep = response_state.response_keeper(service.store, request, call.trace.new_id, recent, generation)
+    keep = response_state.response_keeper(service.store, request, recent, generation)
     generations = [generation]
     if request.choices > 1:
         generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))

@@ -147,7 +147,7 @@ class Socket:
         request = await self._service.media.read(request, model)
         prepare = partial(pipeline.prepare, model, request)
         generation = await offload(size, prepare, waits=recall_waits(model))
-        keep = response_state.response_keeper(self._service.store, request, new_id, self._recent)
+        keep = response_state.response_keeper(self._service.store, request, self._recent)
         [encoder] = Choices(RESPONSES, [generation], new_id, keep=keep).encoders(DispatchOptions())
         await self.write(encoder.start())
         one_token = replace(generation.sampling, max_tokens=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, created {number} NOT NULL, previous TEXT, conversation TEXT, body {bytes} NOT NULL
-){keyed};
+);
 CREATE INDEX IF NOT EXISTS responses_created ON responses (created);
 CREATE TABLE IF NOT EXISTS conversations (
     id TEXT PRIMARY KEY, created {number} NOT NULL, metadata {bytes} NOT NULL
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS response_inputs (
 ){keyed};
 CREATE INDEX IF NOT EXISTS items_id ON items (id);
 CREATE INDEX IF NOT EXISTS items_response ON items (response);
-CREATE INDEX IF NOT EXISTS items_conversation ON items (conversation);
+CREATE INDEX IF NOT EXISTS items_conversation ON items (conversation) WHERE conversation IS NOT NULL;
 """
 """The tables. The names of types, and what a table with a key of its own is, are those of a database.
 
@@ -36,13 +36,17 @@ A row of ``inputs`` is a stretch of input items, behind those of ``previous``. R
 it, so ``uses`` counts the responses and stretches that refer to it. ``items.response`` is the id of a response for its
 output and for items in a conversation, else that of a stretch. Earlier versions stored the input of each response under
 the id of the response; these rows are read in the same way.
+
+Rows are added at the end of a table, and ids grow (``new_id``), so that those of responses that are stored together are
+on the same pages. Responses have no key of their own in the table: in the tree of a key, each body would take a page to
+itself. The tables and indexes of earlier versions keep their form.
 """
 
 _TYPES = {
     "number": "INTEGER",
     "bytes": "BLOB",
     "keyed": " WITHOUT ROWID",
-    "ascending": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    "ascending": "INTEGER PRIMARY KEY",
 }
 
 
@@ -61,10 +65,6 @@ class Database(Protocol):
 
     def execute(self, query: str, values: Sequence[Any] = ()) -> int:
         """Change rows, and return how many. Raises DatabaseUnavailable."""
-        ...
-
-    def insert(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Add several rows. Raises DatabaseUnavailable."""
         ...
 
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -110,10 +110,6 @@ class SqliteDatabase:
         """Change rows, and return how many. Raises sqlite3.Error."""
         return self._connection.execute(query, [storable(value) for value in values]).rowcount
 
-    def insert(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Add several rows. Raises sqlite3.Error."""
-        self._connection.executemany(query, ([storable(value) for value in row] for row in rows))
-
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds. Raises sqlite3.Error."""
         return self._connection.execute(query, [storable(value) for value in values]).fetchall()
@@ -127,9 +123,11 @@ class SqliteDatabase:
 
     def used(self) -> int:
         """Return the size of the pages in use, in bytes."""
-        names = ("page_count", "freelist_count", "page_size")
-        pages, free, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
-        return int((pages - free) * size)
+        query = (
+            "SELECT (page_count - freelist_count) * page_size"
+            " FROM pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
+        )
+        return int(self._connection.execute(query).fetchone()[0])
 
     def close(self) -> None:
         """Close the file."""

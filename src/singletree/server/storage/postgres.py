@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,11 +71,6 @@ class PostgresDatabase:
     def execute(self, query: str, values: Sequence[Any] = ()) -> int:
         """Change rows, and return how many. Raises DatabaseUnavailable."""
         return int(self._run(query, values).rowcount)
-
-    def insert(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Add several rows. Raises DatabaseUnavailable."""
-        for row in rows:
-            self._run(query, row)
 
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds. Raises DatabaseUnavailable."""

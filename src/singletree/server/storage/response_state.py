@@ -24,11 +24,12 @@ from singletree.protocols.responses.state import (
     References,
     StoredItems,
     StoredReasoning,
+    input_forms,
     item_form,
 )
 from singletree.server.storage.response_store import Store, StoredItem, StoredResponse
 from singletree.server.turn.generation import Generation
-from singletree.server.turn.ids import NewId, numbered_ids
+from singletree.server.turn.ids import NewId
 
 KeepResponse = Callable[[EncodedResponse], None]
 """Gets a finished response and stores it."""
@@ -93,7 +94,12 @@ async def read_request(
     return request
 
 
+_NOTHING = StoredItems()
+
+
 async def _look_up(store: Store | None, recent: ConnectionResponses | None, named: References) -> StoredItems:
+    if not named:
+        return _NOTHING
     history: list[bytes] = []
     if named.previous_response is not None:
         history = await _history(store, recent, named.previous_response)
@@ -119,7 +125,6 @@ async def _history(store: Store | None, recent: ConnectionResponses | None, id: 
 def response_keeper(
     store: Store | None,
     request: Request,
-    new_id: NewId,
     recent: ConnectionResponses | None = None,
     generation: Generation | None = None,
 ) -> KeepResponse | None:
@@ -127,7 +132,6 @@ def response_keeper(
 
     Args:
         store: None for a server that does not store responses.
-        new_id: makes the ids of input items.
         recent: the responses of the request's connection.
         generation: answers the request. Its whole reasoning is stored, even where the client gets less of it.
     """
@@ -137,7 +141,7 @@ def response_keeper(
         return None
 
     def keep(finished: EncodedResponse) -> None:
-        response = _stored_response(request, finished, generation, numbered_ids(new_id))
+        response = _stored_response(request, finished, generation)
         if recent is not None:
             recent.keep(response)
         if store is not None and stores:
@@ -147,18 +151,17 @@ def response_keeper(
 
 
 def _stored_response(
-    request: Request, response: EncodedResponse, generation: Generation | None, item_ids: NewId
+    request: Request, response: EncodedResponse, generation: Generation | None
 ) -> StoredResponse:
     state = request.options.stored_state
     return StoredResponse(
         response.id,
         int(time.time()),
         response.json,
-        [item_form(item) for item in state.input_items],
+        input_forms(state.input_items),
         list(_output(response.items, generation)),
         state.previous_response_id,
         state.conversation_id,
-        item_ids,
     )
 
 

@@ -3,7 +3,8 @@
 A response is stored with its own input and output only; earlier items are stored with the responses that it continues.
 Where a client sends its whole input with each request, the start that was stored with an earlier response is shared.
 So storing a turn costs only the turn's own length. One thread does all work in order, so later reads find what was put
-earlier, and no request waits for the disk.
+earlier, and no request waits for the disk. Responses that end within 50 milliseconds are written together: most of
+the cost of a response alone is that of its transaction, and of waking the thread.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from hashlib import blake2b
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from singletree.errors import Overloaded
 from singletree.lru import LruCache
-from singletree.protocols.responses.state import ItemForm
+from singletree.protocols.responses.state import InputForms
 from singletree.server.storage.database import Database, DatabaseUnavailable, SqliteDatabase
-from singletree.server.turn.ids import NewId, new_id
+from singletree.server.turn.ids import new_id, numbered_ids
 
 LOG = logging.getLogger(__name__)
 
@@ -33,6 +34,13 @@ KEPT_SECONDS = 30 * 24 * 3600
 """How long a response is kept: 30 days, as on the native API."""
 _LONGEST_CHAIN = 10_000
 _SETTLE_SECONDS = 1.0
+_GROUP_SECONDS = 0.05
+"""How long a response waits for others that are written with it, if nobody asks for what is stored. A process that is
+killed loses the responses of this time; the operating system may lose those of seconds (``synchronous = NORMAL``).
+"""
+_LARGEST_GROUP = 128
+_ROWS_AT_ONCE = 64
+"""How many rows one statement adds at most. Databases limit the number of values, SQLite before 3.32 to 999."""
 _KNOWN_INPUTS = 4096
 """How many of the last inputs can be shared by the next responses; each takes about 400 bytes of memory."""
 _LONGEST_INPUT_CHAIN = 1000
@@ -58,23 +66,26 @@ ORDER BY depth DESC, is_output, level DESC, at
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredItem:
+_ITEMS = "items (id, response, conversation, is_output, item)"
+
+
+_NO_INPUT = InputForms()
+
+
+class StoredItem(NamedTuple):
     """An item with its id, as JSON."""
 
     id: str
     json: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
+class StoredResponse(NamedTuple):
     """One response with the items that it added.
 
     Attributes:
         created: unix time in seconds.
         body: the response object, as JSON.
         input: its own input items, without those of earlier responses.
-        item_ids: makes the ids of those input items that have none and are not stored yet.
         output: the output items of ``body``.
         previous, conversation: ids of the response and the conversation that it continues, if any.
     """
@@ -82,15 +93,15 @@ class StoredResponse:
     id: str
     created: int
     body: bytes
-    input: Sequence[ItemForm] = ()
+    input: InputForms = _NO_INPUT
     output: Sequence[StoredItem] = ()
     previous: str | None = None
     conversation: str | None = None
-    item_ids: NewId = new_id
 
     def input_items(self, start: int = 0) -> list[StoredItem]:
-        """Return the input items from ``start`` on, each with an id."""
-        return [StoredItem(*form.encode(self.item_ids)) for form in self.input[start:]]
+        """Return the input items from ``start`` on, each with an id: its own, or a new one."""
+        item_ids = numbered_ids(new_id)
+        return [StoredItem(*form.encode(item_ids)) for form in self.input.forms[start:]]
 
 
 class _Input(NamedTuple):
@@ -98,6 +109,22 @@ class _Input(NamedTuple):
 
     id: str
     stretches: int
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows to add for responses that are stored together, by table.
+
+    Attributes:
+        inputs: id and previous one of each new stretch.
+        uses: the uses to count, by input: all of a new one, those after the first of one that was stored before.
+    """
+
+    responses: list[Sequence[Any]] = field(default_factory=list)
+    inputs: list[Sequence[Any]] = field(default_factory=list)
+    response_inputs: list[Sequence[Any]] = field(default_factory=list)
+    items: list[Sequence[Any]] = field(default_factory=list)
+    uses: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,26 +154,31 @@ class Store:
         self._database: Database = (
             SqliteDatabase(database) if database is None or isinstance(database, Path) else database
         )
+        self._waiting: deque[StoredResponse] = deque()
+        # Runs out when the responses that wait have to be written; None where the thread knows of all of them.
+        self._timer: asyncio.TimerHandle | None = None
         self._last: Future[None] | None = None
         self._unmeasured = 0
         self._inputs: LruCache[bytes, _Input] = LruCache(entries=_KNOWN_INPUTS)
 
     async def put(self, response: StoredResponse) -> None:
         """Store ``response``, and append its items to its conversation."""
-        await self._run(self._put, response)
+        await self._run(self._put, [response])
 
     def put_soon(self, response: StoredResponse) -> None:
-        """Store ``response`` without waiting; a failure is logged."""
-        self._last = self._thread.submit(self._put, response)
-        self._last.add_done_callback(_log_failure)
+        """Store ``response`` without waiting; a failure is logged. Needs a running event loop."""
+        self._waiting.append(response)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_GROUP_SECONDS, self._write_waiting)
 
     @property
     def is_settled(self) -> bool:
         """Whether other processes can find what was put, or it could not be stored."""
-        return self._last is None or self._last.done()
+        return self._timer is None and (self._last is None or self._last.done())
 
     async def settled(self) -> None:
         """Wait until ``is_settled``, for a second at most."""
+        self._write_waiting()
         if self._last is not None and not self._last.done():
             last = asyncio.wrap_future(self._last)
             last.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged already
@@ -199,7 +231,7 @@ class Store:
 
     async def add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
         """Append ``items`` to a conversation."""
-        await self._run(self._add_items, None, conversation, items, False)
+        await self._run(self._add_items, conversation, items)
 
     async def items_of(self, conversation: str) -> list[bytes]:
         """Return the items of a conversation, oldest first."""
@@ -212,17 +244,27 @@ class Store:
 
     def close(self) -> None:
         """Finish all pending work and close the file."""
+        self._write_waiting()
         self._thread.submit(self._close)
         self._thread.shutdown(wait=True)
 
-    # On the thread
-
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._write_waiting()
         try:
             return await asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
         except DatabaseUnavailable as error:
             LOG.warning("the store of responses does not answer: %s", error)
             raise Overloaded("the store of responses does not answer; try again in a moment") from None
+
+    def _write_waiting(self) -> None:
+        """Let the thread write the responses that wait, before all work that it gets later."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._last = self._thread.submit(self._put_waiting)
+            self._last.add_done_callback(_log_failure)
+
+    # On the thread
 
     def _close(self) -> None:
         self._database.close()
@@ -236,60 +278,85 @@ class Store:
     def _change(self, query: str, values: Sequence[Any]) -> int:
         return self._database.execute(query, values)
 
-    def _put(self, response: StoredResponse) -> None:
-        with self._database.transaction():
-            # The input is found before the same response is replaced, which may be all that refers to it.
-            shares = response.conversation is None and len(response.input) > 0
-            input = self._shared_input(response) if shares else None
-            self._forget(response.id)
-            row = (response.id, response.created, response.previous, response.conversation, response.body)
-            self._database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", row)
-            if input is not None:
-                self._change("INSERT INTO response_inputs VALUES (?, ?)", (response.id, input))
-            else:
-                self._insert(response.id, response.conversation, response.input_items(), False)
-            self._insert(response.id, response.conversation, response.output, True)
-        self._evict(response.id)
+    def _put_waiting(self) -> None:
+        # More may have come while the thread was busy.
+        while self._waiting:
+            self._put([self._waiting.popleft() for _ in range(min(len(self._waiting), _LARGEST_GROUP))])
 
-    def _shared_input(self, response: StoredResponse) -> str:
-        """Store what is new of the response's input, and return the id of its last stretch, with a use more."""
-        count, known, key = self._known_input(response.input)
-        if known is not None and not self._change(
-            "UPDATE inputs SET uses = uses + 1 WHERE id = ?", (known.id,)
-        ):
+    def _put(self, responses: Sequence[StoredResponse]) -> None:
+        rows, group = _Rows(), {response.id: response for response in responses}
+        with self._database.transaction():
+            # Inputs are found before a response is replaced, which may be all that refers to its input.
+            for response in group.values():
+                self._collect(response, rows)
+            for id in self._stored_ids(list(group)):
+                self._forget(id)
+            self._insert("responses", rows.responses)
+            self._insert("response_inputs", rows.response_inputs)
+            self._insert("inputs", [(id, previous, rows.uses.pop(id)) for id, previous in rows.inputs])
+            for id, uses in rows.uses.items():
+                if uses:
+                    self._change("UPDATE inputs SET uses = uses + ? WHERE id = ?", (uses, id))
+            self._insert(_ITEMS, rows.items)
+        self._evict(responses[-1].id, len(responses))
+
+    def _collect(self, response: StoredResponse, rows: _Rows) -> None:
+        """Add the rows of ``response`` to ``rows``."""
+        id, conversation = response.id, response.conversation
+        rows.responses.append((id, response.created, response.previous, conversation, response.body))
+        if conversation is None and response.input.forms:
+            rows.response_inputs.append((id, self._shared_input(response, rows)))
+        else:
+            rows.items += _item_rows(id, conversation, response.input_items(), False)
+        rows.items += _item_rows(id, conversation, response.output, True)
+
+    def _stored_ids(self, ids: Sequence[str]) -> list[str]:
+        query = f"SELECT id FROM responses WHERE id IN ({', '.join('?' * len(ids))})"
+        return [id for (id,) in self._fetch_all(query, ids)]
+
+    def _shared_input(self, response: StoredResponse, rows: _Rows) -> str:
+        """Add rows for what is new of the response's input, and return the id of its last stretch, with a use more."""
+        count, known = self._known_input(response.input.digests)
+        if known is not None and not self._use(known.id, rows):
             count, known = 0, None  # It has been deleted, perhaps by another process.
-        if known is not None and count == len(response.input):
+        if known is not None and count == len(response.input.digests):
             return known.id
         stretch = _Input(new_id("in_"), 1 if known is None else known.stretches + 1)
-        self._change("INSERT INTO inputs VALUES (?, ?, 1)", (stretch.id, known and known.id))
-        self._insert(stretch.id, None, response.input_items(count), False)
+        rows.inputs.append((stretch.id, known and known.id))
+        rows.uses[stretch.id] = 1
+        rows.items += _item_rows(stretch.id, None, response.input_items(count), False)
         # After a rollback, no such row is found, and the input is written anew.
-        self._inputs.put(key, stretch)
+        self._inputs.put(response.input.digests[-1], stretch)
         return stretch.id
 
-    def _known_input(self, items: Sequence[ItemForm]) -> tuple[int, _Input | None, bytes]:
-        """Return how many of ``items`` a stored input has in the same order, that input, and the key of all items."""
-        count, known, key, digest = 0, None, b"", blake2b(digest_size=16)
-        for number, item in enumerate(items, 1):
-            digest.update(item.digest)
-            key = digest.copy().digest()
-            found = self._inputs.peek(key)
-            if found is not None and (found.stretches < _LONGEST_INPUT_CHAIN or number == len(items)):
-                count, known = number, found
-        return count, known, key
+    def _use(self, input: str, rows: _Rows) -> bool:
+        """Count a use of ``input``; return False when it is not stored."""
+        if input in rows.uses:
+            rows.uses[input] += 1
+            return True
+        is_stored = self._change("UPDATE inputs SET uses = uses + 1 WHERE id = ?", (input,)) > 0
+        if is_stored:
+            rows.uses[input] = 0
+        return is_stored
 
-    def _add_items(
-        self, response: str | None, conversation: str, items: Sequence[StoredItem], is_output: bool
-    ) -> None:
+    def _known_input(self, digests: Sequence[bytes]) -> tuple[int, _Input | None]:
+        """Return how many of an input's items a stored input has in the same order, and that input."""
+        for count in range(len(digests), 0, -1):
+            found = self._inputs.peek(digests[count - 1])
+            if found is not None and (found.stretches < _LONGEST_INPUT_CHAIN or count == len(digests)):
+                return count, found
+        return 0, None
+
+    def _add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
         with self._database.transaction():
-            self._insert(response, conversation, items, is_output)
+            self._insert(_ITEMS, _item_rows(None, conversation, items, False))
 
-    def _insert(
-        self, response: str | None, conversation: str | None, items: Iterable[StoredItem], is_output: bool
-    ) -> None:
-        query = "INSERT INTO items (id, response, conversation, is_output, item) VALUES (?, ?, ?, ?, ?)"
-        rows = ((item.id, response, conversation, int(is_output), item.json) for item in items)
-        self._database.insert(query, rows)
+    def _insert(self, into: str, rows: Sequence[Sequence[Any]]) -> None:
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            marks = f"({', '.join('?' * len(some[0]))})"
+            values = [value for row in some for value in row]
+            self._change(f"INSERT INTO {into} VALUES {', '.join([marks] * len(some))}", values)
 
     def _history(self, id: str, *, without_output_of: str = "") -> list[bytes] | None:
         values = (id, _LONGEST_CHAIN)
@@ -344,12 +411,16 @@ class Store:
             self._database.execute(f"DELETE FROM items WHERE {orphans}", values)
             self._database.execute(f"UPDATE items SET conversation = NULL WHERE {which}", values)
 
-    def _evict(self, newest: str) -> None:
-        """Delete expired responses, then the oldest ones until the size fits; never the response ``newest``."""
+    def _evict(self, newest: str, added: int) -> None:
+        """Delete expired responses, then the oldest ones until the size fits; never the response ``newest``.
+
+        Args:
+            added: how many responses have been added.
+        """
         old = "SELECT id FROM responses WHERE created < ?"
         for (id,) in self._fetch_all(old, (int(time.time()) - KEPT_SECONDS,)):
             self._delete(id)
-        self._unmeasured += 1
+        self._unmeasured += added
         if self._unmeasured < self._database.measured_every:
             return
         self._unmeasured = 0
@@ -374,6 +445,12 @@ class Store:
         return oldest is not None
 
 
+def _item_rows(
+    response: str | None, conversation: str | None, items: Iterable[StoredItem], is_output: bool
+) -> list[Sequence[Any]]:
+    return [(item.id, response, conversation, int(is_output), item.json) for item in items]
+
+
 def _log_failure(done: Future[None]) -> None:
     if error := done.exception():
-        LOG.error("a response could not be stored: %s", error)
+        LOG.error("responses could not be stored: %s", error)
