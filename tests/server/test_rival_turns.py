@@ -14,8 +14,9 @@ from benchmarks.returned_turns import PROTOCOLS, Mutation, Protocol, as_given, f
 from singletree.conversation import Conversation, Reasoning, Text, ToolCall, ToolResult, Turn
 from singletree.engines.scripted.engine import ScriptedEngine
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.recall import RecallTurns
-from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
+from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate
 
 from .carrying import Client, Items, capsules, kept_in, last_prompt, unchanged, without_words

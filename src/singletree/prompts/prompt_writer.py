@@ -28,10 +28,12 @@ from singletree.pictures import PromptPicture
 from singletree.prompts.history.canonicalization import Canonicalize, ToolsOf, no_session
 from singletree.prompts.history.edit_history import edit_history
 from singletree.prompts.prompt_cache import PromptCache
+from singletree.prompts.replay.fingerprint import Fingerprint
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.recall import CapsuleReader, Recalled, RecallTurns
 from singletree.prompts.replay.splice_turns import RenderedTurns, SpliceTurns
 from singletree.prompts.replay.splicing import ParseTurn, TurnDelimiters
-from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
+from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
 from singletree.prompts.template.capabilities import CLOCK
 from singletree.prompts.template.chat_template import ChatTemplate, RenderPrompt
 from singletree.prompts.template.messages import RenderParts
@@ -100,6 +102,11 @@ class Prompt:
     pictures_lost: int = 0
     piece_ends: Sequence[int] = field(default=(), compare=False)
     rule_places: Sequence[tuple[int, int, frozenset[str]]] = field(default=(), compare=False)
+
+    @property
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """Return the fingerprint of each of its turns."""
+        return () if self.digests is None else self.digests.fingerprints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,21 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise, takewhile
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from singletree.conversation import Conversation, Reasoning, ToolCall, ToolResult, Turn
 from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_cache import is_same_turn
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.partial_turns import without_echoes
 from singletree.prompts.replay.turn_comparison import is_part_of, normalized_id, pair_calls
 from singletree.prompts.replay.turn_memory import (
     GeneratedTurn,
-    HistoryDigests,
     TurnMemory,
     is_equivalent_memoized,
     lookup_keys,
     resolve_match,
 )
+
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +173,17 @@ class _Search:
         """
         # The results after a turn decide which of its calls may be missing, so the turn after it must be the same, too.
         kept = max(same - 1, 0)
-        found = {i: known for i, known in before.turns.items() if i < kept}
-        unknown = {i: keys for i, keys in before.unknown.items() if i < kept}
-        self._found = self.memory.still_remembered(found)
+        found, unknown = _below(kept, before.turns), _below(kept, before.unknown)
+        self._found = dict(self.memory.still_remembered(found))
         has_new = self.memory.knows_any([*chain.from_iterable(unknown.values())])
-        self._unknown = unknown = {} if has_new else unknown
+        self._unknown = {} if has_new else dict(unknown)
         is_unchanged = len(self._found) == len(found) and not has_new
         self._done = self._settled(min(before.settled, kept) if is_unchanged else 0, kept)
-        self._unknown = {i: keys for i, keys in unknown.items() if i < self._done}
         self._turns[: self._done] = before.conversation.turns[: self._done]
-        for i in self._found:
-            self._turns[i] = before.conversation.turns[i]
+        if self._done < kept:
+            self._unknown = dict(_below(self._done, self._unknown))
+            for i in self._found:
+                self._turns[i] = before.conversation.turns[i]
 
     def _settled(self, start: int, end: int) -> int:
         """Return the index of the first answer from ``start`` on that is neither remembered nor unknown, or ``end``."""
@@ -303,6 +305,13 @@ class _Search:
             or not any(missing)
             or (self.stage.unanswered == "last" and _is_sorted(missing))
         )
+
+
+def _below(end: int, values: Mapping[int, ValueT]) -> Mapping[int, ValueT]:
+    """Return ``values`` without those of the indices from ``end`` on."""
+    if max(values, default=-1) < end:
+        return values  # as in most requests; no Python loop runs over a long conversation
+    return {i: value for i, value in values.items() if i < end}
 
 
 def _is_sorted(flags: Sequence[bool]) -> bool:

@@ -106,7 +106,7 @@ CAUSES: tuple[Cause, ...] = (
         "context_edited",
         "the client let the server remove earlier content from the history (context_management)",
         "none needed if this was intended; a higher trigger makes it rarer",
-        lambda c: c.divergence.edited and _differs(c, "assistant", "user", "tool"),
+        lambda c: bool(c.divergence.prompt.applied_edits) and _differs(c, "assistant", "user", "tool"),
     ),
     Cause(
         "date_in_system",

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from singletree.conversation import Turn
 from singletree.server.models.catalog import ChatFormat
-from singletree.server.sessions.divergence import WIDTH, Divergence
+from singletree.server.sessions.divergence import WIDTH, Divergence, assistant_places
 from singletree.server.sessions.turn_differences import Difference, difference, thought_is_in
 from singletree.server.sessions.turn_tokens import (
     OPENING,
@@ -94,7 +93,7 @@ class BreakContext:
     @property
     def other_settings(self) -> bool:
         """Tell whether the client changed the reasoning settings, and the messages before the divergence are equal."""
-        differ = self.divergence.record.settings != self.divergence.settings
+        differ = self.divergence.record.settings != self.divergence.prompt.settings
         return differ and (self.unchanged or (self.in_answer and self.divergence.same_answer))
 
     @property
@@ -103,7 +102,7 @@ class BreakContext:
         new = self.divergence.new
         if new is None or new.role not in HEAD_ROLES:
             return False
-        return self.before[-_WORDS:] + self.now[:1] in self.divergence.turns[self.divergence.at].text
+        return self.before[-_WORDS:] + self.now[:1] in self.divergence.prompt.turns[self.divergence.at].text
 
     @property
     def in_date(self) -> bool:
@@ -139,10 +138,10 @@ class BreakContext:
         _, is_opened, text = (self._shared_edge + self.old_turn).partition(self.opener)
         text = text if is_opened else self.old_turn
         excerpt = text.partition(self.closer)[0] if self.closer else text
-        if thought_is_in(excerpt, self.divergence.given):
+        if thought_is_in(excerpt, self.divergence.prompt.given):
             return True
         if self.message is None:
-            return not self.divergence.given
+            return not self.divergence.prompt.given
         return not self.divergence.template_prints_thought(self.message)
 
 
@@ -156,8 +155,8 @@ def break_context(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
     """
     at = divergence.matched
     opener, closer = chat_format.family.reasoning or ("", "")
-    assistant = [i for i, message in enumerate(divergence.record.messages) if message.role == "assistant"]
-    if len(_assistant_turns(divergence.given)) < len(_assistant_turns(divergence.turns)):
+    assistant = assistant_places(divergence.record.messages)
+    if len(assistant_places(divergence.prompt.given)) < len(assistant_places(divergence.prompt.turns)):
         # The template received neighbouring messages as one turn.
         indices = frozenset(assistant)
         assistant = [i for i in assistant if i - 1 not in indices]
@@ -185,10 +184,6 @@ def break_context(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
         closer=closer.strip(),
         switches=chat_format.template.capabilities.history_switches,
     )
-
-
-def _assistant_turns(turns: Sequence[Turn]) -> list[Turn]:
-    return [turn for turn in turns if turn.role == "assistant"]
 
 
 def _difference(

@@ -77,16 +77,7 @@ def compare_prompt(record: PromptRecord, model: Model, prompt: Prompt) -> CacheD
     matched = common_text_prefix(tokens, record.tokens) // WIDTH
     if matched >= record.expected:
         return "hit"
-    divergence = compare(
-        record,
-        matched,
-        prompt.turns,
-        ToolList.of(prompt.tools, record.tools),
-        prompt.settings,
-        edited=bool(prompt.applied_edits),
-        given=prompt.given,
-        prints_thought=prompt.prints_thought,
-    )
+    divergence = compare(record, matched, prompt, ToolList.of(prompt.tools, record.tools))
     broken = explain_break(divergence, tokens, model)
     report: dict[str, Any] = {
         "cause": broken.cause.name,

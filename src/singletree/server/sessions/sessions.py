@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from singletree.cache_diagnosis import CacheDiagnosis
@@ -23,16 +26,15 @@ from singletree.events import FinishReason
 from singletree.lru import ENTRY_BYTES, LruCache
 from singletree.prefixes import common_prefix, common_text_prefix
 from singletree.prompts.prompt_writer import Prompt
+from singletree.prompts.replay.fingerprint import Fingerprint, fingerprint
 from singletree.server.models.catalog import Model
 from singletree.server.sessions.break_causes import Break, explain_break
 from singletree.server.sessions.compared_answer import AnswerEnd, compare_prompt, cut_at
 from singletree.server.sessions.divergence import (
     WIDTH,
-    Fingerprint,
     PromptRecord,
     ToolList,
     compare,
-    fingerprint,
 )
 from singletree.server.turn.generation import Generation
 
@@ -110,6 +112,7 @@ class Session:
         records: the most recently used records by number.
         steps: the last requests.
         requests, records_made: numbers of all requests and records, including those that are no longer kept.
+        first_end: at most the number of tokens at which the first turn of a record ended.
     """
 
     key: str
@@ -118,16 +121,20 @@ class Session:
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_STEPS))
     requests: int = 0
     records_made: int = 0
+    first_end: float = inf
 
     @property
     def bytes(self) -> int:
         """Return the approximate memory in bytes."""
-        tools = {record.tools for record in self.records.values()}
-        return self.records.bytes + sum(each.bytes for each in tools) + _STEP_BYTES * (1 + len(self.steps))
+        tools = 0
+        for each in set(map(attrgetter("tools"), self.records.values())):
+            tools += each.bytes
+        return self.records.bytes + tools + _STEP_BYTES * (1 + len(self.steps))
 
     def keep(self, number: int, record: PromptRecord) -> None:
         """Keep ``record`` as the one with this number, the most recently used."""
         self.records.put(number, record, record.bytes)
+        self.first_end = min(self.first_end, record.ends[0][0])
 
 
 class _Found(NamedTuple):
@@ -222,54 +229,42 @@ class Sessions:
         tokens = comparable_tokens(prompt.token_ids, prompt.pictures).tobytes()
         head = tokens[: _HEAD_TOKENS * WIDTH] if key is None else None
         found = self._longest(self._candidates(key, head), model.name, tokens)
-        tools = ToolList.of(prompt.tools, None if found is None else found.record.tools)
         if found is None:
-            messages = tuple(map(fingerprint, prompt.turns))
-            return Opened(self._first(key, model, tokens), model, tokens, messages, tools, head=head)
-        appended = found.matched >= found.record.expected
-        known = found.record.messages if appended else ()
-        edited = bool(prompt.applied_edits)
-        divergence = compare(
-            found.record,
-            found.matched,
-            prompt.turns,
-            tools,
-            prompt.settings,
-            known=known,
-            edited=edited,
-            given=prompt.given,
-            prints_thought=prompt.prints_thought,
-        )
-        if not appended and divergence.starts_over:
-            first = self._first(key, model, tokens, found.matched)
-            return Opened(
-                first,
-                model,
-                tokens,
-                divergence.messages,
-                tools,
-                head=head,
-                compared=found.record,
-                same_messages=divergence.at,
-            )
-        back = not appended and divergence.goes_back
-        broken = None if appended or back else explain_break(divergence, tokens, model)
-        course: Course = "appended" if appended else "back" if back else "broken"
-        number = found.session.records_made + 1 if back else found.number
-        step = _step(found.session.key, model, number, course, tokens, found.matched, broken)
-        ends = tuple(end for end in found.record.ends if end[0] <= found.matched)
-        replaced = None if back else found.record
+            tools = ToolList.of(prompt.tools)
+            first = self._first(key, model, tokens)
+            return Opened(first, model, tokens, prompt.fingerprints, tools, head=head)
+        session, number, record, matched = found
+        tools = ToolList.of(prompt.tools, record.tools)
+        broken = None
+        if matched >= record.expected:
+            course: Course = "appended"
+            # The record's messages are in these tokens, even if a client has changed what the template omits.
+            at = min(len(record.messages), len(prompt.turns))
+            messages = (*record.messages[:at], *prompt.fingerprints[at:])
+        else:
+            divergence = compare(record, matched, prompt, tools)
+            at, messages = divergence.at, divergence.messages
+            if divergence.starts_over:
+                first = self._first(key, model, tokens, matched)
+                return Opened(
+                    first, model, tokens, messages, tools, head=head, compared=record, same_messages=at
+                )
+            course = "back" if divergence.goes_back else "broken"
+            if course == "broken":
+                broken = explain_break(divergence, tokens, model)
+        if course == "back":
+            number = session.records_made + 1
         return Opened(
-            step,
+            _step(session.key, model, number, course, tokens, matched, broken),
             model,
             tokens,
-            divergence.messages,
+            messages,
             tools,
-            ends,
-            found.session.head,
-            replaced,
-            compared=found.record,
-            same_messages=divergence.at,
+            ends=record.ends[: bisect_right(record.ends, (matched, inf))],
+            head=session.head,
+            record=None if course == "back" else record,
+            compared=record,
+            same_messages=at,
         )
 
     def compare_with(self, answer: str, model: Model, prompt: Prompt) -> CacheDiagnosis:
@@ -355,12 +350,17 @@ class Sessions:
         """
         best: _Found | None = None
         furthest = (-1, False, 0)
+        length = len(tokens) // WIDTH
+        without_end = (0, False, length)
         for session in sessions:
             for number, record in session.records.items():
+                # No turn of the session ended within these tokens: a record with all of them is as good as any.
+                if furthest >= without_end and length < session.first_end:
+                    break
                 if record.model != model:
                     continue
                 # Most records cannot win, even if all of their tokens were the same; those are not compared.
-                most = min(len(tokens), len(record.tokens)) // WIDTH
+                most = min(length, len(record.tokens) // WIDTH)
                 reached = record.extended_to(most)
                 if (reached, reached == record.expected, most) <= furthest:
                     continue

@@ -13,11 +13,11 @@ from singletree.conversation import Reasoning, Tool, ToolCall, Turn
 from singletree.events import FinishReason, fold
 from singletree.prompts.replay.anchors import anchor_digest, anchor_end
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.splicing import TurnDelimiters
 from singletree.prompts.replay.turn_memory import (
     REASONING_PREFIX,
     GeneratedTurn,
-    HistoryDigests,
     TurnMemory,
     reasoning_id,
 )
