@@ -137,7 +137,7 @@ class Canonicalize:
         if checkpoint is not None:
             segments += _common_segments(checkpoint, conversation, self.off)
             tools = checkpoint.tools if segments else tools
-        joined = list(chain.from_iterable([segment.turns for segment in segments]))
+        joined = list(chain.from_iterable(map(attrgetter("turns"), segments)))
         begin = segments[-1].end if segments else 0
         for end in _segment_ends(turns, begin):
             given = turns[begin:end]
@@ -149,7 +149,8 @@ class Canonicalize:
             begin, tools = end, changed.tools
         before = Conversation(tuple(joined), tools)
         result, applied = self._apply(_WHOLE_RULES, before)
-        places = [(*segment.changed, segment.applied) for segment in segments if segment.applied]
+        changed_segments = filter(attrgetter("applied"), segments)
+        places = [(*segment.changed, segment.applied) for segment in changed_segments]
         if applied:
             places.insert(0, (*_changed_range(before.turns, result.turns), applied))
         names = {name for _, _, changes in places for name in changes}
