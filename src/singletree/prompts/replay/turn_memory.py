@@ -348,15 +348,17 @@ def turn_slots(remembered: GeneratedTurn) -> list[str]:
     keys = lookup_keys(remembered.turn, remembered.history_digest)
     if not remembered.history_digest:
         return keys
-    return [key if key.startswith(_REASONING_KEY) else _slot(key, remembered) for key in keys]
+    rival = _rival_name(remembered)
+    return [key if key.startswith(_REASONING_KEY) else f"{key}\0{rival}" for key in keys]
 
 
-def _slot(key: str, remembered: GeneratedTurn) -> str:
+def _rival_name(remembered: GeneratedTurn) -> str:
+    """Return the digest of a turn that tells it from its rivals."""
     digest = hashlib.blake2b(remembered.token_ids.tobytes(), digest_size=12)
     for part in generated_parts(remembered.turn):
         text = part.arguments if isinstance(part, ToolCall) else part.text
         digest.update(b"\0" + text.encode("utf-8", "surrogatepass"))
-    return f"{key}\0{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def _key_of(slot: str) -> str:

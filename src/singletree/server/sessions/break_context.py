@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from singletree.server.models.catalog import ChatFormat
-from singletree.server.sessions.divergence import WIDTH, Divergence, assistant_places
+from singletree.server.sessions.divergence import Divergence, assistant_places
 from singletree.server.sessions.turn_differences import Difference, difference, thought_is_in
 from singletree.server.sessions.turn_tokens import (
     OPENING,
@@ -45,6 +45,7 @@ class BreakContext:
         old_turn, new_turn: the same up to the end of the turn that contains the divergence.
         message: index of the message that contains the divergence, from 0; None where it is not known.
         unchanged: whether all messages are equal around it, so that the template prints the same messages differently.
+        headers: number of headers of the assistant's turns before it; None where they were not counted.
         in_head: whether it is before the first turn of the assistant.
         in_answer: whether it is in the generated turn, and all earlier messages are equal.
         difference: how the client changed the assistant's turn that contains it, compared with the earlier prompt or
@@ -62,6 +63,7 @@ class BreakContext:
     new_turn: str
     message: int | None
     unchanged: bool
+    headers: int | None
     in_head: bool
     in_answer: bool
     difference: Difference | None
@@ -175,6 +177,7 @@ def break_context(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
         new_turn=rest_of_turn(now, chat_format),
         message=message,
         unchanged=unchanged,
+        headers=begun if is_counted else None,
         in_head=begun == 0,
         in_answer=in_answer,
         difference=changed,
@@ -219,7 +222,7 @@ def _begun(divergence: Divergence, assistant: Sequence[int], chat_format: ChatFo
     if header and chat_format.family.message_header:
         return len(turn_starts(divergence.record.tokens, divergence.matched, chat_format)), True
     if header:
-        return divergence.record.tokens.count(header, 0, divergence.matched * WIDTH), True
+        return divergence.record.headers_within(divergence.matched, header), True
     if divergence.matched >= divergence.record.prompt_tokens - OPENING:
         return len(assistant) + 1, False
     return sum(i <= divergence.at for i in assistant), False

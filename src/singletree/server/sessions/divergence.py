@@ -73,6 +73,8 @@ class PromptRecord:
         answer: the generated turn; None where it was not recorded.
         ends: (tokens, messages) at which each turn ended, in ascending order, this one last.
         inspected: the turn's id in the inspector; empty where that is off.
+        headers: (tokens, headers): how many headers of the assistant's turns are within so many tokens, where they were
+            counted last.
     """
 
     model: str
@@ -85,6 +87,16 @@ class PromptRecord:
     answer: Turn | None
     ends: tuple[tuple[int, int], ...]
     inspected: str = ""
+    headers: tuple[int, int] = (0, 0)
+
+    def headers_within(self, end: int, header: bytes) -> int:
+        """Return how many times the tokens ``header`` are within the first ``end`` tokens. Only those behind the
+        tokens where they were counted last are searched.
+        """
+        counted, headers = self.headers if self.headers[0] <= end else (0, 0)
+        # One that ends behind those tokens can begin within them.
+        start = max(0, counted * WIDTH - len(header) + 1)
+        return headers + self.tokens.count(header, start, end * WIDTH)
 
     def extended_to(self, matched: int) -> int:
         """Return the last end of a turn, in tokens, that lies within the first ``matched`` tokens; 0 for none."""

@@ -159,6 +159,7 @@ class Opened:
     messages: tuple[Fingerprint, ...]
     tools: ToolList
     ends: tuple[tuple[int, int], ...] = ()
+    headers: tuple[int, int] = (0, 0)
     head: bytes | None = None
     record: PromptRecord | None = None
     compared: PromptRecord | None = None
@@ -236,6 +237,7 @@ class Sessions:
         session, number, record, matched = found
         tools = ToolList.of(prompt.tools, record.tools)
         broken = None
+        headers = record.headers if record.headers[0] <= matched else (0, 0)
         if matched >= record.expected:
             course: Course = "appended"
             # The record's messages are in these tokens, even if a client has changed what the template omits.
@@ -252,6 +254,7 @@ class Sessions:
             course = "back" if divergence.goes_back else "broken"
             if course == "broken":
                 broken = explain_break(divergence, tokens, model)
+                headers = headers if broken.headers is None else (matched, broken.headers)
         if course == "back":
             number = session.records_made + 1
         return Opened(
@@ -261,6 +264,7 @@ class Sessions:
             messages,
             tools,
             ends=record.ends[: bisect_right(record.ends, (matched, inf))],
+            headers=headers,
             head=session.head,
             record=None if course == "back" else record,
             compared=record,
@@ -380,11 +384,13 @@ class Sessions:
 
     def _index(self, key: str, head: bytes) -> None:
         """Register a session without a name as the most recent one whose prompts begin with ``head``."""
-        alike = self._nameless.peek(head) or deque(maxlen=_ALIKE)
-        if key in alike:
-            alike.remove(key)
-        alike.append(key)
-        self._nameless.put(head, alike)
+        alike = self._nameless.get(head)
+        if alike is None:
+            self._nameless.put(head, deque((key,), maxlen=_ALIKE))
+        elif alike[-1] != key:
+            if key in alike:
+                alike.remove(key)
+            alike.append(key)
 
 
 def _step(
@@ -414,6 +420,7 @@ def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRec
         answer=generation.recorder.turn if turn_tokens and generation.recorder else None,
         ends=(*opened.ends, (expected, len(opened.messages) + (turn_tokens > 0))),
         inspected=inspected,
+        headers=opened.headers,
     )
 
 
