@@ -91,8 +91,7 @@ class Canonical(NamedTuple):
     places: tuple[tuple[int, int, frozenset[str]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CanonicalCheckpoint:
+class CanonicalCheckpoint(NamedTuple):
     """The segments of a conversation after the rules that act on segments.
 
     Attributes:

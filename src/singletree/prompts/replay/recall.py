@@ -9,10 +9,11 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise, takewhile
-from typing import Literal, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from singletree.conversation import Conversation, Reasoning, ToolCall, ToolResult, Turn
 from singletree.prefixes import common_prefix
@@ -31,8 +32,7 @@ from singletree.prompts.replay.turn_memory import (
 ValueT = TypeVar("ValueT")
 
 
-@dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(NamedTuple):
     """A conversation in which the remembered turns stand as they were generated.
 
     Attributes:
@@ -46,8 +46,8 @@ class Recalled:
     conversation: Conversation
     turns: Mapping[int, GeneratedTurn]
     digests: HistoryDigests
-    unknown: Mapping[int, Sequence[str]] = field(default_factory=dict, compare=False)
-    settled: int = field(default=0, compare=False)
+    unknown: Mapping[int, Sequence[str]] = MappingProxyType({})
+    settled: int = 0
 
     @property
     def in_order(self) -> tuple[GeneratedTurn, ...]:
@@ -55,8 +55,7 @@ class Recalled:
         return tuple(map(self.turns.__getitem__, sorted(self.turns)))
 
 
-@dataclass(frozen=True, slots=True)
-class RecallCheckpoint:
+class RecallCheckpoint(NamedTuple):
     """The turns that were found for a prompt.
 
     Attributes:
@@ -130,8 +129,9 @@ class RecallTurns:
         digests = (
             HistoryDigests(turns) if checkpoint is None else checkpoint.recalled.digests.of_grown(turns, same)
         )
-        recalled = Recalled(conversation, {}, digests)
-        if self.memory is not None:
+        if self.memory is None:
+            recalled = Recalled(conversation, {}, digests)
+        else:
             self.memory.refresh(turns, digests)
             search = _Search(self, self.memory, conversation, digests)
             if checkpoint is not None and self._may_reuse(checkpoint, conversation):

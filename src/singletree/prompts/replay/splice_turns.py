@@ -27,8 +27,7 @@ class RenderedTurns(NamedTuple):
     known: Recalled
 
 
-@dataclass(frozen=True, slots=True)
-class SpliceCheckpoint:
+class SpliceCheckpoint(NamedTuple):
     """A prompt with the tokens of remembered turns in their places.
 
     Attributes:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from singletree.server.models.catalog import ChatFormat
 from singletree.server.sessions.divergence import Divergence, assistant_places
@@ -34,8 +33,7 @@ HEAD_ROLES = ("system", "developer")
 """The roles of messages at the start of a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class BreakContext:
+class BreakContext(NamedTuple):
     """A divergence with its context, on which the causes are tested.
 
     Attributes:
@@ -70,7 +68,7 @@ class BreakContext:
     retokenized: bool
     opener: str
     closer: str
-    switches: Mapping[str, Any] = field(default_factory=dict)
+    switches: Mapping[str, Any]
 
     @property
     def role(self) -> str:

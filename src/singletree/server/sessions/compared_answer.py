@@ -8,8 +8,7 @@ the answers are kept besides.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from singletree.cache_diagnosis import CacheDiagnosis, CacheMiss, Change
 from singletree.engines.engine import comparable_tokens
@@ -35,8 +34,7 @@ CHANGES: Mapping[str, Change] = {
 """What changed, by the cause of a break; ``messages`` for all other causes."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerEnd:
+class AnswerEnd(NamedTuple):
     """Where an answer ends in the record of its conversation.
 
     Attributes:
@@ -57,8 +55,7 @@ def cut_at(record: PromptRecord, end: tuple[int, int]) -> PromptRecord | None:
     if end == record.ends[-1]:
         return record
     tokens, messages = end
-    return replace(
-        record,
+    return record._replace(
         tokens=record.tokens[: tokens * WIDTH],
         prompt_tokens=tokens,
         expected=tokens,

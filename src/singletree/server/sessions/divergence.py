@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -58,8 +58,7 @@ _PARSED = 8
 """Approximate memory of parsed JSON, in bytes for each byte of JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRecord:
+class PromptRecord(NamedTuple):
     """The last prompt of one conversation, and the turn that answered it.
 
     Attributes:
@@ -112,8 +111,7 @@ class PromptRecord:
         return len(self.tokens) + answer + _MESSAGE_BYTES * len(self.messages) + 16 * len(self.ends)
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
+class Divergence(NamedTuple):
     """The point at which a prompt diverges from the one that it should continue.
 
     Attributes:

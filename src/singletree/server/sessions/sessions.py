@@ -14,7 +14,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -144,8 +144,7 @@ class _Found(NamedTuple):
     matched: int
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A request in flight: its step, the parts of its future record, and the record that this one will replace.
 
     Attributes:
@@ -327,7 +326,7 @@ class Sessions:
         added = moved.records_made  # The numbers of this process's records follow those that come.
         own = [(number + added, record) for number, record in session.records.items()[::-1]]
         for id, end in self._answers_of(moved.key).items():
-            self._answers.put(id, replace(end, record_number=end.record_number + added))
+            self._answers.put(id, end._replace(record_number=end.record_number + added))
         for id, end in moved.answers.items():
             self._answers.put(id, end)
         session.records = LruCache(entries=_RECORDS)
