@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from singletree.server.sessions.sessions import Session, Sessions
 NO_TOOLS = ToolList.of(())
 
 
-def record(ids: list[int], ends: list[int], **more: Any) -> PromptRecord:
+def record(ids: list[int], ends: list[int], turn: int = 0, **more: Any) -> PromptRecord:
+    """A record of which the last tokens, ``turn`` in number, are those of the turn."""
     return PromptRecord(
         "m",
-        array("I", ids).tobytes(),
-        prompt_tokens=ends[-1],
+        array("I", ids[: len(ids) - turn]).tobytes(),
+        array("I", ids[len(ids) - turn :]).tobytes(),
         expected=ends[-1],
         messages=(),
         tools=NO_TOOLS,
@@ -48,7 +50,7 @@ def test_a_prompt_continues_the_record_that_it_extends_furthest(seed: int) -> No
         for number in range(chance.randint(1, 8)):
             ids = [chance.choice([1, 1, 1, 2]) for _ in range(chance.randint(1, 8))]
             ends = sorted(chance.sample(range(1, len(ids) + 1), chance.randint(1, min(3, len(ids)))))
-            session.keep(number, record(ids, ends))
+            session.keep(number, record(ids, ends, turn=chance.randrange(len(ids))))
         sessions.append(session)
     for length in range(1, 10):
         tokens = array("I", [chance.choice([1, 1, 1, 2]) for _ in range(length)]).tobytes()
@@ -73,11 +75,25 @@ def test_headers_are_the_same_number_however_they_were_counted_before() -> None:
     header = array("I", [7, 8]).tobytes()
     ids = [1, 7, 8, 2, 7, 8, 7, 8, 3, 7, 7, 8]
     plain = record(ids, [len(ids)])
-    for counted in range(len(ids) + 1):
-        known = record(ids, [len(ids)], headers=(counted, plain.headers_within(counted, header)))
+    for counted, turn in product(range(len(ids) + 1), repeat=2):
+        known = record(ids, [len(ids)], turn, headers=(counted, plain.headers_within(counted, header)))
         for end in range(len(ids) + 1):
             expected = sum(ids[at : at + 2] == [7, 8] for at in range(end - 1))
             assert known.headers_within(end, header) == plain.headers_within(end, header) == expected
+
+
+def test_tokens_of_a_record_however_they_are_divided() -> None:
+    ids = [1, 2, 3, 4, 5]
+    tokens = array("I", ids).tobytes()
+    for turn in range(len(ids) + 1):
+        known = record(ids, [len(ids)], turn)
+        assert (known.tokens, known.length, known.prompt_tokens) == (tokens, 5, 5 - turn)
+        for start, end in combinations_with_replacement(range(8), 2):
+            assert known.tokens_between(start, end) == tokens[start * WIDTH : end * WIDTH]
+        for size in range(7):
+            other = array("I", ([*ids, 6, 7])[:size]).tobytes()
+            assert known.matched(other) == min(size, 5)
+            assert known.matched(other + array("I", [9, 9]).tobytes()) == min(size, 5)
 
 
 def test_fingerprints_of_a_grown_conversation_are_those_of_its_turns() -> None:

@@ -165,7 +165,8 @@ def break_context(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
     in_answer = not unchanged and divergence.old is None
     message = divergence.at if not unchanged else assistant[begun - 1] if begun and is_counted else None
     changed = _difference(divergence, message, chat_format, in_answer=in_answer)
-    was, now = (excerpt(each, at, at + _AFTER, chat_format) for each in (divergence.record.tokens, tokens))
+    was = excerpt(divergence.record.tokens_between(at, at + _AFTER), 0, _AFTER, chat_format)
+    now = excerpt(tokens, at, at + _AFTER, chat_format)
     return BreakContext(
         divergence,
         before=excerpt(tokens, max(0, at - _BEFORE), at, chat_format),

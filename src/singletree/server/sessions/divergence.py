@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from singletree.conversation import Tool, Turn
-from singletree.prefixes import common_prefix
+from singletree.prefixes import common_prefix, common_text_prefix
 from singletree.prompts.prompt_writer import Prompt
 from singletree.prompts.replay.fingerprint import Fingerprint
 from singletree.prompts.replay.turn_comparison import is_equivalent_turn
@@ -63,8 +63,8 @@ class PromptRecord(NamedTuple):
 
     Attributes:
         model: name of the model.
-        tokens: the tokens of the prompt and of the turn, ``WIDTH`` bytes each.
-        prompt_tokens: length of the prompt in tokens.
+        prompt, turn: the tokens of the prompt and of the turn, ``WIDTH`` bytes each. They are not joined here, since
+            that would copy a long prompt once more with each request.
         expected: number of tokens that the next prompt should begin with, including the turn unless it was cut off.
         messages: fingerprints of the prompt's messages.
         tools: the tools in the prompt.
@@ -77,8 +77,8 @@ class PromptRecord(NamedTuple):
     """
 
     model: str
-    tokens: bytes
-    prompt_tokens: int
+    prompt: bytes
+    turn: bytes
     expected: int
     messages: tuple[Fingerprint, ...]
     tools: ToolList
@@ -88,6 +88,34 @@ class PromptRecord(NamedTuple):
     inspected: str = ""
     headers: tuple[int, int] = (0, 0)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the length of the prompt in tokens."""
+        return len(self.prompt) // WIDTH
+
+    @property
+    def length(self) -> int:
+        """Return the length of the prompt and the turn in tokens."""
+        return (len(self.prompt) + len(self.turn)) // WIDTH
+
+    @property
+    def tokens(self) -> bytes:
+        """Return the tokens of the prompt and of the turn."""
+        return self.prompt + self.turn
+
+    def tokens_between(self, start: int, end: int) -> bytes:
+        """Return the tokens from ``start`` up to ``end``, or up to the last one."""
+        size = len(self.prompt)
+        first, last = start * WIDTH, end * WIDTH
+        return self.prompt[first:last] + self.turn[max(0, first - size) : max(0, last - size)]
+
+    def matched(self, tokens: bytes) -> int:
+        """Return the number of tokens that this prompt and turn have in common with the beginning of ``tokens``."""
+        same = common_text_prefix(tokens, self.prompt)
+        if same == len(self.prompt):
+            same += common_text_prefix(tokens[same : same + len(self.turn)], self.turn)
+        return same // WIDTH
+
     def headers_within(self, end: int, header: bytes) -> int:
         """Return how many times the tokens ``header`` are within the first ``end`` tokens. Only those behind the
         tokens where they were counted last are searched.
@@ -95,7 +123,8 @@ class PromptRecord(NamedTuple):
         counted, headers = self.headers if self.headers[0] <= end else (0, 0)
         # One that ends behind those tokens can begin within them.
         start = max(0, counted * WIDTH - len(header) + 1)
-        return headers + self.tokens.count(header, start, end * WIDTH)
+        tokens = self.prompt if end <= self.prompt_tokens else self.tokens
+        return headers + tokens.count(header, start, end * WIDTH)
 
     def extended_to(self, matched: int) -> int:
         """Return the last end of a turn, in tokens, that lies within the first ``matched`` tokens; 0 for none."""
@@ -108,7 +137,7 @@ class PromptRecord(NamedTuple):
     def bytes(self) -> int:
         """Return the approximate memory in bytes, without the tools, which several records share."""
         answer = 0 if self.answer is None else 4 * (self.expected - self.prompt_tokens)
-        return len(self.tokens) + answer + _MESSAGE_BYTES * len(self.messages) + 16 * len(self.ends)
+        return self.length * WIDTH + answer + _MESSAGE_BYTES * len(self.messages) + 16 * len(self.ends)
 
 
 class Divergence(NamedTuple):
