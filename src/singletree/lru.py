@@ -40,11 +40,12 @@ class LruCache(Generic[Key, Value]):
 
     def get(self, key: Key) -> Value | None:
         """Return the value of ``key`` and mark it as used now; None when it is not cached."""
-        with self._lock:
-            value = self._values.get(key)
-            if value is not None:
-                self._values.move_to_end(key)
-            return value
+        value = self._values.get(key)
+        if value is not None:
+            with self._lock:
+                if key in self._values:  # It may have been evicted meanwhile.
+                    self._values.move_to_end(key)
+        return value
 
     def peek(self, key: Key) -> Value | None:
         """Return the value of ``key`` without marking it as used; None when it is not cached."""
@@ -75,10 +76,11 @@ class LruCache(Generic[Key, Value]):
             if cost > self._limit:
                 self._remove(key)
                 return
-            self.bytes += cost - self._costs.get(key, 0)
-            self._costs[key] = cost
+            if key in self._values:
+                self._remove(key)
             self._values[key] = value
-            self._values.move_to_end(key)
+            self._costs[key] = cost
+            self.bytes += cost
             while self.bytes > self._limit or len(self._values) > self._most_entries:
                 self._remove(next(iter(self._values)))
 

@@ -252,7 +252,7 @@ def _strip_billing_header(conversation: Conversation, _: ToolsOf) -> Conversatio
 
 def _show_deferred_tools(conversation: Conversation, _: ToolsOf) -> Conversation:
     tools = conversation.tools
-    deferred = {tool.name: tool for tool in tools if tool.deferred}
+    deferred = {tool.name: tool for tool in filter(attrgetter("deferred"), tools)}
 
     def show(parts: tuple[Part, ...]) -> tuple[Part, ...]:
         if ToolReference not in map(type, parts):
@@ -263,8 +263,10 @@ def _show_deferred_tools(conversation: Conversation, _: ToolsOf) -> Conversation
         )
 
     changed = _each_turn(conversation, lambda turn: _with_turn_parts(turn, _each_part(turn.parts, show)))
-    shown = tuple([t for t in tools if not t.deferred and t.name != PLACEHOLDER_TOOL])
-    return changed if len(shown) == len(tools) else replace(changed, tools=shown)
+    if not deferred and PLACEHOLDER_TOOL not in map(attrgetter("name"), tools):
+        return changed
+    shown = tuple(t for t in tools if not t.deferred and t.name != PLACEHOLDER_TOOL)
+    return replace(changed, tools=shown)
 
 
 def _reference_text(reference: ToolReference, deferred: dict[str, Tool]) -> str:

@@ -212,7 +212,14 @@ class _Search:
         if self.continues_earlier(number):
             self._turns[number] = _NOTHING
             return
-        known, is_certain = self.find(number)
+        # No turn is remembered by its text alone.
+        keys = [key for key in lookup_keys(turn, "") if not key.startswith(" text ")]
+        is_unknown = not self.memory.knows_any(keys)
+        if is_unknown:
+            # The history is long to digest, and only turns without an id of this server need it.
+            keys += lookup_keys(turn, self.digests[number])
+            is_unknown = not self.memory.knows_any(keys)
+        known, is_certain = (None, False) if is_unknown else self.find(number)
         if known is not None:
             keeps = is_certain and (self.stage.restore_reasoning or _has_reasoning(turn))
             self._turns[number] = known.memoized(
@@ -226,10 +233,7 @@ class _Search:
         if capsules is not None and (opened := capsules.open(self._turns[number])) is not None:
             self._turns[number], self._found[number] = opened
             return
-        # No turn is remembered by its text alone.
-        ids = [key for key in lookup_keys(turn, "") if not key.startswith(" text ")]
-        keys = [*ids, *lookup_keys(turn, self.digests[number])]
-        if not self.memory.knows_any(keys):
+        if is_unknown:
             self._unknown[number] = keys
 
     def find(self, number: int) -> tuple[GeneratedTurn | None, bool]:
@@ -239,7 +243,6 @@ class _Search:
         found, _ = self.memory.find_candidates(turn, "", accept)
         if found:
             return found[-1], True
-        # The history is long to digest, and only turns without an id of this server need it.
         found, is_complete = self.memory.find_candidates(turn, self.digests[number], accept)
         capsules = self.stage.capsules
         carried = capsules.tokens(turn) if capsules is not None and found else None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -107,11 +107,11 @@ def reasoning_id(turn: str, ordinal: int) -> str:
     return f"{REASONING_PREFIX}{turn}{ordinal:0{_ORDINAL_LENGTH}x}"
 
 
-def _reasoning_keys(turn: Turn) -> Iterator[str]:
-    """Yield the key of each turn to which the ids of the reasoning items in ``turn`` belong."""
-    ids = (part.id for part in turn.parts if isinstance(part, Reasoning))
-    yield from dict.fromkeys(
-        f"{_REASONING_KEY}{id[:-_ORDINAL_LENGTH]}" for id in ids if id.startswith(REASONING_PREFIX)
+def _reasoning_keys(turn: Turn) -> Iterable[str]:
+    """Return the key of each turn to which the ids of the reasoning items in ``turn`` belong."""
+    ids = [part.id for part in turn.parts if type(part) is Reasoning]
+    return dict.fromkeys(
+        [f"{_REASONING_KEY}{id[:-_ORDINAL_LENGTH]}" for id in ids if id.startswith(REASONING_PREFIX)]
     )
 
 

@@ -24,7 +24,7 @@ from singletree.conversation import Tool, Turn
 from singletree.engines.engine import Route, comparable_tokens
 from singletree.events import FinishReason
 from singletree.lru import ENTRY_BYTES, LruCache
-from singletree.prefixes import common_prefix, common_text_prefix
+from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_writer import Prompt
 from singletree.prompts.replay.fingerprint import Fingerprint, fingerprint
 from singletree.server.models.catalog import Model
@@ -363,11 +363,11 @@ class Sessions:
                 if record.model != model:
                     continue
                 # Most records cannot win, even if all of their tokens were the same; those are not compared.
-                most = min(length, len(record.tokens) // WIDTH)
+                most = min(length, record.length)
                 reached = record.extended_to(most)
                 if (reached, reached == record.expected, most) <= furthest:
                     continue
-                matched = common_text_prefix(tokens, record.tokens) // WIDTH
+                matched = record.matched(tokens)
                 reached = record.extended_to(matched)
                 # A record that the tokens extend completely is preferred to a fork of it.
                 rank = (reached, reached == record.expected, matched)
@@ -376,7 +376,8 @@ class Sessions:
         return best
 
     def _first(self, key: str | None, model: Model, tokens: bytes, matched: int = 0) -> Step:
-        named = key if key is not None else f"nameless-{hashlib.blake2b(tokens, digest_size=6).hexdigest()}"
+        # Of the digests of Python, processors have instructions for this one's.
+        named = key if key is not None else f"nameless-{hashlib.sha256(tokens).hexdigest()[:12]}"
         session = self._sessions.peek(named)
         number = 1 if session is None else session.records_made + 1
         return _step(named, model, number, "first", tokens, matched)
@@ -406,12 +407,11 @@ def _step(
 
 def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRecord:
     turn_tokens = _turn_tokens(generation)
-    prompt_tokens = opened.step.prompt_tokens
-    expected = prompt_tokens + turn_tokens
+    expected = opened.step.prompt_tokens + turn_tokens
     return PromptRecord(
         model=opened.model.name,
-        tokens=opened.tokens + generation.token_ids.tobytes(),
-        prompt_tokens=prompt_tokens,
+        prompt=opened.tokens,
+        turn=generation.token_ids.tobytes(),
         expected=expected,
         messages=opened.messages,
         tools=opened.tools,
