@@ -29,42 +29,42 @@ class LruCache(Generic[Key, Value]):
     def __init__(self, limit: float = inf, *, entries: float = inf) -> None:
         self._limit = limit
         self._most_entries = entries
-        self._entries: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._costs: dict[Key, int] = {}
         self._lock = Lock()
         self.bytes = 0
 
     def __len__(self) -> int:
         """Return the number of entries."""
-        return len(self._entries)
+        return len(self._values)
 
     def get(self, key: Key) -> Value | None:
         """Return the value of ``key`` and mark it as used now; None when it is not cached."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
-            return entry[0]
+        value = self._values.get(key)
+        if value is not None:
+            with self._lock:
+                if key in self._values:  # It may have been evicted meanwhile.
+                    self._values.move_to_end(key)
+        return value
 
     def peek(self, key: Key) -> Value | None:
         """Return the value of ``key`` without marking it as used; None when it is not cached."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry[0]
+        return self._values.get(key)
 
     def items(self) -> list[tuple[Key, Value]]:
         """Return all keys and values, the most recently used first, without marking them as used."""
         with self._lock:
-            return [(key, value) for key, (value, _) in reversed(self._entries.items())]
+            return list(reversed(self._values.items()))
 
     def keys(self) -> list[Key]:
         """Return all keys, the most recently used first, without marking them as used."""
         with self._lock:
-            return list(reversed(self._entries))
+            return list(reversed(self._values))
 
     def values(self) -> list[Value]:
         """Return all values, the most recently used first, without marking them as used."""
         with self._lock:
-            return [value for value, _ in reversed(self._entries.values())]
+            return list(reversed(self._values.values()))
 
     def put(self, key: Key, value: Value, size: int = 0) -> None:
         """Cache ``value`` for ``key`` in place of its last value; key and value together take ``size`` bytes.
@@ -73,13 +73,16 @@ class LruCache(Generic[Key, Value]):
         """
         cost = size + ENTRY_BYTES
         with self._lock:
-            self._remove(key)
             if cost > self._limit:
+                self._remove(key)
                 return
-            self._entries[key] = value, cost
+            if key in self._values:
+                self._remove(key)
+            self._values[key] = value
+            self._costs[key] = cost
             self.bytes += cost
-            while self.bytes > self._limit or len(self._entries) > self._most_entries:
-                self._remove(next(iter(self._entries)))
+            while self.bytes > self._limit or len(self._values) > self._most_entries:
+                self._remove(next(iter(self._values)))
 
     def resize(self, limit: float) -> None:
         """Set the maximum size in bytes of all entries, and evict what is over it."""
@@ -94,6 +97,5 @@ class LruCache(Generic[Key, Value]):
             return self._remove(key)
 
     def _remove(self, key: Key) -> Value | None:
-        value, cost = self._entries.pop(key, (None, 0))
-        self.bytes -= cost
-        return value
+        self.bytes -= self._costs.pop(key, 0)
+        return self._values.pop(key, None)

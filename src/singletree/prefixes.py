@@ -42,15 +42,16 @@ def identical_prefix(one: Sequence[object], other: Sequence[object]) -> int:
 def common_text_prefix(one: AnyStr, other: AnyStr) -> int:
     """Return the length of the common prefix of two texts in characters, or of two byte strings in bytes.
 
-    It compares stretches, which it slices from ``other``: small slices stay in the processor's cache, and a text that
-    differs at its beginning costs little.
+    Most texts only grow. Others are compared in stretches, which it slices from ``other``: small slices stay in the
+    processor's cache, and a text that differs at its beginning costs little.
     """
-    if one is other:
-        return len(one)
+    shorter, longer = (one, other) if len(one) <= len(other) else (other, one)
+    if longer.startswith(shorter):
+        return len(shorter)
     sliced: Any = other
     if isinstance(sliced, bytes):
         sliced = memoryview(sliced)  # its slices copy nothing; a str has no such view
-    low, end, step = 0, min(len(one), len(other)), _STEP
+    low, end, step = 0, len(shorter), _STEP
     while low < end and one.startswith(sliced[low : low + step], low):
         low, step = low + step, min(step * _WIDER, _LONGEST)
     low, high = min(low, end), min(low + step, end)

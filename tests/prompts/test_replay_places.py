@@ -15,7 +15,7 @@ from singletree import families
 from singletree.conversation import Conversation, Part, Reasoning, Turn
 from singletree.parsing.parser import parse
 from singletree.parsing.render_turn import render_turn
-from singletree.prompts.replay.anchors import anchor_digest
+from singletree.prompts.replay.anchors import anchor_digest, anchor_of
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
 from singletree.prompts.replay.splicing import TurnDelimiters, splice
 from singletree.prompts.replay.turn_memory import GeneratedTurn
@@ -188,7 +188,7 @@ def test_words_drawn_in_a_family_of_channels_have_one_header() -> None:
 
 def asked(behind: str, header: str = "<A>") -> GeneratedTurn:
     """A turn that was said behind ``behind``, which stood behind the user's words."""
-    opening = GenerationPrompt(header, "", behind, anchor_digest(USER))
+    opening = GenerationPrompt(header, "", behind, anchor_digest(anchor_of(USER)))
     return GeneratedTurn(turn("assistant", "Fine."), opening, IDS)
 
 

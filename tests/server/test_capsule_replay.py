@@ -14,8 +14,9 @@ from singletree.engines.scripted.scripts import Script
 from singletree.events import Event, Markup, ReasoningDelta
 from singletree.parsing.parser import parse
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.splicing import splice
-from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
+from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
 from singletree.prompts.tokenizer.encode_prompt import TextSpan
 from singletree.server.models.capsule import PREFIX
 from singletree.server.turn.decoder import TurnDecoder

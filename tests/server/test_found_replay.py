@@ -13,9 +13,10 @@ from singletree import families
 from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
 from singletree.engines.scripted.scripts import Script
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.recall import RecallTurns
 from singletree.prompts.replay.turn_comparison import is_equivalent_turn
-from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
+from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +15,9 @@ from benchmarks.returned_turns import PROTOCOLS, Mutation, Protocol, as_given, f
 from singletree.conversation import Conversation, Reasoning, Text, ToolCall, ToolResult, Turn
 from singletree.engines.scripted.engine import ScriptedEngine
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.recall import RecallTurns
-from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
+from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate
 
 from .carrying import Client, Items, capsules, kept_in, last_prompt, unchanged, without_words
@@ -261,6 +263,27 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     assert sorted(slots) == sorted(memory._by_slot)
     assert memory._incomplete <= memory._rivals.keys()
     assert memory.bytes == sum(entry.size for entry in memory._entries.values()) <= 20_000
+
+
+@pytest.mark.parametrize("room", [4_000, 20_000, 10**6])
+def test_what_is_still_remembered_is_what_a_search_would_find_again(room: int) -> None:
+    """No rival came, none was forgotten, and it is in the memory: then nobody searches the turn again."""
+    memory, chance = TurnMemory(room), random.Random(room)
+    turns = []
+    for _ in range(400):
+        known = said(f"thought {chance.randint(0, 3)}", chance.randint(0, 3))
+        known = replace(known, history_digest=f"place {chance.randint(0, 60)}")
+        turns.append(known)
+        memory.remember(chance.choice(turns[-20:]), behind=chance.sample(turns, min(3, len(turns))))
+        memory.mark_used(chance.sample(turns, 2 if len(turns) > 1 else 1))
+        for each in turns[-30:]:
+            found, is_complete = memory.find_candidates(each.turn, each.history_digest, lambda *_: True)
+            is_alone = is_complete and len(found) == 1 and found[0] is each
+            assert memory.still_remembered({3: each}) == ({3: each} if is_alone else {})
+    alone = {at: each for at, each in enumerate(turns) if memory.still_remembered({at: each})}
+    assert memory.still_remembered(alone) == alone
+    assert memory.still_remembered(dict(enumerate(turns))) == alone
+    assert memory._certain <= memory._entries.keys()
 
 
 async def test_an_id_of_the_models_beside_one_of_the_servers_is_in_every_conversation() -> None:

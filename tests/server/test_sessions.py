@@ -12,11 +12,10 @@ import pytest
 from singletree.conversation import Conversation, Request, Text, Turn
 from singletree.engines.engine import Chunk
 from singletree.lru import ENTRY_BYTES
-from singletree.prefixes import common_text_prefix
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.protocols import chat, messages, responses
 from singletree.server.models.config import Config
-from singletree.server.sessions import sessions
+from singletree.server.sessions.divergence import PromptRecord
 from singletree.server.sessions.session_names import session_key
 
 from .by_hand import EngineByHand
@@ -201,12 +200,13 @@ async def test_sessions_without_a_name_are_told_by_their_prompts() -> None:
 
 async def test_a_request_is_compared_with_its_own_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = list[int]()
+    matched = PromptRecord.matched
 
-    def noting(one: bytes, other: bytes) -> int:
-        compared.append(len(other))
-        return common_text_prefix(one, other)
+    def noting(record: PromptRecord, tokens: bytes) -> int:
+        compared.append(len(tokens))
+        return matched(record, tokens)
 
-    monkeypatch.setattr(sessions, "common_text_prefix", noting)
+    monkeypatch.setattr(PromptRecord, "matched", noting)
     async with remembering() as served:
         clients = [Harness(served, f"task {n}", {"x-session-id": f"{n}"}) for n in range(60)]
         for turn in range(2):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from singletree.conversation import Text, Turn
-from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests
+from singletree.prompts.replay.history_digests import HistoryDigests
+from singletree.prompts.replay.turn_memory import GeneratedTurn
 from singletree.server.models.shared_turns import STORE_FAILURES, SharedTurnMemory
 from singletree.server.models.turn_store import SqliteTurnStore, StoredTurn, StoreUnavailable
 

@@ -6,7 +6,8 @@ from array import array
 
 from singletree.conversation import Reasoning, Text, ToolCall, Turn
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests
+from singletree.prompts.replay.history_digests import HistoryDigests
+from singletree.prompts.replay.turn_memory import GeneratedTurn
 
 
 def generated(text: str, *, call: str = "", digest: str = "", reasoning: str = "Hm.") -> GeneratedTurn:

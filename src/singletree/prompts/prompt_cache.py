@@ -17,11 +17,11 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import count, islice
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -61,8 +61,7 @@ class Stage(Protocol[ValueT, ResultT, CheckpointT]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...]
     checkpoints: Mapping[type, Any]

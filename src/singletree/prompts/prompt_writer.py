@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from singletree.conversation import (
     AppliedEdit,
@@ -28,10 +29,12 @@ from singletree.pictures import PromptPicture
 from singletree.prompts.history.canonicalization import Canonicalize, ToolsOf, no_session
 from singletree.prompts.history.edit_history import edit_history
 from singletree.prompts.prompt_cache import PromptCache
+from singletree.prompts.replay.fingerprint import Fingerprint
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.recall import CapsuleReader, Recalled, RecallTurns
 from singletree.prompts.replay.splice_turns import RenderedTurns, SpliceTurns
 from singletree.prompts.replay.splicing import ParseTurn, TurnDelimiters
-from singletree.prompts.replay.turn_memory import GeneratedTurn, HistoryDigests, TurnMemory
+from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
 from singletree.prompts.template.capabilities import CLOCK
 from singletree.prompts.template.chat_template import ChatTemplate, RenderPrompt
 from singletree.prompts.template.messages import RenderParts
@@ -59,8 +62,7 @@ class PromptClock(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A prompt for the model, with what later stages need to know about it.
 
     Attributes:
@@ -92,14 +94,19 @@ class Prompt:
     tools: tuple[Tool, ...] = ()
     digests: HistoryDigests | None = None
     remembered: tuple[GeneratedTurn, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = MappingProxyType({})
     clock: PromptClock | None = None
     given: tuple[Turn, ...] = ()
     prints_thought: Callable[[int], bool] = bool
     pictures: tuple[PromptPicture, ...] = ()
     pictures_lost: int = 0
-    piece_ends: Sequence[int] = field(default=(), compare=False)
-    rule_places: Sequence[tuple[int, int, frozenset[str]]] = field(default=(), compare=False)
+    piece_ends: Sequence[int] = ()
+    rule_places: Sequence[tuple[int, int, frozenset[str]]] = ()
+
+    @property
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """Return the fingerprint of each of its turns."""
+        return () if self.digests is None else self.digests.fingerprints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +182,7 @@ class PromptWriter:
         pictures = self._placed(request, known.conversation, token_ids)
         if pictures is None:
             blind = replace(self, placeholder_id=None).write(request, tools_of)
-            return replace(blind, pictures_lost=len(request.pictures))
+            return blind._replace(pictures_lost=len(request.pictures))
         work.keep()
         return Prompt(
             text,
@@ -213,7 +220,7 @@ class PromptWriter:
             if self.placeholder_id not in turn.token_ids
             and not _has_text(known.conversation.turns[i], self.tokenizer.neutral)
         }
-        return known if len(turns) == len(known.turns) else replace(known, turns=turns)
+        return known if len(turns) == len(known.turns) else known._replace(turns=turns)
 
     def _placed(
         self, request: Request, conversation: Conversation, token_ids: array[int]

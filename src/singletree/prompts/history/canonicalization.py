@@ -91,8 +91,7 @@ class Canonical(NamedTuple):
     places: tuple[tuple[int, int, frozenset[str]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CanonicalCheckpoint:
+class CanonicalCheckpoint(NamedTuple):
     """The segments of a conversation after the rules that act on segments.
 
     Attributes:
@@ -137,7 +136,7 @@ class Canonicalize:
         if checkpoint is not None:
             segments += _common_segments(checkpoint, conversation, self.off)
             tools = checkpoint.tools if segments else tools
-        joined = list(chain.from_iterable([segment.turns for segment in segments]))
+        joined = list(chain.from_iterable(map(attrgetter("turns"), segments)))
         begin = segments[-1].end if segments else 0
         for end in _segment_ends(turns, begin):
             given = turns[begin:end]
@@ -149,7 +148,8 @@ class Canonicalize:
             begin, tools = end, changed.tools
         before = Conversation(tuple(joined), tools)
         result, applied = self._apply(_WHOLE_RULES, before)
-        places = [(*segment.changed, segment.applied) for segment in segments if segment.applied]
+        changed_segments = filter(attrgetter("applied"), segments)
+        places = [(*segment.changed, segment.applied) for segment in changed_segments]
         if applied:
             places.insert(0, (*_changed_range(before.turns, result.turns), applied))
         names = {name for _, _, changes in places for name in changes}
@@ -252,7 +252,7 @@ def _strip_billing_header(conversation: Conversation, _: ToolsOf) -> Conversatio
 
 def _show_deferred_tools(conversation: Conversation, _: ToolsOf) -> Conversation:
     tools = conversation.tools
-    deferred = {tool.name: tool for tool in tools if tool.deferred}
+    deferred = {tool.name: tool for tool in filter(attrgetter("deferred"), tools)}
 
     def show(parts: tuple[Part, ...]) -> tuple[Part, ...]:
         if ToolReference not in map(type, parts):
@@ -263,8 +263,10 @@ def _show_deferred_tools(conversation: Conversation, _: ToolsOf) -> Conversation
         )
 
     changed = _each_turn(conversation, lambda turn: _with_turn_parts(turn, _each_part(turn.parts, show)))
-    shown = tuple([t for t in tools if not t.deferred and t.name != PLACEHOLDER_TOOL])
-    return changed if len(shown) == len(tools) else replace(changed, tools=shown)
+    if not deferred and PLACEHOLDER_TOOL not in map(attrgetter("name"), tools):
+        return changed
+    shown = tuple(t for t in tools if not t.deferred and t.name != PLACEHOLDER_TOOL)
+    return replace(changed, tools=shown)
 
 
 def _reference_text(reference: ToolReference, deferred: dict[str, Tool]) -> str:

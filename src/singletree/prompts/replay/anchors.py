@@ -32,17 +32,15 @@ def text_length(item: Turn | Part) -> int:
     return sum(map(text_length, item.parts)) if isinstance(item, Turn | ToolResult) else 0
 
 
-def anchor_digest(turn: Turn) -> str:
-    """Return a digest of the anchor of ``turn``, as hexadecimal text."""
-    anchor = anchor_of(turn).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(anchor, digest_size=8).hexdigest()
+def anchor_digest(anchor: str) -> str:
+    """Return a digest of ``anchor``, as hexadecimal text."""
+    return hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def anchor_end(prompt: str, turn: Turn) -> int:
-    """Return the position in ``prompt`` after the last occurrence of the anchor of ``turn``.
+def anchor_end(prompt: str, anchor: str) -> int:
+    """Return the position in ``prompt`` after the last occurrence of ``anchor``.
 
     It is 0 where the anchor is not found, or is so short that it could be text of the template.
     """
-    anchor = anchor_of(turn)
     found = prompt.rfind(anchor) if len(anchor) >= MIN_ANCHOR else -1
     return found + len(anchor) if found >= 0 else 0

@@ -9,28 +9,30 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise, takewhile
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from singletree.conversation import Conversation, Reasoning, ToolCall, ToolResult, Turn
 from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_cache import is_same_turn
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.partial_turns import without_echoes
 from singletree.prompts.replay.turn_comparison import is_part_of, normalized_id, pair_calls
 from singletree.prompts.replay.turn_memory import (
     GeneratedTurn,
-    HistoryDigests,
     TurnMemory,
     is_equivalent_memoized,
     lookup_keys,
     resolve_match,
 )
 
+ValueT = TypeVar("ValueT")
 
-@dataclass(frozen=True, slots=True)
-class Recalled:
+
+class Recalled(NamedTuple):
     """A conversation in which the remembered turns stand as they were generated.
 
     Attributes:
@@ -44,8 +46,8 @@ class Recalled:
     conversation: Conversation
     turns: Mapping[int, GeneratedTurn]
     digests: HistoryDigests
-    unknown: Mapping[int, Sequence[str]] = field(default_factory=dict, compare=False)
-    settled: int = field(default=0, compare=False)
+    unknown: Mapping[int, Sequence[str]] = MappingProxyType({})
+    settled: int = 0
 
     @property
     def in_order(self) -> tuple[GeneratedTurn, ...]:
@@ -53,8 +55,7 @@ class Recalled:
         return tuple(map(self.turns.__getitem__, sorted(self.turns)))
 
 
-@dataclass(frozen=True, slots=True)
-class RecallCheckpoint:
+class RecallCheckpoint(NamedTuple):
     """The turns that were found for a prompt.
 
     Attributes:
@@ -128,8 +129,9 @@ class RecallTurns:
         digests = (
             HistoryDigests(turns) if checkpoint is None else checkpoint.recalled.digests.of_grown(turns, same)
         )
-        recalled = Recalled(conversation, {}, digests)
-        if self.memory is not None:
+        if self.memory is None:
+            recalled = Recalled(conversation, {}, digests)
+        else:
             self.memory.refresh(turns, digests)
             search = _Search(self, self.memory, conversation, digests)
             if checkpoint is not None and self._may_reuse(checkpoint, conversation):
@@ -171,17 +173,17 @@ class _Search:
         """
         # The results after a turn decide which of its calls may be missing, so the turn after it must be the same, too.
         kept = max(same - 1, 0)
-        found = {i: known for i, known in before.turns.items() if i < kept}
-        unknown = {i: keys for i, keys in before.unknown.items() if i < kept}
-        self._found = self.memory.still_remembered(found)
+        found, unknown = _below(kept, before.turns), _below(kept, before.unknown)
+        self._found = dict(self.memory.still_remembered(found))
         has_new = self.memory.knows_any([*chain.from_iterable(unknown.values())])
-        self._unknown = unknown = {} if has_new else unknown
+        self._unknown = {} if has_new else dict(unknown)
         is_unchanged = len(self._found) == len(found) and not has_new
         self._done = self._settled(min(before.settled, kept) if is_unchanged else 0, kept)
-        self._unknown = {i: keys for i, keys in unknown.items() if i < self._done}
         self._turns[: self._done] = before.conversation.turns[: self._done]
-        for i in self._found:
-            self._turns[i] = before.conversation.turns[i]
+        if self._done < kept:
+            self._unknown = dict(_below(self._done, self._unknown))
+            for i in self._found:
+                self._turns[i] = before.conversation.turns[i]
 
     def _settled(self, start: int, end: int) -> int:
         """Return the index of the first answer from ``start`` on that is neither remembered nor unknown, or ``end``."""
@@ -210,7 +212,14 @@ class _Search:
         if self.continues_earlier(number):
             self._turns[number] = _NOTHING
             return
-        known, is_certain = self.find(number)
+        # No turn is remembered by its text alone.
+        keys = [key for key in lookup_keys(turn, "") if not key.startswith(" text ")]
+        is_unknown = not self.memory.knows_any(keys)
+        if is_unknown:
+            # The history is long to digest, and only turns without an id of this server need it.
+            keys += lookup_keys(turn, self.digests[number])
+            is_unknown = not self.memory.knows_any(keys)
+        known, is_certain = (None, False) if is_unknown else self.find(number)
         if known is not None:
             keeps = is_certain and (self.stage.restore_reasoning or _has_reasoning(turn))
             self._turns[number] = known.memoized(
@@ -224,10 +233,7 @@ class _Search:
         if capsules is not None and (opened := capsules.open(self._turns[number])) is not None:
             self._turns[number], self._found[number] = opened
             return
-        # No turn is remembered by its text alone.
-        ids = [key for key in lookup_keys(turn, "") if not key.startswith(" text ")]
-        keys = [*ids, *lookup_keys(turn, self.digests[number])]
-        if not self.memory.knows_any(keys):
+        if is_unknown:
             self._unknown[number] = keys
 
     def find(self, number: int) -> tuple[GeneratedTurn | None, bool]:
@@ -237,7 +243,6 @@ class _Search:
         found, _ = self.memory.find_candidates(turn, "", accept)
         if found:
             return found[-1], True
-        # The history is long to digest, and only turns without an id of this server need it.
         found, is_complete = self.memory.find_candidates(turn, self.digests[number], accept)
         capsules = self.stage.capsules
         carried = capsules.tokens(turn) if capsules is not None and found else None
@@ -303,6 +308,13 @@ class _Search:
             or not any(missing)
             or (self.stage.unanswered == "last" and _is_sorted(missing))
         )
+
+
+def _below(end: int, values: Mapping[int, ValueT]) -> Mapping[int, ValueT]:
+    """Return ``values`` without those of the indices from ``end`` on."""
+    if max(values, default=-1) < end:
+        return values  # as in most requests; no Python loop runs over a long conversation
+    return {i: value for i, value in values.items() if i < end}
 
 
 def _is_sorted(flags: Sequence[bool]) -> bool:

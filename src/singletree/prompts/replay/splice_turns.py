@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from singletree.prefixes import common_prefix, common_text_prefix
+from singletree.prefixes import common_prefix, common_text_prefix, identical_prefix
 from singletree.prompts.replay.recall import Recalled
 from singletree.prompts.replay.splicing import (
     ParseTurn,
@@ -27,8 +27,7 @@ class RenderedTurns(NamedTuple):
     known: Recalled
 
 
-@dataclass(frozen=True, slots=True)
-class SpliceCheckpoint:
+class SpliceCheckpoint(NamedTuple):
     """A prompt with the tokens of remembered turns in their places.
 
     Attributes:
@@ -93,8 +92,9 @@ def _common_points(checkpoint: SpliceCheckpoint, prompt: RenderedTurns) -> list[
     """Return the points of ``checkpoint`` up to which ``prompt`` is the same."""
     one, other = checkpoint.given.known, prompt.known
     turns = common_prefix(one.conversation.turns, other.conversation.turns)
-    changed = [i for i in one.turns.keys() | other.turns.keys() if one.turns.get(i) is not other.turns.get(i)]
-    turns = min([turns, *changed])
+    places, other_places = sorted(one.turns), sorted(other.turns)
+    same = min(identical_prefix(one.in_order, other.in_order), common_prefix(places, other_places))
+    turns = min([turns, *places[same : same + 1], *other_places[same : same + 1]])
     characters = common_text_prefix(checkpoint.given.text, prompt.text)
     # Both rise from point to point.
     end = bisect_right(checkpoint.points, turns, key=attrgetter("turn"))

@@ -13,10 +13,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from singletree.conversation import ToolCall, Turn
+from singletree.prefixes import common_text_prefix
 from singletree.prompts.replay.anchors import MIN_ANCHOR, anchor_digest, anchor_of, text_length
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
 from singletree.prompts.replay.json_values import canonical_json
@@ -142,13 +142,12 @@ def splice(
 
 def _generation_prompt_after(opening: GenerationPrompt, previous: Turn) -> str:
     """Return the text between the anchor of ``previous`` and the turn, if the turn was generated after that anchor."""
-    return opening.since_anchor if opening.anchor_digest == anchor_digest(previous) else ""
+    return opening.since_anchor if opening.anchor_digest == anchor_digest(anchor_of(previous)) else ""
 
 
 def _common_length(text: str, at: int, other: str) -> int:
     """Return the common prefix length of ``text[at:]`` and ``other``; a tag in which they differ does not count."""
-    pairs = zip(text[at : at + len(other)], other, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same = common_text_prefix(text[at : at + len(other)], other)
     opened, closed = (max(other.rfind(bracket, 0, same) for bracket in brackets) for brackets in ("<[", ">]"))
     return opened if opened > closed and same < len(other) else same
 

@@ -18,24 +18,21 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
 from singletree.conversation import (
-    Document,
-    Image,
     Reasoning,
-    Text,
     Tool,
     ToolCall,
-    ToolResult,
     Turn,
 )
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.json_values import canonical_json
 from singletree.prompts.replay.turn_comparison import (
     generated_parts,
@@ -110,11 +107,11 @@ def reasoning_id(turn: str, ordinal: int) -> str:
     return f"{REASONING_PREFIX}{turn}{ordinal:0{_ORDINAL_LENGTH}x}"
 
 
-def _reasoning_keys(turn: Turn) -> Iterator[str]:
-    """Yield the key of each turn to which the ids of the reasoning items in ``turn`` belong."""
-    ids = (part.id for part in turn.parts if isinstance(part, Reasoning))
-    yield from dict.fromkeys(
-        f"{_REASONING_KEY}{id[:-_ORDINAL_LENGTH]}" for id in ids if id.startswith(REASONING_PREFIX)
+def _reasoning_keys(turn: Turn) -> Iterable[str]:
+    """Return the key of each turn to which the ids of the reasoning items in ``turn`` belong."""
+    ids = [part.id for part in turn.parts if type(part) is Reasoning]
+    return dict.fromkeys(
+        [f"{_REASONING_KEY}{id[:-_ORDINAL_LENGTH]}" for id in ids if id.startswith(REASONING_PREFIX)]
     )
 
 
@@ -151,6 +148,7 @@ class TurnMemory:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._rivals: dict[str, list[str]] = {}
         self._incomplete: set[str] = set()  # keys with rivals that were forgotten
+        self._certain: set[int] = set()  # turns that are in all their slots, without a rival in any
         self._lock = Lock()
         self.bytes = 0
 
@@ -176,13 +174,12 @@ class TurnMemory:
             turns: the remembered turns of one conversation, in order.
         """
         with self._lock:
-            for known in reversed(turns):
-                if id(known) not in self._entries:
+            if not all(map(self._entries.__contains__, map(id, turns))):
+                for known in turns:
                     key = known.keys[0] if known.keys else ""
-                    if not key.startswith(CAPSULE_KEY) or key in self._by_slot:
-                        continue
-                    self._add(known)
-                self._use((known,))
+                    if key.startswith(CAPSULE_KEY) and key not in self._by_slot:
+                        self._add(known)
+            self._use(turns)
             self._make_room()
 
     def get(self, name: str) -> GeneratedTurn | None:
@@ -191,10 +188,12 @@ class TurnMemory:
             entry = self._by_slot.get(name)
             return None if entry is None else entry.remembered
 
-    def still_remembered(self, found: Mapping[int, GeneratedTurn]) -> dict[int, GeneratedTurn]:
+    def still_remembered(self, found: Mapping[int, GeneratedTurn]) -> Mapping[int, GeneratedTurn]:
         """Return those of ``found`` that are still remembered and that no rival makes ambiguous."""
         with self._lock:
-            return {i: known for i, known in found.items() if self._has(known)}
+            if self._certain.issuperset(map(id, found.values())):
+                return found  # as in most requests; no Python loop runs over the turns
+            return {i: known for i, known in found.items() if id(known) in self._certain}
 
     def knows_any(self, keys: Collection[str]) -> bool:
         """Return whether a turn is remembered under one of ``keys`` (``lookup_keys``)."""
@@ -211,17 +210,6 @@ class TurnMemory:
 
     async def settled(self) -> None:
         """Hook for such subclasses: wait until other processes can find the turns that were added."""
-
-    def _has(self, known: GeneratedTurn) -> bool:
-        """Return whether ``known`` is in all its slots, without a rival in any of them."""
-        for slot in known.keys:
-            entry = self._by_slot.get(slot)
-            if entry is None or entry.remembered is not known:
-                return False
-            key = _key_of(slot)
-            if key and (len(self._rivals[key]) > 1 or key in self._incomplete):
-                return False
-        return True
 
     def _added(self, remembered: GeneratedTurn, behind: GeneratedTurn | None) -> None:
         """Hook for subclasses that store the turns elsewhere, too: a turn was added."""
@@ -247,12 +235,14 @@ class TurnMemory:
         entry = _Entry(remembered, size, set())
         self._entries[id(remembered)] = entry
         self.bytes += size
-        for slot in dict.fromkeys(remembered.keys):
-            self._enter(slot, entry)
+        has_rival = [self._enter(slot, entry) for slot in dict.fromkeys(remembered.keys)]
+        if not any(has_rival):
+            self._certain.add(id(remembered))
         return True
 
-    def _enter(self, slot: str, entry: _Entry) -> None:
-        """Put a turn into ``slot``, as the latest of its rivals."""
+    def _enter(self, slot: str, entry: _Entry) -> bool:
+        """Put a turn into ``slot``, as the latest of its rivals, and return whether it has rivals or had any."""
+        has_rival = False
         replaced = self._by_slot.get(slot)
         if replaced is not None:
             self._leave(slot, replaced, is_replaced=True)
@@ -263,13 +253,18 @@ class TurnMemory:
                 self._leave(rivals[0], self._by_slot[rivals[0]])
                 rivals = self._rivals.setdefault(key, [])
             rivals.append(slot)
+            has_rival = len(rivals) > 1 or key in self._incomplete
+            if len(rivals) == 2:
+                self._certain.discard(id(self._by_slot[rivals[0]].remembered))
         self._by_slot[slot] = entry
         entry.keys.add(slot)
+        return has_rival
 
     def _leave(self, slot: str, entry: _Entry, *, is_replaced: bool = False) -> None:
         """Take a turn out of ``slot``; a turn without slots is forgotten."""
         del self._by_slot[slot]
         entry.keys.discard(slot)
+        self._certain.discard(id(entry.remembered))
         key = _key_of(slot)
         if key:
             rivals = self._rivals[key]
@@ -285,9 +280,9 @@ class TurnMemory:
             self._dropped(entry.remembered)
 
     def _use(self, turns: Sequence[GeneratedTurn]) -> None:
-        for known in reversed(turns):
-            if id(known) in self._entries:
-                self._entries.move_to_end(id(known))
+        known = filter(self._entries.__contains__, map(id, reversed(turns)))
+        # A conversation has hundreds of turns; a deque without room calls the function for each without a Python loop.
+        deque(map(self._entries.move_to_end, known), maxlen=0)
 
     def _sort_rivals(self, key: str, order: Sequence[GeneratedTurn]) -> None:
         """Put the turns of ``key`` into the order in which they were generated, the latest last."""
@@ -295,6 +290,12 @@ class TurnMemory:
         place = {slot: i for i, known in enumerate(order) for slot in known.keys}
         # A turn that is not in ``order`` was generated just now.
         rivals.sort(key=lambda slot: place.get(slot, len(order)))
+
+    def _lacks_rival(self, key: str) -> None:
+        """Note that a rival under ``key`` was forgotten."""
+        self._incomplete.add(key)
+        for slot in self._rivals[key]:
+            self._certain.discard(id(self._by_slot[slot].remembered))
 
     def _make_room(self) -> None:
         while self.bytes > self._limit:
@@ -347,15 +348,17 @@ def turn_slots(remembered: GeneratedTurn) -> list[str]:
     keys = lookup_keys(remembered.turn, remembered.history_digest)
     if not remembered.history_digest:
         return keys
-    return [key if key.startswith(_REASONING_KEY) else _slot(key, remembered) for key in keys]
+    rival = _rival_name(remembered)
+    return [key if key.startswith(_REASONING_KEY) else f"{key}\0{rival}" for key in keys]
 
 
-def _slot(key: str, remembered: GeneratedTurn) -> str:
+def _rival_name(remembered: GeneratedTurn) -> str:
+    """Return the digest of a turn that tells it from its rivals."""
     digest = hashlib.blake2b(remembered.token_ids.tobytes(), digest_size=12)
     for part in generated_parts(remembered.turn):
         text = part.arguments if isinstance(part, ToolCall) else part.text
         digest.update(b"\0" + text.encode("utf-8", "surrogatepass"))
-    return f"{key}\0{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def _key_of(slot: str) -> str:
@@ -451,46 +454,3 @@ def lookup_keys(turn: Turn, history_digest: str) -> list[str]:
     elif history_digest and turn.parts:
         names.append("words")
     return [*_reasoning_keys(turn), *[f"{history_digest} {name}" for name in names]]
-
-
-class HistoryDigests:
-    """Digests of the history before each turn of a conversation, and of the whole conversation.
-
-    White space and reasoning do not count, since harnesses trim the one and leave out the other. Digests are computed
-    on demand.
-
-    Args:
-        turns: the turns of the conversation.
-    """
-
-    def __init__(self, turns: Sequence[Turn]) -> None:
-        self._turns = turns
-        self._digests = [hashlib.blake2b(digest_size=16)]
-
-    def of_grown(self, turns: Sequence[Turn], same: int) -> HistoryDigests:
-        """Return the digests of ``turns``; those that were computed for the first ``same`` turns are taken over."""
-        grown = HistoryDigests(turns)
-        grown._digests = self._digests[: same + 1]
-        return grown
-
-    def __getitem__(self, turn: int) -> str:
-        """Return the digest of all before the turn with the index ``turn``, as hexadecimal text."""
-        for added in self._turns[len(self._digests) - 1 : turn]:
-            digest = self._digests[-1].copy()
-            for text in (added.role, *_digested(added.parts)):
-                digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
-            self._digests.append(digest)
-        return self._digests[turn].hexdigest()
-
-
-def _digested(parts: Iterable[Any]) -> Iterator[str]:
-    for part in parts:
-        if isinstance(part, Text):
-            yield without_space(part.text)
-        elif isinstance(part, ToolCall):
-            yield normalized_id(part.id)
-        elif isinstance(part, ToolResult):
-            yield normalized_id(part.call_id)
-            yield from _digested(part.parts)
-        elif isinstance(part, Image | Document):
-            yield (part.key if isinstance(part, Image) else "") or part.data or part.url

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from singletree.server.inspect.turn_record import LostPart
-from singletree.server.sessions.divergence import WIDTH, ToolList
+from singletree.server.sessions.divergence import ToolList
 from singletree.server.sessions.sessions import Opened
 
 
@@ -12,7 +12,7 @@ def lost_part(opened: Opened, *, keeps_texts: bool) -> LostPart | None:
     record = opened.compared
     if record is None:
         return None
-    tokens = record.tokens[opened.step.matched * WIDTH : record.expected * WIDTH] if keeps_texts else None
+    tokens = record.tokens_between(opened.step.matched, record.expected) if keeps_texts else None
     rest = record.messages[opened.same_messages :]
     return LostPart(tokens, rest, *_tool_changes(record.tools, opened.tools))
 

@@ -13,7 +13,8 @@ import zstandard
 
 from singletree.conversation import Turn
 from singletree.prefixes import common_text_prefix
-from singletree.server.sessions.divergence import WIDTH, Fingerprint
+from singletree.prompts.replay.fingerprint import Fingerprint
+from singletree.server.sessions.divergence import WIDTH
 
 _DEEPEST = 64
 _FEW = 2

@@ -13,11 +13,12 @@ from typing import Any
 from singletree.conversation import Document, Image, Part, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
 from singletree.events import FinishReason, Usage
 from singletree.prompts.replay.anchors import text_length
+from singletree.prompts.replay.fingerprint import Fingerprint
 from singletree.protocols.wire import dump
 from singletree.server.inspect.prompt_history import MessagePart, PromptHistory
 from singletree.server.inspect.turn_timeline import TurnTimeline
 from singletree.server.inspect.wire_record import WireRecord
-from singletree.server.sessions.divergence import Fingerprint, ToolList
+from singletree.server.sessions.divergence import ToolList
 from singletree.server.sessions.sessions import Step
 
 _TURN_BYTES = 2500

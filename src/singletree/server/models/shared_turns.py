@@ -26,10 +26,10 @@ from typing import TypeVar
 from prometheus_client import Counter
 
 from singletree.conversation import Turn
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.turn_memory import (
     CAPSULE_KEY,
     GeneratedTurn,
-    HistoryDigests,
     TurnMemory,
     lookup_keys,
     turn_slots,
@@ -176,7 +176,7 @@ class SharedTurnMemory(TurnMemory):
                 if len(names) > 1:
                     self._sort_rivals(key, [self._known[name] for name in names if name in self._known])
                 if stored is not None and key in self._rivals and not self._known.keys() >= set(names):
-                    self._incomplete.add(key)  # the store has forgotten one of its turns
+                    self._lacks_rival(key)  # the store has forgotten it
         return {i for i, _, _ in found}
 
     def _add_stored(self, names: Sequence[bytes], stored: Mapping[bytes, StoredTurn]) -> None:

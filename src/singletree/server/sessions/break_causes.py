@@ -106,7 +106,7 @@ CAUSES: tuple[Cause, ...] = (
         "context_edited",
         "the client let the server remove earlier content from the history (context_management)",
         "none needed if this was intended; a higher trigger makes it rarer",
-        lambda c: c.divergence.edited and _differs(c, "assistant", "user", "tool"),
+        lambda c: bool(c.divergence.prompt.applied_edits) and _differs(c, "assistant", "user", "tool"),
     ),
     Cause(
         "date_in_system",
@@ -267,6 +267,7 @@ class Break:
         before: excerpt of the text that both prompts have, up to the break.
         was, now: excerpts of the text after the break, in the earlier prompt and in the new one.
         lost: number of tokens that should have matched and did not.
+        headers: number of headers of the assistant's turns before the break; None where they were not counted.
     """
 
     cause: Cause
@@ -277,6 +278,7 @@ class Break:
     was: str
     now: str
     lost: int
+    headers: int | None = None
 
 
 def explain_break(divergence: Divergence, tokens: bytes, chat_format: ChatFormat) -> Break:
@@ -299,4 +301,5 @@ def explain_break(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
         was=context.was,
         now=context.now,
         lost=divergence.record.expected - divergence.matched,
+        headers=context.headers,
     )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from singletree.conversation import Turn
 from singletree.server.models.catalog import ChatFormat
-from singletree.server.sessions.divergence import WIDTH, Divergence
+from singletree.server.sessions.divergence import Divergence, assistant_places
 from singletree.server.sessions.turn_differences import Difference, difference, thought_is_in
 from singletree.server.sessions.turn_tokens import (
     OPENING,
@@ -35,8 +33,7 @@ HEAD_ROLES = ("system", "developer")
 """The roles of messages at the start of a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class BreakContext:
+class BreakContext(NamedTuple):
     """A divergence with its context, on which the causes are tested.
 
     Attributes:
@@ -46,6 +43,7 @@ class BreakContext:
         old_turn, new_turn: the same up to the end of the turn that contains the divergence.
         message: index of the message that contains the divergence, from 0; None where it is not known.
         unchanged: whether all messages are equal around it, so that the template prints the same messages differently.
+        headers: number of headers of the assistant's turns before it; None where they were not counted.
         in_head: whether it is before the first turn of the assistant.
         in_answer: whether it is in the generated turn, and all earlier messages are equal.
         difference: how the client changed the assistant's turn that contains it, compared with the earlier prompt or
@@ -63,13 +61,14 @@ class BreakContext:
     new_turn: str
     message: int | None
     unchanged: bool
+    headers: int | None
     in_head: bool
     in_answer: bool
     difference: Difference | None
     retokenized: bool
     opener: str
     closer: str
-    switches: Mapping[str, Any] = field(default_factory=dict)
+    switches: Mapping[str, Any]
 
     @property
     def role(self) -> str:
@@ -94,7 +93,7 @@ class BreakContext:
     @property
     def other_settings(self) -> bool:
         """Tell whether the client changed the reasoning settings, and the messages before the divergence are equal."""
-        differ = self.divergence.record.settings != self.divergence.settings
+        differ = self.divergence.record.settings != self.divergence.prompt.settings
         return differ and (self.unchanged or (self.in_answer and self.divergence.same_answer))
 
     @property
@@ -103,7 +102,7 @@ class BreakContext:
         new = self.divergence.new
         if new is None or new.role not in HEAD_ROLES:
             return False
-        return self.before[-_WORDS:] + self.now[:1] in self.divergence.turns[self.divergence.at].text
+        return self.before[-_WORDS:] + self.now[:1] in self.divergence.prompt.turns[self.divergence.at].text
 
     @property
     def in_date(self) -> bool:
@@ -139,10 +138,10 @@ class BreakContext:
         _, is_opened, text = (self._shared_edge + self.old_turn).partition(self.opener)
         text = text if is_opened else self.old_turn
         excerpt = text.partition(self.closer)[0] if self.closer else text
-        if thought_is_in(excerpt, self.divergence.given):
+        if thought_is_in(excerpt, self.divergence.prompt.given):
             return True
         if self.message is None:
-            return not self.divergence.given
+            return not self.divergence.prompt.given
         return not self.divergence.template_prints_thought(self.message)
 
 
@@ -156,8 +155,8 @@ def break_context(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
     """
     at = divergence.matched
     opener, closer = chat_format.family.reasoning or ("", "")
-    assistant = [i for i, message in enumerate(divergence.record.messages) if message.role == "assistant"]
-    if len(_assistant_turns(divergence.given)) < len(_assistant_turns(divergence.turns)):
+    assistant = assistant_places(divergence.record.messages)
+    if len(assistant_places(divergence.prompt.given)) < len(assistant_places(divergence.prompt.turns)):
         # The template received neighbouring messages as one turn.
         indices = frozenset(assistant)
         assistant = [i for i in assistant if i - 1 not in indices]
@@ -166,7 +165,8 @@ def break_context(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
     in_answer = not unchanged and divergence.old is None
     message = divergence.at if not unchanged else assistant[begun - 1] if begun and is_counted else None
     changed = _difference(divergence, message, chat_format, in_answer=in_answer)
-    was, now = (excerpt(each, at, at + _AFTER, chat_format) for each in (divergence.record.tokens, tokens))
+    was = excerpt(divergence.record.tokens_between(at, at + _AFTER), 0, _AFTER, chat_format)
+    now = excerpt(tokens, at, at + _AFTER, chat_format)
     return BreakContext(
         divergence,
         before=excerpt(tokens, max(0, at - _BEFORE), at, chat_format),
@@ -176,6 +176,7 @@ def break_context(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
         new_turn=rest_of_turn(now, chat_format),
         message=message,
         unchanged=unchanged,
+        headers=begun if is_counted else None,
         in_head=begun == 0,
         in_answer=in_answer,
         difference=changed,
@@ -185,10 +186,6 @@ def break_context(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
         closer=closer.strip(),
         switches=chat_format.template.capabilities.history_switches,
     )
-
-
-def _assistant_turns(turns: Sequence[Turn]) -> list[Turn]:
-    return [turn for turn in turns if turn.role == "assistant"]
 
 
 def _difference(
@@ -224,7 +221,7 @@ def _begun(divergence: Divergence, assistant: Sequence[int], chat_format: ChatFo
     if header and chat_format.family.message_header:
         return len(turn_starts(divergence.record.tokens, divergence.matched, chat_format)), True
     if header:
-        return divergence.record.tokens.count(header, 0, divergence.matched * WIDTH), True
+        return divergence.record.headers_within(divergence.matched, header), True
     if divergence.matched >= divergence.record.prompt_tokens - OPENING:
         return len(assistant) + 1, False
     return sum(i <= divergence.at for i in assistant), False

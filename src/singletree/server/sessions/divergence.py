@@ -1,29 +1,23 @@
 """Find where and in what a prompt differs from an earlier one.
 
-Messages are compared by fingerprints that are computed once, when a message is new.
+Messages are compared by their fingerprints, which are computed once, when a message is new.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress, count
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
-from singletree.conversation import (
-    Document,
-    Image,
-    Part,
-    Reasoning,
-    Text,
-    Tool,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
-from singletree.prefixes import common_prefix
+from singletree.conversation import Tool, Turn
+from singletree.prefixes import common_prefix, common_text_prefix
+from singletree.prompts.prompt_writer import Prompt
+from singletree.prompts.replay.fingerprint import Fingerprint
 from singletree.prompts.replay.turn_comparison import is_equivalent_turn
 
 WIDTH = array("I").itemsize
@@ -31,39 +25,6 @@ WIDTH = array("I").itemsize
 
 _MESSAGE_BYTES = 150
 """Memory of a message's fingerprint, in bytes."""
-
-
-class Fingerprint(NamedTuple):
-    """Hashes that stand for one message: one of its reasoning, one of all other content."""
-
-    role: str
-    words: int
-    thoughts: int
-
-
-def fingerprint(turn: Turn) -> Fingerprint:
-    """Return the fingerprint of ``turn``, without ids: they are not in the prompt, and some harnesses change them."""
-    thoughts: list[str] = []
-    words: list[tuple[str, ...]] = []
-    for part in turn.parts:
-        if type(part) is Reasoning:
-            thoughts.append(part.text)
-        else:
-            _add_words(words, part)
-    return Fingerprint(turn.role, hash(tuple(words)), hash(tuple(thoughts)))
-
-
-def _add_words(words: list[tuple[str, ...]], part: Part) -> None:
-    if type(part) is Text:
-        words.append(("text", part.text))
-    elif type(part) is ToolCall:
-        words.append(("call", part.name, part.arguments))
-    elif type(part) is ToolResult:
-        words.append(("result",))
-        for inner in part.parts:
-            _add_words(words, inner)
-    elif isinstance(part, Image | Document):
-        words.append(("data", part.key if type(part) is Image and part.key else part.data, part.url))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,14 +58,13 @@ _PARSED = 8
 """Approximate memory of parsed JSON, in bytes for each byte of JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRecord:
+class PromptRecord(NamedTuple):
     """The last prompt of one conversation, and the turn that answered it.
 
     Attributes:
         model: name of the model.
-        tokens: the tokens of the prompt and of the turn, ``WIDTH`` bytes each.
-        prompt_tokens: length of the prompt in tokens.
+        prompt, turn: the tokens of the prompt and of the turn, ``WIDTH`` bytes each. They are not joined here, since
+            that would copy a long prompt once more with each request.
         expected: number of tokens that the next prompt should begin with, including the turn unless it was cut off.
         messages: fingerprints of the prompt's messages.
         tools: the tools in the prompt.
@@ -112,11 +72,13 @@ class PromptRecord:
         answer: the generated turn; None where it was not recorded.
         ends: (tokens, messages) at which each turn ended, in ascending order, this one last.
         inspected: the turn's id in the inspector; empty where that is off.
+        headers: (tokens, headers): how many headers of the assistant's turns are within so many tokens, where they were
+            counted last.
     """
 
     model: str
-    tokens: bytes
-    prompt_tokens: int
+    prompt: bytes
+    turn: bytes
     expected: int
     messages: tuple[Fingerprint, ...]
     tools: ToolList
@@ -124,6 +86,45 @@ class PromptRecord:
     answer: Turn | None
     ends: tuple[tuple[int, int], ...]
     inspected: str = ""
+    headers: tuple[int, int] = (0, 0)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the length of the prompt in tokens."""
+        return len(self.prompt) // WIDTH
+
+    @property
+    def length(self) -> int:
+        """Return the length of the prompt and the turn in tokens."""
+        return (len(self.prompt) + len(self.turn)) // WIDTH
+
+    @property
+    def tokens(self) -> bytes:
+        """Return the tokens of the prompt and of the turn."""
+        return self.prompt + self.turn
+
+    def tokens_between(self, start: int, end: int) -> bytes:
+        """Return the tokens from ``start`` up to ``end``, or up to the last one."""
+        size = len(self.prompt)
+        first, last = start * WIDTH, end * WIDTH
+        return self.prompt[first:last] + self.turn[max(0, first - size) : max(0, last - size)]
+
+    def matched(self, tokens: bytes) -> int:
+        """Return the number of tokens that this prompt and turn have in common with the beginning of ``tokens``."""
+        same = common_text_prefix(tokens, self.prompt)
+        if same == len(self.prompt):
+            same += common_text_prefix(tokens[same : same + len(self.turn)], self.turn)
+        return same // WIDTH
+
+    def headers_within(self, end: int, header: bytes) -> int:
+        """Return how many times the tokens ``header`` are within the first ``end`` tokens. Only those behind the
+        tokens where they were counted last are searched.
+        """
+        counted, headers = self.headers if self.headers[0] <= end else (0, 0)
+        # One that ends behind those tokens can begin within them.
+        start = max(0, counted * WIDTH - len(header) + 1)
+        tokens = self.prompt if end <= self.prompt_tokens else self.tokens
+        return headers + tokens.count(header, start, end * WIDTH)
 
     def extended_to(self, matched: int) -> int:
         """Return the last end of a turn, in tokens, that lies within the first ``matched`` tokens; 0 for none."""
@@ -136,34 +137,26 @@ class PromptRecord:
     def bytes(self) -> int:
         """Return the approximate memory in bytes, without the tools, which several records share."""
         answer = 0 if self.answer is None else 4 * (self.expected - self.prompt_tokens)
-        return len(self.tokens) + answer + _MESSAGE_BYTES * len(self.messages) + 16 * len(self.ends)
+        return self.length * WIDTH + answer + _MESSAGE_BYTES * len(self.messages) + 16 * len(self.ends)
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
+class Divergence(NamedTuple):
     """The point at which a prompt diverges from the one that it should continue.
 
     Attributes:
         record: the earlier prompt.
         matched: number of tokens that both begin with.
-        turns, messages, tools: the turns of the new prompt, their fingerprints, and its tools.
+        prompt: the new prompt.
+        messages, tools: the fingerprints of its messages, and its tools.
         at: number of messages that both begin with: the index of the first message that differs.
-        settings: the reasoning variables of the new prompt.
-        edited: whether the client let the server remove earlier content.
-        given: the turns as the chat template received them, with content that the server restored.
-        prints_thought: tells whether the template would print reasoning in the turn of ``given`` with this index.
     """
 
     record: PromptRecord
     matched: int
-    turns: Sequence[Turn]
+    prompt: Prompt
     messages: tuple[Fingerprint, ...]
     tools: ToolList
     at: int
-    settings: Mapping[str, Any]
-    edited: bool = False
-    given: Sequence[Turn] = ()
-    prints_thought: Callable[[int], bool] = bool
 
     @property
     def old(self) -> Fingerprint | None:
@@ -187,15 +180,23 @@ class Divergence:
 
     def returned(self, message: int) -> Sequence[Turn]:
         """Return the adjacent assistant turns of the new prompt that include the index ``message``; empty for none."""
-        return next((self.turns[run.start : run.stop] for run in _runs(self.turns) if message in run), ())
+        turns = self.prompt.turns
+        start = stop = message
+        while stop < len(turns) and turns[stop].role == "assistant":
+            stop += 1
+        while start and start < stop and turns[start - 1].role == "assistant":
+            start -= 1
+        return turns[start:stop]
 
     def template_prints_thought(self, message: int) -> bool:
         """Tell whether the template would print the reasoning of the assistant's turn ``message`` if it were sent."""
-        runs = _runs(self.turns)
+        runs = _runs(self.prompt.turns)
         number = next((i for i, run in enumerate(runs) if message in run), None)
         # The template may have received several turns of the client as one.
-        given = _runs(self.given)
-        return number is not None and len(given) == len(runs) and self.prints_thought(given[number].start)
+        given = _runs(self.prompt.given)
+        return (
+            number is not None and len(given) == len(runs) and self.prompt.prints_thought(given[number].start)
+        )
 
     @property
     def same_answer(self) -> bool:
@@ -203,14 +204,15 @@ class Divergence:
         answer = self.record.answer
         if answer is None or self.old is not None or self.new is None or self.new.role != "assistant":
             return False
-        return is_equivalent_turn(self.turns[self.at], answer)
+        return is_equivalent_turn(self.prompt.turns[self.at], answer)
 
     @property
     def answer_comes_back(self) -> bool:
         """Tell whether the new prompt contains the generated turn after the divergence."""
         answer = self.record.answer
         return answer is not None and any(
-            turn.role == "assistant" and is_equivalent_turn(turn, answer) for turn in self.turns[self.at :]
+            turn.role == "assistant" and is_equivalent_turn(turn, answer)
+            for turn in self.prompt.turns[self.at :]
         )
 
     def come_back(self, *roles: str) -> bool:
@@ -224,7 +226,7 @@ class Divergence:
         later turns. A compacted session contains all of the user's text, and a summary in place of the model's first
         turn.
         """
-        roles = [message.role for message in self.record.messages]
+        roles = roles_of(self.record.messages)
         asked, acted = (roles.index(r) if r in roles else len(roles) for r in ("user", "assistant"))
         if self.answer_comes_back or self.come_back("assistant", "tool"):
             return False
@@ -261,38 +263,35 @@ class Divergence:
         )
 
 
+def roles_of(messages: Iterable[Turn | Fingerprint]) -> list[str]:
+    """Return the role of each of ``messages``. No Python loop runs over those of a long conversation."""
+    return list(map(attrgetter("role"), messages))
+
+
+def assistant_places(messages: Iterable[Turn | Fingerprint]) -> list[int]:
+    """Return the indices of the assistant's turns among ``messages``."""
+    return list(compress(count(), map("assistant".__eq__, roles_of(messages))))
+
+
 def _runs(turns: Sequence[Turn]) -> list[range]:
     """Return the index ranges of adjacent assistant turns."""
     runs: list[range] = []
-    for i, turn in enumerate(turns):
-        if turn.role == "assistant":
-            follows = bool(runs) and runs[-1].stop == i
-            start = runs.pop().start if follows else i
-            runs.append(range(start, i + 1))
+    for i in assistant_places(turns):
+        follows = bool(runs) and runs[-1].stop == i
+        start = runs.pop().start if follows else i
+        runs.append(range(start, i + 1))
     return runs
 
 
-def compare(
-    record: PromptRecord,
-    matched: int,
-    turns: Sequence[Turn],
-    tools: ToolList,
-    settings: Mapping[str, Any],
-    *,
-    known: Sequence[Fingerprint] = (),
-    edited: bool = False,
-    given: Sequence[Turn] = (),
-    prints_thought: Callable[[int], bool] = bool,
-) -> Divergence:
+def compare(record: PromptRecord, matched: int, prompt: Prompt, tools: ToolList) -> Divergence:
     """Return the point at which a new prompt diverges from an earlier one.
 
     Args:
         record: the earlier prompt.
         matched: number of tokens that both begin with.
-        turns, tools, settings: of the new prompt.
-        known: the fingerprints of the first turns, where they were computed before.
-        edited, given, prints_thought: as in ``Divergence``.
+        prompt: the new prompt.
+        tools: its tools.
     """
-    messages = (*known[: len(turns)], *map(fingerprint, turns[len(known) :]))
+    messages = prompt.fingerprints
     at = common_prefix(record.messages, messages)
-    return Divergence(record, matched, turns, messages, tools, at, settings, edited, given, prints_thought)
+    return Divergence(record, matched, prompt, messages, tools, at)

@@ -47,7 +47,7 @@ SESSION_HEADERS: tuple[SessionHeader, ...] = (
 
 _HEADER_NAMES = frozenset(header.name for header in SESSION_HEADERS)
 
-_SUBAGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent")
+_SUBAGENT_HEADERS = frozenset({"x-claude-code-agent-id", "x-openai-subagent"})
 """Headers that Claude Code and Codex send in the requests of their sub-agents only."""
 
 _LONGEST_KEY = 256
@@ -97,8 +97,11 @@ def _named_session(headers: Mapping[str, str]) -> list[str]:
 
 def is_subagent(headers: Mapping[str, str], agent: AgentContext) -> bool:
     """Tell whether a sub-agent sent a request: by its headers, with lower-case names, or since it has a parent."""
-    named = any(headers.get(name, "").strip() for name in _SUBAGENT_HEADERS)
-    return named or bool(agent.parent_session_id or agent.parent_trajectory_id)
+    if agent.parent_session_id or agent.parent_trajectory_id:
+        return True
+    return not _SUBAGENT_HEADERS.isdisjoint(headers) and any(
+        headers.get(name, "").strip() for name in _SUBAGENT_HEADERS
+    )
 
 
 def client_repeats(headers: Mapping[str, str]) -> bool:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import inf
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from singletree.cache_diagnosis import CacheDiagnosis
@@ -21,18 +24,17 @@ from singletree.conversation import Tool, Turn
 from singletree.engines.engine import Route, comparable_tokens
 from singletree.events import FinishReason
 from singletree.lru import ENTRY_BYTES, LruCache
-from singletree.prefixes import common_prefix, common_text_prefix
+from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_writer import Prompt
+from singletree.prompts.replay.fingerprint import Fingerprint, fingerprint
 from singletree.server.models.catalog import Model
 from singletree.server.sessions.break_causes import Break, explain_break
 from singletree.server.sessions.compared_answer import AnswerEnd, compare_prompt, cut_at
 from singletree.server.sessions.divergence import (
     WIDTH,
-    Fingerprint,
     PromptRecord,
     ToolList,
     compare,
-    fingerprint,
 )
 from singletree.server.turn.generation import Generation
 
@@ -110,6 +112,7 @@ class Session:
         records: the most recently used records by number.
         steps: the last requests.
         requests, records_made: numbers of all requests and records, including those that are no longer kept.
+        first_end: at most the number of tokens at which the first turn of a record ended.
     """
 
     key: str
@@ -118,16 +121,20 @@ class Session:
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_STEPS))
     requests: int = 0
     records_made: int = 0
+    first_end: float = inf
 
     @property
     def bytes(self) -> int:
         """Return the approximate memory in bytes."""
-        tools = {record.tools for record in self.records.values()}
-        return self.records.bytes + sum(each.bytes for each in tools) + _STEP_BYTES * (1 + len(self.steps))
+        tools = 0
+        for each in set(map(attrgetter("tools"), self.records.values())):
+            tools += each.bytes
+        return self.records.bytes + tools + _STEP_BYTES * (1 + len(self.steps))
 
     def keep(self, number: int, record: PromptRecord) -> None:
         """Keep ``record`` as the one with this number, the most recently used."""
         self.records.put(number, record, record.bytes)
+        self.first_end = min(self.first_end, record.ends[0][0])
 
 
 class _Found(NamedTuple):
@@ -137,8 +144,7 @@ class _Found(NamedTuple):
     matched: int
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A request in flight: its step, the parts of its future record, and the record that this one will replace.
 
     Attributes:
@@ -152,6 +158,7 @@ class Opened:
     messages: tuple[Fingerprint, ...]
     tools: ToolList
     ends: tuple[tuple[int, int], ...] = ()
+    headers: tuple[int, int] = (0, 0)
     head: bytes | None = None
     record: PromptRecord | None = None
     compared: PromptRecord | None = None
@@ -222,54 +229,45 @@ class Sessions:
         tokens = comparable_tokens(prompt.token_ids, prompt.pictures).tobytes()
         head = tokens[: _HEAD_TOKENS * WIDTH] if key is None else None
         found = self._longest(self._candidates(key, head), model.name, tokens)
-        tools = ToolList.of(prompt.tools, None if found is None else found.record.tools)
         if found is None:
-            messages = tuple(map(fingerprint, prompt.turns))
-            return Opened(self._first(key, model, tokens), model, tokens, messages, tools, head=head)
-        appended = found.matched >= found.record.expected
-        known = found.record.messages if appended else ()
-        edited = bool(prompt.applied_edits)
-        divergence = compare(
-            found.record,
-            found.matched,
-            prompt.turns,
-            tools,
-            prompt.settings,
-            known=known,
-            edited=edited,
-            given=prompt.given,
-            prints_thought=prompt.prints_thought,
-        )
-        if not appended and divergence.starts_over:
-            first = self._first(key, model, tokens, found.matched)
-            return Opened(
-                first,
-                model,
-                tokens,
-                divergence.messages,
-                tools,
-                head=head,
-                compared=found.record,
-                same_messages=divergence.at,
-            )
-        back = not appended and divergence.goes_back
-        broken = None if appended or back else explain_break(divergence, tokens, model)
-        course: Course = "appended" if appended else "back" if back else "broken"
-        number = found.session.records_made + 1 if back else found.number
-        step = _step(found.session.key, model, number, course, tokens, found.matched, broken)
-        ends = tuple(end for end in found.record.ends if end[0] <= found.matched)
-        replaced = None if back else found.record
+            tools = ToolList.of(prompt.tools)
+            first = self._first(key, model, tokens)
+            return Opened(first, model, tokens, prompt.fingerprints, tools, head=head)
+        session, number, record, matched = found
+        tools = ToolList.of(prompt.tools, record.tools)
+        broken = None
+        headers = record.headers if record.headers[0] <= matched else (0, 0)
+        if matched >= record.expected:
+            course: Course = "appended"
+            # The record's messages are in these tokens, even if a client has changed what the template omits.
+            at = min(len(record.messages), len(prompt.turns))
+            messages = (*record.messages[:at], *prompt.fingerprints[at:])
+        else:
+            divergence = compare(record, matched, prompt, tools)
+            at, messages = divergence.at, divergence.messages
+            if divergence.starts_over:
+                first = self._first(key, model, tokens, matched)
+                return Opened(
+                    first, model, tokens, messages, tools, head=head, compared=record, same_messages=at
+                )
+            course = "back" if divergence.goes_back else "broken"
+            if course == "broken":
+                broken = explain_break(divergence, tokens, model)
+                headers = headers if broken.headers is None else (matched, broken.headers)
+        if course == "back":
+            number = session.records_made + 1
         return Opened(
-            step,
+            _step(session.key, model, number, course, tokens, matched, broken),
             model,
             tokens,
-            divergence.messages,
+            messages,
             tools,
-            ends,
-            found.session.head,
-            replaced,
-            compared=found.record,
-            same_messages=divergence.at,
+            ends=record.ends[: bisect_right(record.ends, (matched, inf))],
+            headers=headers,
+            head=session.head,
+            record=None if course == "back" else record,
+            compared=record,
+            same_messages=at,
         )
 
     def compare_with(self, answer: str, model: Model, prompt: Prompt) -> CacheDiagnosis:
@@ -328,7 +326,7 @@ class Sessions:
         added = moved.records_made  # The numbers of this process's records follow those that come.
         own = [(number + added, record) for number, record in session.records.items()[::-1]]
         for id, end in self._answers_of(moved.key).items():
-            self._answers.put(id, replace(end, record_number=end.record_number + added))
+            self._answers.put(id, end._replace(record_number=end.record_number + added))
         for id, end in moved.answers.items():
             self._answers.put(id, end)
         session.records = LruCache(entries=_RECORDS)
@@ -355,16 +353,21 @@ class Sessions:
         """
         best: _Found | None = None
         furthest = (-1, False, 0)
+        length = len(tokens) // WIDTH
+        without_end = (0, False, length)
         for session in sessions:
             for number, record in session.records.items():
+                # No turn of the session ended within these tokens: a record with all of them is as good as any.
+                if furthest >= without_end and length < session.first_end:
+                    break
                 if record.model != model:
                     continue
                 # Most records cannot win, even if all of their tokens were the same; those are not compared.
-                most = min(len(tokens), len(record.tokens)) // WIDTH
+                most = min(length, record.length)
                 reached = record.extended_to(most)
                 if (reached, reached == record.expected, most) <= furthest:
                     continue
-                matched = common_text_prefix(tokens, record.tokens) // WIDTH
+                matched = record.matched(tokens)
                 reached = record.extended_to(matched)
                 # A record that the tokens extend completely is preferred to a fork of it.
                 rank = (reached, reached == record.expected, matched)
@@ -373,18 +376,21 @@ class Sessions:
         return best
 
     def _first(self, key: str | None, model: Model, tokens: bytes, matched: int = 0) -> Step:
-        named = key if key is not None else f"nameless-{hashlib.blake2b(tokens, digest_size=6).hexdigest()}"
+        # Of the digests of Python, processors have instructions for this one's.
+        named = key if key is not None else f"nameless-{hashlib.sha256(tokens).hexdigest()[:12]}"
         session = self._sessions.peek(named)
         number = 1 if session is None else session.records_made + 1
         return _step(named, model, number, "first", tokens, matched)
 
     def _index(self, key: str, head: bytes) -> None:
         """Register a session without a name as the most recent one whose prompts begin with ``head``."""
-        alike = self._nameless.peek(head) or deque(maxlen=_ALIKE)
-        if key in alike:
-            alike.remove(key)
-        alike.append(key)
-        self._nameless.put(head, alike)
+        alike = self._nameless.get(head)
+        if alike is None:
+            self._nameless.put(head, deque((key,), maxlen=_ALIKE))
+        elif alike[-1] != key:
+            if key in alike:
+                alike.remove(key)
+            alike.append(key)
 
 
 def _step(
@@ -401,12 +407,11 @@ def _step(
 
 def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRecord:
     turn_tokens = _turn_tokens(generation)
-    prompt_tokens = opened.step.prompt_tokens
-    expected = prompt_tokens + turn_tokens
+    expected = opened.step.prompt_tokens + turn_tokens
     return PromptRecord(
         model=opened.model.name,
-        tokens=opened.tokens + generation.token_ids.tobytes(),
-        prompt_tokens=prompt_tokens,
+        prompt=opened.tokens,
+        turn=generation.token_ids.tobytes(),
         expected=expected,
         messages=opened.messages,
         tools=opened.tools,
@@ -414,6 +419,7 @@ def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRec
         answer=generation.recorder.turn if turn_tokens and generation.recorder else None,
         ends=(*opened.ends, (expected, len(opened.messages) + (turn_tokens > 0))),
         inspected=inspected,
+        headers=opened.headers,
     )
 
 

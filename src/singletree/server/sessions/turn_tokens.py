@@ -25,6 +25,10 @@ _LONGEST_TURN = 65_536
 
 def turn_header(chat_format: ChatFormat) -> bytes:
     """Return the tokens that begin every turn of the assistant; empty where the template has no single header."""
+    return chat_format.derived(_turn_header)
+
+
+def _turn_header(chat_format: ChatFormat) -> bytes:
     if chat_format.layout is None or len(chat_format.layout.headers) != 1:
         return b""
     # White space at the end of the header may form one token with the following text.
@@ -89,18 +93,20 @@ def _end_of_turn(text: str, chat_format: ChatFormat) -> tuple[int, str]:
 
     Where a turn consists of several messages, the end of one is not the end of the turn if the next one follows.
     """
-    layout, tokenizer = chat_format.layout, chat_format.tokenizer
-    enders = {
-        *(layout.ends if layout else ()),
-        *(tokenizer.decode([id]) for id in tokenizer.stop_token_ids),
-    } - {""}
-    header, at = chat_format.family.message_header, 0
+    enders, header, at = chat_format.derived(_turn_enders), chat_format.family.message_header, 0
     while True:
         found = [(place, ender) for ender in enders if (place := text.find(ender, at)) >= 0]
         end, ender = min(found, default=(len(text), ""))
         at = end + len(ender)
         if not (ender and header and text.startswith(header, at)):
             return end, ender
+
+
+def _turn_enders(chat_format: ChatFormat) -> frozenset[str]:
+    """Return the texts that end a turn: those that the template prints, and those of the model's stop tokens."""
+    layout, tokenizer = chat_format.layout, chat_format.tokenizer
+    stops = map(tokenizer.decode, ([id] for id in tokenizer.stop_token_ids))
+    return frozenset([*(layout.ends if layout else ()), *stops]) - {""}
 
 
 def excerpt(tokens: bytes, start: int, end: int, chat_format: ChatFormat) -> str:

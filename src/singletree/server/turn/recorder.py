@@ -11,13 +11,13 @@ from itertools import count
 
 from singletree.conversation import Reasoning, Tool, ToolCall, Turn
 from singletree.events import FinishReason, fold
-from singletree.prompts.replay.anchors import anchor_digest, anchor_end
+from singletree.prompts.replay.anchors import anchor_digest, anchor_end, anchor_of
 from singletree.prompts.replay.generation_prompt import GenerationPrompt
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.splicing import TurnDelimiters
 from singletree.prompts.replay.turn_memory import (
     REASONING_PREFIX,
     GeneratedTurn,
-    HistoryDigests,
     TurnMemory,
     reasoning_id,
 )
@@ -254,12 +254,13 @@ def _enders(chat_format: ChatFormat) -> frozenset[int]:
 
 def _opening(prompt: str, answered: Turn, layout: TurnDelimiters) -> GenerationPrompt | None:
     """Return how ``prompt`` opens the turn after ``answered``; None if that cannot be determined."""
-    behind = anchor_end(prompt, answered)
+    anchor = anchor_of(answered)
+    behind = anchor_end(prompt, anchor)
     asked = strip_guards(prompt[behind:]) if 0 < behind < len(prompt) <= behind + _LONGEST_ASKED else ""
     if PICTURE_MARK in asked:
         asked = ""  # the turn is kept in files, which cannot hold the mark
     at, header = layout.last_header(prompt, behind)
-    answers = anchor_digest(answered) if asked else ""
+    answers = anchor_digest(anchor) if asked else ""
     if at < 0 and asked:
         return GenerationPrompt(since_anchor=asked, anchor_digest=answers)
     is_behind = behind > 0 and at >= 0

@@ -8,7 +8,7 @@ from singletree.conversation import PromptReport, Request, Sampling
 from singletree.errors import ContextOverflow, InvalidRequest
 from singletree.parsing.parser import Parser
 from singletree.prompts.prompt_writer import Prompt
-from singletree.prompts.replay.turn_memory import HistoryDigests
+from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.server.models.catalog import Model
 from singletree.server.turn.constraints import (
     NO_CONSTRAINTS,
