@@ -26,6 +26,7 @@ from engines import real_vllm
 
 _STREAMS = 64
 _SHORT = 8
+_LEAST_TOKENS = 800  # of all streams together: fewer cost less than what else the process does meanwhile
 _WINDOW = "8192"
 _ENGINE = ("--load-format", "dummy", "--enforce-eager")
 TINY: dict[str, Any] = {
@@ -107,7 +108,12 @@ def _started(name: str, port: int, command: list[str], environment: dict[str, st
 
 
 def token_cost(server: Server, protocol: Protocol, streams: int, tokens: int) -> float:
-    """Return CPU µs of the front-end process for each event of text."""
+    """Return CPU µs of the front-end process for each event of text.
+
+    Args:
+        tokens: of each stream; more where the streams are few.
+    """
+    tokens = max(tokens, _LEAST_TOKENS // streams)
     short, few = _ask(server, protocol, streams, _SHORT)
     long, many = _ask(server, protocol, streams, tokens + _SHORT)
     if many - few < streams * tokens / 2:

@@ -71,7 +71,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"queueing", "unloading"},
         {"llamacpp", "scripted", "sglang", "tensorrt_llm", "vllm"},
         {"remote"},
-        {"abilities", "in_flight", "startup_log"},
+        {"abilities", "handover", "in_flight", "startup_log"},
         {"engine", "reading_time"},
         {"devices", "engine_arguments", "restart_backoff", "weights"},
     ],

@@ -315,6 +315,47 @@ async def takes_more_than_it_has_slots(subject: Subject) -> None:
 
 
 @_check
+async def delivers_in_order(subject: Subject) -> None:
+    """Each token is delivered or yielded, once and in order, and delivered only while a chunk is awaited."""
+    job = GenerationJob(subject.endless, replace(_LONG, max_tokens=40), "delivered")
+    plain = tokens_of(await collect(subject.engine.generate(job)))
+    for refused in (0, 1, 3):
+        seen = await _Consumer(refused).read(subject.engine, job)
+        assert len(seen) == len(plain)
+        if seen != plain:
+            assert await _shortfall(subject, subject.endless, seen) <= ROUNDING, (plain, seen)
+
+
+class _Consumer:
+    """Takes tokens in both ways; of four calls of ``deliver`` in a row, ``refused`` end with False."""
+
+    def __init__(self, refused: int) -> None:
+        self._refused = refused
+        self._seen: list[int] = []
+        self._calls = 0
+        self._waits = False
+
+    def _deliver(self, token_ids: Sequence[int]) -> bool:
+        assert self._waits
+        assert token_ids
+        assert self._seen, "the first tokens are yielded"
+        self._seen.extend(token_ids)
+        self._calls += 1
+        self._waits = self._calls % 4 >= self._refused
+        return self._waits
+
+    async def read(self, engine: Engine, job: GenerationJob) -> list[int]:
+        async with aclosing(engine.generate(replace(job, deliver=self._deliver))) as chunks:
+            self._waits = True
+            while chunk := await asyncio.wait_for(anext(chunks, None), PATIENCE):
+                self._waits = False
+                self._seen.extend(chunk.token_ids)
+                await asyncio.sleep(0)
+                self._waits = True
+        return self._seen
+
+
+@_check
 async def refuses_what_does_not_fit(subject: Subject) -> None:
     window = subject.engine.info().context_window
     prompt = (list(subject.endless) * (window // len(subject.endless) + 1))[:window]

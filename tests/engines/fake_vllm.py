@@ -60,35 +60,22 @@ class Output:
 class Queue:
     """vLLM's ``RequestOutputCollector``: one slot, into which deltas are merged."""
 
-    prompt: list[int]
-    cached: int
+    request_id: str
     output: Output | Exception | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     closed: bool = False
 
-    def put(self, token_ids: list[int], finish: str | None = None, **more: Any) -> None:
-        """Add the tokens of a step."""
-        at_the_end: dict[str, Any] = {"weight_versions": None, "routed_experts": None}
-        if finish is not None:
-            at_the_end = {"weight_versions": [WeightVersion("7", 0, 30)], "routed_experts": "experts"}
-        completion = SimpleNamespace(
-            token_ids=token_ids, finish_reason=finish, logprobs=more.get("logprobs"), **at_the_end
-        )
-        output = Output(
-            [completion], finish is not None, self.cached, self.prompt, more.get("prompt_logprobs")
-        )
-        if isinstance(self.output, Output):
-            before = self.output.outputs[0]
-            completion.token_ids = [*before.token_ids, *token_ids]
+    def put(self, output: Output | Exception) -> None:
+        """See vLLM."""
+        if isinstance(self.output, Exception) and isinstance(output, Output):
+            return
+        if isinstance(self.output, Output) and isinstance(output, Output):
+            before, after = self.output.outputs[0], output.outputs[0]
+            after.token_ids = [*before.token_ids, *after.token_ids]
             if before.logprobs is not None:
-                completion.logprobs = [*before.logprobs, *(completion.logprobs or [])]
+                after.logprobs = [*before.logprobs, *(after.logprobs or [])]
             output.prompt_logprobs = self.output.prompt_logprobs
         self.output = output
-        self.ready.set()
-
-    def fail(self, error: Exception) -> None:
-        """Raise ``error`` at the reader."""
-        self.output = error
         self.ready.set()
 
     def get_nowait(self) -> Output | None:
@@ -99,17 +86,32 @@ class Queue:
             raise output
         return output
 
-    async def get(self) -> Output:
-        """See vLLM."""
-        while self.output is None:
-            await self.ready.wait()
-        output = self.get_nowait()
-        assert output is not None
-        return output
-
     def close(self) -> None:
         """See vLLM."""
         self.closed = True
+
+
+@dataclass
+class Running:
+    """A request in flight."""
+
+    prompt: list[int]
+    cached: int
+    params: dict[str, Any]
+    queue: Queue
+    sent: int = 0
+
+    def put(self, token_ids: list[int], finish: str | None = None, **more: Any) -> None:
+        """Put an output with the tokens of a step into the queue."""
+        at_the_end: dict[str, Any] = {"weight_versions": None, "routed_experts": None}
+        if finish is not None:
+            at_the_end = {"weight_versions": [WeightVersion("7", 0, 30)], "routed_experts": "experts"}
+        completion = SimpleNamespace(
+            token_ids=token_ids, finish_reason=finish, logprobs=more.get("logprobs"), **at_the_end
+        )
+        self.queue.put(
+            Output([completion], finish is not None, self.cached, self.prompt, more.get("prompt_logprobs"))
+        )
 
 
 class FakeAsyncLLM:
@@ -146,7 +148,7 @@ class FakeAsyncLLM:
         self.gate: asyncio.Event | None = None
         self.finish = "stop"
         self.steps = asyncio.Event()
-        self._queues: dict[str, Queue] = {}
+        self.running: dict[str, Running] = {}
         self._known: set[tuple[int, ...]] = set()
         self._stepping: asyncio.Task[None] | None = None
 
@@ -160,15 +162,14 @@ class FakeAsyncLLM:
         if self.gate is not None:
             await self.gate.wait()
         ids = prompt["prompt_token_ids"]
-        queue = Queue(ids, len(ids) - 1 if tuple(ids) in self._known else 0)
+        queue = Queue(f"{request_id}-internal")
+        running = Running(ids, len(ids) - 1 if tuple(ids) in self._known else 0, params, queue)
         self._known.add(tuple(ids))
         if self.drifted:
             self.drifted = False
-            queue.put([], "error")
+            running.put([], "error")
             return queue
-        self._queues[request_id] = queue
-        queue_state = {"sent": 0, "params": params}
-        vars(queue).update(state=queue_state)
+        self.running[request_id] = running
         if self._stepping is None:
             self._stepping = asyncio.create_task(self._step_on())
         return queue
@@ -192,16 +193,15 @@ class FakeAsyncLLM:
         return [{"type": "multimodal", "prompt_token_ids": expanded, "mm_placeholders": {"image": places}}]
 
     async def _step_on(self) -> None:
-        while self._queues:
+        while self.running:
             await asyncio.sleep(0.001)
             self.step()
         self._stepping = None
 
     def step(self) -> None:
         """Give every running request its next token, as one message of vLLM's scheduler does."""
-        for id, queue in tuple(self._queues.items()):
-            state = vars(queue)["state"]
-            params, sent, prompt = state["params"], state["sent"], queue.prompt
+        for id, running in tuple(self.running.items()):
+            params, sent, prompt = running.params, running.sent, running.prompt
             ends = sent == 30 + sum(prompt) % 30 and not params.get("ignore_eos")
             token = END_OF_TURN if ends else 100 + (sum(prompt) + 7 * sent) % 1000
             stops = ends or token in params.get("stop_token_ids", ())
@@ -209,37 +209,37 @@ class FakeAsyncLLM:
             count = params.get("logprobs")
             row = {token: Logprob(-0.1)} | {token + 1 + i: Logprob(-1.1 - i) for i in range((count or 1) - 1)}
             echoed = [None, *({each: Logprob(-0.5)} for each in prompt[1:])] if sent == 0 else None
-            queue.put(
+            running.put(
                 [token],
                 (self.finish if stops else "length") if last else None,
                 logprobs=None if count is None else [row],
                 prompt_logprobs=echoed if params.get("prompt_logprobs") is not None else None,
             )
-            state["sent"] = sent + 1
+            running.sent = sent + 1
             if last:
-                self._queues.pop(id, None)
+                self.running.pop(id, None)
 
     async def abort(self, request_id: str | list[str]) -> None:
         """See vLLM: the streams get their last output at once."""
         for id in [request_id] if isinstance(request_id, str) else request_id:
             self.aborted.append(id)
-            if (queue := self._queues.pop(id, None)) is not None:
-                queue.put([], "abort")
+            if (running := self.running.pop(id, None)) is not None:
+                running.put([], "abort")
         if self.errored:
             raise Dead
 
     def die(self) -> None:
         """End, as when vLLM's process is killed."""
         self.errored = True
-        for queue in self._queues.values():
-            queue.fail(Dead())
-        self._queues.clear()
+        for running in self.running.values():
+            running.queue.put(Dead())
+        self.running.clear()
 
     def shutdown(self) -> None:
         """See vLLM."""
         self.shut_down += 1
         self.errored = True
-        self._queues.clear()
+        self.running.clear()
 
 
 def fake_engine(*llms: FakeAsyncLLM, **settings: Any) -> InProcessVllmEngine:
@@ -259,5 +259,6 @@ def fake_engine(*llms: FakeAsyncLLM, **settings: Any) -> InProcessVllmEngine:
         lambda array: f"npy of {array}",
         lambda ids, pictures, salt: {"prompt_token_ids": ids, "pictures": pictures},
         lambda llm: llm.sees,
+        lambda llm: None,
     )
     return InProcessVllmEngine(EngineSettings("folder"), name="m", api=api, **settings)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from engines.test_vllm_ending import until
 from engines.vllm_memory import collect, outcome
 from engines.vllm_recording import QUESTION
 from singletree.conversation import Sampling
-from singletree.engines.engine import Constraint, GenerationJob
+from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.engine_arguments import EngineSettings, agent_arguments, engine_arguments
 from singletree.engines.sglang.in_process import InProcessSglangEngine
 from singletree.engines.sglang.startup import ARGUMENTS, load_sglang
@@ -159,6 +160,63 @@ async def test_a_stop_token_counts_although_the_end_token_does_not() -> None:
     assert [row[0][0] for chunk in chunks for row in chunk.logprobs or ()] == all_tokens[:5]
     assert chunks[-1].finish == "stop"
     assert sglang.aborted == [sglang.asked[-1]["rid"]]
+    await engine.close()
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+@pytest.mark.parametrize("refused", [(), (0,), (1, 2), (0, 1, 2, 3, 4)])
+async def test_tokens_after_the_first_are_delivered(incremental: bool, refused: tuple[int, ...]) -> None:
+    """In order, none lost or twice; a consumer that takes no more is resumed with an empty chunk."""
+    engine = await started(FakeSglang(incremental=incremental))
+    job = GenerationJob(QUESTION, Sampling(max_tokens=7), "r")
+    plain = [chunk async for chunk in engine.generate(job)]
+    delivered: list[int] = []
+    seen: list[int] = []
+
+    def deliver(token_ids: Sequence[int]) -> bool:
+        delivered.extend(token_ids)
+        seen.extend(token_ids)
+        return len(delivered) - 1 not in refused
+
+    chunks = []
+    async for chunk in engine.generate(replace(job, deliver=deliver)):
+        chunks.append(chunk)
+        seen.extend(chunk.token_ids)
+    assert seen == tokens_of(plain)
+    assert len(delivered) == 5
+    assert [len(chunk.token_ids) for chunk in chunks] == [1, *[0] * len(refused), 1]
+    assert chunks[-1] == plain[-1]
+    await engine.close()
+
+
+async def test_a_stop_token_that_sglang_ignores_is_not_delivered() -> None:
+    sglang = FakeSglang()
+    sglang.ignores_stops = True
+    engine = await started(sglang)
+    sampling = Sampling(max_tokens=8, ignore_eos=True)
+    all_tokens = tokens_of((await outcome(engine, sampling=sampling))[0])
+    delivered: list[int] = []
+
+    def deliver(token_ids: Sequence[int]) -> bool:
+        delivered.extend(token_ids)
+        return True
+
+    job = GenerationJob(QUESTION, sampling, "r", stop_token_ids=(all_tokens[4],), deliver=deliver)
+    first, last = [chunk async for chunk in engine.generate(job)]
+    assert [*first.token_ids, *delivered, *last.token_ids] == all_tokens[:5]
+    assert (list(last.token_ids), last.finish) == (all_tokens[4:5], "stop")
+    await engine.close()
+
+
+async def test_abort_ends_a_delivery() -> None:
+    engine = await started(FakeSglang())
+    sampling = Sampling(max_tokens=200, ignore_eos=True)
+    chunks = engine.generate(GenerationJob(QUESTION, sampling, "r", deliver=lambda ids: True))
+    assert (await anext(chunks)).token_ids
+    last = asyncio.create_task(anext(chunks))
+    await asyncio.sleep(0.01)
+    await engine.abort("r")
+    assert await last == Chunk((), "cancelled")
     await engine.close()
 
 

@@ -126,7 +126,7 @@ async def test_one_turn_of_the_loop_serves_all_streams_of_a_step() -> None:
     reading = [asyncio.create_task(read(number)) for number in range(8)]
     await until(lambda: len(llm.asked) == 8)
     llm.gate.set()
-    await until(lambda: len(llm._queues) == 8)
+    await until(lambda: len(llm.running) == 8)
     if llm._stepping is not None:
         llm._stepping.cancel()
     for step in (1, 2, 3):

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -99,6 +99,28 @@ async def test_it_tells_what_runs(subject: Subject) -> None:
     details = info.details or {}
     assert details["version"].startswith(real_vllm.VLLM)
     assert details["kv_cache_tokens"] > WINDOW
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tokens_go_past_vllms_own_objects(subject: Subject) -> None:
+    """Of this version of vLLM all is known that the cheap way of a token needs."""
+    engine = subject.engine
+    assert isinstance(engine, InProcessVllmEngine)
+    assert "recv_multipart" in vars(engine._llm.engine_core.resources.output_socket)
+    assert engine._bypass is not None
+    delivered: list[int] = []
+
+    def deliver(token_ids: Sequence[int]) -> bool:
+        delivered.extend(token_ids)
+        return True
+
+    sampling = Sampling(temperature=0.0, max_tokens=20, ignore_eos=True)
+    job = GenerationJob(QUESTION, sampling, "delivered", deliver=deliver)
+    chunks = await collect(engine.generate(job))
+    assert len(delivered) + len(tokens_of(chunks)) == 20
+    assert len(delivered) >= 15
+    assert chunks[-1].weight_versions[-1].end == 20, "vLLM has counted what it did not see"
 
 
 @inside

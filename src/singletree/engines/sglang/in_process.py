@@ -13,6 +13,7 @@ import logging
 import re
 import signal
 import zlib
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from singletree.conversation import Sampling
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, LogprobRow, StopKind, token_limit
 from singletree.engines.engine_arguments import EngineSettings
+from singletree.engines.handover import Handover
 from singletree.engines.remote.pictures import PictureCounts, pictures_of
 from singletree.engines.sglang.pictures import (
     FIRST_ANSWER_SECONDS,
@@ -48,6 +50,7 @@ _OVERFLOW = re.compile(r"context length \((\d+) tokens\)|maximum allowed length 
 _BAD_REQUEST = 400
 _MAX_MESSAGE_LENGTH = 400
 _DEFAULT_SLOTS = 256
+_ENDED = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +176,16 @@ class InProcessSglangEngine:
             await self.count_picture_tokens(picture)
         # SGLang aborts all requests whose id begins with the one given: no id may begin with another.
         id = f"{job.request_id}#{next(self._numbers)}."
-        running = self._in_flight[id] = _Generating(job.request_id)
         reader = _OutputReader(job, self._counts)
+        running = self._in_flight[id] = _Generating(job.request_id, reader)
         try:
             running.read(await engine.async_generate(**self._request(job, id, max_tokens)))
-            while reader.finish is None and (output := await self._next(running, reader, job)) is not None:
-                if (chunk := reader.take(output)) is not None:
+            while reader.finish is None and (output := await self._next(running, reader, job)) is not _ENDED:
+                chunk = Chunk(()) if output is None else reader.take(output)
+                if chunk is not None:
                     yield chunk
+                    if chunk.token_ids:
+                        running.handover.deliver = job.deliver
         except SingletreeError:
             raise
         except (ValueError, TypeError) as error:
@@ -246,14 +252,21 @@ class InProcessSglangEngine:
 
 
 class _Generating:
-    """One running generation: its outputs in a queue, so that it can be ended while none comes."""
+    """One running generation: its outputs in a queue, so that it can be ended while none comes.
 
-    __slots__ = ("_outputs", "_reading", "outcome", "request_id")
+    Attributes:
+        handover: delivers tokens that need not be put into the queue.
+        outcome: how it was ended before its time; None while it was not.
+    """
 
-    def __init__(self, request_id: str) -> None:
+    __slots__ = ("_outputs", "_reader", "_reading", "handover", "outcome", "request_id")
+
+    def __init__(self, request_id: str, reader: _OutputReader) -> None:
         self.request_id = request_id
+        self.handover = Handover()
         self.outcome: SingletreeError | StopKind | None = None
-        self._outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self._reader = reader
+        self._outputs: deque[Any] = deque()
         self._reading: asyncio.Task[None] | None = None
 
     def read(self, stream: Any) -> None:
@@ -261,25 +274,40 @@ class _Generating:
         self._reading = asyncio.create_task(self._read(stream))
 
     async def _read(self, stream: Any) -> None:
+        reader, handover = self._reader, self.handover
         try:
             async with aclosing(stream):
                 async for output in stream:
-                    self._outputs.put_nowait(output)
-            self._outputs.put_nowait(None)
+                    if (tokens := reader.tokens_alone(output)) is None or not handover.offer(tokens):
+                        self._put(output)
+                    else:
+                        reader.count(tokens)
+            self._put(_ENDED)
         except Exception as error:
-            self._outputs.put_nowait(error)
+            self._put(error)
+
+    def _put(self, output: Any) -> None:
+        self._outputs.append(output)
+        self.handover.wake()
 
     def end(self, outcome: SingletreeError | StopKind) -> None:
         """End the generation with ``outcome``, unless it has one."""
         if self.outcome is None:
             self.outcome = outcome
-            self._outputs.put_nowait(None)
+            self.handover.wake()
 
     async def next(self) -> Any:
-        """Return the next output; None at the end, or when ``end`` was called. Raises what SGLang raised."""
-        output = None if self.outcome is not None else await self._outputs.get()
+        """Return the next output that was not delivered; None where ``deliver`` takes no more.
+
+        Returns ``_ENDED`` behind the last, and when ``end`` was called. Raises what SGLang raised.
+        """
+        if not self._outputs and self.outcome is None:
+            await self.handover.wait()
         if self.outcome is not None:
+            return _ENDED
+        if not self._outputs:
             return None
+        output = self._outputs.popleft()
         if isinstance(output, Exception):
             raise output
         return output
@@ -313,12 +341,35 @@ class _OutputReader:
         self._seen = 0
         self.finish: StopKind | None = None
 
+    def tokens_alone(self, output: dict[str, Any]) -> Sequence[int] | None:
+        """Return the new tokens of an output that has nothing else to report; None if it has, as the first one."""
+        meta = output["meta_info"]
+        if (
+            not self.started
+            or not self._reported
+            or not self._scored
+            or meta.get("finish_reason") is not None
+            or meta.get("output_token_logprobs") is not None
+        ):
+            return None
+        new = self._new_tokens(output)
+        return None if self._stops and not self._stops.isdisjoint(new) else new
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """Count tokens that were delivered."""
+        self._seen += len(token_ids)
+
+    def _new_tokens(self, output: dict[str, Any]) -> list[int]:
+        ids: list[int] = output.get("output_ids") or []
+        is_new = len(ids) == output["meta_info"].get("completion_tokens", len(ids)) - self._seen
+        return ids if is_new else ids[self._seen :]
+
     def take(self, output: dict[str, Any]) -> Chunk | None:
         """Return the chunk of one output; None when it has nothing new.
 
         Raises EngineFailed or InvalidRequest for one that reports an error.
         """
-        meta, ids = output["meta_info"], output.get("output_ids") or []
+        meta = output["meta_info"]
         reason = meta.get("finish_reason")
         if reason is not None:
             if reason["type"] == "abort" and reason.get("status_code") is not None:
@@ -328,8 +379,7 @@ class _OutputReader:
                 raise EngineFailed(
                     f"SGLang ended the generation with {reason['type']!r}; its log has the cause"
                 )
-        begin = 0 if len(ids) == meta.get("completion_tokens", len(ids)) - self._seen else self._seen
-        new = [] if self.finish == "cancelled" else ids[begin:]
+        new = [] if self.finish == "cancelled" else self._new_tokens(output)
         self._seen += len(new)
         if (stop := next((n for n, id in enumerate(new) if id in self._stops), None)) is not None:
             self.cut, self.finish = self.finish is None, "stop"

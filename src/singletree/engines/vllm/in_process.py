@@ -1,15 +1,14 @@
 """vLLM inside this process: token ids in and out through ``AsyncLLM``, without HTTP and without a detokenizer.
 
 vLLM's scheduler and workers run in child processes. One message of theirs has the new tokens of all streams of a
-step; ``AsyncLLM`` puts them into the streams' queues in one wake-up of the event loop, and each stream's task runs in
-the same turn of the loop. Everything that is vLLM's is reached through ``VllmApi``, so that tests can replace it.
+step; ``AsyncLLM`` takes them in one wake-up of the event loop, in which they are delivered to the streams
+(``vllm/outputs.py``). Everything that is vLLM's is reached through ``VllmApi``, so that tests can replace it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -18,32 +17,23 @@ from typing import Any
 
 from singletree.conversation import Sampling
 from singletree.engines.abilities import ABILITIES
-from singletree.engines.engine import (
-    Chunk,
-    ConstraintKind,
-    Deliver,
-    EngineInfo,
-    GenerationJob,
-    LogprobRow,
-    token_limit,
-)
+from singletree.engines.engine import Chunk, ConstraintKind, EngineInfo, GenerationJob, token_limit
 from singletree.engines.engine_arguments import EngineSettings
 from singletree.engines.remote.refusals import ServerRefusal, convert_refusal
 from singletree.engines.restart_backoff import RestartBackoff
+from singletree.engines.vllm.outputs import GenerationOutputs, OutputBypass, bypass_processor, vllm_chunk
 from singletree.engines.vllm.pictures import PictureInputs, PicturePrompt
-from singletree.engines.vllm.sampling import CONSTRAINT_KINDS, FINISHES, sampling_fields
+from singletree.engines.vllm.sampling import CONSTRAINT_KINDS, sampling_fields
 from singletree.engines.vllm.startup import load_vllm, vllm_version
 from singletree.engines.vllm.wire import vllm_words
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, SingletreeError
-from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
 
 _LOG = logging.getLogger(__name__)
 _WORDS = vllm_words("the engine in this process")
 _PROBE = GenerationJob((0,), Sampling(max_tokens=1, temperature=0.0), "singletree-probe")
 _CLOSE_SECONDS = 5.0
-_LEAST_LOGPROB = -9999.0  # what vLLM's own servers send for minus infinity
 
 # The kinds that a backend of structured outputs supports; the others support those of XGrammar.
 _BACKENDS: dict[str, tuple[ConstraintKind, ...]] = {"guidance": ("lark", "json_schema", "regex", "gbnf")}
@@ -63,6 +53,7 @@ class VllmApi:
         encode_array: encodes an array as an ``.npy`` file in base64.
         picture_prompt: makes a prompt with pictures.
         takes_pictures: returns whether the model of an ``AsyncLLM`` does.
+        bypass: makes the bypass of the output processor of an ``AsyncLLM``, None where there can be none.
     """
 
     load: Callable[[EngineSettings, Progress], Any]
@@ -74,6 +65,7 @@ class VllmApi:
     encode_array: Callable[[Any], str]
     picture_prompt: PicturePrompt
     takes_pictures: Callable[[Any], bool]
+    bypass: Callable[[Any], OutputBypass | None]
 
 
 def vllm_api() -> VllmApi:
@@ -84,6 +76,7 @@ def vllm_api() -> VllmApi:
     from vllm.multimodal.media import ImageMediaIO
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
     from vllm.utils.serial_utils import numpy2base64
+    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def sampling(fields: dict[str, Any]) -> Any:
@@ -124,6 +117,7 @@ def vllm_api() -> VllmApi:
         numpy2base64,
         picture_prompt,
         takes_pictures,
+        lambda llm: bypass_processor(llm, EngineCoreOutput("", [])),
     )
 
 
@@ -163,6 +157,7 @@ class InProcessVllmEngine:
         self._closed = False
         self._in_flight: dict[str, _Ending] = {}
         self._pictures: PictureInputs | None = None
+        self._bypass: OutputBypass | None = None
         self._numbers = count()
         self._reviving: asyncio.Task[None] | None = None
         self._backoff = RestartBackoff()
@@ -198,6 +193,7 @@ class InProcessVllmEngine:
         self._ranks = config.parallel_config.data_parallel_size
         self._pictures = PictureInputs(llm, api.picture_prompt) if api.takes_pictures(llm) else None
         self._info = self._describe(config)
+        self._bypass = api.bypass(llm)
         self._llm = llm
 
     def _describe(self, config: Any) -> EngineInfo:
@@ -258,35 +254,32 @@ class InProcessVllmEngine:
             return
         id = f"{job.request_id}#{next(self._numbers)}"
         ending = self._in_flight[id] = _Ending(job.request_id)
-        finished, queue = False, None
+        finished = False
+        outputs: GenerationOutputs | None = None
         reports_cached, may_resend = True, bool(job.pictures)
-        deliver: Deliver | None = None
         try:
             engine_input, lengths = await self._render(api, job)
             if lengths is not None:
                 max_tokens = self._room(job, engine_input)
-            queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
+            outputs = await self._submit(llm, api, job, engine_input, id, max_tokens)
             if ending.outcome is not None:
                 await llm.abort(id)
             while not finished:
-                output = queue.get_nowait() or await queue.get()
+                output = await outputs.next()
+                if output is None:
+                    yield Chunk(())
+                    continue
                 finished = output.finished
                 if may_resend and self._pictures and output.outputs[0].finish_reason == "error":
                     # vLLM's processes disagree about which pictures they have. With all bytes they agree again.
                     may_resend = finished = False
-                    queue.close()
+                    outputs.close()
                     self._pictures.forget(job.pictures)
                     engine_input, lengths = await self._render(api, job)
-                    queue = await self._submit(llm, api, job, engine_input, id, max_tokens)
+                    outputs = await self._submit(llm, api, job, engine_input, id, max_tokens)
                     continue
                 may_resend = False
-                if deliver is not None and _is_plain(output):
-                    # Resuming every consumer between here and the client costs more than the token.
-                    token_ids = output.outputs[0].token_ids
-                    if token_ids and not deliver(token_ids):
-                        yield Chunk(())
-                    continue
-                chunk = _chunk(output, reports_cached, api)
+                chunk = vllm_chunk(output, reports_cached, api.encode_array)
                 if lengths is not None and reports_cached:
                     chunk.prompt_tokens, chunk.picture_tokens = len(output.prompt_token_ids), lengths
                 if (
@@ -299,7 +292,7 @@ class InProcessVllmEngine:
                     reports_cached = False
                     yield chunk
                 if chunk.token_ids:
-                    deliver = job.deliver
+                    outputs.handover.deliver = job.deliver
         except SingletreeError:
             raise
         except Exception as error:
@@ -308,8 +301,8 @@ class InProcessVllmEngine:
             del self._in_flight[id]
             if not finished:
                 await self._release(llm, id)
-            if queue is not None:
-                queue.close()
+            if outputs is not None:
+                outputs.close()
 
     def _room(self, job: GenerationJob, engine_input: Any) -> int:
         """Return how many tokens may follow the prompt with its pictures expanded. Raises ContextOverflow."""
@@ -335,14 +328,14 @@ class InProcessVllmEngine:
 
     async def _submit(
         self, llm: Any, api: VllmApi, job: GenerationJob, engine_input: Any, id: str, max_tokens: int
-    ) -> Any:
-        """Hand the job to vLLM, and return the queue of its outputs."""
+    ) -> GenerationOutputs:
+        """Hand the job to vLLM, and return its outputs."""
         fields = {**self._defaults, **sampling_fields(job, max_tokens=max_tokens)}
         if stops := self._defaults.get("stop_token_ids"):
             fields["stop_token_ids"] = list(dict.fromkeys([*job.stop_token_ids, *stops]))
         if job.sampling.prompt_logprobs is not None:
             fields["prompt_logprobs"] = job.sampling.prompt_logprobs
-        return await llm.add_request(
+        queue = await llm.add_request(
             id,
             engine_input,
             api.sampling(fields),
@@ -350,6 +343,7 @@ class InProcessVllmEngine:
             session_id=job.session or None,
             data_parallel_rank=self._rank(job.session),
         )
+        return GenerationOutputs(queue, self._bypass)
 
     def _rank(self, session: str) -> int | None:
         """Return the data-parallel rank for a session; None to let vLLM choose."""
@@ -432,49 +426,3 @@ class _Ending:
 def _shut_down_loaded(loading: asyncio.Task[Any]) -> None:
     if not loading.cancelled() and loading.exception() is None:
         loading.result().shutdown()
-
-
-def _is_plain(output: Any) -> bool:
-    """Return whether an output of vLLM that is not the first has tokens, and nothing else to report."""
-    completion = output.outputs[0]
-    return (
-        completion.finish_reason is None
-        and completion.logprobs is None
-        and output.prompt_logprobs is None
-        and not completion.weight_versions
-    )
-
-
-def _chunk(output: Any, reports_cached: bool, api: VllmApi) -> Chunk:
-    """Return the chunk of one output of vLLM. Raises EngineFailed for a finish reason that stands for a failure."""
-    completion = output.outputs[0]
-    finish = None
-    if completion.finish_reason is not None:
-        finish = FINISHES.get(completion.finish_reason)
-        if finish is None:
-            raise EngineFailed(
-                f"vLLM ended the generation with {completion.finish_reason!r}; its log has the cause"
-            )
-    token_ids, logprobs, prompt_logprobs = completion.token_ids, completion.logprobs, output.prompt_logprobs
-    return Chunk(
-        token_ids,
-        finish,
-        output.num_cached_tokens if reports_cached else None,
-        None if logprobs is None else list(map(_row, token_ids, logprobs)),
-        list(map(_row, output.prompt_token_ids, prompt_logprobs)) if prompt_logprobs else None,
-        weight_versions=[
-            WeightVersion(each.version, each.start, each.end) for each in completion.weight_versions or ()
-        ],
-        routed_experts=None
-        if finish is None or completion.routed_experts is None
-        else api.encode_array(completion.routed_experts),
-    )
-
-
-def _row(token_id: int, position: Any) -> LogprobRow:
-    """Return the row of one token, itself first; empty when its log-probability is unknown."""
-    if not position or token_id not in position or math.isnan(position[token_id].logprob):
-        return ()
-    others = ((id, entry.logprob) for id, entry in position.items() if id != token_id)
-    pairs = [(token_id, position[token_id].logprob), *(pair for pair in others if not math.isnan(pair[1]))]
-    return [(id, max(logprob, _LEAST_LOGPROB)) for id, logprob in pairs]

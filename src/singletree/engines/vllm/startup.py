@@ -178,13 +178,17 @@ def _start(arguments: Sequence[str]) -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from singletree.engines.vllm.message_receiver import receive_cheaply  # It needs pyzmq, as vLLM does.
+
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
             raise BadConfiguration(f"vLLM refuses its arguments ({' '.join(arguments)}): {message}")
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm", add_help=False))
     engine_arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(list(arguments)))
-    return AsyncLLM.from_engine_args(engine_arguments, usage_context=UsageContext.ENGINE_CONTEXT)
+    llm = AsyncLLM.from_engine_args(engine_arguments, usage_context=UsageContext.ENGINE_CONTEXT)
+    receive_cheaply(llm.engine_core)
+    return llm
 
 
 def _failure(error: Exception, log: str, path: Path | None) -> EngineFailed:

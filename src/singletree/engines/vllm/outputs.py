@@ -1,0 +1,173 @@
+"""The outputs of vLLM in this process: as chunks, or as tokens that are delivered in the call that brings them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any
+
+from msgspec.structs import astuple
+
+from singletree.engines.engine import Chunk, LogprobRow
+from singletree.engines.handover import Handover
+from singletree.engines.vllm.sampling import FINISHES
+from singletree.errors import EngineFailed
+from singletree.events import WeightVersion
+
+_LEAST_LOGPROB = -9999.0  # what vLLM's own servers send for minus infinity
+_TOKEN_FIELDS = 2  # The first fields of vLLM's EngineCoreOutput: the id of the request, and the new tokens.
+
+
+class OutputBypass:
+    """Delivers tokens before vLLM's output processor makes objects of them, which cost more than all the rest.
+
+    It takes the outputs of vLLM's engine that have tokens and nothing else, of generations whose consumer waits. What
+    vLLM counts it counts on: the tokens, and which of them came from which weights.
+
+    Args:
+        processor: vLLM's ``OutputProcessor``. Its ``process_outputs`` gets the other outputs only.
+        empty_output: an ``EngineCoreOutput`` without tokens: whatever differs from it is more than tokens.
+    """
+
+    def __init__(self, processor: Any, empty_output: Any) -> None:
+        self._process = processor.process_outputs
+        self._states = processor.request_states
+        self._nothing_else = astuple(empty_output)[_TOKEN_FIELDS:]
+        self._generations: dict[str, tuple[Handover, Callable[..., Any], Callable[[str], None]]] = {}
+        processor.process_outputs = self._process_outputs
+
+    def add(self, id: str, handover: Handover) -> None:
+        """Deliver the tokens of the request that vLLM calls ``id``, from now on."""
+        state = self._states.get(id)
+        if state is not None:
+            self._generations[id] = handover, state.detokenizer.update, state.track_weight_version
+
+    def discard(self, id: str) -> None:
+        """Leave the request to vLLM."""
+        self._generations.pop(id, None)
+
+    def _process_outputs(
+        self, outputs: Sequence[Any], *args: Any, weight_version: str | None = None, **kwargs: Any
+    ) -> Any:
+        """Replace ``OutputProcessor.process_outputs``."""
+        others = [output for output in outputs if not self._delivers(output, weight_version)]
+        return self._process(others, *args, weight_version=weight_version, **kwargs)
+
+    def _delivers(self, output: Any, weight_version: str | None) -> bool:
+        generation = self._generations.get(output.request_id)
+        if generation is None or not all(map(is_, astuple(output)[_TOKEN_FIELDS:], self._nothing_else)):
+            return False
+        handover, count_tokens, track_weight_version = generation
+        token_ids = output.new_token_ids
+        if not handover.offer(token_ids):
+            return False
+        if weight_version is not None and token_ids:
+            track_weight_version(weight_version)
+        count_tokens(token_ids, False)
+        return True
+
+
+def bypass_processor(llm: Any, empty_output: Any) -> OutputBypass | None:
+    """Return the bypass of the output processor of an ``AsyncLLM``; None if vLLM has to see every output itself."""
+    processor = llm.output_processor
+    if processor.log_stats or processor.stream_interval > 1:
+        return None
+    return OutputBypass(processor, empty_output)
+
+
+class GenerationOutputs:
+    """The outputs of one generation.
+
+    Args:
+        queue: vLLM's ``RequestOutputCollector``, which merges outputs until they are taken. Its ``put`` is replaced.
+        bypass: delivers what never comes to the queue; None where vLLM works otherwise.
+
+    Attributes:
+        handover: delivers tokens, once it has a ``deliver``.
+    """
+
+    __slots__ = ("_bypass", "_put", "_queue", "handover")
+
+    def __init__(self, queue: Any, bypass: OutputBypass | None) -> None:
+        self.handover = Handover()
+        self._queue = queue
+        self._bypass = bypass
+        self._put = queue.put
+        queue.put = self._receive
+        if bypass is not None:
+            bypass.add(queue.request_id, self.handover)
+
+    def _receive(self, output: Any) -> None:
+        if isinstance(output, Exception) or not (
+            _is_plain(output) and self.handover.offer(output.outputs[0].token_ids)
+        ):
+            self._put(output)
+            self.handover.wake()
+
+    async def next(self) -> Any:
+        """Return the next output that was not delivered; None where ``deliver`` takes no more. Raises vLLM's errors."""
+        output = self._queue.get_nowait()
+        if output is None:
+            await self.handover.wait()
+            output = self._queue.get_nowait()
+        return output
+
+    def close(self) -> None:
+        """Take no more outputs."""
+        if self._bypass is not None:
+            self._bypass.discard(self._queue.request_id)
+        vars(self._queue).pop("put", None)  # It refers to this object.
+        self._queue.close()
+
+
+def _is_plain(output: Any) -> bool:
+    """Return whether an output of vLLM that is not the first has tokens, and nothing else to report."""
+    completion = output.outputs[0]
+    return (
+        completion.finish_reason is None
+        and completion.logprobs is None
+        and output.prompt_logprobs is None
+        and not completion.weight_versions
+    )
+
+
+def vllm_chunk(output: Any, reports_cached: bool, encode_array: Callable[[Any], str]) -> Chunk:
+    """Return the chunk of one output of vLLM. Raises EngineFailed for a finish reason that stands for a failure.
+
+    Args:
+        output: a ``RequestOutput`` of vLLM.
+        reports_cached: whether it is the first of its generation, which reports cached tokens.
+        encode_array: encodes the array of routed experts.
+    """
+    completion = output.outputs[0]
+    finish = None
+    if completion.finish_reason is not None:
+        finish = FINISHES.get(completion.finish_reason)
+        if finish is None:
+            raise EngineFailed(
+                f"vLLM ended the generation with {completion.finish_reason!r}; its log has the cause"
+            )
+    token_ids, logprobs, prompt_logprobs = completion.token_ids, completion.logprobs, output.prompt_logprobs
+    return Chunk(
+        token_ids,
+        finish,
+        output.num_cached_tokens if reports_cached else None,
+        None if logprobs is None else list(map(_row, token_ids, logprobs)),
+        list(map(_row, output.prompt_token_ids, prompt_logprobs)) if prompt_logprobs else None,
+        weight_versions=[
+            WeightVersion(each.version, each.start, each.end) for each in completion.weight_versions or ()
+        ],
+        routed_experts=None
+        if finish is None or completion.routed_experts is None
+        else encode_array(completion.routed_experts),
+    )
+
+
+def _row(token_id: int, position: Any) -> LogprobRow:
+    """Return the row of one token, itself first; empty when its log-probability is unknown."""
+    if not position or token_id not in position or math.isnan(position[token_id].logprob):
+        return ()
+    others = ((id, entry.logprob) for id, entry in position.items() if id != token_id)
+    pairs = [(token_id, position[token_id].logprob), *(pair for pair in others if not math.isnan(pair[1]))]
+    return [(id, max(logprob, _LEAST_LOGPROB)) for id, logprob in pairs]
