@@ -89,7 +89,7 @@ class LruCache(Generic[Key, Value]):
         with self._lock:
             self._limit = limit
             while self.bytes > limit:
-                self._remove(next(iter(self._entries)))
+                self._remove(next(iter(self._values)))
 
     def pop(self, key: Key) -> Value | None:
         """Remove ``key`` and return its value; None when it is not cached."""

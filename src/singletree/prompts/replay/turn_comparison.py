@@ -33,9 +33,7 @@ def normalized_id(text: str) -> str:
 
 def without_space(text: str) -> str:
     """Return ``text`` without white space, since a client may trim and join texts."""
-    if (
-        text.isascii()
-    ):  # A conversation is mostly long results of tools, and bytes are cleared five times as fast.
+    if text.isascii():  # Most of a conversation is; its bytes are cleared five times as fast.
         return text.encode().translate(None, _ASCII_SPACE).decode()
     return "".join(text.split())
 

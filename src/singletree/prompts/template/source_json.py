@@ -259,9 +259,7 @@ def map_strings(value: Any, change: StringChange) -> Any:
     """Return ``value`` with ``change`` applied to every string in it, including keys."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(
-        value, dict | Mapping
-    ):  # a ``dict`` is recognised at once, another mapping by slow Python code
+    if isinstance(value, dict | Mapping):  # ``dict`` first: the check for another mapping is slow
         return {change(str(key)): map_strings(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [map_strings(item, change) for item in value]
