@@ -40,7 +40,7 @@ class OutputBypass:
     def add(self, id: str, handover: Handover) -> None:
         """Deliver the tokens of the request that vLLM calls ``id``, from now on."""
         state = self._states.get(id)
-        if state is not None:
+        if hasattr(state, "track_weight_version") and hasattr(state, "detokenizer"):
             self._generations[id] = handover, state.detokenizer.update, state.track_weight_version
 
     def discard(self, id: str) -> None:
@@ -69,9 +69,13 @@ class OutputBypass:
 
 
 def bypass_processor(llm: Any, empty_output: Any) -> OutputBypass | None:
-    """Return the bypass of the output processor of an ``AsyncLLM``; None if vLLM has to see every output itself."""
+    """Return the bypass of the output processor of an ``AsyncLLM``.
+
+    It is None if vLLM has to see every output itself, and where the processor is built in another way than vLLM 0.32's.
+    """
     processor = llm.output_processor
-    if processor.log_stats or processor.stream_interval > 1:
+    is_known = all(hasattr(processor, name) for name in ("log_stats", "stream_interval", "request_states"))
+    if not is_known or processor.log_stats or processor.stream_interval > 1:
         return None
     return OutputBypass(processor, empty_output)
 
