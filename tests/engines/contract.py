@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from secrets import token_hex
 
 import pytest
+from msgspec import structs
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, GenerationJob
@@ -345,7 +346,7 @@ class _Consumer:
         return self._waits
 
     async def read(self, engine: Engine, job: GenerationJob) -> list[int]:
-        async with aclosing(engine.generate(replace(job, deliver=self._deliver))) as chunks:
+        async with aclosing(engine.generate(structs.replace(job, deliver=self._deliver))) as chunks:
             self._waits = True
             while chunk := await asyncio.wait_for(anext(chunks, None), PATIENCE):
                 self._waits = False

@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from engines.contract import CHECKS, Check, Subject, tokens_of
 from engines.fake_sglang import FakeSglang, fake_sglang_engine
@@ -179,7 +179,7 @@ async def test_tokens_after_the_first_are_delivered(incremental: bool, refused: 
         return len(delivered) - 1 not in refused
 
     chunks = []
-    async for chunk in engine.generate(replace(job, deliver=deliver)):
+    async for chunk in engine.generate(structs.replace(job, deliver=deliver)):
         chunks.append(chunk)
         seen.extend(chunk.token_ids)
     assert seen == tokens_of(plain)
