@@ -70,6 +70,10 @@ def tokens(bench: Bench) -> None:
         for protocol in PROTOCOLS:
             idle = (0.0,) * len(server.pids)
             token_cost.token_cost(server, protocol, Load(4, 100, _PACE), idle, 0.5)
+        for pid in server.pids:
+            wait_idle(
+                pid
+            )  # What a process does after its first requests is not what it does when nobody asks.
         bench.idle[server.name] = token_cost.idle_rates(server)
     length = 100 if bench.is_quick else 200
     for number in range(bench.rounds):
@@ -77,7 +81,7 @@ def tokens(bench: Bench) -> None:
             for count in _STREAMS:
                 for server in bench.alternated(number, 2):
                     title = f"a token, {protocol.name}, {count} streams"
-                    load = Load(count, length, _PACE)
+                    load = Load(count, max(length, token_cost.LEAST_TOKENS // count), _PACE)
                     try:
                         cost = token_cost.token_cost(
                             server, protocol, load, bench.idle[server.name], _LEAST_EVENTS

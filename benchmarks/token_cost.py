@@ -19,6 +19,9 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.engines.scripted.engine import ScriptedEngine
 
+LEAST_TOKENS = 800
+"""Of all streams together: fewer cost less than what else a process does meanwhile."""
+
 _SHORT = 8  # tokens of the answers that stand for what a request costs without its tokens
 
 

@@ -21,12 +21,12 @@ from benchmarks import peers, tool_session
 from benchmarks.processor import own_cpu_seconds
 from benchmarks.servers import MODEL, Server
 from benchmarks.stream_reader import WrongAnswer, post, read_streams
+from benchmarks.token_cost import LEAST_TOKENS
 from benchmarks.wire_protocols import Protocol
 from engines import real_vllm
 
 _STREAMS = 64
 _SHORT = 8
-_LEAST_TOKENS = 800  # of all streams together: fewer cost less than what else the process does meanwhile
 _WINDOW = "8192"
 _ENGINE = ("--load-format", "dummy", "--enforce-eager")
 TINY: dict[str, Any] = {
@@ -113,7 +113,7 @@ def token_cost(server: Server, protocol: Protocol, streams: int, tokens: int) ->
     Args:
         tokens: of each stream; more where the streams are few.
     """
-    tokens = max(tokens, _LEAST_TOKENS // streams)
+    tokens = max(tokens, LEAST_TOKENS // streams)
     short, few = _ask(server, protocol, streams, _SHORT)
     long, many = _ask(server, protocol, streams, tokens + _SHORT)
     if many - few < streams * tokens / 2:

@@ -81,20 +81,22 @@ class LruCache(Generic[Key, Value]):
             self._values[key] = value
             self._costs[key] = cost
             self.bytes += cost
-            while self.bytes > self._limit or len(self._values) > self._most_entries:
-                self._remove(next(iter(self._values)))
+            self._evict()
 
     def resize(self, limit: float) -> None:
         """Set the maximum size in bytes of all entries, and evict what is over it."""
         with self._lock:
             self._limit = limit
-            while self.bytes > limit:
-                self._remove(next(iter(self._values)))
+            self._evict()
 
     def pop(self, key: Key) -> Value | None:
         """Remove ``key`` and return its value; None when it is not cached."""
         with self._lock:
             return self._remove(key)
+
+    def _evict(self) -> None:
+        while self.bytes > self._limit or len(self._values) > self._most_entries:
+            self._remove(next(iter(self._values)))
 
     def _remove(self, key: Key) -> Value | None:
         self.bytes -= self._costs.pop(key, 0)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from msgspec import structs
 
 from engines.contract import CHECKS, Check, Subject, tokens_of
+from engines.delivered import check_delivery
 from engines.fake_sglang import FakeSglang, fake_sglang_engine
 from engines.test_vllm_ending import until
 from engines.vllm_memory import collect, outcome
@@ -169,23 +169,7 @@ async def test_tokens_after_the_first_are_delivered(incremental: bool, refused: 
     """In order, none lost or twice; a consumer that takes no more is resumed with an empty chunk."""
     engine = await started(FakeSglang(incremental=incremental))
     job = GenerationJob(QUESTION, Sampling(max_tokens=7), "r")
-    plain = [chunk async for chunk in engine.generate(job)]
-    delivered: list[int] = []
-    seen: list[int] = []
-
-    def deliver(token_ids: Sequence[int]) -> bool:
-        delivered.extend(token_ids)
-        seen.extend(token_ids)
-        return len(delivered) - 1 not in refused
-
-    chunks = []
-    async for chunk in engine.generate(structs.replace(job, deliver=deliver)):
-        chunks.append(chunk)
-        seen.extend(chunk.token_ids)
-    assert seen == tokens_of(plain)
-    assert len(delivered) == 5
-    assert [len(chunk.token_ids) for chunk in chunks] == [1, *[0] * len(refused), 1]
-    assert chunks[-1] == plain[-1]
+    await check_delivery(engine, job, refused)
     await engine.close()
 
 

@@ -158,7 +158,8 @@ class Parser:
 
     def _end_call(self) -> None:
         self._emitter.end()
-        self._reader, self.in_reasoning = None, False
+        self._reader = None
+        self.in_reasoning = False
         self._outer_close = True
         self._step = Parser._after_call
 
@@ -237,15 +238,13 @@ class Parser:
             return True
         before = text[max(position, at - _RECENT) : at]
         before = before if len(before) == _RECENT else self._recent + before
-        return before.endswith("\n") or (
-            marker.behind is not None and marker.behind.search(before) is not None
-        )
+        behind = marker.behind
+        return before.endswith("\n") or (behind is not None and behind.search(before) is not None)
 
     def _is_code(self) -> bool:
         """Return whether the next character is in mid-line, inside code of the Markdown text."""
-        return (
-            (self._quoting.fenced or self._quoting.inline) and not self._blank and self._quoting.last != "\n"
-        )
+        quoting = self._quoting
+        return (quoting.fenced or quoting.inline) and not self._blank and quoting.last != "\n"
 
     def _skip_blank(self, text: str, position: int) -> int:
         rest = text[position:].lstrip()
