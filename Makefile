@@ -1,7 +1,8 @@
 # Everything runs in .venv, which is made when it is missing or older than the lock file.
 # `make help` lists the targets; ARGS="..." passes flags to the command behind a target.
 
-PYTHON ?= python3
+# Found when the environment is made, and only then.
+PYTHON ?= $(eval PYTHON := $(shell python3 deploy/choose_python.py || echo python3))$(PYTHON)
 BIN := .venv/bin
 READY := .venv/.ready
 LOG := .venv/install.log

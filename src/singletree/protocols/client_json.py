@@ -11,8 +11,8 @@ import re
 
 import msgspec
 
-_PIECE = re.compile(r'("(?:[^"\\]++|\\.)*+")|[ \t\r\n]++|[,:]', re.DOTALL)
-_STRING = re.compile(r'("(?:[^"\\]++|\\.)*+")', re.DOTALL)
+_PIECE = re.compile(r'("(?>(?:[^"\\]++|\\.)*)")|[ \t\r\n]++|[,:]', re.DOTALL)
+_STRING = re.compile(r'("(?>(?:[^"\\]++|\\.)*)")', re.DOTALL)
 _RARE_ESCAPES = (r"\u", r"\/")
 """Escapes that ``json.dumps(ensure_ascii=False)`` writes only for control characters, or never."""
 

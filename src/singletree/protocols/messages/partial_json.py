@@ -14,8 +14,8 @@ from singletree.protocols import wire
 
 # One token of JSON: an opening, a closing, a string, a complete number or literal, a separator.
 _TOKEN = re.compile(
-    r"""[ \t\r\n]*(?:([\[{])|([\]}])|("(?:[^"\\]++|\\.)*+")"""
-    r"""|((?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+|true|false|null)"""
+    r"""[ \t\r\n]*(?:([\[{])|([\]}])|("(?>(?:[^"\\]++|\\.)*)")"""
+    r"""|((?:-?(?:0|[1-9][0-9]*+)(?>(?:\.[0-9]+)?)(?>(?:[eE][+-]?[0-9]+)?)|true|false|null)"""
     r"""(?=[ \t\r\n,\]}]|\Z))|([:,]))""",
     re.DOTALL,
 )

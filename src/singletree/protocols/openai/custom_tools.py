@@ -29,7 +29,7 @@ _MAX_OPENER_LENGTH = 100  # a few line breaks and an indent; endless white space
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Plain characters (raw control characters too: models write them) and whole escapes. A `\u` that can
 # no longer become an escape is plain text. What remains is the closing quote or an unfinished escape.
-_WHOLE = re.compile(r'(?:[^"\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]|u(?![0-9a-fA-F]{0,3}\Z)))*+')
+_WHOLE = re.compile(r'(?>(?:[^"\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]|u(?![0-9a-fA-F]{0,3}\Z)))*)')
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _PLAIN = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "/": "/", "\\": "\\"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
