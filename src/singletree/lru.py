@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable
 from math import inf
 from threading import Lock
 from typing import Generic, TypeVar
@@ -46,6 +46,15 @@ class LruCache(Generic[Key, Value]):
                 if key in self._values:  # It may have been evicted meanwhile.
                     self._values.move_to_end(key)
         return value
+
+    def touch(self, keys: Iterable[Key]) -> bool:
+        """Mark the entries of ``keys`` as used now, in this order; return whether all are cached."""
+        with self._lock:
+            try:
+                deque(map(self._values.move_to_end, keys), maxlen=0)
+            except KeyError:
+                return False
+        return True
 
     def peek(self, key: Key) -> Value | None:
         """Return the value of ``key`` without marking it as used; None when it is not cached."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import operator
+from random import Random
 from typing import Any
 
 import msgspec
@@ -196,3 +198,66 @@ def test_values_are_equal_whoever_sends_them() -> None:
     other = one.replace(b"a" * 100, b"a" * 99 + b"b", 1)
     texts = [chat.decode(each).conversation.turns[0].text for each in (one, other, one, other)]
     assert texts == ["a" * 200, "a" * 99 + "b" + "a" * 100] * 2
+
+
+def history(random: Random, kind: str) -> dict[str, Any]:
+    """One element of a conversation; some are refused, some warn, some bring tools."""
+    text = random.choice(["a", "b", "x" * 200 + random.choice("yz") + "x" * 200])
+    if kind == "input":
+        return {"type": "message", "role": random.choice(["user", "assistant"]), "content": text}
+    message: dict[str, Any] = {"role": random.choice(["user", "assistant"]), "content": text}
+    if kind == "messages" and random.random() < 0.3:
+        message["content"] = [{"type": "text", "text": text}, {"type": "unheard_of", "number": 1}]
+    return message
+
+
+@pytest.mark.parametrize(("protocol", "kind"), [(chat, "chat"), (messages, "messages"), (responses, "input")])
+@pytest.mark.parametrize("limit", [3000, 20_000, 10**9])
+def test_any_course_of_conversations_decodes_as_if_nothing_was_known(
+    protocol: Any, kind: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, kept = Random(limit), LruCache[Any, Any](limit)
+    told: list[list[dict[str, Any]]] = [[]]
+    field = "input" if kind == "input" else "messages"
+    for _ in range(150):
+        elements = random.choice(told)[: random.choice([None, None, None, -1, 1])]
+        elements = [*elements, *(history(random, kind) for _ in range(random.randrange(3)))] or [QUESTION]
+        told.append(elements)
+        body = {field: elements, **({"max_tokens": 8} if kind == "messages" else {})}
+        found: list[object] = []
+        for known in (kept, LruCache[Any, Any](0)):
+            monkeypatch.setattr(wire, "_KNOWN", known)
+            try:
+                request = decoded(body, protocol)
+                found.append((request.conversation, request.warnings))
+            except InvalidRequest as error:
+                found.append((str(error), error.param))
+        assert found[0] == found[1]
+        assert kept.bytes <= limit
+        for _, prefix in kept.items():
+            if isinstance(prefix, wire._Prefix):
+                assert all(kept.peek(key) is not None for key in prefix.keys), "its memory is counted there"
+
+
+@pytest.mark.parametrize(("protocol", "kind"), [(chat, "chat"), (messages, "messages")])
+def test_the_beginning_of_a_conversation_is_not_looked_up_again(
+    protocol: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, looked_up = LruCache[Any, Any](10**9), []
+
+    class Counting(LruCache[Any, Any]):
+        def get(self, key: Any) -> Any:
+            looked_up.append(key)
+            return kept.get(key)
+
+        put, pop, touch, peek = kept.put, kept.pop, kept.touch, kept.peek
+
+    monkeypatch.setattr(wire, "_KNOWN", Counting())
+    elements = [{"role": ("user", "assistant")[at % 2], "content": f"{at} {'x' * 100}"} for at in range(100)]
+    more = {"max_tokens": 8} if kind == "messages" else {}
+    first = decoded({"messages": elements, **more}, protocol).conversation.turns
+    for grown in (elements, [*elements, QUESTION]):
+        looked_up.clear()
+        turns = decoded({"messages": grown, **more}, protocol).conversation.turns
+        assert all(map(operator.is_, first, turns))
+        assert len(looked_up) < 10

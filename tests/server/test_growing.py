@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from prompts.template_sources import HERMES
-from singletree.conversation import Tool, Turn
+from singletree.conversation import Request, Tool, Turn
 from singletree.lru import LruCache
 from singletree.prompts.prompt_cache import Continuation, PromptCache
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.protocols import wire
-from singletree.server.turn.prompt import write_prompt
+from singletree.server.turn.prompt import prompt_work, write_prompt
 from singletree.server.turn.protocol import protocol_for
 
 from .carrying import FUNCTION, INTERLEAVED, LAYOUT, ONE, TOOL, capsules
@@ -154,7 +154,9 @@ class AnyCheckpoint(PromptCache):
         self._random = random
         self._kept: list[Mapping[type, Any]] = []
 
-    def resume(self, turns: Sequence[Turn], tools: tuple[Tool, ...] = ()) -> Continuation:
+    def resume(
+        self, turns: Sequence[Turn], tools: tuple[Tool, ...] = (), settings: object = None
+    ) -> Continuation:
         """As a conversation that was never seen, or that was seen at another time by each stage."""
         stages = self._kept[-1] if self._kept else ()
         earlier = {kind: self._random.choice(self._kept)[kind] for kind in stages}
@@ -203,3 +205,31 @@ async def converse(path: str, seed: int, settings: dict[str, Any], monkeypatch: 
             assert served.engine.log[-1].prompt.tolist() == expected
             harness.take(reply.json, number)
             harness.meddle()
+
+
+async def test_only_what_is_new_takes_work() -> None:
+    """A step of an agent is short work, however long its conversation is; all else may print the history anew."""
+    asked = [{"role": "user", "content": "Look. " * 1000}, {"role": "assistant", "content": "I do."}]
+    size = 100_000
+
+    async with serving(SCRIPTS, context_window=1 << 22, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+
+        def request(*more: dict[str, Any], **options: Any) -> Request:
+            body = {
+                "model": MODEL,
+                "messages": [*asked, *more],
+                "tools": [{"type": "function", "function": FUNCTION}],
+            }
+            return protocol_for("/v1/chat/completions", {}).decode(
+                json.dumps({**body, **options}).encode(), {}
+            )
+
+        assert prompt_work(served.model, request(), size) == size
+        write_prompt(served.model, request())
+        result = {"role": "tool", "tool_call_id": "c", "content": "x" * 500}
+        assert prompt_work(served.model, request(), size) == 0
+        assert prompt_work(served.model, request(result), size) == 500
+        question = {"role": "user", "content": "And now?"}
+        assert prompt_work(served.model, request(question), size) == size
+        for change in ({"tools": []}, {"chat_template_kwargs": {"enable_thinking": False}}):
+            assert prompt_work(served.model, request(result, **change), size) == size

@@ -67,6 +67,7 @@ class _Entry(NamedTuple):
     checkpoints: Mapping[type, Any]
     size: int
     heads: tuple[int, ...]
+    settings: object
 
     @property
     def needed(self) -> int:
@@ -97,21 +98,41 @@ class PromptCache:
         self._lock = Lock()
         self.bytes = 0
 
-    def resume(self, turns: Sequence[Turn], tools: tuple[Tool, ...] = ()) -> Continuation:
-        """Begin a prompt of ``turns``, with the checkpoints of the prompt that has most of them in common."""
+    def resume(
+        self, turns: Sequence[Turn], tools: tuple[Tool, ...] = (), settings: object = None
+    ) -> Continuation:
+        """Begin a prompt of ``turns``, with the checkpoints of the prompt that has most of them in common.
+
+        Args:
+            settings: what else the prompt depends on, for ``new_turns``.
+        """
         heads = _heads(turns)
+        number, entry, most = self._most_similar(turns, heads)
+        if entry is None:
+            return Continuation(self, tuple(turns), tools, heads, settings=settings)
+        shared = entry.turns if most == len(entry.turns) else entry.turns[:most]
+        turns = shared if most == len(turns) else (*shared, *turns[most:])
+        tools = entry.tools if _is_same_list(entry.tools, tools) else tools
+        replaced = number if most >= entry.needed else None
+        return Continuation(self, turns, tools, heads, entry.checkpoints, replaced, settings)
+
+    def new_turns(self, turns: Sequence[Turn], tools: tuple[Tool, ...], settings: object) -> Sequence[Turn]:
+        """Return the last of ``turns``, which no kept prompt with the same tools and settings has."""
+        _, entry, most = self._most_similar(turns, _heads(turns))
+        if entry is None or entry.settings != settings or not _is_same_list(entry.tools, tools):
+            return turns
+        return turns[most:]
+
+    def _most_similar(
+        self, turns: Sequence[Turn], heads: tuple[int, ...]
+    ) -> tuple[int | None, _Entry | None, int]:
+        """Return the entry that has most turns in common with a conversation, its number, and how many they are."""
         number, entry, most = None, None, 0
         for candidate, other in self._candidates(heads):
             same = common_prefix(turns, other.turns, is_same_turn)
             if same > most:
                 number, entry, most = candidate, other, same
-        if entry is None:
-            return Continuation(self, tuple(turns), tools, heads)
-        shared = entry.turns if most == len(entry.turns) else entry.turns[:most]
-        turns = shared if most == len(turns) else (*shared, *turns[most:])
-        tools = entry.tools if _is_same_list(entry.tools, tools) else tools
-        replaced = number if most >= entry.needed else None
-        return Continuation(self, turns, tools, heads, entry.checkpoints, replaced)
+        return number, entry, most
 
     def _candidates(self, heads: tuple[int, ...]) -> list[tuple[int, _Entry]]:
         """Return the entries that may begin like a conversation with these heads, and their numbers; the latest first.
@@ -135,7 +156,9 @@ class PromptCache:
             if size > self._limit:
                 return
             number = next(self._numbers)
-            self._entries[number] = _Entry(work.turns, work.tools, checkpoints, size, work.heads)
+            self._entries[number] = _Entry(
+                work.turns, work.tools, checkpoints, size, work.heads, work.settings
+            )
             for head in work.heads:
                 self._by_head.setdefault(head, {})[number] = None
             self.bytes += size
@@ -189,6 +212,7 @@ class Continuation:
         heads: the hashes under which the cache finds it.
         earlier: the checkpoints of an earlier prompt, by the types of the stages.
         replaces: the number of the cache's entry whose conversation this one continues; None for none.
+        settings: what else the prompt depends on.
 
     Attributes:
         turns: the conversation. Those turns that the earlier prompt has, too, are the same objects as there, and so are
@@ -203,6 +227,7 @@ class Continuation:
         heads: tuple[int, ...],
         earlier: Mapping[type, Any] = MappingProxyType({}),
         replaces: int | None = None,
+        settings: object = None,
     ) -> None:
         self._cache = cache
         self._earlier = earlier
@@ -211,6 +236,7 @@ class Continuation:
         self.tools = tools
         self.heads = heads
         self.replaces = replaces
+        self.settings = settings
 
     def run(self, stage: Stage[GivenT, MadeT, CheckpointT], value: GivenT) -> MadeT:
         """Return the result of ``stage`` for ``value``. Raises what the stage raises."""

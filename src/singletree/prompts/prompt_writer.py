@@ -39,11 +39,15 @@ from singletree.prompts.template.capabilities import CLOCK
 from singletree.prompts.template.chat_template import ChatTemplate, RenderPrompt
 from singletree.prompts.template.messages import RenderParts
 from singletree.prompts.template.picture_places import place_pictures, shown_pictures
+from singletree.prompts.template.plain_text import part_text
 from singletree.prompts.template.thinking import holds_reasoning, is_wanted, thinking_arguments
 from singletree.prompts.tokenizer.encode_prompt import EncodePrompt
 from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
 
 _PROBE = "probe-thought"
+
+_ROLES_OF_STEPS = ("assistant", "tool")
+"""The roles of the turns by which a conversation grows while an agent works."""
 
 
 class PromptClock(Protocol):
@@ -168,7 +172,7 @@ class PromptWriter:
             capabilities.result_marks,
             self.call_opener,
         )
-        work = self.cache.resume(edited.turns, edited.tools)
+        work = self.cache.resume(edited.turns, edited.tools, _settings(request))
         given = Conversation(work.turns, work.tools)
         canonical = work.run(Canonicalize(self.rules_off, tools_of), given)
         known = work.run(self._recall(request, canonical.conversation), canonical.conversation)
@@ -202,6 +206,20 @@ class PromptWriter:
             piece_ends=ends,
             rule_places=canonical.places,
         )
+
+    def new_bytes(self, request: Request, size: int) -> int:
+        """Return about how many bytes of a request of ``size`` bytes are new, so that its prompt takes work.
+
+        With a new turn of another role than the model and its tools it is all of them: behind a question of the user,
+        many templates print the turns before it in another way.
+        """
+        if request.context_edits or request.truncate or request.pictures:
+            return size
+        conversation = request.conversation
+        new = self.cache.new_turns(conversation.turns, conversation.tools, _settings(request))
+        if any(turn.role not in _ROLES_OF_STEPS for turn in new):
+            return size
+        return sum(len(part_text(part)) for turn in new for part in turn.parts)
 
     def _shows_pictures(self, request: Request) -> bool:
         return self.placeholder_id is not None and bool(request.pictures)
@@ -289,6 +307,11 @@ class PromptWriter:
         except InvalidRequest:
             return False
         return _PROBE in text
+
+
+def _settings(request: Request) -> object:
+    """Return what the text of a prompt depends on beside the conversation."""
+    return request.thinking, request.opens_turn, request.continues
 
 
 def _has_text(turn: Turn, texts: Collection[str]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -108,16 +108,70 @@ def decode_each(
     Raises:
         InvalidRequest: an element is invalid; ``param`` is below ``at``.
     """
-    made = []
-    for i, element in enumerate(elements):
-        sent = bytes(element)
-        key, known = _find(make, sent)
+    sent = list(map(bytes, elements))
+    prefix, looked_up = _longest_prefix(make, sent, at)
+    last: Any = None
+    sent[: len(prefix.sent)] = prefix.sent  # Equal ones, of which one copy is kept.
+    made, keys, unshared = [*prefix.made], [*prefix.keys], prefix.unshared
+    for i in range(len(made), len(sent)):
+        element, (key, known) = sent[i], looked_up.pop()
         if known is None:
-            known = sent, make(_read_element(sent, kind, f"{at}.{i}"), f"{at}.{i}")
-            if keeps(known[1]):
-                _KNOWN.put(key, known, _VALUE_BYTES + _BYTES_FACTOR * len(sent))
-        made.append(known[1])
-    return made
+            key, known = _find(make, element)  # An equal one may be before it.
+        if known is None:
+            known = element, make(_read_element(element, kind, f"{at}.{i}"), f"{at}.{i}")
+            if not keeps(known[1]):
+                made.append(known[1])
+                unshared += len(element)
+                continue
+            _KNOWN.put(key, known, _VALUE_BYTES + _BYTES_FACTOR * len(element))
+        sent[i], last = known
+        made.append(last)
+        keys.append(key)
+    if len(made) > len(prefix.made) and made[-1] is last:
+        # Before its elements, so that it is evicted before them: it does not count their memory again.
+        size = _VALUE_BYTES + _PLACE_BYTES * len(sent) + _BYTES_FACTOR * unshared
+        place = _Prefix, at, len(sent), id(last)
+        _KNOWN.put(place, _Prefix(sent, made, keys, unshared), size)
+        if prefix.made:
+            _KNOWN.pop((_Prefix, at, len(prefix.made), id(prefix.made[-1])))
+        if not _KNOWN.touch(keys):
+            _KNOWN.pop(place)  # An element was too large to be kept.
+    return [*made]
+
+
+class _Prefix(NamedTuple):
+    """The first elements of a body, and what was made of them.
+
+    Attributes:
+        made: of each element. While the last one is kept here, no other object has its id.
+        keys: those of the elements that are known by themselves.
+        unshared: bytes of the elements that are known in this place only.
+    """
+
+    sent: Sequence[bytes] = ()
+    made: Sequence[Any] = ()
+    keys: Sequence[tuple[Any, ...]] = ()
+    unshared: int = 0
+
+
+def _longest_prefix(make: Callable[..., Any], sent: list[bytes], at: str) -> tuple[_Prefix, list[_Found]]:
+    """Return the longest known prefix of ``sent``, and what is known of the elements behind it, the last one first.
+
+    The elements of the prefix are compared, and marked as used, without a look-up of each.
+    """
+    looked_up: list[_Found] = []
+    for length in range(len(sent), 0, -1):
+        found = _find(make, sent[length - 1])
+        looked_up.append(found)
+        if found[1] is None:
+            continue
+        key = _Prefix, at, length, id(found[1][1])
+        prefix: _Prefix | None = _KNOWN.peek(key)
+        if prefix is not None and prefix.sent == (sent if length == len(sent) else sent[:length]):
+            if _KNOWN.touch((key, *prefix.keys)):
+                return prefix, looked_up[:-1]
+            _KNOWN.pop(key)  # An element was evicted: what this refers to is no longer counted.
+    return _Prefix(), looked_up
 
 
 def decode_field(field: msgspec.Raw, kind: Any, make: Callable[[Any, str], Built], at: str) -> Built:
@@ -159,11 +213,15 @@ def limit_known_values(size: int) -> None:
     _KNOWN.resize(size)
 
 
-def _find(make: Callable[..., Built], sent: bytes) -> tuple[tuple[Any, ...], tuple[bytes, Built] | None]:
+_Found: TypeAlias = "tuple[tuple[Any, ...], tuple[bytes, Any] | None]"
+"""The key of an element, and the element with what was made of it; None if it is not known."""
+
+
+def _find(make: Callable[..., Any], sent: bytes) -> _Found:
     """Return the key of ``sent`` among the known results of ``make``, and what is known; None for nothing."""
     # Comparing with one candidate takes a tenth of the time of a digest over all bytes.
     key: tuple[Any, ...] = make, len(sent), sent[:_EDGE], sent[-_EDGE:]
-    known: tuple[bytes, Built] | None = _KNOWN.get(key)
+    known: tuple[bytes, Any] | None = _KNOWN.get(key)
     if known is None or known[0] == sent:
         return key, known
     # Turns of equal length that differ in the middle alone, as in the id of a call: with one key they would displace
@@ -175,6 +233,8 @@ _KNOWN: LruCache[tuple[Any, ...], Any] = LruCache(96 * 2**20)
 """The limit is that of ``Config.request_memory`` by default, as far as it is for decoded values."""
 _EDGE = 64
 _VALUE_BYTES = 1000
+_PLACE_BYTES = 100
+"""Estimated memory of an element's places in a prefix."""
 _BYTES_FACTOR = 3
 """Estimated bytes in memory for each byte of an element: the bytes as sent, and the decoded value."""
 _PARSED_FACTOR = 10

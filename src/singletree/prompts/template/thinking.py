@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -84,12 +86,17 @@ def thinking_arguments(
 
 def holds_reasoning(conversation: Conversation) -> bool:
     """Return whether an assistant turn of ``conversation`` has reasoning."""
-    for turn in conversation.turns:
-        if turn.role == "assistant":
-            for part in turn.parts:
-                if type(part) is Reasoning and part.text:
-                    return True
-    return False
+    parts = chain.from_iterable(map(attrgetter("parts"), conversation.turns))
+    if Reasoning not in map(
+        type, parts
+    ):  # Of a long conversation, this is told without Python code for each turn.
+        return False
+    return any(
+        type(part) is Reasoning and part.text
+        for turn in conversation.turns
+        if turn.role == "assistant"
+        for part in turn.parts
+    )
 
 
 def thinking_settings(capabilities: TemplateCapabilities) -> list[dict[str, Any]]:

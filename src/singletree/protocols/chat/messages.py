@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -105,9 +106,9 @@ def decode_messages(messages: Sequence[msgspec.Raw]) -> list[DecodedMessage]:
 
 def collect_turns(messages: Sequence[DecodedMessage]) -> tuple[Turn, ...]:
     """Return the turns of ``messages`` in order; consecutive tool messages become one turn."""
-    decoded = [message.turn for message in messages]
-    if not any(a.role == b.role == "tool" for a, b in pairwise(decoded)):
-        return tuple(decoded)
+    decoded = tuple(map(attrgetter("turn"), messages))
+    if ("tool", "tool") not in pairwise(map(attrgetter("role"), decoded)):
+        return decoded
     return tuple(
         t for role, run in groupby(decoded, lambda turn: turn.role) for t in _joined(role, list(run))
     )
@@ -115,10 +116,7 @@ def collect_turns(messages: Sequence[DecodedMessage]) -> tuple[Turn, ...]:
 
 def reasoning_fields(messages: Sequence[DecodedMessage]) -> tuple[str, ...]:
     """Return the fields in which the client keeps reasoning, from the last message that has any."""
-    for message in reversed(messages):
-        if message.reasoning_fields:
-            return message.reasoning_fields
-    return ()
+    return next(filter(None, map(attrgetter("reasoning_fields"), reversed(messages))), ())
 
 
 def _joined(role: Role, run: Sequence[Turn]) -> Iterator[Turn]:

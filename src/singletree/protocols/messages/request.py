@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -160,11 +161,10 @@ def _build(body: _Body) -> Request:
         raise InvalidRequest("messages: at least one message is required", param="messages")
     system = wire.decode_field(body.system, BlockContent, _read_system, "system")
     messages = wire.decode_each(body.messages, _Message, _read, "messages", _is_reusable)
-    turns = (*system.turns, *chain.from_iterable(message.turns for message in messages))
+    turns = (*system.turns, *chain.from_iterable(map(attrgetter("turns"), messages)))
     declared = wire.decode_field(body.tools, list[ToolDefinition] | None, _read_tools, "tools")
-    for noted in (system.notes, *[message.notes for message in messages], declared.notes):
-        if noted is not None:
-            notes.merge(noted)
+    for noted in filter(None, (system.notes, *map(attrgetter("notes"), messages), declared.notes)):
+        notes.merge(noted)
     tools = (*declared.tools, *notes.tools) if notes.tools else declared.tools
     choice = _tool_choice(body, declared, tools, notes)
     for name in _WITHOUT_EFFECT:
@@ -283,7 +283,7 @@ def _tool_choice(
 
 def _thinking(body: _Body, messages: Sequence[_Read]) -> Thinking:
     own = body.output_config.effort if body.output_config else None
-    effort = next((message.effort for message in reversed(messages) if message.effort), own or None)
+    effort = next(filter(None, map(attrgetter("effort"), reversed(messages))), own or None)
     sent = body.thinking
     if sent is None:
         return Thinking(effort=effort)

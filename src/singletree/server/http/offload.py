@@ -9,8 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LARGE_BYTES = 64 * 1024
-"""Smallest request body, in bytes, whose prompt is built in a thread. A cold prompt of 200,000 tokens takes 25 ms with
-the fast encoder and 600 ms without it; a thread costs a tenth of a millisecond.
+"""Smallest number of bytes whose prompt is built in a thread. A cold prompt of 200,000 tokens takes 25 ms with the fast
+encoder and 600 ms without it; a thread costs a tenth of a millisecond, and on some machines three of them.
 """
 
 

@@ -28,7 +28,7 @@ from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.tool_dispatch import dispatch_options
 from singletree.server.answers.tracing import Trace, Tracing
-from singletree.server.http.offload import offload
+from singletree.server.http.offload import LARGE_BYTES, offload
 from singletree.server.http.peer_questions import OtherProcesses
 from singletree.server.http.request_hints import with_hints
 from singletree.server.http.session_report import PATH as SESSIONS_PATH
@@ -47,7 +47,7 @@ from singletree.server.storage.response_store import Store
 from singletree.server.turn import compaction, pipeline
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.picture_tokens import exact_length
-from singletree.server.turn.prompt import fit_prompt, write_prompt
+from singletree.server.turn.prompt import fit_prompt, prompt_work, write_prompt
 from singletree.server.turn.protocol import COMPACT, RESPONSES, WireProtocol, protocol_for
 
 JSON = "application/json"
@@ -181,9 +181,8 @@ async def answer_turn(
     await _fetch_session(call, session)
     request = await service.media.read(request, model)
     tools_of = partial(service.sessions.tools_of, session, model.name)
-    generation = await offload(
-        len(body), partial(pipeline.prepare, model, request, tools_of), waits=recall_waits(model)
-    )
+    prepare = partial(pipeline.prepare, model, request, tools_of)
+    generation = await offload(_work(model, request, body), prepare, waits=recall_waits(model))
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt)
     service.prefills.cancel(opened.step.session)
@@ -308,6 +307,11 @@ def recall_waits(model: Model) -> bool:
     return model.memory is not None and model.memory.waits
 
 
+def _work(model: Model, request: Request, body: bytes) -> int:
+    """Return about how many bytes the prompt of a request takes work for; of a short one, all of its bytes."""
+    return len(body) if len(body) < LARGE_BYTES else prompt_work(model, request, len(body))
+
+
 async def count_tokens(call: Call) -> ASGIApp:
     """Answer with the exact number of tokens in the prompt of a request."""
     decode, encode = COUNTING[call.trace.route]
@@ -319,7 +323,8 @@ async def count_tokens(call: Call) -> ASGIApp:
     tools_of = partial(call.service.sessions.tools_of, session, model.name)
     request = await call.service.media.read(request, model)
     waits = recall_waits(model)
-    request, prompt = await offload(len(body), partial(fit_prompt, model, request, tools_of), waits=waits)
+    fit = partial(fit_prompt, model, request, tools_of)
+    request, prompt = await offload(_work(model, request, body), fit, waits=waits)
     whole = prompt
     if prompt.applied_edits:
         unedited = replace(request, context_edits=())

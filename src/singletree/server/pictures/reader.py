@@ -11,6 +11,8 @@ import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_
 
 from singletree.conversation import Document, Image, Part, Request, Text, ToolResult, Turn
 from singletree.errors import BadConfiguration, InvalidRequest
@@ -101,6 +103,8 @@ class MediaReader:
             InvalidRequest: a picture in a user's message cannot be used. One in a tool's result becomes a note: the
                 model chose the file, and an error would end the session, since the result comes with every request.
         """
+        if not _may_hold_media(request.conversation.turns):
+            return request
         found = list(_media(request.conversation.turns))
         if not found:
             return request
@@ -222,6 +226,15 @@ class MediaReader:
 
 
 _NO_ENGINE = "there is no engine"
+
+
+def _may_hold_media(turns: Iterable[Turn]) -> bool:
+    """Return whether the conversation has parts other than text and calls: without Python code for each turn."""
+    parts = list(chain.from_iterable(map(attrgetter("parts"), turns)))
+    kinds = list(map(type, parts))
+    results = compress(parts, map(is_, kinds, repeat(ToolResult)))
+    inner = map(type, chain.from_iterable(map(attrgetter("parts"), results)))
+    return any(issubclass(kind, Media) for kind in {*kinds, *inner})
 
 
 def _media(turns: Iterable[Turn]) -> Iterator[_Found]:

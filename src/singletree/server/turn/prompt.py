@@ -41,6 +41,11 @@ def write_prompt(chat_format: ChatFormat, request: Request, tools_of: ToolsOf = 
     return prompt
 
 
+def prompt_work(chat_format: ChatFormat, request: Request, size: int) -> int:
+    """Return about how many bytes ``write_prompt`` has to process for a request of ``size`` bytes: the new ones."""
+    return chat_format.derived(_writer).new_bytes(request, size)
+
+
 def _writer(chat_format: ChatFormat) -> PromptWriter:
     family = chat_format.family
     markers = (family.reasoning or (), *family.also_reasoning)
