@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,41 @@ def test_an_old_python_is_named(clone: Path) -> None:
     done = make(clone, OLD="1")
     assert done.returncode != 0
     assert "needs Python 3.11 or newer" in done.stdout
+
+
+def stand_in(path: Path, version: str, seconds: float) -> Path:
+    """A Python that answers at once with the time that it took."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\necho {version} {seconds} "$0"\n')
+    path.chmod(0o755)
+    return path
+
+
+def choose(*folders: Path) -> tuple[str, str]:
+    """What is chosen with these folders as PATH, and what is said of it."""
+    command = [sys.executable, str(ROOT / "deploy" / "choose_python.py")]
+    environment = {"PATH": os.pathsep.join([*map(str, folders), "/bin"])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip(), done.stderr.strip()
+
+
+def test_a_clearly_faster_python_of_the_same_version_is_chosen(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    first = stand_in(own / "python3", "7 11", 0.30)
+    assert choose(own) == (str(first), "")
+    stand_in(other / "python3", "7 12", 0.01)
+    stand_in(other / "python7.11", "7 11", 0.29)
+    assert choose(own, other) == (str(first), ""), "another version, and one that is as fast"
+    faster = stand_in(other / "python7.11", "7 11", 0.20)
+    chosen, said = choose(own, other)
+    assert chosen == str(faster)
+    assert said.startswith(f"{faster} runs code 1.5 times as fast as {first}")
+
+
+def test_a_python_that_does_not_answer_is_not_chosen(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    first = stand_in(own / "python3", "7 11", 0.30)
+    stand_in(other / "python3", "7 11", 0.01).write_text("#!/bin/sh\nexit 1\n")
+    assert choose(own, other) == (str(first), "")
+    first.write_text("#!/bin/sh\nexit 1\n")
+    assert choose(own) == ("python3", "")

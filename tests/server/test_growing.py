@@ -231,5 +231,9 @@ async def test_only_what_is_new_takes_work() -> None:
         assert prompt_work(served.model, request(result), size) == 500
         question = {"role": "user", "content": "And now?"}
         assert prompt_work(served.model, request(question), size) == size
-        for change in ({"tools": []}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        changes: tuple[dict[str, Any], ...] = (
+            {"tools": []},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        )
+        for change in changes:
             assert prompt_work(served.model, request(result, **change), size) == size
