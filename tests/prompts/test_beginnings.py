@@ -486,16 +486,3 @@ def test_templates_are_rendered_in_full_where_jinja2_lacks_an_internal(
         assert (before.record is None) == (missing is not None)
     assert incremental_render.missing_internals() == (() if missing is None else (missing,))
     assert caplog.text.count("jinja2 lacks") == (missing is not None)
-
-
-def test_what_a_prompt_has_to_process_is_what_is_new_in_it() -> None:
-    cache, turns = PromptCache(1000), tuple(asked("a", "b", "c", "d"))
-    work = cache.resume(turns, TOOLS, "settings")
-    work.run(Join(), turns)
-    work.keep()
-    grown = (*asked("a", "b", "c", "d"), turn("tool", "e"))
-    assert cache.new_turns(turns, TOOLS, "settings") == ()
-    assert cache.new_turns(grown, TOOLS, "settings") == grown[4:]
-    assert cache.new_turns(grown, TOOLS, "others") == grown
-    assert cache.new_turns(grown, TOOLS[:1], "settings") == grown
-    assert cache.new_turns(asked("x", "b"), TOOLS, "settings") == asked("x", "b")

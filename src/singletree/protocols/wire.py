@@ -109,14 +109,17 @@ def decode_each(
         InvalidRequest: an element is invalid; ``param`` is below ``at``.
     """
     sent = list(map(bytes, elements))
-    prefix, looked_up = _longest_prefix(make, sent, at)
+    prefix, looked_up = _longest_prefix(make, sent, at) if len(sent) >= _LONG else (_Prefix(), [])
     last: Any = None
     sent[: len(prefix.sent)] = prefix.sent  # Equal ones, of which one copy is kept.
     made, keys, unshared = [*prefix.made], [*prefix.keys], prefix.unshared
     for i in range(len(made), len(sent)):
-        element, (key, known) = sent[i], looked_up.pop()
+        element = sent[i]
+        key, known = looked_up.pop() if looked_up else ((), None)
         if known is None:
-            key, known = _find(make, element)  # An equal one may be before it.
+            key, known = _find(
+                make, element
+            )  # Also of one that was not found: an equal one may be before it.
         if known is None:
             known = element, make(_read_element(element, kind, f"{at}.{i}"), f"{at}.{i}")
             if not keeps(known[1]):
@@ -127,7 +130,7 @@ def decode_each(
         sent[i], last = known
         made.append(last)
         keys.append(key)
-    if len(made) > len(prefix.made) and made[-1] is last:
+    if len(sent) >= _LONG and len(made) > len(prefix.made) and made[-1] is last:
         # Before its elements, so that it is evicted before them: it does not count their memory again.
         size = _VALUE_BYTES + _PLACE_BYTES * len(sent) + _BYTES_FACTOR * unshared
         place = _Prefix, at, len(sent), id(last)
@@ -233,6 +236,8 @@ _KNOWN: LruCache[tuple[Any, ...], Any] = LruCache(96 * 2**20)
 """The limit is that of ``Config.request_memory`` by default, as far as it is for decoded values."""
 _EDGE = 64
 _VALUE_BYTES = 1000
+_LONG = 8
+"""Elements of a body from which its beginning is recognised as a whole. A shorter one is not worth its place."""
 _PLACE_BYTES = 100
 """Estimated memory of an element's places in a prefix."""
 _BYTES_FACTOR = 3
