@@ -229,6 +229,9 @@ async def test_only_what_is_new_takes_work() -> None:
         result = {"role": "tool", "tool_call_id": "c", "content": "x" * 500}
         assert prompt_work(served.model, request(), size) == 0
         assert prompt_work(served.model, request(result), size) == 500
+        asked[1:] = [{"role": "assistant", "content": "I did."}]
+        assert prompt_work(served.model, request(result), size) == size, "it leaves the prompt in its middle"
+        asked[1:] = [{"role": "assistant", "content": "I do."}]
         question = {"role": "user", "content": "And now?"}
         assert prompt_work(served.model, request(question), size) == size
         changes: tuple[dict[str, Any], ...] = (

@@ -117,11 +117,15 @@ class PromptCache:
         return Continuation(self, turns, tools, heads, entry.checkpoints, replaced, settings)
 
     def new_turns(self, turns: Sequence[Turn], tools: tuple[Tool, ...], settings: object) -> Sequence[Turn]:
-        """Return the last of ``turns``, which no kept prompt with the same tools and settings has."""
+        """Return the last of ``turns``: those behind the prompt that they continue, with the same tools and settings.
+
+        All are new where they continue none: a prompt that leaves another one in its middle may share no checkpoint.
+        """
         _, entry, most = self._most_similar(turns, _heads(turns))
-        if entry is None or entry.settings != settings or not _is_same_list(entry.tools, tools):
+        if entry is None or most < entry.needed:
             return turns
-        return turns[most:]
+        is_continued = entry.settings == settings and _is_same_list(entry.tools, tools)
+        return turns[most:] if is_continued else turns
 
     def _most_similar(
         self, turns: Sequence[Turn], heads: tuple[int, ...]

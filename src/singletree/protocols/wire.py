@@ -117,9 +117,8 @@ def decode_each(
         element = sent[i]
         key, known = looked_up.pop() if looked_up else ((), None)
         if known is None:
-            key, known = _find(
-                make, element
-            )  # Also of one that was not found: an equal one may be before it.
+            # Also of one that was not found above: an equal one may be before it.
+            key, known = _find(make, element)
         if known is None:
             known = element, make(_read_element(element, kind, f"{at}.{i}"), f"{at}.{i}")
             if not keeps(known[1]):

@@ -87,9 +87,8 @@ def thinking_arguments(
 def holds_reasoning(conversation: Conversation) -> bool:
     """Return whether an assistant turn of ``conversation`` has reasoning."""
     parts = chain.from_iterable(map(attrgetter("parts"), conversation.turns))
-    if Reasoning not in map(
-        type, parts
-    ):  # Of a long conversation, this is told without Python code for each turn.
+    # Most long conversations are told without Python code for each turn.
+    if Reasoning not in map(type, parts):
         return False
     return any(
         type(part) is Reasoning and part.text
