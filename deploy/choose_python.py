@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 _CLEARLY_FASTER = 1.25
-"""The ratio of times from which another Python than ``python3`` is chosen. Times of one build differ by a tenth."""
+"""The ratio of times from which another Python than ``python3`` is chosen. Nearer ones could be noise."""
 
 _ROUNDS = 5
 """How often each is measured, in turn. The shortest time counts: whatever else runs only makes one longer."""

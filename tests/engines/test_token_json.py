@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Hashable
+from typing import Any
 
 import pytest
 
@@ -14,8 +14,8 @@ from singletree.lru import LruCache
 
 
 @pytest.fixture(autouse=True)
-def texts(monkeypatch: pytest.MonkeyPatch) -> LruCache[Hashable, tuple[bytes, bytes]]:
-    cache: LruCache[Hashable, tuple[bytes, bytes]] = LruCache(100_000)
+def texts(monkeypatch: pytest.MonkeyPatch) -> LruCache[tuple[Any, ...], tuple[bytes, bytes]]:
+    cache: LruCache[tuple[Any, ...], tuple[bytes, bytes]] = LruCache(100_000)
     monkeypatch.setattr(token_json, "_texts", cache)
     return cache
 
@@ -29,7 +29,7 @@ def test_the_text_is_that_of_the_list(length: int) -> None:
 
 
 def test_a_prompt_that_grows_or_parts_is_written_anew_where_it_differs(
-    texts: LruCache[Hashable, tuple[bytes, bytes]],
+    texts: LruCache[tuple[Any, ...], tuple[bytes, bytes]],
 ) -> None:
     first = array("I", range(4000))
     encode_token_ids(first)
@@ -49,7 +49,7 @@ def test_numbers_of_another_size_are_not_mixed_up() -> None:
         assert json.loads(bytes(encode_token_ids(ids))) == list(ids)
 
 
-def test_the_memory_is_bounded(texts: LruCache[Hashable, tuple[bytes, bytes]]) -> None:
+def test_the_memory_is_bounded(texts: LruCache[tuple[Any, ...], tuple[bytes, bytes]]) -> None:
     for start in range(100):
         ids = array("I", range(start * 10_000, start * 10_000 + 2048))
         assert json.loads(bytes(encode_token_ids(ids))) == list(ids)

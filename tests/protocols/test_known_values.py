@@ -201,13 +201,16 @@ def test_values_are_equal_whoever_sends_them() -> None:
 
 
 def history(random: Random, kind: str) -> dict[str, Any]:
-    """One element of a conversation; some are refused, some warn, some bring tools."""
+    """One element of a conversation; of Messages, some bring a warning, and a few are refused."""
     text = random.choice(["a", "b", "x" * 200 + random.choice("yz") + "x" * 200])
     if kind == "input":
         return {"type": "message", "role": random.choice(["user", "assistant"]), "content": text}
     message: dict[str, Any] = {"role": random.choice(["user", "assistant"]), "content": text}
-    if kind == "messages" and random.random() < 0.3:
-        message["content"] = [{"type": "text", "text": text}, {"type": "unheard_of", "number": 1}]
+    drawn = random.random()
+    if kind == "messages" and drawn < 0.3:
+        message["role"] = "assistant"
+        block = "redacted_thinking" if drawn > 0.01 else "unheard_of"
+        message["content"] = [{"type": "text", "text": text}, {"type": block, "data": "another server's"}]
     return message
 
 
@@ -219,7 +222,7 @@ def test_any_course_of_conversations_decodes_as_if_nothing_was_known(
     monkeypatch.setattr(wire, "_LONG", 1)
     random, kept = Random(limit), LruCache[Any, Any](limit)
     told: list[list[dict[str, Any]]] = [[]]
-    field = "input" if kind == "input" else "messages"
+    field, warned = "input" if kind == "input" else "messages", 0
     for _ in range(150):
         elements = random.choice(told)[: random.choice([None, None, None, -1, 1])]
         elements = [*elements, *(history(random, kind) for _ in range(random.randrange(3)))] or [QUESTION]
@@ -232,12 +235,14 @@ def test_any_course_of_conversations_decodes_as_if_nothing_was_known(
                 request = decoded(body, protocol)
                 found.append((request.conversation, request.warnings))
             except InvalidRequest as error:
-                found.append((str(error), error.param))
+                found.append(f"{error} {error.param}")
         assert found[0] == found[1]
+        warned += bool(isinstance(found[0], tuple) and found[0][1])
         assert kept.bytes <= limit
         for _, prefix in kept.items():
             if isinstance(prefix, wire._Prefix):
                 assert all(kept.peek(key) is not None for key in prefix.keys), "its memory is counted there"
+    assert (warned > 20) is (kind == "messages")
 
 
 @pytest.mark.parametrize(("protocol", "kind"), [(chat, "chat"), (messages, "messages")])

@@ -87,7 +87,7 @@ def thinking_arguments(
 def holds_reasoning(conversation: Conversation) -> bool:
     """Return whether an assistant turn of ``conversation`` has reasoning."""
     parts = chain.from_iterable(map(attrgetter("parts"), conversation.turns))
-    # Most long conversations are told without Python code for each turn.
+    # One without any is told at once, without Python code for each turn.
     if Reasoning not in map(type, parts):
         return False
     return any(
