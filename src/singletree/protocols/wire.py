@@ -118,7 +118,7 @@ def decode_each(
         key, known = looked_up.pop() if looked_up else ((), None)
         if known is None:
             # Also of one that was not found above: an equal one may be before it.
-            key, known = _find(make, element)
+            key, known = find_bytes(_KNOWN, make, element)
         if known is None:
             known = element, make(_read_element(element, kind, f"{at}.{i}"), f"{at}.{i}")
             if not keeps(known[1]):
@@ -163,7 +163,7 @@ def _longest_prefix(make: Callable[..., Any], sent: list[bytes], at: str) -> tup
     """
     looked_up: list[_Found] = []
     for length in range(len(sent), 0, -1):
-        found = _find(make, sent[length - 1])
+        found = find_bytes(_KNOWN, make, sent[length - 1])
         looked_up.append(found)
         if found[1] is None:
             continue
@@ -188,7 +188,7 @@ def decode_field(field: msgspec.Raw, kind: Any, make: Callable[[Any, str], Built
         InvalidRequest: the field is invalid; ``param`` is ``at``, or below it.
     """
     sent = bytes(field) or b"null"
-    key, known = _find(make, sent)
+    key, known = find_bytes(_KNOWN, make, sent)
     if known is None:
         known = sent, make(_read_element(sent, kind, at), at)
         _KNOWN.put(key, known, _VALUE_BYTES + _PARSED_FACTOR * len(sent))
@@ -217,11 +217,6 @@ def limit_known_values(size: int) -> None:
 
 _Found: TypeAlias = "tuple[tuple[Any, ...], tuple[bytes, Any] | None]"
 """The key of an element, and the element with what was made of it; None if it is not known."""
-
-
-def _find(make: Callable[..., Any], sent: bytes) -> _Found:
-    """Return the key of ``sent`` among the known results of ``make``, and what is known; None for nothing."""
-    return find_bytes(_KNOWN, make, sent)
 
 
 _KNOWN: LruCache[tuple[Any, ...], Any] = LruCache(96 * 2**20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -40,7 +40,7 @@ def encode_token_ids(token_ids: Sequence[int]) -> msgspec.Raw:
     for length in _BLOCKS:
         size = length * _ID_BYTES
         while len(whole) - at >= size:
-            pieces += (_block_text(whole, at, size), b",")
+            pieces += (_block_text(whole[at : at + size]), b",")
             at += size
     if at < len(whole):
         pieces += (_text(whole[at:]), b",")
@@ -48,13 +48,12 @@ def encode_token_ids(token_ids: Sequence[int]) -> msgspec.Raw:
     return msgspec.Raw(b"".join(pieces))
 
 
-def _block_text(whole: bytes, at: int, size: int) -> bytes:
-    key, known = find_bytes(_texts, "block", whole, at, at + size)
+def _block_text(block: bytes) -> bytes:
+    key, known = find_bytes(_texts, "block", block)
     if known is None:
-        block = whole[at : at + size]
         known = block, _text(block)
         _texts.put(key, known, len(block) + len(known[1]))
-    return cast("bytes", known[1])
+    return known[1]
 
 
 def _text(token_ids: bytes) -> bytes:
