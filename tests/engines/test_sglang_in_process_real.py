@@ -25,7 +25,7 @@ from engines.contract import (
     tokens_of,
 )
 from engines.tool_loop import DIALECTS, Dialect, forced_calls
-from engines.vllm_recording import PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
+from engines.vllm_recording import FRANCE, ITALY, JAPAN, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.engine_arguments import EngineSettings
@@ -57,11 +57,6 @@ def make() -> InProcessSglangEngine:
     _, model = real_vllm.install()
     settings = EngineSettings(str(model), WINDOW, 8, tuple(real_sglang.IN_PROCESS))
     return InProcessSglangEngine(settings, name=real_vllm.MODEL)
-
-
-FRANCE, ITALY, JAPAN = (
-    (*QUESTION, *PARIS, 198, *QUESTION[:8], country, *QUESTION[9:]) for country in (4649, 7158, 4678)
-)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

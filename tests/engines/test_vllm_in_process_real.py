@@ -21,7 +21,7 @@ from engines import real_vllm
 from engines.contract import CHECKS, Check, Subject, collect, keeps_tenants_apart, tokens_of
 from engines.real_vllm import children
 from engines.tool_loop import DIALECTS, Dialect, forced_calls, served
-from engines.vllm_recording import OF, PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
+from engines.vllm_recording import FRANCE, ITALY, JAPAN, OF, PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.engine_arguments import EngineSettings
@@ -54,11 +54,6 @@ def make(**more: Any) -> InProcessVllmEngine:
     _, model = real_vllm.install()
     given: dict[str, Any] = {"context_window": WINDOW, "slots": 8, "arguments": ("--enforce-eager",)} | more
     return InProcessVllmEngine(EngineSettings(str(model), **given), name=real_vllm.MODEL)
-
-
-# Seven such exchanges make more than one of the blocks of 128 tokens that vLLM caches on the CPU.
-BEFORE = (*QUESTION, *PARIS, 198) * 7
-FRANCE, ITALY, JAPAN = ((*BEFORE, *QUESTION[:8], country, *QUESTION[9:]) for country in (4649, 7158, 4678))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

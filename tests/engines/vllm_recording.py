@@ -131,9 +131,17 @@ SCENARIOS: dict[str, Scenario] = {
 
 PARIS = [504, 3575, 282, 4649, 314, 7042, 30, END_OF_TURN]  # "The capital of France is Paris."
 
-# Seven such exchanges make more than one of the blocks of 128 tokens that vLLM caches on the CPU.
-BEFORE = (*QUESTION, *PARIS, 198) * 7
-FRANCE, ITALY, JAPAN = ((*BEFORE, *QUESTION[:8], country, *QUESTION[9:]) for country in (4649, 7158, 4678))
+_CAPITALS = ((4649, 7042), (7158, 7268), (3085, 19081))  # France, Paris; Italy, Rome; Japan, Tokyo.
+
+
+def _asked(country: int) -> tuple[int, ...]:
+    return *QUESTION[:8], country, *QUESTION[9:]
+
+
+# Each answer is told before it is asked for, so that it is far likelier than any other on every processor. Six such
+# exchanges make more than one of the blocks of 128 tokens that vLLM caches on the CPU.
+_TOLD = [(*_asked(land), *PARIS[:3], land, PARIS[4], city, *PARIS[6:], 198) for land, city in _CAPITALS]
+FRANCE, ITALY, JAPAN = ((*sum(_TOLD * 2, ()), *_asked(land)) for land, _ in _CAPITALS)
 
 # Recorded event stream -> (tokens, finish, cached tokens, kind of failure).
 STREAMS: dict[str, tuple[list[int] | None, str | None, int | None, type[SingletreeError] | None]] = {
