@@ -175,6 +175,17 @@ async def test_forks_and_retries_lose_nothing() -> None:
         assert headers["x-singletree-course"] == "back"
 
 
+async def test_a_prompt_that_is_sent_again_is_kept_once() -> None:
+    async with remembering() as served:
+        main = Harness(served, "hi")
+        for _ in range(3):
+            await main.send(main.said)
+        (session,) = served.service.sessions
+        first, *others = [record.prompt for record in session.records.values()]
+        assert len(others) == 2
+        assert all(each is first for each in others)
+
+
 async def test_what_is_left_of_a_compacted_session_is_a_new_line() -> None:
     async with remembering() as served:
         main = Harness(served, "hi")

@@ -234,6 +234,8 @@ class Sessions:
             first = self._first(key, model, tokens)
             return Opened(first, model, tokens, prompt.fingerprints, tools, head=head)
         session, number, record, matched = found
+        if tokens == record.prompt:
+            tokens = record.prompt  # Of a prompt that is sent again, one copy is kept.
         tools = ToolList.of(prompt.tools, record.tools)
         broken = None
         headers = record.headers if record.headers[0] <= matched else (0, 0)
