@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +104,13 @@ async def test_wrong_counts_are_refused(engine: Any) -> None:
 @pytest.mark.skipif(INSIDE != "vllm", reason="SGLang gets all bytes each time")
 async def test_a_picture_is_decoded_once(engine: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[bool]] = []
-    made = engine._api.picture_prompt
+    made = engine._pictures._make_prompt
 
-    def keep(token_ids: list[int], pictures: Any) -> Any:
+    def keep(token_ids: list[int], pictures: Any, cache_salt: str | None) -> Any:
         given.append([data is not None for _, data in pictures])
-        return made(token_ids, pictures)
+        return made(token_ids, pictures, cache_salt)
 
-    monkeypatch.setattr(engine, "_api", replace(engine._api, picture_prompt=keep))
+    monkeypatch.setattr(engine._pictures, "_make_prompt", keep)
     first = picture_loop.user(block(picture("navy", size=(56, 56))), "What is this?")
     async with picture_loop.seeing(engine, folder) as served:
         for _ in range(3):
