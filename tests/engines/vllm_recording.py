@@ -138,8 +138,8 @@ def _asked(country: int) -> tuple[int, ...]:
     return *QUESTION[:8], country, *QUESTION[9:]
 
 
-# Each answer is told before it is asked for, so that it is far likelier than any other on every processor. Six such
-# exchanges make more than one of the blocks of 128 tokens that vLLM caches on the CPU.
+# Each answer is told before it is asked for, so that how a processor rounds does not decide it. Six such exchanges make
+# more than one of the blocks of 128 tokens that vLLM caches on the CPU.
 _TOLD = [(*_asked(land), *PARIS[:3], land, PARIS[4], city, *PARIS[6:], 198) for land, city in _CAPITALS]
 FRANCE, ITALY, JAPAN = ((*sum(_TOLD * 2, ()), *_asked(land)) for land, _ in _CAPITALS)
 
