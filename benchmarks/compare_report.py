@@ -1,0 +1,198 @@
+"""The cells of ``make compare`` as tables and charts: sessions where others tie or win stand first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from benchmarks.documents import table
+from benchmarks.figures import FOLDER, OWN
+
+FILE = FOLDER / "comparison" / "sessions.json"
+_COLOURS = {"vLLM": "#d97706", "LiteLLM": "#7c3aed", "Dynamo": "#16a34a", OWN: "#2563eb"}
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 300, 70, 130, 40, 40
+
+
+class Cell(msgspec.Struct):
+    """One session behind one server.
+
+    Attributes:
+        mode: ``live``, a real harness at work, or ``recorded``, its requests sent again.
+        prompts: tokens of the prompt of each turn of the conversation; all requests where they were recorded.
+        prefilled: those that the engine did not find in its cache; None where a side request began in the same moment.
+        generated, in_place: tokens of the turns but the last one, and those with which the next prompt goes on.
+        complaints: what the harness said of the server, or how its last words differ.
+    """
+
+    model: str
+    session: str
+    server: str
+    mode: str
+    prompts: list[int] = []
+    prefilled: list[int | None] = []
+    generated: int = 0
+    in_place: int = 0
+    complaints: list[str] = []
+
+    @property
+    def read_again(self) -> int:
+        """Tokens that were prefilled after the first turn."""
+        return sum(filter(None, self.prefilled[1:]))
+
+
+class Comparison(msgspec.Struct):
+    """One run of ``make compare``."""
+
+    date: str
+    machine: str
+    turns: int
+    versions: dict[str, str]
+    templates: dict[str, str]
+    titles: dict[str, str]
+    cells: list[Cell] = []
+
+    def put(self, cell: Cell) -> None:
+        """Add a cell in the place of an earlier one of the same session, server and mode."""
+        same = (cell.model, cell.session, cell.server, cell.mode)
+        self.cells = [c for c in self.cells if (c.model, c.session, c.server, c.mode) != same]
+        self.cells.append(cell)
+
+    def joined(self, run: Comparison) -> Comparison:
+        """Return ``run`` with the cells of this one, which ``put`` replaces."""
+        return Comparison(
+            run.date,
+            run.machine,
+            run.turns,
+            self.versions | run.versions,
+            self.templates | run.templates,
+            self.titles | run.titles,
+            self.cells,
+        )
+
+    def groups(self) -> list[list[Cell]]:
+        """Return the cells by model, session and mode; those where singletree wins least stand first."""
+        found: dict[tuple[str, str, str], list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault((cell.model, cell.session, cell.mode), []).append(cell)
+        return sorted(found.values(), key=_gain)
+
+
+def _gain(cells: Sequence[Cell]) -> float:
+    """Return the prefilled tokens of the best other server as a multiple of singletree's."""
+    own = next((cell.read_again for cell in cells if cell.server == OWN), 0)
+    others = [cell.read_again for cell in cells if cell.server != OWN and not cell.complaints]
+    return min(others, default=math.inf) / max(own, 1)
+
+
+def read() -> Comparison:
+    """Return the kept run."""
+    return msgspec.json.decode(FILE.read_bytes(), type=Comparison)
+
+
+def write(run: Comparison) -> None:
+    """Keep a run; ``make docs`` prints it."""
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+
+
+def page(run: Comparison) -> str:
+    """Return the tables of a run as Markdown."""
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    templates = ", ".join(f"{name} (SHA-256 {digest[:12]})" for name, digest in run.templates.items())
+    parts = [
+        f"{run.date}, {run.machine}; {run.turns} turns with tool calls a session. {versions}.",
+        f"Chat templates: {templates}.",
+    ]
+    for cells in run.groups():
+        first = cells[0]
+        parts.append(f"### {run.titles[first.session]}, {first.model}, {first.mode}")
+        if first.mode == "live":
+            parts.append(f"![prefilled tokens by turn](pictures/{picture_name(first)})")
+        parts.append(_table(cells))
+        parts += [
+            f"- {cell.server}: {_first_line(each)}"
+            for cell in cells
+            for each in dict.fromkeys(cell.complaints)
+        ]
+    return "\n\n".join(parts)
+
+
+def _first_line(text: str) -> str:
+    return text.replace("|", "\\|").split("\n")[0][:300]
+
+
+def _table(cells: Iterable[Cell]) -> str:
+    head = [
+        "server",
+        "turns",
+        "prompt tokens",
+        "prefilled after turn 1",
+        "in the last turn",
+        "generated tokens in place",
+    ]
+    rows = []
+    for cell in sorted(cells, key=lambda cell: (bool(cell.complaints), cell.read_again)):
+        last = cell.prefilled[-1] if cell.prefilled else None
+        place = f"{cell.in_place / cell.generated:.0%}" if cell.generated else "–"
+        rows.append(
+            [
+                cell.server + (" (failed)" if cell.complaints else ""),
+                str(len(cell.prompts)),
+                f"{sum(cell.prompts):,}",
+                f"{cell.read_again:,}",
+                "–" if last is None else f"{last:,}",
+                place,
+            ]
+        )
+    return table(head, rows)
+
+
+def picture_name(cell: Cell) -> str:
+    """Return the file name of the chart of a cell's session."""
+    return f"comparison-{cell.session}-{cell.model}.svg"
+
+
+def pictures(run: Comparison) -> Mapping[str, str]:
+    """Return the charts of the live sessions, by file name."""
+    live = [cells for cells in run.groups() if cells[0].mode == "live"]
+    return {picture_name(cells[0]): chart(cells, run.titles[cells[0].session]) for cells in live}
+
+
+def chart(cells: Sequence[Cell], title: str) -> str:
+    """Return an SVG: a line for each server, the tokens prefilled in each turn after the first."""
+    lines = {
+        cell.server: [each or 0 for each in cell.prefilled[1:]] for cell in cells if len(cell.prefilled) > 2
+    }
+    top = max((max(line) for line in lines.values()), default=1) or 1
+    turns = max((len(line) for line in lines.values()), default=2)
+    across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def point(turn: int, tokens: float) -> tuple[float, float]:
+        return _LEFT + across * turn / max(turns - 1, 1), _TOP + down * (1 - tokens / top)
+
+    text = 'font-family="sans-serif" font-size="12" fill="#6b7280"'
+    parts = [
+        f'<text x="{_LEFT}" y="20" {text} font-weight="bold">{title}: tokens prefilled in each turn</text>'
+    ]
+    for share in (0, 0.5, 1):
+        x, y = point(0, share * top)
+        parts.append(f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{_LEFT + across}" y2="{y:.0f}" stroke="#d1d5db"/>')
+        parts.append(
+            f'<text x="{x - 8:.0f}" y="{y + 4:.0f}" {text} text-anchor="end">{share * top:,.0f}</text>'
+        )
+    for turn in (0, turns - 1):
+        x, y = point(turn, 0)
+        parts.append(f'<text x="{x:.0f}" y="{y + 18:.0f}" {text} text-anchor="middle">turn {turn + 2}</text>')
+    ends: list[float] = []
+    for server, line in sorted(lines.items(), key=lambda item: item[1][-1]):
+        colour = _COLOURS.get(server, "#111827")
+        points = " ".join("{:.1f},{:.1f}".format(*point(turn, tokens)) for turn, tokens in enumerate(line))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        x, y = point(len(line) - 1, line[-1])
+        y = min([y, *(end - 14 for end in ends[-1:])])  # Names of lines that end at one place stand apart.
+        ends.append(y)
+        parts.append(f'<text x="{x + 8:.0f}" y="{y + 4:.0f}" {text} style="fill:{colour}">{server}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
+    return "\n".join([head, f"<title>{title}</title>", *parts, "</svg>"]) + "\n"

@@ -1,0 +1,263 @@
+"""One real vLLM whose sampler plays scripts, and the servers that stand in front of it: the rows of ``make compare``.
+
+Every row uses the same engine process: vLLM's own API server is a part of it, singletree and Dynamo send it token ids,
+LiteLLM sends it requests of Chat Completions. What a prompt costs is read from the engine's own counters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import peers, servers
+from benchmarks.template_models import Scripted
+from benchmarks.vllm_api import TINY
+from clients.served import SAMPLER, SAMPLER_LOG, SAMPLER_SCRIPTS, Play
+from engines import real_vllm
+
+NAMES = ("local-model", "claude-opus-4-8")
+"""Names of the model: its own, and one under which Claude Code writes its countdown of tokens."""
+
+LITELLM = "1.109.1"
+_WINDOW = 131_072
+_READY_SECONDS = 600.0
+_PARSERS = {"qwen3_coder": "qwen3_coder", "hermes": "hermes", "qwen3": "hermes"}
+"""By family: vLLM's parser of calls, as the recipe of the model names it."""
+
+_COUNTER = re.compile(
+    r"^vllm:(?P<name>prefix_cache_(?:queries|hits)_total)\{.*\} (?P<value>\S+)$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Prompt tokens that the engine has looked up in its cache so far, and those that it found there."""
+
+    prompt: int
+    cached: int
+
+
+class Engine:
+    """vLLM, running.
+
+    Args:
+        url: of its API server.
+        calls: vLLM's and Dynamo's name of the parser of the model's calls.
+        scripts: folder of what its sampler plays.
+        log: file with a line of JSON for each generation.
+    """
+
+    def __init__(self, url: str, model: Path, calls: str, scripts: Path, log: Path) -> None:
+        self.url, self.model, self.calls = url, model, calls
+        self.scripts = scripts
+        self._log = log
+
+    def counted(self) -> Counted:
+        """Read its counters."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            found = dict(_COUNTER.findall(answer.read().decode()))
+        return Counted(*(int(float(found[f"prefix_cache_{name}_total"])) for name in ("queries", "hits")))
+
+    def forget(self) -> None:
+        """Empty its prefix cache and its log."""
+        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", b"", method="POST")
+        with urllib.request.urlopen(request, timeout=30):
+            self._log.unlink(missing_ok=True)
+
+    def plays(self) -> list[Play]:
+        """Return the generations since ``forget``, oldest first."""
+        lines = self._log.read_text(encoding="utf-8").splitlines() if self._log.exists() else []
+        return [Play(**{field: record[field] for field in Play._fields}) for record in map(json.loads, lines)]
+
+
+class Watch:
+    """Reads the counters of an engine again and again while a session runs: one step a request, as they come one
+    after another.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self.steps: list[Counted] = []
+
+    def __enter__(self) -> Watch:
+        self._last = self._engine.counted()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        time.sleep(1.0)  # vLLM publishes its counters once a step of the engine.
+        self._ended.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        while not self._ended.wait(0.02):
+            now = self._engine.counted()
+            if now != self._last:
+                self.steps.append(Counted(now.prompt - self._last.prompt, now.cached - self._last.cached))
+                self._last = now
+
+
+@contextmanager
+def engine(model: Scripted) -> Iterator[Engine]:
+    """Start vLLM on a model with one small layer, whose sampler plays scripts."""
+    venv, _ = real_vllm.install_in_process()
+    calls = _PARSERS[model.name]
+    known = json.loads((peers.QWEN3 / "config.json").read_text(encoding="utf-8"))
+    (model.folder / "config.json").write_text(json.dumps(known | TINY), encoding="utf-8")
+    port = real_vllm.free_port()
+    with tempfile.TemporaryDirectory(prefix="singletree-compare-") as place:
+        folder = Path(place)
+        (folder / "scripts").mkdir()
+        log = folder / "plays.jsonl"
+        command = [str(venv / "bin" / "vllm"), "serve", str(model.folder), "--served-model-name", *NAMES]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(_WINDOW)]
+        command += ["--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "8", "--enable-scale-out"]
+        command += ["--enable-prompt-tokens-details", "--logits-processors", SAMPLER]
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", calls]
+        # With a parser of reasoning, vLLM applies the grammars of a request only behind it, unless this is set.
+        command += ["--reasoning-parser", "qwen3"]
+        command += ["--structured-outputs-config", json.dumps({"enable_in_reasoning": True})]
+        variables = real_vllm.environment() | {
+            "PYTHONPATH": real_vllm.PYTHONPATH,
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            SAMPLER_SCRIPTS: str(folder / "scripts"),
+            SAMPLER_LOG: str(log),
+        }
+        output = folder / "vllm.log"
+        with servers.process_of(command, output, variables) as process:
+            servers.wait_ready("vLLM", port, process, output, _READY_SECONDS)
+            yield Engine(f"http://127.0.0.1:{port}", model.folder, calls, folder / "scripts", log)
+
+
+@contextmanager
+def _vllm(engine: Engine) -> Iterator[str]:
+    yield engine.url
+
+
+@contextmanager
+def _singletree(engine: Engine) -> Iterator[str]:
+    flags = ("--engine-url", engine.url, "--engine", "vllm", "--model", str(engine.model))
+    names = ("--model-name", NAMES[0], "--model-name", NAMES[1])
+    with servers.singletree(flags=(*flags, *names), patience=_READY_SECONDS) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+@contextmanager
+def _litellm(engine: Engine) -> Iterator[str]:
+    port = real_vllm.free_port()
+    parameters = {"model": f"hosted_vllm/{NAMES[0]}", "api_base": f"{engine.url}/v1", "api_key": "none"}
+    models = [{"model_name": name, "litellm_params": parameters} for name in NAMES]
+    with tempfile.TemporaryDirectory(prefix="singletree-compare-") as place:
+        settings, output = Path(place) / "config.yaml", Path(place) / "litellm.log"
+        settings.write_text(json.dumps({"model_list": models}), encoding="utf-8")
+        command = [str(_LITELLM / "bin" / "litellm"), "--config", str(settings), "--port", str(port)]
+        command += ["--host", "127.0.0.1", "--telemetry", "False"]
+        with servers.process_of(command, output, os.environ | _LITELLM_SETTINGS) as process:
+            servers.wait_ready("LiteLLM", port, process, output, _READY_SECONDS)
+            yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _dynamo(engine: Engine) -> Iterator[str]:
+    settings = {"WORKER_ENGINE": engine.url, "WORKER_CALLS": engine.calls}
+    with servers.dynamo("Dynamo", [], model=engine.model, names=NAMES, settings=settings) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+_LITELLM_SETTINGS = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # it listens on loopback alone
+}
+_LITELLM = peers.HOME.parent / f"litellm-{LITELLM}"
+
+
+# What its extra "proxy" declares and a proxy without a database needs; two packages that the extra pins are not on
+# every index.
+_PROXY_NEEDS = (
+    *(
+        "apscheduler",
+        "backoff",
+        "backports-zstd",
+        "boto3",
+        "cryptography",
+        "expression",
+        "fastapi",
+        "fastapi-sso",
+    ),
+    *(
+        "granian",
+        "gunicorn",
+        "httpx2",
+        "litellm-proxy-extras",
+        "mcp",
+        "orjson",
+        "pyjwt",
+        "pynacl",
+        "python-multipart",
+    ),
+    *(
+        "pyyaml",
+        "rich",
+        "restrictedpython",
+        "rq",
+        "soundfile",
+        "starlette",
+        "tomlkit",
+        "uvicorn",
+        "uvloop",
+        "websockets<16",
+    ),
+)
+
+
+def _install_litellm() -> None:
+    if not (_LITELLM / ".ready").exists():
+        print(f"Installing LiteLLM {LITELLM} ...", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(_LITELLM)], check=True)
+        real_vllm.pip(_LITELLM, "install", f"litellm=={LITELLM}", *_PROXY_NEEDS)
+        (_LITELLM / ".ready").touch()
+
+
+FrontEnd = Callable[[Engine], AbstractContextManager[str]]
+FRONT_ENDS: Mapping[str, FrontEnd] = {
+    "vLLM": _vllm,
+    "LiteLLM": _litellm,
+    "Dynamo": _dynamo,
+    "singletree": _singletree,
+}
+"""What each row of the comparison starts in front of the engine; the URL that a harness is given."""
+
+
+def versions() -> Mapping[str, str]:
+    """Return the version of each server that is not singletree."""
+    return {"vLLM": real_vllm.VLLM, "LiteLLM": LITELLM, "Dynamo": peers.DYNAMO_VERSION}
+
+
+def missing(wanted: Sequence[str]) -> list[str]:
+    """Install what ``wanted`` servers need; return the names of those that could not be installed."""
+    absent = []
+    for name, install in (("LiteLLM", _install_litellm), ("Dynamo", _install_dynamo)):
+        try:
+            if name in wanted:
+                install()
+        except (SystemExit, OSError, subprocess.SubprocessError):
+            absent.append(name)
+    return absent
+
+
+def _install_dynamo() -> None:
+    if not peers.has_dynamo():
+        peers.install_dynamo()
