@@ -1,0 +1,131 @@
+"""Check servers with ``singletree check`` and keep their cards: ``python -m benchmarks.check_servers [NAME ...]``.
+
+Each is started on loopback with its own recipe for agents, checked, and stopped. ``docs/check_page.py`` makes the table
+of docs/check.md from the cards in ``benchmarks/results/check``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks import peers, servers
+from engines import real_vllm
+from singletree.checking.contract import CHECKS
+
+CARDS = Path(__file__).with_name("results") / "check"
+SECONDS = 600
+"""The limit of one card: the machine may be busy."""
+
+_LLAMA_SERVER = """
+import sys, time, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.hostnames, params.port = sys.argv[1], ["127.0.0.1"], int(sys.argv[2])
+params.model_alias = {"org/smollm2"}
+params.n_parallel, params.n_ctx, params.kv_unified = 2, 8192, True
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+params.use_jinja, params.endpoint_metrics = True, True
+server = xllamacpp.Server(params)
+time.sleep(1e6)
+"""
+
+
+@contextmanager
+def _singletree(*flags: str) -> Iterator[str]:
+    with servers.singletree(flags=flags, patience=300) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+@contextmanager
+def _llama_server() -> Iterator[str]:
+    from singletree.engines.weights.resolve import DEFAULT_MODEL, resolve
+
+    model, port = resolve(DEFAULT_MODEL, gguf=True).path, real_vllm.free_port()
+    command = [sys.executable, "-c", _LLAMA_SERVER, str(model), str(port)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        servers.process_of(command, Path(folder) / "log") as process,
+    ):
+        servers.wait_ready("llama-server", port, process, Path(folder) / "log", 300)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _vllm() -> Iterator[str]:
+    with real_vllm.running(
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes", max_model_len=8192
+    ) as server:
+        yield server.url
+
+
+@contextmanager
+def _dynamo() -> Iterator[str]:
+    with servers.dynamo("Dynamo", servers.filler()) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+_WORKER_LACKS = ("overflow-words", "cached-tokens")
+"""What the scripted worker, and not Dynamo, lacks: it takes prompts of any length, and has no cache."""
+
+SERVERS: dict[str, tuple[str, Callable[[], AbstractContextManager[str]], Callable[[], str]]] = {
+    "singletree-scripted": (
+        "singletree, scripted engine",
+        lambda: _singletree("--engine", "scripted", "--context-window", "20000"),
+        lambda: version("singletree"),
+    ),
+    "singletree": (
+        "singletree, SmolLM2 on embedded llama.cpp",
+        lambda: _singletree("--model", "smollm2-135m-instruct"),
+        lambda: version("singletree"),
+    ),
+    "llama-server": ("llama-server of xllamacpp, SmolLM2", _llama_server, lambda: version("xllamacpp")),
+    "vllm": ("vLLM's own server, SmolLM2", _vllm, lambda: real_vllm.VLLM),
+    "dynamo": (
+        "Dynamo's frontend, scripted worker",
+        _dynamo,
+        lambda: peers.DYNAMO_VERSION,
+    ),
+}
+"""By the name of the card: what it is, how it is started, its version."""
+
+
+def measure(name: str) -> None:
+    """Start a server, check it, and write its card."""
+    title, start, version_of = SERVERS[name]
+    file = CARDS / f"{name}.json"
+    skipped = [
+        check.name for check in CHECKS if check.name in _WORKER_LACKS or check.name.startswith("loop-")
+    ]
+    with start() as url:
+        command = [
+            sys.executable,
+            "-m",
+            "singletree",
+            "check",
+            url,
+            "--json",
+            str(file),
+            "--seconds",
+            str(SECONDS),
+        ]
+        command += ["--skip", ",".join(skipped)] if name == "dynamo" else []
+        done = subprocess.run(command, check=False)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{name}: the check ended with {done.returncode}")
+    card = json.loads(file.read_text(encoding="utf-8"))
+    card |= {"server": title, "version": version_of(), "date": date.today().isoformat(), "url": ""}
+    for result in card["results"]:
+        result["reason"] = result["reason"].replace(url, "URL")
+    file.write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or SERVERS:
+        measure(each)

@@ -1,0 +1,143 @@
+"""The command, the score card and the plugin of pytest, on endpoints that answer from a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from singletree.checking import endpoint
+from singletree.checking.contract import CHECKS
+from singletree.checking.endpoint import Arriving, Endpoint, HttpConnector, NoAnswer, Unreachable
+from singletree.cli import main
+from source import SOURCE
+
+from .in_memory import Given
+
+REFUSAL = {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
+
+
+class Table:
+    """A server with Messages alone, which refuses everything; malformed requests in another protocol's shape."""
+
+    refusal: ClassVar[dict[str, Any]] = REFUSAL
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def open(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Arriving:
+        if "gone" in self.url:
+            raise NoAnswer("connection refused")
+        if path == "/v1/models":
+            return Given(200, {"data": [{"id": "m", "max_model_len": 100}]})
+        return Given(400 if path == "/v1/messages" else 404, self.refusal)
+
+
+class Framework(Table):
+    refusal: ClassVar[dict[str, Any]] = {"detail": "<no>"}
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "HttpConnector", Table)
+
+
+def status(*arguments: str) -> int:
+    try:
+        main(["check", *arguments])
+    except SystemExit as exit:
+        return int(exit.code or 0)
+    return 0
+
+
+@pytest.mark.usefixtures("table")
+def test_a_card_without_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "card.json"
+    assert status("http://there", "--only", "error-shape", "--json", str(file)) == 0
+    card = json.loads(file.read_text())
+    assert card["protocols"] == ["messages"]
+    assert [(r["check"], r["protocol"], r["verdict"]) for r in card["results"]] == [
+        ("error-shape", "messages", "pass")
+    ]
+    assert card["counts"]["pass"] == 1
+    assert "error-shape" in capsys.readouterr().out
+
+
+def test_a_failure_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(endpoint, "HttpConnector", Framework)
+    page = tmp_path / "card.html"
+    assert status("http://there", "--only", "error-shape,model-metadata", "--html", str(page)) == 1
+    printed = capsys.readouterr().out
+    assert "users see" in printed
+    assert "reference" in printed
+    assert "&lt;no&gt;" in page.read_text()
+    assert "http" not in page.read_text().partition("<table>")[0].replace("http://there", "")
+
+
+@pytest.mark.usefixtures("table")
+def test_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("http://gone") == 2
+    assert "no endpoint answers: connection refused" in capsys.readouterr().err
+
+
+def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("http://there", "--only", "everything") == 1
+    assert "unknown check 'everything'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("table")
+def test_the_list_asks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("http://gone", "--list") == 0
+    printed = capsys.readouterr().out
+    assert all(check.name in printed for check in CHECKS)
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "http://"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(Unreachable):
+        HttpConnector(url)
+
+
+def test_each_check_is_explained() -> None:
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert all(check.title and check.users and check.reference for check in CHECKS)
+
+
+def test_a_key_goes_with_each_protocol() -> None:
+    headers = Endpoint(Table("http://there"), "k")._headers
+    assert headers("messages", None)["x-api-key"] == headers("messages", None)["authorization"][7:] == "k"
+    assert "authorization" not in Endpoint(Table("http://there"), "sk-ant-1")._headers("messages", None)
+
+
+CONFTEST = """
+import sys
+from checking.test_card import Framework
+from singletree.checking import endpoint
+endpoint.HttpConnector = Framework
+"""
+
+
+def test_the_plugin_makes_a_test_of_each_check(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    path = os.pathsep.join([str(SOURCE), str(SOURCE.parent / "tests"), str(SOURCE.parent / "docs")])
+    command = [sys.executable, "-m", "pytest", "-p", "singletree.checking.pytest_plugin", "-q", "-rs"]
+    options = ["--singletree-url", "http://there", "--singletree-only", "error-shape,compressed-bodies"]
+    done = subprocess.run(
+        [*command, *options, str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed, 5 skipped" in done.stdout, done.stdout + done.stderr
+    assert "users see: Harnesses show" in done.stdout
+    assert done.returncode == 1
