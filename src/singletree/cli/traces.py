@@ -1,0 +1,122 @@
+"""``singletree traces``: check captured sessions, count what can be trained on, and write them for trainers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from cyclopts import App
+
+from singletree.cli.inspect import print_value
+from singletree.errors import BadConfiguration
+from singletree.private_files import open_private
+
+app = App(name="traces", help="Check captured sessions, and write them in the forms of trainers.")
+
+_Form = Literal["singletree", "trl", "rllm", "atif"]
+
+
+def _files(path: Path) -> list[Path]:
+    found = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    if not found:
+        raise BadConfiguration(f"{path} has no sessions; give a file or folder of --capture")
+    return found
+
+
+@app.command(name="check")
+def check_traces(path: Path) -> None:
+    """Prove that each prompt is the one that the engine was given, and begins with the turns that it continues.
+
+    The exit status is 1 if a file is damaged. A session that may lack something is no failure: it is marked.
+
+    Args:
+        path: a file of a session, or a folder of --capture.
+    """
+    from singletree.training.graph import check_session, read_session
+
+    wrong = 0
+    for file in _files(path):
+        graph = read_session(file)
+        problems = check_session(graph)
+        wrong += bool(problems)
+        continued = sum(call.continues for call in graph.followers())
+        print(
+            f"{file}: {'damaged' if problems else graph.status}, {len(graph.calls)} calls, {continued} continued"
+        )
+        for each in [*problems, *graph.lacks]:
+            print(f"  {each}")
+    if wrong:
+        sys.exit(1)
+
+
+@app.command(name="stats")
+def count_traces(path: Path, *, json: bool = False) -> None:
+    """Count how much of each session can be trained on, in one trajectory and in all, and why the rest cannot.
+
+    Args:
+        path: a file of a session, or a folder of --capture.
+        json: print JSON.
+    """
+    from singletree.training.exports import count_trained
+    from singletree.training.graph import read_session
+
+    found = []
+    for file in _files(path):
+        summary = count_trained(read_session(file))
+        tokens = summary["prompt_tokens"] + summary["sampled_tokens"]
+        found.append({**summary, "bytes_per_token": round(file.stat().st_size / max(1, tokens), 2)})
+    if json:
+        print_value(found)
+        return
+    for each in found:
+        print(_line(each))
+
+
+def _line(each: dict[str, Any]) -> str:
+    shares = [f"{each[name]:.1%}" if each[name] is not None else "–" for name in _SHARES]
+    masked = ", ".join(f"{count} {reason}" for reason, count in each["masked"].items()) or "none"
+    return (
+        f"{each['session']}: {each['status']}, {each['calls']} calls, {each['sampled_tokens']} tokens sampled, "
+        f"{shares[0]} in one trajectory, {shares[1]} in {each['trajectories']}, {each['drifted']} of "
+        f"{each['drifted'] + each['continued']} turns drifted, masked calls: {masked}, "
+        f"{each['bytes_per_token']} bytes a token"
+    )
+
+
+_SHARES = ("share_in_one_trajectory", "share_trained")
+
+
+@app.command(name="export")
+def export_traces(
+    path: Path, *, form: _Form = "singletree", output: Path | None = None, incomplete: bool = False
+) -> None:
+    """Write sessions as lines of JSON.
+
+    Args:
+        path: a file of a session, or a folder of --capture.
+        form: singletree (docs/training.md), trl (fields of a rollout_func), rllm (TraceRecords), or atif.
+        output: file to write; standard output by default.
+        incomplete: write sessions too that may lack something, whose reward is left out.
+    """
+    from singletree.training.exports import FORMS, encode_documents
+    from singletree.training.graph import check_session, read_session
+
+    def lines() -> Iterator[bytes]:
+        for file in _files(path):
+            graph = read_session(file)
+            if problems := check_session(graph):
+                print(f"{file} is left out, it is damaged: {problems[0]}", file=sys.stderr)
+            elif graph.lacks and not incomplete:
+                print(f"{file} is left out, it may lack something: {graph.lacks[0]}", file=sys.stderr)
+            else:
+                yield from encode_documents(FORMS[form](graph))
+
+    if output is None:
+        for line in lines():
+            sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+        return
+    with open(output, "wb", opener=open_private) as file:
+        file.writelines(lines())

@@ -1,0 +1,192 @@
+"""Where the server enters the capture (``server.doors``): its routes, in the form of rllm-model-gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from singletree.errors import InvalidRequest, RouteNotFound
+from singletree.protocols.wire import decode_body, dump
+from singletree.server.http.routes import JSON
+from singletree.server.http.service import Call, RoutedDoor, RouteRow
+from singletree.server.ids import new_id
+from singletree.training.capture import SESSION_NAME, SessionCapture, open_capture
+from singletree.training.exports import FORMS, count_trained, rllm_documents, session_name
+from singletree.training.graph import SessionGraph, read_session
+from singletree.training.records import SessionComplete
+from singletree.training.session_files import read_first_line
+
+
+class NewSession(Struct):
+    """The body of ``POST /sessions``."""
+
+    session_id: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class SessionEnd(Struct):
+    """The body of ``POST /sessions/{id}/complete``: ``terminal`` is the id of the answer that was scored."""
+
+    reward: float | None = None
+    terminal: str = ""
+    metadata: dict[str, Any] = {}
+
+
+def _capture(call: Call) -> SessionCapture:
+    return cast(SessionCapture, call.service.capture)
+
+
+def _known_name(name: str) -> str:
+    if not re.fullmatch(SESSION_NAME, name):
+        raise InvalidRequest(
+            f"the session name {name[:128]!a} is not one: use letters, digits, '.', '_' and '-', at most 128",
+            param="session_id",
+        )
+    return name
+
+
+async def _graph(call: Call, name: str) -> SessionGraph:
+    """Read a session, after all that was written so far. Raises RouteNotFound where it is not there."""
+    path = _capture(call).path(_known_name(name))
+    await _capture(call).run(name, lambda file: None)
+    if not path.exists():
+        raise RouteNotFound(f"there is no session {name}")
+    return await asyncio.to_thread(read_session, path)
+
+
+def _information(path: Path, graph: SessionGraph) -> bytes:
+    head = graph.head
+    return dump(
+        {
+            "session_id": path.stem,
+            "trace_count": sum(call.end is not None for call in graph.calls.values()),
+            "created_at": None if head is None else head.at,
+            "metadata": {} if head is None else head.metadata,
+            "capture": count_trained(graph),
+        }
+    )
+
+
+def _listed(folder: Path, since: float, limit: int | None) -> bytes:
+    files = [(path, read_first_line(path)) for path in folder.glob("*.jsonl")]
+    heads = [(path, head) for path, head in files if head is not None and head.at >= since]
+    heads.sort(key=lambda one: (one[1].at, one[0]))
+    return dump(
+        [
+            {"session_id": path.stem, "created_at": head.at, "metadata": head.metadata}
+            for path, head in heads[:limit]
+        ]
+    )
+
+
+def _traces(graph: SessionGraph, form: str, since: float, limit: int | None) -> bytes:
+    return dump([each for each in FORMS[form](graph) if each.get("timestamp", since) >= since][:limit])
+
+
+async def _answer(make: Callable[[], bytes]) -> Response:
+    """Answer with what ``make`` returns, from a thread: sessions may be long, and many."""
+    return Response(await asyncio.to_thread(make), media_type=JSON)
+
+
+async def create_session(call: Call) -> ASGIApp:
+    """Create a session, whose calls have the base URL that is returned."""
+    body = await call.body()
+    new = decode_body(body, NewSession) if body else NewSession()
+    name = _known_name(new.session_id or new_id("session-"))
+    await _capture(call).run(name, lambda file: file.create(new.metadata))
+    return Response(dump({"session_id": name, "url": f"/sessions/{name}/v1"}), media_type=JSON)
+
+
+async def list_captured_sessions(call: Call) -> ASGIApp:
+    """List the captured sessions."""
+    return await _answer(partial(_listed, _capture(call).folder, *_range(call)))
+
+
+async def get_captured_session(call: Call) -> ASGIApp:
+    """Answer what a session has, how much of it can be trained on, and what may be missing."""
+    name = call.http.path_params["id"]
+    graph = await _graph(call, name)
+    return await _answer(partial(_information, _capture(call).path(name), graph))
+
+
+async def delete_captured_session(call: Call) -> ASGIApp:
+    """Delete a session."""
+    name = call.http.path_params["id"]
+    graph = await _graph(call, name)
+    _capture(call).path(name).unlink(missing_ok=True)
+    return Response(dump({"deleted": len(graph.calls)}), media_type=JSON)
+
+
+async def list_traces(call: Call) -> ASGIApp:
+    """Answer with the calls of a session, or with its trajectories in the form that the query names."""
+    graph = await _graph(call, call.http.path_params["id"])
+    form = call.http.query_params.get("form", "rllm")
+    if form not in FORMS:
+        raise InvalidRequest(f"form is {form[:64]!a}; the forms are {', '.join(FORMS)}", param="form")
+    return await _answer(partial(_traces, graph, form, *_range(call)))
+
+
+async def get_trace(call: Call) -> ASGIApp:
+    """Answer with one call of a session."""
+    id = call.http.path_params["id"]
+    graph = await _graph(call, id.partition(":")[0])
+
+    def found() -> bytes:
+        for document in rllm_documents(graph):
+            if document["trace_id"] == id:
+                return dump(document)
+        raise RouteNotFound(f"there is no trace {id[:128]!a}")
+
+    return await _answer(found)
+
+
+async def complete_session(call: Call) -> ASGIApp:
+    """Complete a session, with its reward and the answer that was scored."""
+    name, body = call.http.path_params["id"], await call.body()
+    end = decode_body(body, SessionEnd) if body else SessionEnd()
+    graph = await _graph(call, name)
+    if end.terminal and end.terminal not in graph.calls:
+        raise InvalidRequest(
+            f"terminal is {end.terminal[:128]!a}, which is no answer of the session {session_name(graph)}",
+            param="terminal",
+        )
+    line = SessionComplete(at=0.0, calls=0, reward=end.reward, terminal=end.terminal, metadata=end.metadata)
+    await _capture(call).run(name, lambda file: file.complete(line))
+    return await get_captured_session(call)
+
+
+async def flush_captures(call: Call) -> ASGIApp:
+    """Answer when all that was captured so far is written."""
+    await _capture(call).run("flush", lambda file: None)
+    return Response(b'{"status":"flushed"}', media_type=JSON)
+
+
+def _range(call: Call) -> tuple[float, int | None]:
+    query: Mapping[str, str] = call.http.query_params
+    try:
+        limit = query.get("limit")
+        return float(query.get("since", 0.0)), None if limit is None else max(0, int(limit))
+    except ValueError:
+        raise InvalidRequest("since and limit have to be numbers") from None
+
+
+CAPTURE_ROUTES: Sequence[RouteRow] = [
+    RouteRow("POST", "/sessions", create_session, "sessions", NewSession),
+    RouteRow("GET", "/sessions", list_captured_sessions, "sessions"),
+    RouteRow("GET", "/sessions/{id}", get_captured_session, "sessions"),
+    RouteRow("DELETE", "/sessions/{id}", delete_captured_session, "sessions"),
+    RouteRow("GET", "/sessions/{id}/traces", list_traces, "sessions"),
+    RouteRow("POST", "/sessions/{id}/complete", complete_session, "sessions", SessionEnd),
+    RouteRow("GET", "/traces/{id}", get_trace, "sessions"),
+    RouteRow("POST", "/admin/flush", flush_captures, "sessions"),
+]
+
+DOOR = RoutedDoor(open_capture, CAPTURE_ROUTES)

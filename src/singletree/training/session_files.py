@@ -1,0 +1,263 @@
+"""Writes the files of sessions, one call after the other, in one thread for all of them.
+
+Processes may write the same file: each line is appended under a lock, after the lines of the others have been read.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from singletree.conversation import Reasoning, Text, ToolCall, ToolResult, Turn
+from singletree.errors import BadConfiguration
+from singletree.prefixes import common_text_prefix
+from singletree.private_files import FOLDER_MODE, open_private
+from singletree.protocols.wire import encodable
+from singletree.server.sparse_log import OncePerMinute
+from singletree.training.records import (
+    SCHEMA,
+    AnyLine,
+    CallEnd,
+    CallStart,
+    LineReader,
+    SessionComplete,
+    SessionIncomplete,
+    SessionStart,
+    encode_line,
+    pack,
+    unpack_tokens,
+)
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a server is one process
+    fcntl = None  # type: ignore[assignment]
+
+LOG = logging.getLogger(__name__)
+_FAILURES = OncePerMinute()
+_WIDTH = array("I").itemsize
+_KNOWN = 32
+"""How many calls of a session a prompt is compared with: the last ones of so many conversations."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The tokens of a call so far, as bytes, and their CRC-32."""
+
+    tokens: bytes
+    crc: int
+
+    def more(self, tokens: bytes) -> _Known:
+        return _Known(self.tokens + tokens, crc32(tokens, self.crc))
+
+
+class SessionFile:
+    """The file of one session, and the last tokens of its conversations.
+
+    Attributes:
+        failure: why a line is missing of which the file does not yet say so; empty otherwise.
+
+    Args:
+        path: the file, which need not be there.
+        session: the name of the session.
+    """
+
+    def __init__(self, path: Path, session: str) -> None:
+        self._path = path
+        self._session = session
+        self.failure = ""
+        self._inode = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._reader = LineReader()
+        self._size = 0
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._open: set[str] = set()
+        self._calls = 0
+
+    @property
+    def size(self) -> int:
+        """Return about how much memory it takes."""
+        return sum(len(known.tokens) for known in self._known.values()) + 200 * self._reader.number
+
+    def create(self, metadata: dict[str, Any]) -> None:
+        """Write the first line, unless there is one. Raises OSError."""
+
+        def first() -> AnyLine | None:
+            if self._reader.sums:
+                return None
+            return SessionStart(at=time.time(), schema=SCHEMA, session=self._session, metadata=metadata)
+
+        self._append(first)
+
+    def begin(self, line: CallStart, prompt: array[int], turns: Sequence[Turn] | None) -> None:
+        """Write the beginning of a call with this prompt: ``line`` with what is known here filled in.
+
+        A failure is kept: the session is incomplete then.
+        """
+        self._try_append(lambda: self._call_line(line, prompt.tobytes(), turns))
+
+    def finish(self, call: str, make: Callable[[], CallEnd]) -> None:
+        """Write the end of a call, which ``make`` returns, like ``begin``."""
+
+        def end() -> AnyLine:
+            line = make()
+            if call in self._open:
+                return line
+            return SessionIncomplete(at=line.at, why=f"the beginning of the call {call} was not written")
+
+        self._try_append(end)
+
+    def complete(self, line: SessionComplete) -> None:
+        """Write the end of the session. Raises OSError."""
+
+        def counted() -> SessionComplete:
+            line.calls = self._calls
+            return line
+
+        self._append(counted)
+
+    def _call_line(self, line: CallStart, prompt: bytes, turns: Sequence[Turn] | None) -> CallStart:
+        base, keep, crc, is_whole = "", 0, 0, False
+        for call, known in reversed(self._known.items()):
+            if len(known.tokens) <= keep:
+                continue
+            same = common_text_prefix(known.tokens, prompt) // _WIDTH * _WIDTH
+            if same > keep:
+                base, keep, is_whole = call, same, same == len(known.tokens)
+                crc = known.crc
+        new = prompt[keep:]
+        line.base, line.keep, line.length = base, keep // _WIDTH, len(prompt) // _WIDTH
+        line.crc = crc32(new, crc) if is_whole else crc32(prompt)
+        line.tokens = pack(array("I", new))
+        if turns is not None:
+            line.turns = [turn_json(turn) for turn in (_behind_answer(turns) if is_whole else turns)]
+        return line
+
+    def _try_append(self, make: Callable[[], AnyLine]) -> None:
+        try:
+            self._append(make)
+        except Exception as error:
+            # The answer goes on: what is missing is known, and what is known to be missing is not trained on.
+            reason = error.strerror if isinstance(error, OSError) else repr(error)
+            self.failure = self.failure or f"a line could not be written: {reason}"
+            self._forget()
+            if (more := _FAILURES.take()) is not None:
+                LOG.warning("--capture: %s: %s%s", self._path, self.failure, more)
+
+    def _append(self, make: Callable[[], AnyLine | None]) -> None:
+        with open(self._path, "ab", buffering=0, opener=_open_to_read) as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            self._catch_up(file.fileno())
+            lines: list[AnyLine] = []
+            if (line := make()) is None:
+                return
+            if not self._reader.sums and not isinstance(line, SessionStart):
+                lines.append(SessionStart(at=line.at, schema=SCHEMA, session=self._session))
+            if self._reader.rest or self._reader.torn or self.failure:
+                why = self.failure or "a line was not written to its end"
+                lines.append(SessionIncomplete(at=line.at, why=why))
+            data, after = b"\n" if self._reader.rest else b"", self._reader.last
+            for each in [*lines, line]:
+                each.after = after
+                encoded, after = encode_line(each)
+                data += encoded
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.failure = ""
+            self._take(data)
+
+    def _catch_up(self, file: int) -> None:
+        state = os.fstat(file)
+        if state.st_ino != self._inode or state.st_size < self._size:
+            self._forget()
+            self._inode = state.st_ino
+        try:
+            while self._size < state.st_size:
+                self._take(os.pread(file, state.st_size - self._size, self._size))
+        except BadConfiguration:  # a file of another schema, which is refused again the next time
+            self._forget()
+            raise
+
+    def _take(self, data: bytes) -> None:
+        """Take over what is in the file behind what is known of it."""
+        self._size += len(data)
+        for line in self._reader.feed(data):
+            if isinstance(line, CallStart):
+                self._calls += 1
+                self._open.add(line.call)
+                base = self._known.get(line.base)
+                if base is not None or not line.base:
+                    kept = b"" if base is None else base.tokens[: line.keep * _WIDTH]
+                    self._know(line.call, _Known(kept + unpack_tokens(line.tokens).tobytes(), line.crc))
+                    if base is not None and len(kept) == len(base.tokens) and line.base not in self._open:
+                        del self._known[line.base]  # It is in the new one.
+            elif isinstance(line, CallEnd):
+                self._open.discard(line.call)
+                if (known := self._known.get(line.call)) is not None:
+                    self._know(line.call, known.more(unpack_tokens(line.tokens).tobytes()))
+
+    def _know(self, call: str, known: _Known) -> None:
+        self._known[call] = known
+        self._known.move_to_end(call)
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+
+
+def _open_to_read(path: str, flags: int) -> int:
+    return open_private(path, flags & ~os.O_WRONLY | os.O_RDWR)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for sessions, for its owner only. Raises OSError."""
+    folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def _behind_answer(turns: Sequence[Turn]) -> Sequence[Turn]:
+    """Return the turns behind the last one of the assistant."""
+    for at in range(len(turns), 0, -1):
+        if turns[at - 1].role == "assistant":
+            return turns[at:]
+    return turns
+
+
+def turn_json(turn: Turn) -> dict[str, Any]:
+    """Return the texts of a turn as a JSON value; of other parts their kind alone."""
+    parts: list[dict[str, Any]] = []
+    for part in turn.parts:
+        if isinstance(part, Text):
+            parts.append({"type": "text", "text": encodable(part.text)})
+        elif isinstance(part, Reasoning):
+            parts.append({"type": "reasoning", "text": encodable(part.text)})
+        elif isinstance(part, ToolCall):
+            written = encodable(part.arguments)
+            parts.append({"type": "call", "id": part.id, "name": encodable(part.name), "arguments": written})
+        elif isinstance(part, ToolResult):
+            text = "".join(each.text for each in part.parts if isinstance(each, Text))
+            parts.append({"type": "result", "id": part.call_id, "text": encodable(text)})
+        else:
+            parts.append({"type": type(part).__name__.lower()})
+    return {"role": turn.role, "parts": parts}
+
+
+def read_first_line(path: Path) -> SessionStart | None:
+    """Return the first line of a session's file; None where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            (line,) = LineReader().feed(file.readline())
+    except (OSError, ValueError, msgspec.DecodeError):
+        return None
+    return line if isinstance(line, SessionStart) else None
