@@ -8,8 +8,11 @@ READY := .venv/.ready
 LOG := .venv/install.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 
+# Where Python may not keep what it compiled, each worker and each of many processes compiles hundreds of modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench bench-gpu counts golden docs engines scale ray inspector browser deploy lock clean
+.PHONY: help serve test check clients bench bench-gpu compare counts golden docs engines scale ray inspector browser deploy judges lock wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -51,6 +54,9 @@ bench: $(READY) ## all figures beside the peers, which this installs; a quarter 
 bench-gpu: $(READY) ## the experiments with prompts of 52,000 tokens, on vLLM and the GPU of this machine
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
+compare: $(READY) ## one session of real harnesses behind several servers, on one real vLLM; an hour (ARGS=--quick: 10 minutes)
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
 counts: $(READY) ## what the hot paths cost in calls and instructions, compared with the last release
 	$(BIN)/python -m benchmarks.counts $(ARGS)
 
@@ -83,9 +89,15 @@ browser: $(READY) ## the inspector's page in a real Chromium, on sessions of the
 deploy: $(READY) ## check chart, compose and container file, dashboard and alerts, with tools that this installs
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
+judges: $(READY) ## test suites and load generators of other projects, which this installs, on a real model
+	$(BIN)/python -m pytest -m judges -s -v tests/judges $(ARGS)
+
 lock: $(READY) ## renew requirements.lock; ARGS=--upgrade for the newest versions
 	$(BIN)/uv pip compile pyproject.toml --universal --extra all --extra dev --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock --quiet $(ARGS)
+
+wheel: $(READY) ## build the wheel into dist
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove .venv, caches and builds
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -3,7 +3,8 @@
     python -m benchmarks.counts [--check] [--write]
 
 Counted are a streamed token and a request of one token, from the engine's bytes to the client's, on the three APIs;
-prompts of 50,000 tokens that are new, repeated and grown; and the parser. ``counts.json`` beside this file has the
+prompts of 50,000 tokens that are new, repeated and grown; and the parser. Of a request of one token also the ways
+from one area to another. ``counts.json`` beside this file has the
 counts of the last release. ``--check`` fails if a count is higher by more than its tolerance; ``--write`` renews the
 file. Calls differ by a hundredth between versions of Python; instructions are compared on the version that wrote the
 file only.
@@ -23,22 +24,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import documents
-from benchmarks.counting_work import Work, WorkCounter, peak_memory
+from benchmarks.counting_work import AreaCrossings, Work, WorkCounter, peak_memory
 from benchmarks.in_memory_server import InMemoryServer
-from benchmarks.tool_session import Session, grown, opening, tools
-from benchmarks.wire_protocols import PROTOCOLS, Protocol
+from benchmarks.tool_session import PROTOCOLS, Protocol, Session, grown, opening, tools
 from singletree import families
 from singletree.conversation import Tool, ToolCall
 from singletree.parsing.family import Family
 from singletree.parsing.parser import Parser
 from singletree.parsing.render_turn import render_turn
-from singletree.server.models import byte_model
+from singletree.testing import byte_model
 
 PATH = Path(__file__).with_name("counts.json")
-TOLERANCES: Mapping[str, float] = {"calls": 0.02, "instructions": 0.03, "peak": 0.1}
+TOLERANCES: Mapping[str, float] = {"calls": 0.02, "instructions": 0.03, "peak": 0.1, "crossings": 0}
 """By how much a count may grow, as a share. Patch versions of Python and of libraries differ by less."""
 
-SLACK: Mapping[str, int] = {"calls": 1, "instructions": 10, "peak": 4096}
+SLACK: Mapping[str, int] = {"calls": 1, "instructions": 10, "peak": 4096, "crossings": 0}
 """By how much it may grow in any case."""
 
 _NOISE = 0.002
@@ -48,7 +48,7 @@ _SHORT, _LONG = 8, 72
 _STEPS = 25
 _PROMPT_CHARACTERS = 50_000  # The tokenizer has a token for each byte.
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_TOKEN = byte_model.byte_tokenizer().encode_array("a").tolist()
+TOKEN = byte_model.byte_tokenizer().encode_array("a").tolist()
 _FAMILIES = ("qwen3", "qwen3_coder", "kimi_k2", "gpt_oss")
 _TOOL = Tool("write", "Write a file.", {"type": "object", "properties": {"content": {"type": "string"}}})
 _SEED = "0"
@@ -84,8 +84,8 @@ async def _stream_work(
     server: InMemoryServer, protocol: Protocol, counter: WorkCounter
 ) -> AsyncIterator[tuple[str, Work]]:
     async def ask(tokens: int) -> None:
-        body = _body(protocol, opening(""), tokens)
-        answer = await server.ask(protocol.path, body, [_TOKEN] * tokens)
+        body = request_body(protocol, opening(""), tokens)
+        answer = await server.ask(protocol.path, body, [TOKEN] * tokens)
         if answer.count(b"\ndata: ") + answer.startswith(b"data: ") < tokens:
             raise RuntimeError(f"{protocol.name} did not stream {tokens} tokens: {answer[-500:]!r}")
 
@@ -96,6 +96,9 @@ async def _stream_work(
             await ask(tokens)
         found.append(work)
     one, short, long = found
+    with AreaCrossings().collecting() as crossed:
+        await ask(1)
+    one.crossings = len(crossed.ways)
     yield "a request of one token", one
     yield "a token", long.less(short, _LONG - _SHORT)
 
@@ -106,7 +109,7 @@ async def _prompt_work(
     number = 100 * [each.name for each in PROTOCOLS].index(protocol.name)
 
     async def ask(session: Session) -> None:
-        await server.ask(protocol.path, _body(protocol, session, 1), [_TOKEN])
+        await server.ask(protocol.path, request_body(protocol, session, 1), [TOKEN])
 
     await ask(_session(number))
     for kind, changed in (("new", 1), ("repeated", 1), ("grown", 2)):
@@ -122,7 +125,8 @@ async def _prompt_work(
         yield f"a {kind} prompt of 50,000 tokens", work
 
 
-def _body(protocol: Protocol, session: Session, tokens: int) -> dict[str, Any]:
+def request_body(protocol: Protocol, session: Session, tokens: int) -> dict[str, Any]:
+    """Return the body of a streamed request for an answer of ``tokens`` tokens."""
     return {protocol.limit: tokens, **dict(protocol.more), **protocol.body(session)}
 
 
@@ -216,7 +220,7 @@ def _report(now: Counts) -> str:
         [name, *(f"{value:,}" if value else "" for value in asdict(work).values())]
         for name, work in now.items()
     ]
-    return documents.table(["", "calls", "instructions", "peak bytes"], rows)
+    return documents.table(["", "calls", "instructions", "peak bytes", "crossings"], rows)
 
 
 def main() -> None:

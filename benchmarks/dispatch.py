@@ -1,9 +1,10 @@
 """When a tool starts: from the last token of a call's arguments to the tool itself, in real harnesses, while the model
-goes on speaking. Singletree beside Dynamo, on the same script at the same pace.
+goes on writing. Singletree beside Dynamo, on the same script at the same pace.
 
     python -m benchmarks.dispatch [--quick] [--rounds N] [--write]
 
-Needs the harnesses (``python tests/clients/install.py``). ``--write`` puts the table into docs/benchmarks.md.
+Needs the harnesses (``python tests/clients/install.py``). ``--write`` keeps the table in ``results/tables``, from which
+``make docs`` makes docs/benchmarks.md and the README.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from benchmarks import documents, peers, servers
-from benchmarks.harnesses import CLAUDE, CODEX, OPENCODE, Harness, Task, install, run
+from benchmarks import documents, figures, peers, product_report, servers
+from benchmarks.figures import Table
 from benchmarks.processor import machine
 from benchmarks.servers import Server
+from clients import install
+from clients.harness import CLAUDE, CODEX, OPENCODE, Harness, Task, run
 
-NAME = "dispatch"
 HARNESSES = (CLAUDE, CODEX, *(OPENCODE._replace(api=api) for api in ("messages", "chat", "responses")))
-"""Those that start a tool as soon as they are told that its call is complete."""
+"""Those that start a tool as soon as the stream has its whole call."""
 
 _DELAY = 0.02
 """Seconds a token."""
 _SECONDS = 120
 _STAMP = "started"
-# The tool's output tells the engine what to say next. The shell puts it together, lest the call itself tells it.
+# The tool's output makes the engine play what follows. The shell joins it, or the call itself would do so.
 _COMMAND = f"date +%s.%N > {_STAMP}; printf '[[%s]%s' echo:Done. ]"
 _AFTER = "Meanwhile I go on: the tests of this module say little about its border, and so does the text beside it. "
 
 
 class Written(NamedTuple):
-    """What the model says: all of it, and as much as ends with the last token of the arguments."""
+    """What the model writes: all of it, and the part up to the last token of the arguments."""
 
     text: str
     until_complete: str
@@ -52,7 +54,7 @@ class Started(NamedTuple):
     end: float
 
 
-def spoken(harness: Harness, sentences: int) -> Written:
+def written(harness: Harness, sentences: int) -> Written:
     """A thought, a call, and ``sentences`` more."""
     name, arguments = harness.shell(_COMMAND)
     call = json.dumps({"name": name, "arguments": arguments})
@@ -61,7 +63,7 @@ def spoken(harness: Harness, sentences: int) -> Written:
 
 
 def measure(
-    server: Server, folder: Path, harness: Harness, said: Written, tokens: Callable[[str], int]
+    server: Server, folder: Path, harness: Harness, turn: Written, tokens: Callable[[str], int]
 ) -> Started | None:
     """One run; None where the harness did not get as far as its tool."""
     with tempfile.TemporaryDirectory(prefix="singletree-bench-") as name:
@@ -69,8 +71,8 @@ def measure(
         home.mkdir()
         workspace.mkdir()
         subprocess.run(["git", "init", "-q"], cwd=workspace, check=True)
-        script = f"{harness.name}-{len(said.text)}"
-        (folder / f"{script}.txt").write_text(said.text, encoding="utf-8")
+        script = f"{harness.name}-{len(turn.text)}"
+        (folder / f"{script}.txt").write_text(turn.text, encoding="utf-8")
         log = folder / f"{server.name}.jsonl"
         log.write_text("", encoding="utf-8")
         asked = f"Do as you think best. [[script:{script}]]"
@@ -84,7 +86,7 @@ def measure(
             return None
         at = float(stamp.read_text())
     end = _ended(log)
-    complete = end - _DELAY * (tokens(said.text) - tokens(said.until_complete))
+    complete = end - _DELAY * (tokens(turn.text) - tokens(turn.until_complete))
     return Started(at - complete, end - complete)
 
 
@@ -115,10 +117,10 @@ def measure_all(rounds: int, sentences: int) -> Measured:
         running = [stack.enter_context(started) for started in both(folder)]
         for _ in range(rounds):
             for harness in HARNESSES:
-                said = spoken(harness, sentences)
+                turn = written(harness, sentences)
                 for server in running:
                     started = measure(
-                        server, folder, harness, said, lambda text: len(tokenizer.encode(text).ids)
+                        server, folder, harness, turn, lambda text: len(tokenizer.encode(text).ids)
                     )
                     measured.setdefault((_title(harness), server.name), []).append(started)
                     print(_title(harness), server.name, started, flush=True)
@@ -129,27 +131,22 @@ def _title(harness: Harness) -> str:
     return " ".join(filter(None, (harness.name, harness.api)))
 
 
-def report(measured: Measured, rounds: int) -> str:
+def report(measured: Measured, rounds: int) -> Table:
     """The table."""
     rows = []
     for title in dict.fromkeys(title for title, _ in measured):
         cells: list[str] = []
         for server in ("singletree", "Dynamo"):
-            done = [started for started in measured[title, server] if started is not None]
-            cells += _cells(done)
+            cells += _cells([started for started in measured[title, server] if started is not None])
         rows.append([title, *cells])
-    head = [
-        "harness",
-        "singletree: ms",
-        "before the end: ms",
-        f"Dynamo {peers.DYNAMO_VERSION}: ms",
-        "before the end: ms",
-    ]
-    said = (
+    head = ["harness"]
+    for server in ("singletree", f"Dynamo {peers.DYNAMO_VERSION}"):
+        head += [f"{server}: ms", "before the end: ms"]
+    conditions = (
         f"{documents.today()}; {machine()}. {rounds} round{'s' * (rounds > 1)}, the servers in turn; medians, and the "
         f"range in brackets. One token each {_DELAY * 1e3:g} ms."
     )
-    return f"{said}\n\n{documents.table(head, rows)}"
+    return Table(conditions, head, rows)
 
 
 def _cells(done: list[Started]) -> tuple[str, str]:
@@ -162,20 +159,20 @@ def _cells(done: list[Started]) -> tuple[str, str]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{NAME}", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dispatch", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round with a short turn; figures are rough")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="keep the table")
     options = parser.parse_args()
     if not install.is_installed():
         raise SystemExit("the harnesses are not installed: python tests/clients/install.py")
     if not peers.has_dynamo():
         peers.main()
     rounds, sentences = (1, 3) if options.quick else (options.rounds, 10)
-    text = report(measure_all(rounds, sentences), rounds)
-    print(text)
+    table = report(measure_all(rounds, sentences), rounds)
+    print(product_report.experiment(table))
     if options.write:
-        documents.replace(NAME, text)
+        figures.write_table("dispatch", table)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and docs/prefix.md: what the benchmarks measured, between marks of their own."""
+"""Tables in documents, each between marks of its own."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
-_DOCS = Path(__file__).resolve().parent.parent / "docs"
-PATH = _DOCS / "benchmarks.md"
-PREFIX = _DOCS / "prefix.md"
+_PREFIX = Path(__file__).resolve().parent.parent / "docs" / "prefix.md"
 
 
-def replace(name: str, text: str, path: Path = PATH) -> None:
-    """Put ``text`` between the marks of that name. ValueError when the document has none."""
-    document = path.read_text(encoding="utf-8")
-    changed = replaced(name, text, document)
-    if changed is None:
-        raise ValueError(f"{path} has no {_mark(name, 'begin')} … {_mark(name, 'end')}")
-    path.write_text(changed, encoding="utf-8")
+def replace_in_prefix(name: str, text: str) -> None:
+    """Put ``text`` between the marks of that name in docs/prefix.md."""
+    changed = replaced(name, text, _PREFIX.read_text(encoding="utf-8"))
+    assert changed is not None, f"docs/prefix.md has no marks of {name}"
+    _PREFIX.write_text(changed, encoding="utf-8")
 
 
 def replaced(name: str, text: str, document: str) -> str | None:
     """Return ``document`` with ``text`` between the marks of that name; None if it has none."""
-    begin, end = _mark(name, "begin"), _mark(name, "end")
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, found, rest = document.partition(begin)
     _, closed, after = rest.partition(end)
     return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}" if found and closed else None
-
-
-def _mark(name: str, side: str) -> str:
-    return f"<!-- {name}: {side} -->"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""What a run of all benchmarks found: figures by name, and the file that keeps them."""
+"""What was measured, and the files that keep it: a run of ``make bench``, and the tables of single experiments."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DYNAMO = "Dynamo"
 FAST_DYNAMO = "Dynamo, fastokens"
 VLLM = "vLLM's API server"
 DYNAMO_AND_VLLM = "Dynamo and vLLM's API process"
-VLLM_PARSERS = "vLLM's parsers"
 FOLDER = Path(__file__).with_name("results")
 GPU_FOLDER = FOLDER / "gpu"
+TABLE_FOLDER = FOLDER / "tables"
 
 
 class Figure(msgspec.Struct):
@@ -34,18 +34,9 @@ class Figure(msgspec.Struct):
         """Return the median of one server's values; None if it has none."""
         return statistics.median(self.values[name]) if self.values.get(name) else None
 
-    def ratios(self, peer: str) -> list[float]:
-        """Return the ratio to ``peer`` of each round, or of the medians where the rounds are not the same."""
-        own, other = self.values.get(OWN, []), self.values.get(peer, [])
-        if not own or not other or not all(other):
-            return []
-        if len(own) != len(other):
-            return [statistics.median(own) / statistics.median(other)]
-        return [ours / theirs for ours, theirs in zip(own, other, strict=True)]
-
 
 class Peer(msgspec.Struct):
-    """A program that was to be measured beside singletree, its version, and why it was not where it was not."""
+    """A program to measure beside singletree: its version, or why it is missing."""
 
     name: str
     version: str = ""
@@ -91,7 +82,7 @@ class Result(msgspec.Struct):
 
     Attributes:
         part_seconds: how long each part took.
-        failed: parts that did not come to an end, with the reason.
+        failed: parts that did not finish, with the reason.
     """
 
     version: str
@@ -132,18 +123,33 @@ def write(result: Result) -> Path:
     return result.path
 
 
-def newest(paths: Sequence[Path] | None = None) -> Result | None:
-    """Return the latest full run; None if there is none. A quiet one goes before one that was not."""
-    found = [read(path) for path in (sorted(FOLDER.glob("*.json")) if paths is None else paths)]
+def newest() -> Result | None:
+    """Return the latest full run; None if there is none. Runs on a quiet machine are preferred."""
+    found = [msgspec.json.decode(path.read_bytes(), type=Result) for path in sorted(FOLDER.glob("*.json"))]
     full = [result for result in found if not result.is_quick]
     return max(full, key=lambda result: (result.quiet.is_quiet, result.date), default=None)
-
-
-def read(path: Path) -> Result:
-    """Read the file of a run. Raises msgspec.DecodeError for another file."""
-    return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
 def missing_peers(peers: Sequence[Peer]) -> Mapping[str, str]:
     """Return the peers that were not measured, and why."""
     return {peer.name: peer.missing for peer in peers if peer.missing}
+
+
+class Table(msgspec.Struct):
+    """The figures of one experiment as they are printed, with a line on where and how they were measured."""
+
+    conditions: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def write_table(name: str, table: Table) -> None:
+    """Keep the table of an experiment; ``make docs`` prints it."""
+    TABLE_FOLDER.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(table), indent=1)
+    (TABLE_FOLDER / f"{name}.json").write_bytes(text + b"\n")
+
+
+def read_table(name: str) -> Table:
+    """Return the kept table of an experiment."""
+    return msgspec.json.decode((TABLE_FOLDER / f"{name}.json").read_bytes(), type=Table)

@@ -28,7 +28,6 @@ from benchmarks import documents, peers, servers, tool_session
 from benchmarks.processor import Watch, machine
 from benchmarks.servers import Server
 
-NAME = "first-token"
 Message = dict[str, Any]
 
 _SECONDS = 900.0
@@ -55,7 +54,7 @@ class Case:
     """One way to send the next turn.
 
     Attributes:
-        flags: of the server, beside those that say what is served.
+        flags: of the server, beside those that name what is served.
         changes_header: whether the billing header has another value in every request.
         drops_thoughts: whether every request leaves the thought of one more earlier turn out.
     """
@@ -135,14 +134,14 @@ class Talk:
             for event in stream:
                 if event.type == "content_block_delta" and not first:
                     first, spent = time.perf_counter() - began, watch.stop()
-            said = stream.get_final_message()
-        blocks = [block.model_dump(exclude_none=True, exclude={"caller"}) for block in said.content]
+            message = stream.get_final_message()
+        blocks = [block.model_dump(exclude_none=True, exclude={"caller"}) for block in message.content]
         self.messages.append({"role": "assistant", "content": blocks})
-        cached = said.usage.cache_read_input_tokens or 0
+        cached = message.usage.cache_read_input_tokens or 0
         if spent is None:
-            raise SystemExit(f"the model said nothing: {said.stop_reason}")
+            raise SystemExit(f"the model wrote nothing: {message.stop_reason}")
         others = spent.others / spent.wall
-        return Timed(first * 1e3, said.usage.input_tokens + cached, cached, others)
+        return Timed(first * 1e3, message.usage.input_tokens + cached, cached, others)
 
     def answer(self, text: str) -> None:
         """Answer the last turn's calls with ``text``, or ask on where it made none."""
@@ -158,8 +157,8 @@ def without_thoughts(messages: Sequence[Message], forgotten: int) -> list[Messag
     The turns of ``opening`` keep theirs: nobody generated them. Raises SystemExit where there is no thought.
     """
     sent = list(messages)
-    said = [at for at, message in enumerate(sent) if message["role"] == "assistant"][len(_GIVEN) :]
-    for at in said[:forgotten]:
+    written = [at for at, message in enumerate(sent) if message["role"] == "assistant"][len(_GIVEN) :]
+    for at in written[:forgotten]:
         kept = [block for block in sent[at]["content"] if block["type"] != "thinking"]
         if len(kept) == len(sent[at]["content"]):
             raise SystemExit(
@@ -179,14 +178,14 @@ def opening(marker: str = "") -> list[Message]:
     """A question and turns that show the model how it works: a thought, a word, a call; ``marker`` ends the last."""
     messages: list[Message] = [{"role": "user", "content": "Read the modules one after another."}]
     for number, module in enumerate(_GIVEN):
-        said = [
+        turn = [
             {"type": "thinking", "thinking": f"Next is {module}.py. I read it whole.", "signature": ""},
             {"type": "text", "text": f"I read {module}.py."},
             {"type": "tool_use", "id": f"toolu_{number}", "name": "read", "input": {"path": f"{module}.py"}},
         ]
         text = _NEW.format(module) + (marker if module == _GIVEN[-1] else "")
         given = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": text}
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": [given]}]
+        messages += [{"role": "assistant", "content": turn}, {"role": "user", "content": [given]}]
     return messages
 
 
@@ -236,10 +235,20 @@ def measure(
 Measured = dict[Case, list[Timed]]
 
 
+def measure_all(serve: Sequence[str], tokens: int, rounds: int, **engine: Any) -> Measured:
+    """Measure all cases, and print each turn; ``engine`` is what ``measure`` takes beside."""
+    measured: Measured = {}
+    for cases in GROUPS:
+        for case, turn in measure(cases, serve, tokens, rounds, **engine):
+            measured.setdefault(case, []).append(turn)
+            print(f"{case.name}: {turn.first:.0f} ms, {turn.read} of {turn.prompt} tokens read", flush=True)
+    return measured
+
+
 def report(measured: Measured, served: str, rounds: int) -> str:
     """The table, with the reference's figures beside."""
     others = median([turn for turns in measured.values() for turn in turns], "others")
-    said = (
+    conditions = (
         f"{documents.today()}; {machine()}. {served}; {rounds} turns timed in each case, every figure is the "
         f"median. Everything else on the machine kept {others:.1f} cores busy meanwhile."
     )
@@ -252,7 +261,7 @@ def report(measured: Measured, served: str, rounds: int) -> str:
         "reference, ms",
         "its ratio",
     ]
-    return f"{said}\n\n{documents.table(head, [_row(case, measured) for case in measured])}"
+    return f"{conditions}\n\n{documents.table(head, [_row(case, measured) for case in measured])}"
 
 
 def _row(case: Case, measured: Measured) -> list[str]:
@@ -270,8 +279,7 @@ def median(turns: Sequence[Timed], of: str) -> float:
 
 def _default(folder: Path) -> list[str]:
     """The default model, with a chat template that prints tools and thoughts: its own prints neither."""
-    if not peers.has_tokenizer():
-        peers.install_tokenizer()
+    peers.ensure_tokenizer()
     template = folder / "template.jinja"
     config = json.loads((peers.QWEN3 / "tokenizer_config.json").read_bytes())
     template.write_text(config["chat_template"], encoding="utf-8")
@@ -284,7 +292,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help="of the prompt, about (5000)")
     parser.add_argument("--rounds", type=int, help="turns timed in each case (5, at most 6)")
     parser.add_argument("--write", action="store_true", help="write the table into docs/prefix.md")
-    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="what singletree serve is told, after --")
+    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="flags of singletree serve, after --")
     options = parser.parse_args()
     options.tokens = options.tokens or (1500 if options.quick else 5000)
     options.rounds = options.rounds or (2 if options.quick else 5)
@@ -296,19 +304,13 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = _options()
-    measured: Measured = {}
     with TemporaryDirectory() as folder:
         serve = options.flags if "--model" in options.flags else [*_default(Path(folder)), *options.flags]
-        for cases in GROUPS:
-            for case, turn in measure(cases, serve, options.tokens, options.rounds):
-                measured.setdefault(case, []).append(turn)
-                print(
-                    f"{case.name}: {turn.first:.0f} ms, {turn.read} of {turn.prompt} tokens read", flush=True
-                )
+        measured = measure_all(serve, options.tokens, options.rounds)
     text = report(measured, " ".join(options.flags) or "the default model", options.rounds)
     print(text)
     if options.write:
-        documents.replace(NAME, text, documents.PREFIX)
+        documents.replace_in_prefix("first-token", text)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python -m benchmarks.gpu [--shape 8b | tiny] [--tokens N] [--rounds N] [--python PYTHON]
 
 vLLM runs inside singletree, on the GPU of this machine, with a model of the shape of Qwen3-8B and random weights: the
-time to the first token depends on the shape alone. A logits processor makes it say given turns: a thought, a word and a
-call. Timed are further turns of one tool loop while the billing header stays, changes, and changes but is stripped; and
-while the harness clears earlier thoughts, with exact replay and without. ``--shape tiny`` runs the same on a CPU, to
-test this script; its times say nothing.
+time to the first token depends on the shape alone. A logits processor makes it write given turns: a thought, a word,
+a call. Timed are further turns of one tool loop while the billing header stays, changes, and changes but is stripped;
+and while the harness clears earlier thoughts, with exact replay and without. ``--shape tiny`` runs the same on a CPU,
+to test this script; its times mean nothing.
 
 PYTHON has vLLM and what singletree needs to serve; by default this one, and for ``tiny`` an environment that is made in
 ~/.cache/singletree-peers. The result is ``results/gpu/<device>-<shape>.json`` beside this file.
@@ -20,7 +20,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -30,7 +29,7 @@ from typing import Any
 
 from benchmarks import documents, first_token, peers
 from benchmarks.figures import GPU_FOLDER, slug
-from benchmarks.first_token import GROUPS, Measured
+from benchmarks.first_token import Measured
 from benchmarks.processor import machine
 from benchmarks.vllm_api import TINY, write_model
 
@@ -63,7 +62,6 @@ _ROOM = 12_000  # tokens of the window beside the prompt
 
 def experiment(shape: str, tokens: int, rounds: int) -> Measured:
     """Run all cases, in the environment that has vLLM."""
-    measured: Measured = {}
     with TemporaryDirectory(prefix="singletree-gpu-") as made:
         folder = Path(made)
         (folder / "scripts").mkdir()
@@ -75,17 +73,9 @@ def experiment(shape: str, tokens: int, rounds: int) -> Measured:
         serve += ["--context-window", str(tokens + _ROOM)]
         engine = ["--load-format", "dummy", "--enforce-eager"]
         engine += ["--logits-processors", "engines.scripted_sampler:ScriptedSampler"]
-        for cases in GROUPS:
-            began = time.monotonic()
-            for case, turn in first_token.measure(
-                cases, serve, tokens, rounds, engine_arguments=engine, marker=_MARKER, patience=_PATIENCE
-            ):
-                measured.setdefault(case, []).append(turn)
-                print(
-                    f"{case.name}: {turn.first:.0f} ms, {turn.read} of {turn.prompt} tokens read", flush=True
-                )
-            print(f"{len(cases)} cases in {time.monotonic() - began:.0f} s, the start included", flush=True)
-    return measured
+        return first_token.measure_all(
+            serve, tokens, rounds, engine_arguments=engine, marker=_MARKER, patience=_PATIENCE
+        )
 
 
 def device() -> str:
@@ -129,8 +119,7 @@ def main() -> None:
     parser.add_argument("--python", help="a Python that has vLLM and what singletree needs to serve")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not peers.has_tokenizer():
-        peers.install_tokenizer()
+    peers.ensure_tokenizer()
     if not options.inside:
         python, environment = _program(options.shape, options.python)
         command: Sequence[str] = [python, "-m", "benchmarks.gpu", "--inside", *sys.argv[1:]]

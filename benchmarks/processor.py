@@ -28,7 +28,7 @@ def children(pid: int) -> list[int]:
 def cpu_seconds(pid: int) -> float:
     """User and system time of all threads of a process and its children, those that have ended included.
 
-    What /proc/PID/stat says, from the clock behind it: its own figures go in steps of 10 ms.
+    The figures of /proc/PID/stat, from the clock behind it: its own figures go in steps of 10 ms.
     """
     return sum(_clock(process) + _of_reaped(process) for process in (pid, *children(pid)))
 

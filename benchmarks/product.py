@@ -17,16 +17,28 @@ from contextlib import ExitStack
 
 from tokenizers import Tokenizer
 
-from benchmarks import documents, figures, peers, product_report, quiet, servers
-from benchmarks.figures import DYNAMO, FAST_DYNAMO, Result
-from benchmarks.overhead import filler
-from benchmarks.processor import machine
+from benchmarks import documents, figures, peers, product_report, servers
+from benchmarks.figures import DYNAMO, FAST_DYNAMO, Quiet, Result
+from benchmarks.processor import Watch, calibrate, machine
 from benchmarks.product_parts import PARTS, Bench
 from benchmarks.stream_reader import WrongAnswer
 from singletree import __version__
 
 _ALONE = frozenset({"starts", "streams", "parsers", "vllm", "memory"})
 """Parts that start servers of their own: the others run no longer then."""
+
+
+_LOOK_SECONDS = 3.0
+_LOOK_REPEATS = 12
+
+
+def look() -> Quiet:
+    """Look for some seconds at what else runs, and at how evenly a fixed piece of work goes."""
+    watch = Watch(())
+    time.sleep(_LOOK_SECONDS)
+    spent = watch.stop()
+    times = [calibrate() for _ in range(_LOOK_REPEATS)]
+    return Quiet(round(spent.others / spent.wall, 3), round(max(times) / min(times), 3))
 
 
 def run(bench: Bench, names: list[str]) -> None:
@@ -46,7 +58,7 @@ def run(bench: Bench, names: list[str]) -> None:
 
 def _measure(result: Result, names: list[str], rounds: int) -> Bench:
     tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
-    played = filler()
+    played = servers.filler()
     bench = Bench(result, (), tokenizer, played, rounds, result.is_quick)
     with ExitStack() as stack:
         together = [name for name in names if name not in _ALONE]
@@ -85,7 +97,7 @@ def main() -> None:
         else set()
     )
     found = peers.install_all(without)
-    looked = quiet.look()
+    looked = look()
     for complaint in looked.complaints():
         print(f"The machine is not quiet: {complaint}", file=sys.stderr, flush=True)
     if options.require_quiet and not looked.is_quiet:

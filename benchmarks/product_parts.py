@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks import (
-    counting,
-    growth,
-    memory,
-    parse,
-    peers,
-    prompt_cost,
-    servers,
-    streams,
-    token_cost,
-    tool_session,
-    vllm_api,
-)
-from benchmarks.figures import DYNAMO, DYNAMO_AND_VLLM, OWN, VLLM, VLLM_PARSERS, Result, missing_peers
+from benchmarks import memory, parse, peers, prompt_cost, servers, token_cost, tool_session, vllm_api
+from benchmarks.figures import DYNAMO, DYNAMO_AND_VLLM, OWN, VLLM, Result, missing_peers
 from benchmarks.processor import Watch, resident_bytes, wait_idle
 from benchmarks.servers import Server
 from benchmarks.stream_reader import WrongAnswer, read_streams
 from benchmarks.token_cost import Load
-from benchmarks.wire_protocols import PROTOCOLS, marker
-from singletree import families
+from benchmarks.tool_session import PROTOCOLS, marker
 
 _PACE = 0.01
 _LEAST_EVENTS = 0.5
@@ -72,9 +58,7 @@ def tokens(bench: Bench) -> None:
             idle = (0.0,) * len(server.pids)
             token_cost.token_cost(server, protocol, Load(4, 100, _PACE), idle, 0.5)
         for pid in server.pids:
-            wait_idle(
-                pid
-            )  # What a process does after its first requests is not what it does when nobody asks.
+            wait_idle(pid)  # What a process does after its first requests is not its idle work.
         bench.idle[server.name] = token_cost.idle_rates(server)
     length = 100 if bench.is_quick else 200
     for number in range(bench.rounds):
@@ -87,9 +71,7 @@ def tokens(bench: Bench) -> None:
                         cost = token_cost.token_cost(
                             server, protocol, load, bench.idle[server.name], _LEAST_EVENTS
                         )
-                    except (
-                        WrongAnswer
-                    ) as error:  # Too few events: the server had no time, the machine is busy.
+                    except WrongAnswer as error:  # Too few events: the machine is too busy.
                         bench.result.failed[f"{title}, {server.name}"] = str(error)[:120]
                         continue
                     bench.result.add(title, "CPU µs", server.name, cost.server)
@@ -138,21 +120,21 @@ def prompts(bench: Bench) -> None:
 
 def slopes(bench: Bench) -> None:
     """How the CPU of a turn grows with each 1000 tokens of the conversation."""
+    # Dynamo leaves the reasoning out of Responses, so its answers begin with another word there.
     protocols = [protocol for protocol in PROTOCOLS if protocol.name != "responses"]
-    chosen = protocols[:1] if bench.is_quick else protocols
-    measured = growth.measure(bench.running[:2], chosen, (1900,), 1, bench.tokenizer)
-    for (_, protocol, server), talks in measured.items():
-        found = [growth.fit(turns, lambda turn: turn.cpu).slope for turns in talks]
-        bench.result.add(f"slope of a turn, {protocol}", "CPU ms per 1000 tokens", server, *found)
+    for number, protocol in enumerate(protocols[:1] if bench.is_quick else protocols, 1):
+        found = prompt_cost.slopes(bench.running[:2], protocol, number, bench.tokenizer)
+        for server, slope in found.items():
+            bench.result.add(f"slope of a turn, {protocol.name}", "CPU ms per 1000 tokens", server, slope)
 
 
 def counts(bench: Bench) -> None:
     """CPU of ``count_tokens`` on a session of 100,000 tokens."""
     for number in range(1 if bench.is_quick else bench.rounds):
-        session = counting.long_session(bench.tokenizer, number + 1)
         for server in bench.alternated(number, 2):
-            for count in counting.counts(server, session, 3 if bench.is_quick else 8):
-                bench.result.add(f"count_tokens, {count.kind}", "CPU ms", server.name, count.cpu)
+            repeats = 3 if bench.is_quick else 8
+            for kind, cpu in prompt_cost.count_costs(server, bench.tokenizer, number + 1, repeats):
+                bench.result.add(f"count_tokens, {kind}", "CPU ms", server.name, cpu)
 
 
 def starts(bench: Bench) -> None:
@@ -163,7 +145,7 @@ def starts(bench: Bench) -> None:
         for number in range(tries + 1):
             with servers.started(flags) as (seconds, cpu, pid):
                 if number == 0:
-                    continue  # Its tokenizer may not be known yet.
+                    continue  # Its tokenizer may not be cached yet.
                 bench.result.add("start, seconds", "s", OWN, seconds)
                 bench.result.add("start, CPU", "CPU s", OWN, cpu)
                 wait_idle(pid)
@@ -172,17 +154,18 @@ def starts(bench: Bench) -> None:
 
 def sessions_memory(bench: Bench) -> None:
     """Memory after many sessions."""
-    count = 20 if bench.is_quick else memory.SESSIONS
-    found = memory.measure(bench.played, bench.tokenizer, count, memory.TOKENS)
-    bench.result.add("memory after sessions", "of what the flags allow", OWN, found.last / found.allowed)
-    for number, size in found.after.items():
+    after, allowed = memory.measure(
+        bench.played, bench.tokenizer, 20 if bench.is_quick else 1000, _PROMPT_TOKENS
+    )
+    bench.result.add("memory after sessions", "of what the flags allow", OWN, after[max(after)] / allowed)
+    for number, size in after.items():
         bench.result.add(f"memory, after {number} sessions", "MiB", OWN, size)
 
 
 def many_streams(bench: Bench) -> None:
     """Thousands of slow streams."""
-    sizes = (500, 200, 4) if bench.is_quick else (streams.STREAMS, streams.AT_ONCE, streams.SECONDS)
-    slow, together = streams.measure_both(bench.played, *sizes)
+    full = (token_cost.STREAMS, token_cost.AT_ONCE, token_cost.SECONDS)
+    slow, together = token_cost.many_streams(bench.played, *((500, 200, 4) if bench.is_quick else full))
     bench.result.add("streams, KB each", "KB", OWN, slow.kilobytes)
     bench.result.add("streams, CPU each", "CPU ms a second", OWN, slow.cpu)
     bench.result.add("streams, 99 % of first tokens", "s", OWN, slow.first_99)
@@ -190,22 +173,11 @@ def many_streams(bench: Bench) -> None:
 
 
 def parsers(bench: Bench) -> None:
-    """CPU of the parser, and of vLLM's where it is installed."""
-    names = ["qwen3"] if bench.is_quick else ["qwen3", "qwen3_coder", "kimi_k2", "deepseek_v4"]
+    """CPU of the parser."""
     sizes = [1000] if bench.is_quick else [1000, 16000]
-    for name in names:
-        found = parse.row(families.get(name), sizes)
-        _add_parser(bench.result, OWN, found, sizes)
-    if not bench.is_quick:
-        for found in parse.peer_rows("vllm", names, sizes, 3.0):
-            _add_parser(bench.result, VLLM_PARSERS, found, sizes)
-
-
-def _add_parser(result: Result, server: str, found: Mapping[str, Any], sizes: Sequence[int]) -> None:
-    for kind in ("text", "reasoning", *map(str, sizes)):
-        if isinstance(cost := found.get(kind), float):
-            title = f"an argument of {kind} tokens" if kind.isdigit() else kind
-            result.add(f"the parser, {found['family']}, {title}", "CPU µs a token", server, cost)
+    for name in parse.FAMILIES[: 1 if bench.is_quick else None]:
+        for kind, cost in parse.costs(name, sizes).items():
+            bench.result.add(f"the parser, {name}, {kind}", "CPU µs a token", OWN, cost)
 
 
 def vllm(bench: Bench) -> None:

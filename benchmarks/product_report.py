@@ -1,50 +1,68 @@
-"""A run of all benchmarks as Markdown: the table of the README, and the page of figures."""
+"""The newest measurements as Markdown: the parts of docs/benchmarks.md and of the README that are made from results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
-from benchmarks import documents
-from benchmarks.figures import OWN, Figure, Result
+from benchmarks import documents, figures
+from benchmarks.figures import DYNAMO, OWN, Figure, Result, Table
 from benchmarks.targets import TARGETS, Target, Verdict, verdicts
 
-BLOCK = "product"
 _NONE = "There is no full run yet: `make bench` makes one.\n"
 
 
 def page(result: Result | None) -> str:
-    """Return what docs/benchmarks.md has between its marks."""
+    """Return the newest run as docs/benchmarks.md shows it."""
     if result is None:
         return _NONE
     found = list(verdicts(result))
     return "\n\n".join(
-        [_conditions(result), _peers(result), *_targets(found), _missed(found), _all_figures(result)]
+        [_conditions(result), _peers(result), _targets(found), _missed(found), _all_figures(result)]
     )
 
 
+def experiment(table: Table) -> str:
+    """Return the table of one experiment, with its conditions."""
+    return f"{table.conditions}\n\n{documents.table(table.head, table.rows)}"
+
+
 def summary(result: Result | None) -> str:
-    """Return what README.md has between its marks: a line for each target."""
+    """Return what README.md shows: the six figures that a user feels."""
     if result is None:
         return _NONE
-    found = list(verdicts(result))
-    rows = [row for target in TARGETS if (row := _summary_row(target, found)) is not None]
-    head = ["beside NVIDIA Dynamo 1.6.1, or alone", "singletree", "target", ""]
-    return f"{_conditions(result)}\n\n{documents.table(head, rows)}"
+    replayed, started = (figures.read_table(name) for name in ("replay", "dispatch"))
+    in_place, without = (row[-1] for row in replayed.rows[1:3])
+    claude = next(row for row in started.rows if row[0] == "claude")
+    rows = [
+        ["generated tokens in place in the next prompt", in_place, f"{without} without the turn memory"],
+        [
+            "from the end of a call to the tool's start, Claude Code",
+            f"{claude[1].partition(' ')[0]} ms",
+            f"{claude[3].partition(' ')[0]} ms with Dynamo",
+        ],
+        _row("CPU of a streamed token, 64 streams", result, "a token, *, 64 streams"),
+        _row("first token of a 50,000-token prompt that grew", result, "time to the first token, grown, *"),
+        _row("memory, idle, with Qwen3's tokenizer", result, "memory, idle"),
+        _row("start until ready", result, "start, seconds"),
+    ]
+    return f"{_conditions(result)}\n\n{documents.table(['', OWN, 'beside'], rows)}"
 
 
-def _summary_row(target: Target, found: Sequence[Verdict]) -> list[str] | None:
-    own = [verdict for verdict in found if verdict.target is target]
-    known = [verdict for verdict in own if verdict.value is not None]
-    if not own:
-        return None
-    beside = f", beside {target.peer}" if target.peer else ""
-    if not known:
-        return [f"{target.title}{beside}", "–", _bound(target), "not measured"]
-    values = sorted(verdict.value or 0.0 for verdict in known)
-    shown = _number(values[0]) if len(values) == 1 else f"{_number(values[0])} to {_number(values[-1])}"
-    met = sum(bool(verdict.is_met) for verdict in known)
-    state = "met" if met == len(known) else f"missed by {len(known) - met} of {len(known)}"
-    return [f"{target.title}{beside}", f"{shown}{_unit(own[0])}", _bound(target), state]
+def _row(title: str, result: Result, pattern: str) -> list[str]:
+    found = [verdict.figure for verdict in verdicts(result, [Target(title, pattern)])]
+    if not found:
+        return [title, "not measured", "–"]
+    own, other = (
+        _range([value for figure in found if (value := figure.median(name)) is not None])
+        for name in (OWN, DYNAMO)
+    )
+    unit = found[0].unit.removeprefix("CPU ")
+    return [title, f"{own} {unit}", f"{other} {unit} with Dynamo" if other else "–"]
+
+
+def _range(values: Sequence[float]) -> str:
+    ends = dict.fromkeys(_number(value) for value in (min(values), max(values))) if values else {}
+    return " to ".join(ends)
 
 
 def _conditions(result: Result) -> str:
@@ -59,47 +77,50 @@ def _conditions(result: Result) -> str:
 
 
 def _peers(result: Result) -> str:
-    rows = [[peer.name, peer.version or "–", peer.missing or "measured"] for peer in result.peers]
-    failed = "".join(f"\n\n{part} did not come to its end: {why}" for part, why in result.failed.items())
-    return f"{documents.table(['peer', 'version', ''], rows)}{failed}"
+    known = ", ".join(f"{peer.name} {peer.version}" for peer in result.peers if not peer.missing) or "nothing"
+    missing = "".join(f"\n- {peer.name}: {peer.missing}" for peer in result.peers if peer.missing)
+    failed = "".join(f"\n- {part} did not finish: {why}" for part, why in result.failed.items())
+    return (
+        f"Measured beside {known}.{' Not measured:' + chr(10) if missing or failed else ''}{missing}{failed}"
+    )
 
 
-def _targets(found: Sequence[Verdict]) -> Iterable[str]:
-    head = ["figure", OWN, "peer", "ratio (spread)", "target", ""]
+def _targets(found: Sequence[Verdict]) -> str:
+    rows = []
     for target in TARGETS:
         own = [verdict for verdict in found if verdict.target is target]
+        known = [verdict for verdict in own if verdict.value is not None]
         if own:
-            title = target.title + (f", beside {target.peer}" if target.peer else "")
-            yield f"**{title}**\n\n{documents.table(head, [_row(verdict) for verdict in own])}"
-
-
-def _row(verdict: Verdict) -> list[str]:
-    figure, target = verdict.figure, verdict.target
-    state = {True: "met", False: "missed", None: "not measured"}[verdict.is_met]
-    ratio = peer = "–"
-    if target.peer and verdict.value is not None:
-        ratio = f"{verdict.value:.2f} ({verdict.spread[0]:.2f}–{verdict.spread[1]:.2f})"
-        peer = _spread(figure, target.peer)
-    own = f"{_spread(figure, OWN)} {figure.unit}".strip()
-    return [verdict.name, own, peer, ratio, _bound(target), state]
+            beside = f", beside {target.peer}" if target.peer else ""
+            shown = _range([verdict.value for verdict in known if verdict.value is not None])
+            unit = "" if target.peer else f" {own[0].figure.unit}"
+            met = sum(bool(verdict.is_met) for verdict in known)
+            state = "met" if met == len(known) else f"missed by {len(known) - met} of {len(known)}"
+            rows.append(
+                [
+                    f"{target.title}{beside}",
+                    f"{shown}{unit}" if known else "–",
+                    _bound(target),
+                    state if known else "not measured",
+                ]
+            )
+    return documents.table(["figure", "ratio, or value", "target", ""], rows)
 
 
 def _missed(found: Sequence[Verdict]) -> str:
-    lines = [
-        f"- {verdict.name}, {verdict.target.title}: {_number(verdict.value or 0.0)}{_unit(verdict)}, target "
-        f"{_bound(verdict.target)}. Where it goes: {verdict.target.where}."
-        for verdict in found
-        if verdict.is_met is False
-    ]
-    return "**Figures that miss their target**\n\n" + ("\n".join(lines) or "None.")
+    lines: dict[str, list[str]] = {}
+    for verdict in found:
+        if verdict.is_met is False:
+            beside = f" beside {verdict.target.peer}" if verdict.target.peer else ""
+            value = f"{verdict.name}{beside} {_number(verdict.value or 0.0)} ({_bound(verdict.target)})"
+            lines.setdefault(verdict.target.where, []).append(value)
+    text = "\n".join(f"- {'; '.join(names)}. Where it goes: {where}." for where, names in lines.items())
+    return "**Figures that miss their target**\n\n" + (text or "None.")
 
 
 def _all_figures(result: Result) -> str:
     names = list(dict.fromkeys(name for figure in result.figures.values() for name in figure.values))
-    rows = [
-        [name, figure.unit, *(_spread(figure, server) for server in names)]
-        for name, figure in result.figures.items()
-    ]
+    rows = [[name, figure.unit, *_cells(figure, names)] for name, figure in result.figures.items()]
     seconds = sum(result.part_seconds.values())
     return (
         f"**All figures**, median (least–most); the run took {seconds / 60:.0f} minutes\n\n"
@@ -107,16 +128,12 @@ def _all_figures(result: Result) -> str:
     )
 
 
-def _spread(figure: Figure, server: str) -> str:
-    values = figure.values.get(server)
-    if not values:
-        return "–"
-    middle = _number(figure.median(server) or 0.0)
-    return middle if len(values) == 1 else f"{middle} ({_number(min(values))}–{_number(max(values))})"
-
-
-def _unit(verdict: Verdict) -> str:
-    return "" if verdict.target.peer or not verdict.figure.unit else f" {verdict.figure.unit}"
+def _cells(figure: Figure, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        values = figure.values.get(name)
+        middle = _number(figure.median(name) or 0.0)
+        spread = f" ({_number(min(values))}–{_number(max(values))})" if values and len(values) > 1 else ""
+        yield f"{middle}{spread}" if values else "–"
 
 
 def _bound(target: Target) -> str:

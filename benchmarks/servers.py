@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +20,11 @@ from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.processor import cpu_seconds
+from engines.real_vllm import free_port
+from singletree.conversation import Sampling
+from singletree.engines.engine import GenerationJob
+from singletree.prompts.tokenizer.tokenizer import load_tokenizer
+from singletree.testing.scripted_engine import ScriptedEngine
 
 MODEL = "qwen3"
 START_SECONDS = 90.0
@@ -45,6 +50,19 @@ class Server:
         return (self.pid,) if self.engine is None else (self.pid, self.engine)
 
 
+def filler() -> list[int]:
+    """The tokens that singletree's scripted engine plays, for other engines to play the same."""
+    tokenizer = load_tokenizer(peers.QWEN3)
+    engine = ScriptedEngine(tokenizer.encode, tokenizer.decode)
+
+    async def play() -> list[int]:
+        await engine.start()
+        job = GenerationJob(tokenizer.encode("[[gen:1000:1000:0]]"), Sampling(), "filler")
+        return [token async for chunk in engine.generate(job) for token in chunk.token_ids]
+
+    return asyncio.run(play())
+
+
 SCRIPTED = ("--engine", "scripted", "--model", str(peers.QWEN3))
 
 
@@ -52,49 +70,43 @@ SCRIPTED = ("--engine", "scripted", "--model", str(peers.QWEN3))
 def singletree(
     name: str = "singletree", flags: Sequence[str] = SCRIPTED, patience: float = START_SECONDS
 ) -> Iterator[Server]:
-    """singletree with these flags of ``serve``, by default with the scripted engine inside.
-
-    Args:
-        patience: seconds in which it has to start.
-    """
-    port = _free_port()
-    with _folder() as folder, _process(_serve(port, flags), folder / "server.log") as process:
-        _wait_ready(name, port, process, folder / "server.log", patience)
+    """singletree with these flags of ``serve``, by default with the scripted engine inside; ready in ``patience`` s."""
+    port = free_port()
+    with _folder() as folder, process_of(_serve(port, flags), folder / "server.log") as process:
+        wait_ready(name, port, process, folder / "server.log", patience)
         yield Server(name, port, process.pid)
 
 
 @contextmanager
 def vllm_stub(filler: Sequence[int], model: Path = peers.QWEN3) -> Iterator[tuple[str, int]]:
     """The URL and the process of a server without a model that plays ``filler`` over vLLM's wire."""
-    port = _free_port()
+    port = free_port()
     with _folder() as folder:
         ids, log = folder / "filler.json", folder / "stub.log"
         ids.write_text(json.dumps(list(filler)), encoding="utf-8")
         command = [sys.executable, "-m", "benchmarks.vllm_stub", str(port), str(model), str(ids)]
-        with _process(command, log) as process:
-            _wait_ready("the stub of vLLM", port, process, log)
+        with process_of(command, log) as process:
+            wait_ready("the stub of vLLM", port, process, log)
             yield f"http://127.0.0.1:{port}", process.pid
 
 
 @contextmanager
-def singletree_before_vllm(
-    filler: Sequence[int], flags: Sequence[str] = (), name: str = "singletree", model: Path = peers.QWEN3
-) -> Iterator[Server]:
+def singletree_before_vllm(filler: Sequence[int], flags: Sequence[str] = ()) -> Iterator[Server]:
     """singletree with an engine in another process, as users run it: a server that speaks vLLM's wire."""
-    with vllm_stub(filler, model) as (url, engine):
-        where = ("--engine-url", url, "--engine", "vllm", "--model", str(model))
-        with singletree(name, (*where, *flags)) as server:
+    with vllm_stub(filler) as (url, engine):
+        where = ("--engine-url", url, "--engine", "vllm", "--model", str(peers.QWEN3))
+        with singletree(flags=(*where, *flags)) as server:
             yield replace(server, engine=engine)
 
 
 @contextmanager
 def started(flags: Sequence[str]) -> Iterator[tuple[float, float, int]]:
-    """Start singletree; yield the seconds until it said that it is ready, its CPU seconds, and its process."""
-    port = _free_port()
+    """Start singletree; yield the seconds until it printed that it is ready, its CPU seconds, and its process."""
+    port = free_port()
     with _folder() as folder:
         log = folder / "server.log"
         began = time.perf_counter()
-        with _process(_serve(port, flags), log) as process:
+        with process_of(_serve(port, flags), log) as process:
             while b"ready      http" not in log.read_bytes():
                 if process.poll() is not None or time.perf_counter() - began > START_SECONDS:
                     raise SystemExit(f"singletree did not start:\n{log.read_text(errors='replace')[-2000:]}")
@@ -116,19 +128,22 @@ def dynamo(
     flags: Sequence[str] = (),
     *,
     model: Path = peers.QWEN3,
+    names: Sequence[str] = (MODEL,),
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Dynamo's frontend and a worker that plays ``filler``; neither etcd nor NATS.
 
     Args:
         model: folder of the tokenizer and the chat template.
+        names: of the model.
         settings: further variables of both environments.
     """
-    port = _free_port()
+    port = free_port()
     with _folder() as folder:
         ids, log = folder / "filler.json", folder / "server.log"
         ids.write_text(json.dumps(list(filler)), encoding="utf-8")
         environment = {
+            **os.environ,
             "DYN_DISCOVERY_BACKEND": "file",
             "DYN_FILE_KV": str(folder),
             "DYN_REQUEST_PLANE": "tcp",
@@ -139,7 +154,7 @@ def dynamo(
         }
         worker = [
             *(str(peers.PYTHON), str(Path(__file__).with_name("dynamo_worker.py"))),
-            *(str(model), MODEL, str(ids)),
+            *(str(model), ",".join(names), str(ids)),
         ]
         frontend = [
             *(
@@ -154,23 +169,24 @@ def dynamo(
             *("--discovery-backend", "file", "--request-plane", "tcp", "--enable-anthropic-api", *flags),
         ]
         with (
-            _process(worker, folder / "worker.log", environment) as engine,
-            _process(frontend, log, environment) as process,
+            process_of(worker, folder / "worker.log", environment) as engine,
+            process_of(frontend, log, environment) as process,
         ):
-            _wait_ready(name, port, process, log)
+            wait_ready(name, port, process, log)
             yield Server(name, port, process.pid, engine.pid)
 
 
 @contextmanager
-def _process(
+def process_of(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that prints to ``log``; it and all that it started end with the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env=environment,
             start_new_session=True,
         )
     try:
@@ -180,7 +196,6 @@ def _process(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and all that it started: they share a session."""
     for how, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 8.0)):
         try:
             os.killpg(process.pid, how)
@@ -193,9 +208,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _wait_ready(
+def wait_ready(
     name: str, port: int, process: subprocess.Popen[bytes], log: Path, patience: float = START_SECONDS
 ) -> None:
+    """Wait until the server lists a model. Raises SystemExit with the end of ``log`` after ``patience`` seconds."""
     until = time.monotonic() + patience
     while time.monotonic() < until and process.poll() is None:
         try:
@@ -216,10 +232,3 @@ def _folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -40,7 +40,7 @@ class Play(Protocol):
 
 
 class Cause(NamedTuple):
-    """Why a prompt does not go on from the one before: what the server said of it."""
+    """Why a prompt does not go on from the one before: as the server reports it."""
 
     name: str
     place: str = ""
@@ -102,7 +102,7 @@ class Session:
 
 
 def conversation(plays: Sequence[Play], scripts: Sequence[str]) -> list[Play]:
-    """The plays of the one conversation in which the model said ``scripts``, in order.
+    """The plays of the one conversation in which the model wrote ``scripts``, in order.
 
     A side request may quote the prompt and so play a script as well: of several that did, the one with which the
     next prompt begins is the conversation's. Raises ValueError when a script was never played.
@@ -133,15 +133,15 @@ def turn_after(number: int, last: Play, play: Play, cause: Cause | None = None) 
 
 
 def follow(plays: Sequence[Play], steps: Iterable[Mapping[str, Any]]) -> list[Turn]:
-    """All turns from the second on, each loss with what the server said of it in ``steps`` (the steps of its
-    sessions, as ``GET /v1/singletree/sessions/ID`` tells them).
+    """All turns from the second on, each loss with its cause from ``steps`` (the steps of its
+    sessions, as in ``GET /v1/singletree/sessions/ID``).
     """
-    said = {step["prompt_tokens"]: step["break"] for step in steps}
+    breaks = {step["prompt_tokens"]: step["break"] for step in steps}
     turns = []
     for number, (last, play) in enumerate(pairwise(plays), 2):
         turn = turn_after(number, last, play)
         if turn.lost:
-            turn = turn_after(number, last, play, _cause(said.get(turn.prompt)))
+            turn = turn_after(number, last, play, _cause(breaks.get(turn.prompt)))
         turns.append(turn)
     return turns
 
@@ -174,13 +174,13 @@ def report(sessions: Sequence[Session]) -> str:
     turns = [turn for session in sessions for turn in session.turns]
     expected, matched = sum(turn.expected for turn in turns), sum(turn.matched for turn in turns)
     generated, in_place = sum(turn.generated for turn in turns), sum(turn.in_place for turn in turns)
-    said = (
+    totals = (
         f"{documents.today()}; {len(sessions)} sessions, {len(turns):,} prompts that go on from another. Of "
         f"{expected:,} tokens that should stand at their beginnings {matched:,} do "
         f"({percent(share(turns))}; outside the harness's own edits {percent(share_but_edits(turns))}); of "
         f"{generated:,} generated ones {in_place:,} ({percent(_part(in_place, generated))}) are in place."
     )
-    return "\n\n".join((said, _table(sessions), _losses(sessions)))
+    return "\n\n".join((totals, _table(sessions), _losses(sessions)))
 
 
 def _table(sessions: Sequence[Session]) -> str:
@@ -223,12 +223,12 @@ def percent(part: float) -> str:
 
 
 def _losses(sessions: Sequence[Session]) -> str:
-    lines = [line for session in sessions for line in _told(session)]
+    lines = [line for session in sessions for line in _findings(session)]
     return "\n".join(lines) if lines else "No prompt lost a token, and the server called none broken."
 
 
-def _told(session: Session) -> Iterable[str]:
-    """What there is to say of one session: its losses by cause, and where the server counts otherwise."""
+def _findings(session: Session) -> Iterable[str]:
+    """The findings of one session: its losses by cause, and where the server counts otherwise."""
     title = f"- {session.harness}, {session.model}"
     causes: dict[str, list[Turn]] = {}
     for turn in session.turns:

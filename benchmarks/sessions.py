@@ -2,7 +2,7 @@
 
     python -m benchmarks.sessions [--quick] [--turns N] [--harnesses NAMES] [--templates FOLDER] [--write]
 
-Every harness on every API that it speaks works through 40 turns with tool calls while the scripted engine says what
+Every harness on every API that it supports works through 40 turns with tool calls while the scripted engine writes what
 a model would. What came to the engine is counted from the engine's own log; what is lost is explained by the server
 (``singletree explain``). Needs the harnesses (``python tests/clients/install.py``). ``--write`` puts the tables into
 docs/prefix.md, ``--record`` every turn into a file of JSON.
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from benchmarks import documents, peers, session_models, session_script
-from benchmarks.session_models import Scripted
+from benchmarks import documents, peers
 from benchmarks.session_report import Session, conversation, follow, percent, report, share, share_but_edits
-from clients import install
+from benchmarks.template_models import SESSION_TEMPLATES, TEMPLATES, Scripted, scripted
+from clients import install, session_script
 from clients.harness import HARNESSES, Harness, Outcome, Task, run
 from clients.served import MODEL, Server, serving
 
@@ -42,10 +42,10 @@ def measure(
     workspace, home = folder / "workspace", folder / "home"
     session_script.make_workspace(workspace)
     home.mkdir()
-    said = [model.writes(parts) for parts in session_script.turns(harness, workspace, count)]
-    names = [f"t{number}" for number in range(len(said))]
+    texts = [model.writes(parts) for parts in session_script.turns(harness, workspace, count)]
+    names = [f"t{number}" for number in range(len(texts))]
     with serving(model.folder, folder / "server", ("--default-thinking", "on", *flags)) as server:
-        for name, text in zip(names, said, strict=True):
+        for name, text in zip(names, texts, strict=True):
             (server.scripts / f"{name}.txt").write_bytes(text.encode())
         prompt = f"Look after the modules here, one after another. [[script:{','.join(names)}]]"
         try:
@@ -101,8 +101,8 @@ def _fetch(url: str) -> dict[str, Any]:
 
 def _record(sessions: Sequence[Session], file: Path | None) -> None:
     if file is not None:
-        told = [dataclasses.asdict(session) for session in sessions]
-        file.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        records = [dataclasses.asdict(session) for session in sessions]
+        file.write_text(json.dumps(records, indent=1), encoding="utf-8")
 
 
 def _options() -> argparse.Namespace:
@@ -111,10 +111,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="10 turns, one model, four harnesses")
     parser.add_argument("--turns", type=int, help="turns with calls of a session (40)")
     parser.add_argument("--harnesses", help=f"of {', '.join(titles)}")
-    parser.add_argument("--models", help=f"chat templates, FOLDER/NAME ({','.join(session_models.CHOSEN)})")
-    parser.add_argument(
-        "--templates", type=Path, default=session_models.TEMPLATES, help="a folder of folders"
-    )
+    parser.add_argument("--models", help=f"chat templates, FOLDER/NAME ({','.join(SESSION_TEMPLATES)})")
+    parser.add_argument("--templates", type=Path, default=TEMPLATES, help="a folder of folders")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write every turn as JSON")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/prefix.md")
     options = parser.parse_args()
@@ -122,7 +120,7 @@ def _options() -> argparse.Namespace:
     if unknown := set(wanted) - set(titles):
         parser.error(f"no harness is called {', '.join(sorted(unknown))}; there are {', '.join(titles)}")
     options.harnesses = [harness for harness in HARNESSES if harness.title in wanted]
-    chosen = session_models.CHOSEN[:1] if options.quick else session_models.CHOSEN
+    chosen = SESSION_TEMPLATES[:1] if options.quick else SESSION_TEMPLATES
     options.models = options.models.split(",") if options.models else chosen
     options.turns = options.turns or (10 if options.quick else 40)
     return options
@@ -138,13 +136,12 @@ def main() -> None:
     if not install.is_installed():
         print("The harnesses are not installed: python tests/clients/install.py")
         return
-    if not peers.has_tokenizer():
-        peers.install_tokenizer()
+    peers.ensure_tokenizer()
     sessions: list[Session] = []
     root = Path(tempfile.mkdtemp(prefix="singletree-sessions-"))
     try:
         for name in options.models:
-            model = session_models.scripted(options.templates / f"{name}.jinja", root / name / "model")
+            model = scripted(options.templates / f"{name}.jinja", root / name / "model")
             for harness in options.harnesses:
                 began = time.monotonic()
                 session = measure(harness, model, options.turns, root / name / harness.title)
@@ -153,15 +150,15 @@ def main() -> None:
                     time.monotonic() - began,
                     (share(session.turns), share_but_edits(session.turns)),
                 )
-                told = f"{percent(shares[0])}, {percent(shares[1])} but edits, {took:.0f} s"
-                print(f"{harness.title}, {model.name}: {told} {'; '.join(session.complaints)}", flush=True)
+                result = f"{percent(shares[0])}, {percent(shares[1])} but edits, {took:.0f} s"
+                print(f"{harness.title}, {model.name}: {result} {'; '.join(session.complaints)}", flush=True)
                 _record(sessions, options.record)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     text = report(sessions)
     print(text)
     if options.write:
-        documents.replace("sessions", text, documents.PREFIX)
+        documents.replace_in_prefix("sessions", text)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ _PATIENCE = 60.0  # seconds without a byte on any stream
 
 
 class WrongAnswer(Exception):
-    """The server did not answer as it should have; says what it said."""
+    """The server did not answer as it should have; the text has its answer."""
 
 
 @dataclass(slots=True)

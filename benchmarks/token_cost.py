@@ -1,33 +1,32 @@
-"""Processor time of a server for each token that it streams."""
+"""Processor time of a server for each token that it streams, and what thousands of slow streams cost it."""
 
 from __future__ import annotations
 
-import asyncio
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-import uvloop
-
-from benchmarks import tool_session
-from benchmarks.processor import Spent, Watch
+from benchmarks import servers, tool_session
+from benchmarks.processor import Spent, Watch, resident_bytes
 from benchmarks.servers import Server
 from benchmarks.stream_reader import Answer, WrongAnswer, read_streams
-from benchmarks.wire_protocols import Protocol, marker
-from singletree.conversation import Sampling
-from singletree.engines.engine import GenerationJob
-from singletree.engines.scripted.engine import ScriptedEngine
+from benchmarks.tool_session import PROTOCOLS, Protocol, marker
 
 LEAST_TOKENS = 800
 """Of all streams together: fewer cost less than what else a process does meanwhile."""
 
+STREAMS, AT_ONCE, SECONDS = 5000, 2000, 12
 _SHORT = 8  # tokens of the answers that stand for what a request costs without its tokens
+_BATCH = 250  # streams opened together
+_BATCHES_A_SECOND = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many streams at once, of so many tokens each, so many seconds apart."""
+    """A number of streams at once, each of ``tokens`` tokens, ``delay`` seconds apart."""
 
     streams: int
     tokens: int
@@ -36,26 +35,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """What one load cost a server.
-
-    Attributes:
-        server: CPU µs a token of the measured process.
-        engine: CPU µs a token of the engine, where it is another process.
-        client: CPU µs a token of the client.
-        request: CPU ms of a request with almost no tokens.
-        rate: tokens a second of all streams together.
-        first: median time to the first token, in ms.
-        received: bytes a token on the wire.
-        others: how many cores everything else on the machine kept busy meanwhile.
-    """
+    """CPU µs a token of the measured process, and how many cores everything else kept busy meanwhile."""
 
     server: float
-    engine: float
-    client: float
-    request: float
-    rate: float
-    first: float
-    received: float
     others: float
 
 
@@ -65,82 +47,89 @@ def token_cost(
     """Measure once: the difference between long answers and short ones, so that tokens alone count.
 
     Args:
-        idle: CPU seconds a second of the server's processes when nobody asks; taken off.
+        idle: CPU seconds a second of the server's processes without requests; subtracted.
         least_events: how many events there must be for each token. Where the engine is another process, tokens that
             came together leave together if the server had no time in between.
 
     Raises:
         WrongAnswer: also when tokens did not come as an event each.
     """
-    short, _ = _run(server, protocol, load.streams, _SHORT, load.delay, idle, least_events)
-    long, answers = _run(server, protocol, load.streams, load.tokens + _SHORT, load.delay, idle, least_events)
-    count = load.streams * load.tokens
-    engines = (long.cpu[1] - short.cpu[1]) / count if len(long.cpu) > 1 else 0.0
-    return TokenCost(
-        server=(long.cpu[0] - short.cpu[0]) / count * 1e6,
-        engine=engines * 1e6,
-        client=(long.client - short.client) / count * 1e6,
-        request=short.cpu[0] / load.streams * 1e3,
-        rate=load.streams * (load.tokens + _SHORT) / long.wall,
-        first=statistics.median(answer.first for answer in answers) * 1e3,
-        received=sum(answer.received for answer in answers) / (count + _SHORT * load.streams),
-        others=long.others / long.wall,
-    )
+    short = _run(server, protocol, load, _SHORT, idle, least_events)
+    long = _run(server, protocol, load, load.tokens + _SHORT, idle, least_events)
+    cpu = (long.cpu[0] - short.cpu[0]) / (load.streams * load.tokens)
+    return TokenCost(cpu * 1e6, long.others / long.wall)
 
 
 def _run(
-    server: Server,
-    protocol: Protocol,
-    streams: int,
-    tokens: int,
-    delay: float,
-    idle: Sequence[float],
-    least_events: float,
-) -> tuple[Spent, list[Answer]]:
-    request = protocol.request(tool_session.opening(marker(tokens, delay)), tokens)
+    server: Server, protocol: Protocol, load: Load, tokens: int, idle: Sequence[float], least_events: float
+) -> Spent:
+    request = protocol.request(tool_session.opening(marker(tokens, load.delay)), tokens)
     watch = Watch(server.pids)
-    answers = read_streams(server.port, [request] * streams, protocol.mark)
+    answers = read_streams(server.port, [request] * load.streams, protocol.mark)
     spent = watch.stop()
     for answer in answers:
         if not tokens * least_events <= answer.events <= tokens + 16:
             raise WrongAnswer(f"{server.name} sent {answer.events} events, not {tokens}: {answer.end!r}")
     cpu = tuple(seconds - rate * spent.wall for seconds, rate in zip(spent.cpu, idle, strict=True))
-    return Spent(spent.wall, cpu, spent.client, spent.others), answers
+    return Spent(spent.wall, cpu, spent.client, spent.others)
 
 
 def idle_rates(server: Server, seconds: float = 2.0) -> tuple[float, ...]:
-    """CPU seconds a second of each process of a server to which nobody speaks."""
+    """CPU seconds a second of each process of a server that gets no requests."""
     watch = Watch(server.pids)
     time.sleep(seconds)
     spent = watch.stop()
     return tuple(cpu / spent.wall for cpu in spent.cpu)
 
 
-def engine_cost(engine: ScriptedEngine, encode: Callable[[str], Sequence[int]], load: Load) -> float:
-    """CPU µs a token of the scripted engine alone, drained here as the server drains it."""
-    short = _drain_cpu(engine, encode, load, _SHORT)
-    long = _drain_cpu(engine, encode, load, load.tokens + _SHORT)
-    return (long - short) / (load.streams * load.tokens) * 1e6
+@dataclass(frozen=True, slots=True)
+class Many:
+    """What many streams cost: KB of memory and CPU ms a second for each, seconds to 99 % of the first tokens."""
+
+    kilobytes: float
+    cpu: float
+    first_99: float
 
 
-def _drain_cpu(
-    engine: ScriptedEngine, encode: Callable[[str], Sequence[int]], load: Load, tokens: int
-) -> float:
-    prompt = encode(marker(tokens, load.delay))
-
-    async def drain(number: int) -> None:
-        async for _ in engine.generate(GenerationJob(prompt, Sampling(), str(number))):
-            pass
-
-    async def all_streams() -> float:
-        await engine.start()
-        began = time.process_time()
-        await asyncio.gather(*(drain(number) for number in range(load.streams)))
-        return time.process_time() - began
-
-    return uvloop.run(all_streams())
+def many_streams(played: Sequence[int], streams: int, at_once: int, seconds: int) -> tuple[Many, Many]:
+    """Return what streams of one token a second cost that open one after the other, and those that open at once."""
+    with servers.singletree_before_vllm(played, ("--slots", "8192")) as server:
+        together = _many(server, at_once, seconds, at_once)
+    with servers.singletree_before_vllm(played, ("--slots", "8192")) as server:
+        return _many(server, streams, seconds, min(_BATCH, streams)), together
 
 
-def median_of(costs: Sequence[TokenCost]) -> TokenCost:
-    """Field by field."""
-    return TokenCost(*(statistics.median(getattr(cost, f.name) for cost in costs) for f in fields(TokenCost)))
+def _many(server: Server, streams: int, seconds: int, batch: int) -> Many:
+    protocol = PROTOCOLS[0]
+    token_cost(server, protocol, Load(8, 8, 0.01), (0.0,) * len(server.pids), 0.5)
+    pause = batch / (_BATCH * _BATCHES_A_SECOND) if batch < streams else 0.0
+    tokens = int(seconds + pause * (streams / batch - 1))
+    request = protocol.request(tool_session.opening(marker(tokens, 1.0)), tokens)
+    before = peak = resident_bytes(server.pid)
+    answers: list[Answer] = []
+    failures: list[Exception] = []
+
+    def read() -> None:
+        try:
+            answers.extend(read_streams(server.port, [request] * batch, protocol.mark))
+        except (WrongAnswer, OSError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(streams // batch)]
+    watch = Watch(server.pids)
+    for thread in threads:
+        thread.start()
+        time.sleep(pause)
+    while any(thread.is_alive() for thread in threads):
+        with suppress(OSError):
+            peak = max(peak, resident_bytes(server.pid))
+        time.sleep(0.25)
+    spent = watch.stop()
+    if len(answers) < len(threads) * batch:
+        raise RuntimeError(f"{len(answers)} of {streams} streams ended: {str(failures[0])[-300:]}")
+    firsts = [answer.first for answer in answers]
+    return Many(
+        (peak - before) / streams / 1000,
+        spent.cpu[0] / spent.wall / streams * 1e3,
+        statistics.quantiles(firsts, n=100)[98],
+    )

@@ -7,13 +7,18 @@ so that nothing of a new session can be known to a server.
 from __future__ import annotations
 
 import json
+import re
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from benchmarks.servers import MODEL
+from benchmarks.stream_reader import Answer, post
 
 _TOOLS = 20
 _STEPS = 25
@@ -24,9 +29,9 @@ _NOUNS = ("file", "folder", "symbol", "test")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the assistant says and calls, and what the tool gives back. A ``thought`` comes before what is said."""
+    """The text and the call of the assistant, and the result of the tool. A ``thought`` comes before the text."""
 
-    said: str
+    text: str
     call_id: str
     tool: str
     arguments: str
@@ -139,7 +144,7 @@ def body_of_chat(session: Session) -> dict[str, Any]:
         messages += [
             {
                 "role": "assistant",
-                "content": step.said,
+                "content": step.text,
                 **({"reasoning_content": step.thought} if step.thought else {}),
                 "tool_calls": [{"id": step.call_id, "type": "function", "function": call}],
             },
@@ -161,7 +166,7 @@ def body_of_messages(session: Session) -> dict[str, Any]:
         thinking = {"type": "thinking", "thinking": step.thought, "signature": ""}
         thought = [thinking] if step.thought else []
         messages += [
-            {"role": "assistant", "content": [*thought, {"type": "text", "text": step.said}, use]},
+            {"role": "assistant", "content": [*thought, {"type": "text", "text": step.text}, use]},
             {"role": "user", "content": [given]},
         ]
     tools = [
@@ -175,13 +180,13 @@ def body_of_responses(session: Session) -> dict[str, Any]:
     """As OpenAI Responses has it."""
     items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": session.question}]
     for step in session.steps:
-        said = {"type": "output_text", "text": step.said, "annotations": []}
+        message = {"type": "output_text", "text": step.text, "annotations": []}
         called = {"call_id": step.call_id, "name": step.tool, "arguments": step.arguments}
         thinking = {"type": "reasoning_text", "text": step.thought}
         thought = {"type": "reasoning", "id": f"rs_{step.call_id}", "summary": [], "content": [thinking]}
         items += [
             *([thought] if step.thought else []),
-            {"type": "message", "role": "assistant", "content": [said]},
+            {"type": "message", "role": "assistant", "content": [message]},
             {"type": "function_call", **called},
             {"type": "function_call_output", "call_id": step.call_id, "output": step.result},
         ]
@@ -190,3 +195,79 @@ def body_of_responses(session: Session) -> dict[str, Any]:
         for name, description, schema in session.tools
     ]
     return {"instructions": session.system, "input": items, "tools": tools}
+
+
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":(\d+)')
+# Messages counts what came from the cache beside input_tokens.
+_CACHED_TOKENS = re.compile(rb'"cache_read_input_tokens":(\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """One of them.
+
+    Attributes:
+        mark: bytes that only an event with the answer's text has.
+        limit: the field for the longest answer.
+        body: a session's own fields.
+        more: fields of every request.
+        headers: of every request.
+    """
+
+    name: str
+    path: str
+    mark: bytes
+    limit: str
+    body: Callable[[Session], dict[str, Any]]
+    more: tuple[tuple[str, Any], ...] = ()
+    headers: str = ""
+
+    def request(self, session: Session, tokens: int) -> bytes:
+        """A request for the next turn, streamed, of at most so many tokens and a few."""
+        body = {
+            "model": MODEL,
+            "stream": True,
+            self.limit: tokens + 16,
+            **dict(self.more),
+            **self.body(session),
+        }
+        return post(self.path, json.dumps(body).encode(), self.headers)
+
+
+def prompt_tokens(answer: Answer) -> int:
+    """What the server counted; 0 when there is no count."""
+    tail = b"".join(answer.tail)
+    last = (found.findall(tail)[-1:] for found in (_PROMPT_TOKENS, _CACHED_TOKENS))
+    return sum(int(count) for counts in last for count in counts)
+
+
+def marker(tokens: int, delay: float = 0.0) -> str:
+    """Asks the scripted engine for so many tokens, one at a time, so many seconds apart."""
+    return f"[[gen:{tokens}:1:{delay:g}]]"
+
+
+PROTOCOLS = (
+    Protocol(
+        "messages",
+        "/v1/messages",
+        b'"text_delta"',
+        "max_tokens",
+        body_of_messages,
+        headers="anthropic-version: 2023-06-01\r\n",
+    ),
+    Protocol(
+        "chat",
+        "/v1/chat/completions",
+        b'"content":"R',
+        "max_tokens",
+        body_of_chat,
+        (("stream_options", {"include_usage": True}),),
+    ),
+    Protocol(
+        "responses",
+        "/v1/responses",
+        b"response.output_text.delta",
+        "max_output_tokens",
+        body_of_responses,
+    ),
+)

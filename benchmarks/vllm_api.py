@@ -7,22 +7,18 @@ takes milliseconds. Its text is random, too: what is counted is CPU for each eve
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers, tool_session
+from benchmarks import peers, servers, tool_session
 from benchmarks.processor import own_cpu_seconds
 from benchmarks.servers import MODEL, Server
 from benchmarks.stream_reader import WrongAnswer, post, read_streams
 from benchmarks.token_cost import LEAST_TOKENS
-from benchmarks.wire_protocols import Protocol
+from benchmarks.tool_session import Protocol
 from engines import real_vllm
 
 _STREAMS = 64
@@ -70,17 +66,8 @@ def running_in_process() -> Iterator[Server]:
     python, environment = real_vllm.program()
     port = real_vllm.free_port()
     command = [str(python), "-m", "singletree", "serve", "--engine", "vllm", "--model", str(_model())]
-    command += [
-        "--port",
-        str(port),
-        "--model-name",
-        MODEL,
-        "--slots",
-        str(_STREAMS),
-        "--context-window",
-        _WINDOW,
-    ]
-    command += ["--", *_ENGINE]
+    command += ["--port", str(port), "--model-name", MODEL, "--slots", str(_STREAMS)]
+    command += ["--context-window", _WINDOW, "--", *_ENGINE]
     with _started("singletree with vLLM in its process", port, command, environment) as server:
         yield server
 
@@ -92,19 +79,9 @@ def _model() -> Path:
 @contextmanager
 def _started(name: str, port: int, command: list[str], environment: dict[str, str]) -> Iterator[Server]:
     log = peers.HOME.parent / f"{name.partition(' ')[0].lower()}-front-end.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
-    try:
-        real_vllm.wait_until_ready(f"http://127.0.0.1:{port}", process, log, name)
+    with servers.process_of(command, log, environment) as process:
+        servers.wait_ready(name, port, process, log, real_vllm.READY_SECONDS)
         yield Server(name, port, process.pid)
-    finally:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        time.sleep(1)
 
 
 def token_cost(server: Server, protocol: Protocol, streams: int, tokens: int) -> float:
@@ -131,7 +108,7 @@ def _ask(server: Server, protocol: Protocol, streams: int, tokens: int) -> tuple
     session = tool_session.opening("")
     more = {"ignore_eos": True} if protocol.name == "chat" else {}
     body = {"model": MODEL, "stream": True, protocol.limit: tokens, **more, **protocol.body(session)}
-    body.pop("tools")  # vLLM has to be told how to parse calls; without tools it has less to do.
+    body.pop("tools")  # vLLM needs to know how to parse calls; without tools it has less to do.
     request = post(protocol.path, json.dumps(body).encode(), protocol.headers)
     before = own_cpu_seconds(server.pid)
     answers = read_streams(server.port, [request] * streams, b"data: ")

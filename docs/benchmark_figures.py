@@ -1,28 +1,43 @@
-"""The figures of the newest run of ``make bench``, in the page of benchmarks and in the README."""
+"""What was measured last, in the page of benchmarks and in the README."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import documents, product_report  # noqa: E402 (found by the line before)
-from benchmarks.figures import newest  # noqa: E402
+from benchmarks import compare_report, documents, product_report  # noqa: E402 (found by the line before)
+from benchmarks.figures import newest, read_table  # noqa: E402
 
 
 def page() -> str:
-    """Return docs/benchmarks.md with the figures of the newest run between its marks."""
-    return _with_block(documents.PATH, product_report.page(newest()))
+    """Return docs/benchmarks.md with the newest run and the tables of the single experiments between their marks."""
+    tables = {name: product_report.experiment(read_table(name)) for name in ("replay", "dispatch")}
+    return _with_blocks(ROOT / "docs" / "benchmarks.md", {"product": product_report.page(newest()), **tables})
+
+
+def comparison() -> str:
+    """Return docs/comparison.md with the tables of the kept run of ``make compare`` between its marks."""
+    return _with_blocks(
+        ROOT / "docs" / "comparison.md", {"comparison": compare_report.page(compare_report.read())}
+    )
+
+
+def charts() -> Mapping[str, str]:
+    """Return the charts of the kept run of ``make compare``, by file name below docs/pictures."""
+    return compare_report.pictures(compare_report.read())
 
 
 def readme() -> str:
-    """Return README.md with a line for each target between its marks; as it is if it has none."""
-    return _with_block(ROOT / "README.md", product_report.summary(newest()))
+    """Return README.md with six figures of the newest measurements between its marks."""
+    return _with_blocks(ROOT / "README.md", {"product": product_report.summary(newest())})
 
 
-def _with_block(path: Path, text: str) -> str:
+def _with_blocks(path: Path, blocks: Mapping[str, str]) -> str:
     document = path.read_text(encoding="utf-8")
-    changed = documents.replaced(product_report.BLOCK, text, document)
-    return document if changed is None else changed
+    for name, text in blocks.items():
+        document = documents.replaced(name, text, document) or document
+    return document

@@ -268,14 +268,14 @@ def _panels() -> Iterator[dict[str, Any]]:
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
-        drawn = {
+        custom = {
             "drawStyle": "line",
             "lineWidth": 1,
             "fillOpacity": 25 if chart.stacks else 0,
             "showPoints": "never",
             "stacking": {"mode": "normal" if chart.stacks else "none", "group": "A"},
         }
-        defaults = {"unit": chart.unit, "min": 0, "custom": drawn}
+        defaults = {"unit": chart.unit, "min": 0, "custom": custom}
         yield _panel(100 + number, "timeseries", chart, place, options, defaults)
 
 

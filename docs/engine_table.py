@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from singletree.engines.abilities import ABILITIES, EngineAbilities
-from singletree.engines.detection import SERVERS, TEXT_SERVERS
+from singletree.engines.detection import KINDS, TEXT_SERVERS
+from singletree.server.doors import open_door
 
 PAGE = """\
 # Engines
@@ -16,6 +17,8 @@ What each engine can do through the interface that singletree uses. The table is
 {table}
 
 *token ids*: "all" where each generated id is streamed; "recovered" where some ids are found by tokenizing their text.
+*salts*: whether the prefix cache keeps prompts apart that have different salts (`cache_salt`), and so those of several
+API keys; the embedded llama.cpp does so for models without pictures.
 *sampling of the model*: who applies the checkpoint's `generation_config.json` to fields that a request leaves out.
 
 ## Constraints
@@ -34,6 +37,22 @@ Kinds of constraint and the field of the engine's request that takes each, the p
 `--engine` names the kind if a gateway hides it. One token is generated at start-up, so that a server that cannot return
 token ids is refused before the first request. vLLM is asked at `/inference/v1/generate` first, then at
 `/v1/completions`; start-up says what the second one costs.
+
+The tokenizer is that of `--model`, else of the model that the server reports. No server gives its files away (vLLM's
+`/tokenizer_info` and llama-server's `/props` have the chat template and no vocabulary), so they come from this machine
+or, without the weights, from the Hugging Face Hub ([where models come from](serving.md#where-models-come-from)).
+
+Before `ready`, vLLM, SGLang and llama.cpp are asked at `/tokenize` for the tokens of a short text in many scripts. A
+server that has another vocabulary than the tokenizer is refused with the names of both models; one that has the same
+tokens and cuts the text in other places starts with a warning. Vocabularies that differ in their special tokens alone
+pass, as those of two versions of one model. TensorRT-LLM is not asked, and a gateway may hide the endpoint: the server
+then starts, and logs that the vocabulary was not checked.
+
+singletree parses reasoning itself, so that vLLM and SGLang need no `--reasoning-parser`. With one they apply a
+constraint only after they consider the reasoning complete, while the constraint that they are sent covers the
+reasoning, too: under a strict tool or a grammar, such as that of Codex's `apply_patch`, they end the turn with an error
+or let the model write something else. A vLLM that needs the parser for other clients is started with
+`--structured-outputs-config '{{"enable_in_reasoning": true}}'` beside it.
 
 These take only text and are refused, because they render and tokenize prompts themselves:
 
@@ -57,6 +76,7 @@ COLUMNS: dict[str, Cell] = {
     "constraints": lambda row: ", ".join(row.constraints) or "none",
     "cached tokens": lambda row: _yes(row.cached_tokens),
     "priorities": lambda row: _yes(row.priorities),
+    "salts": lambda row: _yes(row.salts),
     "pictures": lambda row: _yes(row.pictures is not None),
     "abort": lambda row: row.abort,
     "KV events": lambda row: _yes(row.kv_events),
@@ -86,6 +106,6 @@ def page() -> str:
         table="\n".join(lines),
         constraints="\n".join(constraints),
         options="\n".join(options),
-        servers=", ".join(make().title for make in SERVERS.values()),
+        servers=", ".join(open_door(f"server {kind}").title for kind in KINDS),
         refused="\n".join(f"- {server.title}: {server.cure}." for server in TEXT_SERVERS.values()),
     )

@@ -83,7 +83,7 @@ def _with_calls(*parts: Part) -> Callable[[Family], Stance]:
     return lambda family: _rendered(family, *parts) if family.forms else Stance(not_applicable=_NO_CALLS)
 
 
-def _saying(**arguments: object) -> Callable[[Family], Stance]:
+def _with_arguments(**arguments: object) -> Callable[[Family], Stance]:
     return _with_calls(ToolCall("f", json.dumps(arguments, ensure_ascii=False), "abcdefghi"))
 
 
@@ -131,7 +131,9 @@ def _without_opener(family: Family) -> Stance:
     stray = {tag for m in markers(family) for tag in _TAG.findall(m)}
     # Closers that do not look like tags are dropped as well (H9).
     stray |= {m.strip() for m in (SLOT.split(form.call)[-1], form.calls[1]) if re.search(r"\w", m)}
-    return Stance(text, (Text(text),), family.message_header or " ", forgiving=tuple(sorted(stray)))
+    # Where another form of the family needs no marker, the call is one without it.
+    part = F if any(each.unmarked and text.startswith(each.opener) for each in family.forms) else Text(text)
+    return Stance(text, (part,), family.message_header or " ", forgiving=tuple(sorted(stray)))
 
 
 _TAG = re.compile(r"<[^<>\n]*>|\[/?[A-Z_]+\]")
@@ -190,12 +192,12 @@ CASES: dict[str, Callable[[Family], Stance]] = {
     "malformed": _malformed,
     "truncated at each place": _cut,
     "empty arguments": _with_calls(G),
-    "nested": _saying(o={"k": [{"deep": "x"}, {"deep": "a {b} [c]"}]}),
-    "unicode": _saying(s="né 数据 😀 “q” \u2028 \u00a0 ё́"),
+    "nested": _with_arguments(o={"k": [{"deep": "x"}, {"deep": "a {b} [c]"}]}),
+    "unicode": _with_arguments(s="né 数据 😀 “q” \u2028 \u00a0 ё́"),
     "text around": _with_calls(Text("Before."), F, Text("After.")),
     "duplicates": _with_calls(F, replace(F, id="123456789")),
-    "10 KB arguments": _saying(s=_LONG),
-    "separators inside strings": _saying(s=_SEPARATORS),
+    "10 KB arguments": _with_arguments(s=_LONG),
+    "separators inside strings": _with_arguments(s=_SEPARATORS),
     "marker quoted in prose": _quoted,
     "call inside reasoning": _inside_reasoning,
     "missing opener": _without_opener,

@@ -128,8 +128,16 @@ def family_cases() -> str:
 
 
 def architecture() -> str:
-    """Return the architecture page with its picture made anew."""
+    """Return the architecture page with its picture and its sizes made anew."""
+    import loaded_modules
     from architecture_picture import page
+
+    return loaded_modules.insert(page())
+
+
+def check() -> str:
+    """Return the page of the checks of an endpoint, with the measured cards."""
+    from check_page import page
 
     return page()
 
@@ -155,9 +163,37 @@ def benchmarks() -> str:
     return page()
 
 
+def comparison() -> str:
+    """Return the page of one session behind several servers, with the tables of the kept run."""
+    from benchmark_figures import comparison
+
+    return comparison()
+
+
+def charts() -> dict[str, Callable[[], str]]:
+    """Return what makes each chart of that page, by file name."""
+    from benchmark_figures import charts
+
+    return {f"pictures/{name}": functools.partial(str, text) for name, text in charts().items()}
+
+
 def metrics() -> str:
     """Return the page of metrics with its table made anew."""
     from metrics_page import page
+
+    return page()
+
+
+def serving() -> str:
+    """Return the page of what a server does, with the table of limits made anew."""
+    from limits_table import page
+
+    return page()
+
+
+def routes() -> str:
+    """Return the page of routes."""
+    from route_page import page
 
     return page()
 
@@ -173,14 +209,19 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "../README.md": readme,
     "architecture.md": architecture,
     "benchmarks.md": benchmarks,
+    "check.md": check,
+    "comparison.md": comparison,
     "engines.md": engines,
     "family-cases.md": family_cases,
     "families.md": families,
     "flags.md": flags,
     "metrics.md": metrics,
     "public-names.txt": public_names,
+    "routes.md": routes,
+    "serving.md": serving,
     "stability.md": stability,
     "../deploy/helm/singletree/files/dashboard.json": dashboard,
+    **charts(),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from singletree.server.answers.tracing import Tracing
+from singletree.server.telemetry.tracing import Tracing
 
 DOCS = Path(__file__).resolve().parent
 BEGIN, END = "<!-- metrics -->", "<!-- /metrics -->"

@@ -86,12 +86,14 @@ PROMISES = (
     Promise(
         "The arguments of a call keep the bytes that the model wrote.",
         "They are kept as text, also where a template takes an object (C3). Where a client parsed them and serialized "
-        "them again (`input` on Messages, custom and native items on Responses), the order of keys and the form "
-        "of numbers are kept; separators and escapes are the template's.",
+        "them again (`input` on Messages, custom and native items on Responses, and JSON without any space, which is "
+        "what JavaScript writes), the order of keys and the form of numbers are kept; separators and escapes are the "
+        "template's.",
         (
             "prompts/test_template_messages.py::test_arguments_keep_the_models_bytes",
             "prompts/test_template_messages.py::test_arguments_taken_apart_keep_the_spelling_of_their_values",
             "protocols/test_messages_decode.py::test_tool_input_keeps_the_order_of_keys_and_the_spelling_of_numbers",
+            "protocols/test_client_json.py::test_text_without_spaces_is_what_javascript_wrote",
         ),
     ),
     Promise(
@@ -100,7 +102,7 @@ PROMISES = (
         "arguments are not edits; changed words are. [Serving](serving.md#which-turns-are-the-same) lists which turns "
         "are the same (C3, C5).",
         (
-            "server/test_partial_turns.py::test_what_comes_back_in_part_is_the_turn_as_said",
+            "server/test_partial_turns.py::test_what_comes_back_in_part_is_the_turn_as_written",
             "server/test_partial_turns.py::test_a_turn_with_other_words_is_rendered_as_edited",
             "server/test_partial_turns.py::test_what_was_cleared_is_not_given_back",
             "prompts/test_json_values.py::test_a_round_trip_is_no_edit",

@@ -6,7 +6,7 @@ import { gzipSync } from "node:zlib";
 import { build } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const target = join(here, "..", "src", "singletree", "server", "inspect", "page");
+const target = join(here, "..", "src", "singletree", "inspector", "page");
 const LARGEST = 200_000; // bytes of all files together
 
 // Templates keep the indentation of their source, which htm drops when it reads them.

@@ -43,6 +43,7 @@ def room(name: str) -> str:
     return name.split(".")[2] if name.count(".") > 1 else ""
 
 
+@cache
 def parsed(path: Path, root: Path) -> Module:
     """Return the module at ``path``, under the name by which it is imported when ``root`` is on the path."""
     parts = path.relative_to(root).with_suffix("").parts
@@ -56,8 +57,13 @@ def modules() -> tuple[Module, ...]:
     return tuple(parsed(path, SOURCE) for path in sorted(PACKAGE.rglob("*.py")))
 
 
-def imports(module: Module) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted name of the module) of each import at any depth, also lazy and ``TYPE_CHECKING`` ones."""
+@cache
+def imports(module: Module) -> tuple[tuple[int, str], ...]:
+    """Return (line, dotted name of the module) of each import at any depth, also lazy and ``TYPE_CHECKING`` ones."""
+    return tuple(_find_imports(module))
+
+
+def _find_imports(module: Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -142,6 +145,86 @@ def test_families(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| kimi_k2 |" in capsys.readouterr().out
 
 
+_UNENDING = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from singletree import cli
+
+def interrupted(*_):
+    # As of a download: the interpreter waits for such threads at its end.
+    ThreadPoolExecutor(1).submit(threading.Event().wait)
+    raise KeyboardInterrupt
+
+cli.app = interrupted
+cli.main(["families"])
+"""
+
+
+def test_ctrl_c_ends_without_a_word_while_threads_work() -> None:
+    done = subprocess.run([sys.executable, "-c", _UNENDING], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_ctrl_c_while_the_command_line_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name.startswith("cyclopts"):
+                raise KeyboardInterrupt
+
+    left: list[int] = []
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cyclopts"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    monkeypatch.setattr("os._exit", left.append)
+    main(["families"])
+    assert left == [130]
+
+
+def test_little_is_imported_before_ctrl_c_is_caught() -> None:
+    code = "import sys; from singletree import cli; print(*(m for m in sys.modules if m.startswith('singletree')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == ["singletree", "singletree.cli"]
+
+
+_LIBRARY_ALONE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from singletree.cli import main
+main(sys.argv[2:])
+"""
+
+
+def with_the_library_alone(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command where no package of an extra can be imported."""
+    path = Path(__file__).parents[1] / "pyproject.toml"
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    extra = {
+        re.split(r"[>=<;\[]", each)[0].replace("-", "_") for each in project["optional-dependencies"]["serve"]
+    }
+    command = [sys.executable, "-c", _LIBRARY_ALONE, ",".join(extra), *arguments]
+    return subprocess.run(command, input=TEXT.encode(), capture_output=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("arguments", [("parse", "--family", "qwen3"), ("families",)])
+def test_what_needs_no_server_needs_no_extra(arguments: tuple[str, ...]) -> None:
+    done = with_the_library_alone(*arguments)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"ToolCall" in done.stdout or b"qwen3" in done.stdout
+
+
+def test_a_command_without_its_packages_says_what_to_install() -> None:
+    done = with_the_library_alone("serve")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"singletree: this command needs the package ")
+    assert done.stderr.endswith(b": pip install 'singletree[serve]'\n")
+
+
 WRONG = [
     (["serv"], 2, "serve"),
     (["serve", "--port", "x"], 2, "--port"),
@@ -152,6 +235,8 @@ WRONG = [
     (["parse", "nowhere", "--family", "qwen3"], 1, "nowhere: No such file"),
     (["parse", "x"], 1, "no model family given"),
     (["parse", "x", "--family", "nope"], 1, "nope"),
+    (["doctor", "x", "bogus", "two words"], 2, "too many arguments: bogus 'two words'; see --help"),
+    (["serve", "--engine-url", "nothing"], 1, "'nothing' is not the URL of an inference server"),
     (["parse", "x", "--family", "qwen3", "--tools", "hermes"], 1, "--family cannot be combined"),
     (["parse", "x", "--family", "qwen3", "--chunk", "-1"], 1, "--chunk is -1"),
     (["launch", "claude"], 1, "no server at http://127.0.0.1:8000 (Connection refused)"),

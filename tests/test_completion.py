@@ -75,7 +75,6 @@ def test_tab_completes(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture
             ("singletree comple\t", "completion"),
             ("singletree serve --router-mode least\t", "least-loaded"),
             ("singletree serve --trace-l\t", "--trace-limit"),
-            ("singletree trace repl\t", "replay"),
             ("singletree completion fi\t", "fish"),
         ):
             terminal.shown = ""

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from benchmarks import counts
-from benchmarks.counting_work import Work, WorkCounter
+from benchmarks.counting_work import AreaCrossings, Work, WorkCounter, area_of
 from benchmarks.counts import compare, read
+from benchmarks.in_memory_server import InMemoryServer
+from benchmarks.tool_session import PROTOCOLS, opening
 
 from singletree import families
 from singletree.parsing.parser import Parser
@@ -71,6 +73,38 @@ def test_instructions_are_compared_on_one_version_of_python(
     monkeypatch.setattr(counts, "PATH", tmp_path / "counts.json")
     monkeypatch.setattr(counts, "version", lambda: "3.11")
     counts.write({"a token": Work(100, 1000, 0)})
-    assert read()["a token"] == {"calls": 100, "instructions": 1000, "peak": 0}
+    assert read()["a token"] == {"calls": 100, "instructions": 1000, "peak": 0, "crossings": 0}
     monkeypatch.setattr(counts, "version", lambda: "3.12")
-    assert read()["a token"] == {"calls": 100, "peak": 0}
+    assert read()["a token"] == {"calls": 100, "peak": 0, "crossings": 0}
+
+
+MOST_CROSSINGS = {"messages": 14, "chat": 14, "responses": 17}
+"""The ways from one area to another that a request takes before the engine is asked. They only ever fall."""
+
+
+@pytest.mark.parametrize(
+    ("module", "area"),
+    [
+        ("singletree.prompts.tokenizer.tokenizer", "prompts"),
+        ("singletree.server.http.app", "server/http"),
+        ("singletree.server.doors", None),
+        ("singletree.events", None),
+        ("json", None),
+    ],
+)
+def test_the_area_of_a_module(module: str, area: str | None) -> None:
+    assert area_of(module) == area
+
+
+async def test_the_main_street_crosses_few_areas() -> None:
+    server = InMemoryServer("vllm-completions")
+    await server.start()
+    try:
+        for protocol in PROTOCOLS:
+            body = counts.request_body(protocol, opening(""), 1)
+            await server.ask(protocol.path, body, [counts.TOKEN])  # Fills caches.
+            with AreaCrossings().collecting() as crossed:
+                await server.ask(protocol.path, body, [counts.TOKEN])
+            assert len(crossed.ways) == MOST_CROSSINGS[protocol.name], sorted(crossed.ways)
+    finally:
+        await server.close()

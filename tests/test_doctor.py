@@ -11,22 +11,20 @@ import pytest
 from prompts.template_sources import ALTERNATING, COLLECTED, HERMES, XML, collected
 from singletree import families
 from singletree.cli import main
+from singletree.drafting.diagnosis import Finding, diagnose
 from singletree.errors import BadConfiguration
-from singletree.server.models import byte_model, catalog
-from singletree.server.models.checkpoint_family import template_alone
-from singletree.server.models.config import Config
-from singletree.server.models.diagnosis import Finding, diagnose
+from singletree.server.models.chat_format import ChatFormat, choose_family, load_chat_format, template_alone
+from singletree.server.settings.config import Config
+from singletree.testing import byte_model
 
 OFTEN = {"tool_call_parser": None, "reasoning_parser": None}
 
 
-def speech(source: str, **flags: Any) -> catalog.ChatFormat:
+def speech(source: str, **flags: Any) -> ChatFormat:
     """Return the chat format of a model with that template."""
     template = template_alone(source)
-    family, why = catalog.choose_family(Config(**flags), template)
-    return catalog.ChatFormat(
-        tokenizer=byte_model.byte_tokenizer(), template=template, family=family, why=why
-    )
+    family, why = choose_family(Config(**flags), template)
+    return ChatFormat(tokenizer=byte_model.byte_tokenizer(), template=template, family=family, why=why)
 
 
 def found(source: str, **flags: Any) -> dict[str, Finding]:
@@ -59,6 +57,26 @@ def test_a_model_of_a_known_family() -> None:
     assert not any(finding.level == "wrong" for finding in findings.values())
 
 
+def test_a_call_in_the_instructions_that_the_family_does_not_read() -> None:
+    asked = """{{ '<tool_call>{{"name": <name>, "arguments": <json>}}</tool_call>' }}"""
+    findings = found(HERMES.replace("{% endfor %}<|im_end|>", "{% endfor %}" + asked + "<|im_end|>", 1))
+    reported = findings["calls as instructed"]
+    assert reported.level == "wrong"
+    assert '<tool_call>{{"name": <name>, "arguments": <json>}}</tool_call>' in reported.matter
+    assert '{"name": "get_weather", "arguments": {"city": "Paris"}}' in reported.matter
+    assert "--chat-template" in reported.cure
+    right = found(
+        HERMES.replace(
+            "{% endfor %}<|im_end|>",
+            "{% endfor %}"
+            + asked.replace("'<tool_call>{{", "'<tool_call>{").replace("}}</tool", "}</tool")
+            + "<|im_end|>",
+            1,
+        )
+    )
+    assert right["calls as instructed"].level == "good"
+
+
 def test_a_format_that_nobody_knows() -> None:
     findings = found(XML.replace("<function=", "<fn=").replace("</function>", "</fn>"))
     assert findings["family"].level == "wrong"
@@ -88,7 +106,7 @@ def test_a_family_named_by_hand_that_is_another() -> None:
 
 
 def test_the_tokenizer_is_looked_at_too() -> None:
-    made = catalog.load_chat_format(
+    made = load_chat_format(
         Config(engine="scripted", stability_off=("result_order",)), byte_model.byte_tokenizer()
     )
     findings = {finding.topic: finding for finding in diagnose(made)}
@@ -99,7 +117,7 @@ def test_the_tokenizer_is_looked_at_too() -> None:
 
 
 def test_special_tokens_that_a_client_could_write_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = catalog.load_chat_format(Config(engine="scripted"), byte_model.byte_tokenizer())
+    made = load_chat_format(Config(engine="scripted"), byte_model.byte_tokenizer())
     monkeypatch.setattr(made.tokenizer, "guard", str)
     findings = {finding.topic: finding for finding in diagnose(made)}
     assert findings["special tokens"].level == "wrong"

@@ -12,13 +12,13 @@ from prompts.template_sources import COLLECTED, HERMES, collected, label
 from singletree import families
 from singletree.cli import main
 from singletree.conversation import Reasoning, Text, ToolCall
+from singletree.drafting.draft import sample_of, source_of
+from singletree.drafting.template_turns import TemplateTurns, draft_from_template, try_family
 from singletree.errors import BadConfiguration, BadFamily
-from singletree.parsing.drafting.source_code import sample_of, source_of
 from singletree.parsing.family import Family, Form, Literals
 from singletree.parsing.parser import parse
 from singletree.prompts.template.chat_template import ChatTemplate
-from singletree.server.models.checkpoint_family import template_alone
-from singletree.server.models.template_turns import TemplateTurns, draft_from_template, try_family
+from singletree.server.models.chat_format import template_alone
 
 HEAD = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -179,9 +179,9 @@ def test_the_command_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.Cap
         HEAD + EACH + "<do>{{ f.arguments | tojson | replace('\"', '`') }} {{ f.name }}{% endfor %}" + TAIL
     )
     assert run("families", "draft", str(odd)) == 1
-    said = capsys.readouterr().out
-    assert "single: the template rendered" in said
-    assert executed(said).name == "odd"
+    printed = capsys.readouterr().out
+    assert "single: the template rendered" in printed
+    assert executed(printed).name == "odd"
     bare = tmp_path / "bare.jinja"
     bare.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     assert run("families", "draft", str(bare)) == 0

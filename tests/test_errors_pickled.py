@@ -17,7 +17,7 @@ EXAMPLES: list[SingletreeError] = [
     errors.Unauthorized("no key"),
     errors.ForbiddenOrigin("http://a.example"),
     errors.ForbiddenHost("a.example"),
-    errors.ForbiddenAddress(),
+    errors.ForbiddenAddress("a.example"),
     errors.ModelNotFound("a", ("b", "c")),
     errors.RouteNotFound("no path"),
     errors.NotStored("Response", "resp_1"),

@@ -12,7 +12,7 @@ import pytest
 from source import ROOT
 
 SOURCES = ROOT / "inspector"
-PAGE = ROOT / "src" / "singletree" / "server" / "inspect" / "page"
+PAGE = ROOT / "src" / "singletree" / "inspector" / "page"
 LARGEST = 200_000
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -185,15 +186,70 @@ def test_a_preamble_that_does_not_fit_the_window_is_announced(
 ) -> None:
     run("claude")
     assert capsys.readouterr().err == (
+        "model      org/model\n"
         "WARNING    Claude Code begins with about 12,000 tokens of instructions and tools, and org/model is served "
         "with a window of 8,192: serve a model with a window of 24,000 or more, such as Qwen/Qwen3-8B, or raise "
         "--context-window if it was set, or use pi\n"
     )
     run("pi")
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "model      org/model\n"
     assert [each["program"] for each in started] == ["claude", "pi"], (
         "its own settings may shorten the preamble"
     )
+
+
+def test_what_to_expect_is_reported_before_the_harness_starts() -> None:
+    [pi] = [each for each in launch.HARNESSES if each.program == "pi"]
+    mute = replace(SERVED, calls_tools=False)
+    assert any("can only chat" in line and "Qwen2.5-Coder-1.5B" in line for line in pi.forecast(mute))
+    later = replace(SERVED, model="Qwen2.5-Coder-1.5B-Instruct", is_loaded=False)
+    assert any("(1.1 GB)" in line for line in pi.forecast(later))
+    assert not any("GB" in line for line in pi.forecast(replace(later, model="another")))
+    measured = replace(SERVED, prompt_speed=70.0)
+    assert any("first turn about 20 s" in line and "unless" in line for line in pi.forecast(measured))
+
+
+def test_the_first_turn_of_a_model_that_is_not_loaded_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"id": "SmolLM2-135M-Instruct", "calls_tools": False, "prompt_tokens_per_second": 90.0}
+    able = {"id": "Qwen2.5-Coder-1.5B-Instruct", "context_window": 32768, "is_loaded": False}
+    other = {"id": "org/other", "context_window": 32768, "is_loaded": False}
+    monkeypatch.setattr(launch, "fetch", lambda *_: {"data": [small, able, other]})
+    served = launch.fetch_served(launch.Target())
+    assert served.prompt_speed == pytest.approx(90 * 92_871_040 / 1_117_320_736, rel=0.1)
+    [pi] = [each for each in launch.HARNESSES if each.program == "pi"]
+    assert any("first turn about 3 min" in line for line in pi.forecast(served))
+    assert launch.fetch_served(launch.Target(model="org/other")).prompt_speed is None
+
+
+def test_a_model_that_calls_tools_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"id": "small", "context_window": 8192, "calls_tools": False}
+    able = {"id": "able", "context_window": 32768, "is_loaded": False, "prompt_tokens_per_second": 66.5}
+    listed = {"data": [small, able]}
+    monkeypatch.setattr(launch, "fetch", lambda *_: listed)
+    served = launch.fetch_served(launch.Target())
+    assert (served.model, served.is_loaded, served.prompt_speed) == ("able", False, 66.5)
+    assert launch.fetch_served(launch.Target(model="small")).calls_tools is False
+    listed["data"] = [small]
+    assert launch.fetch_served(launch.Target()).model == "small"
+
+
+@pytest.mark.parametrize("window", [4096, 8192, 32_768, 262_144])
+def test_pi_compacts_only_when_the_window_is_nearly_full(window: int) -> None:
+    compaction = harness_settings.pi_settings(replace(SERVED, window=window))["compaction"]
+    # What is kept, and a summary of four fifths of the reserve, leave room for the preamble and the next turn.
+    after = 1_400 + compaction["keepRecentTokens"] + 0.8 * compaction["reserveTokens"]
+    assert after < window - compaction["reserveTokens"] + 1_400
+
+
+def test_settings_that_pi_wrote_itself_stay(started: list[Mapping[str, Any]], tmp_path: Path) -> None:
+    run("pi")
+    file = Path(started[0]["environment"]["PI_CODING_AGENT_DIR"]) / "settings.json"
+    own = {**json.loads(file.read_text()), "theme": "light"}
+    for text in (json.dumps(own), "{damaged"):
+        file.write_text(text)
+        run("pi")
+        assert json.loads(file.read_text())["compaction"] == own["compaction"]
+        assert ("theme" in json.loads(file.read_text())) == (text != "{damaged")
 
 
 def test_pi_chooses_the_model_before_its_own_arguments(started: list[Mapping[str, Any]]) -> None:

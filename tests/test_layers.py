@@ -10,23 +10,50 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 
 import pytest
 
+from singletree.errors import BadConfiguration
+from singletree.server.doors import DOORS as DOORS_OF_THE_SERVER
+from singletree.server.doors import open_door
 from source import PACKAGE, ROOT, SOURCE, Module, area, imports, modules, parsed, room, tracked_python
 
 GROUND = {
-    "cache_diagnosis",
     "conversation",
     "errors",
     "events",
     "gguf",
     "lru",
+    "owners",
     "prefixes",
+    "private_files",
+    "request_limits",
     "request_options",
     "pictures",
 }
+CORE = GROUND | {"__version__", "parsing", "families", "protocols", "prompts", "engines", "server"}
+"""What serves a model at --engine-url, and no more."""
+DOORS = {
+    "checking",
+    "constraints",
+    "drafting",
+    "in_process",
+    "inspector",
+    "llamacpp",
+    "media",
+    "prefix_breaks",
+    "processes",
+    "ray",
+    "records",
+    "routing",
+    "testing",
+    "training",
+    "turn_stores",
+    "wires",
+}
+"""Packages that the core does not import: ``server.doors`` loads them when a setting asks for one."""
 EVERYTHING = {"*"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(GROUND, GROUND),
@@ -35,17 +62,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols": GROUND,
     "prompts": GROUND,
     "engines": GROUND,
-    "server": EVERYTHING,
+    "server": CORE,
+    **dict.fromkeys(DOORS, CORE),
+    "checking": GROUND | {"__version__"},
+    "drafting": CORE | {"constraints"},
+    "in_process": CORE | {"wires"},
+    "routing": GROUND | {"engines"},
+    "wires": GROUND | {"engines"},
+    "ray": CORE | {"cli"},
     "cli": EVERYTHING,
-    "ray": EVERYTHING,
     "": GROUND | {"parsing", "families"},
     "__main__": {"cli"},
 }
 ROOMS: dict[str, list[set[str]]] = {
     "parsing": [
-        {"constraints", "drafting"},
         {"parser", "render_turn"},
-        {"emitter", "initial_state", "markdown_quotes"},
+        {"emitter", "initial_state"},
         {"compiled"},
         {"arguments"},
         {"family", "patterns"},
@@ -62,33 +94,33 @@ ROOMS: dict[str, list[set[str]]] = {
         {"completions", "generate", "tokenize"},
         {"chat", "messages", "responses"},
         {"models", "openai"},
-        {"client_json", "client_tools", "limits", "media", "sse", "wire"},
+        {"client_tools", "content", "wire"},
+        {"limits"},
         {"answer"},
     ],
     "engines": [
-        {"detection"},
-        {"routing"},
-        {"queueing", "unloading"},
-        {"llamacpp", "scripted", "sglang", "tensorrt_llm", "vllm"},
-        {"remote"},
-        {"abilities", "handover", "in_flight", "startup_log"},
-        {"engine", "reading_time"},
-        {"devices", "engine_arguments", "restart_backoff", "weights"},
+        {"detection", "pool"},
+        {"lifetime", "sharing"},
+        {"guidance", "remote"},
+        {"abilities"},
+        {"engine"},
+        {"devices", "weights"},
     ],
     "ray": [
         {"application"},
         {"server_replica"},
-        {"engine_replica", "ray_engine"},
-        {"kv_publishing"},
+        {"engine_replica"},
     ],
     "server": [
         {"http"},
         {"answers"},
-        {"inspect"},
+        {"telemetry"},
         {"sessions", "storage"},
-        {"pictures", "turn"},
+        {"turn"},
         {"models"},
-        {"cross_origin", "peers"},
+        {"turns"},
+        {"settings"},
+        {"cross_origin", "doors", "ids", "sparse_log"},
     ],
 }
 """The rooms of an area, top to bottom. A room imports from itself and from rooms further down."""
@@ -131,14 +163,15 @@ def test_every_part_has_a_place_in_the_layers() -> None:
     assert {m.area for m in modules()} <= set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda m: m.name)
-def test_imports_follow_the_layers(module: Module) -> None:
+def test_imports_follow_the_layers() -> None:
     broken = [
-        f"{module.path.name}:{line} imports {name}"
+        f"{module.name}:{line} imports {name}; {module.area or 'singletree'} may import "
+        f"{sorted(MAY_IMPORT[module.area])} only"
+        for module in modules()
         for line, name in imports(module)
         if name.partition(".")[0] == "singletree" and not _is_allowed(module, name)
     ]
-    assert not broken, f"{module.area or 'singletree'} may import {sorted(MAY_IMPORT[module.area])} only"
+    assert broken == []
 
 
 def test_every_room_has_a_place_in_its_area() -> None:
@@ -182,10 +215,47 @@ def test_parsing_and_families_import_with_third_party_modules_out_of_reach() -> 
     assert done.stdout.strip() == "[]"
 
 
-def test_the_pipeline_imports_no_command_line_library() -> None:
-    script = "import sys, singletree.server.turn.pipeline; print('cyclopts' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    names = {module.name for module in modules()}
+    graph = {
+        module.name: {name for _, name in imports(module)} & names - {module.name} for module in modules()
+    }
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"{' -> '.join(reversed(error.args[1]))}: also an import for a type alone is one")
+
+
+def test_the_core_loads_no_door_and_no_command_line_library() -> None:
+    script = (
+        "import sys, importlib, pkgutil, singletree.server\n"
+        "for module in pkgutil.walk_packages(singletree.server.__path__, 'singletree.server.'):\n"
+        "    if not module.name.endswith(('_worker', 'postgres')):\n"
+        "        importlib.import_module(module.name)\n"
+        "own = {name.split('.')[1] for name in sys.modules if name.startswith('singletree.')}\n"
+        f"print({{'cyclopts'}} & sys.modules.keys(), own & {DOORS | {'cli'}!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "set() set()", done.stderr
+
+
+def test_each_door_leads_to_a_package_behind_doors() -> None:
+    for feature, door in DOORS_OF_THE_SERVER.items():
+        assert area(door.module) in DOORS, feature
+        module = next(each for each in modules() if each.name == door.module)
+        assert door.name in {node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name)} | {
+            node.name for node in module.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }, feature
+        name, _, kind = door.interface.rpartition(".")
+        owner = importlib.import_module(f"singletree.{name}")
+        assert hasattr(owner, kind), f"{feature}: the core has no {door.interface}"
+        assert area(owner.__name__) in CORE, feature
+
+
+def test_an_absent_door_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "singletree.routing.kv_policy", None)
+    with pytest.raises(BadConfiguration, match=re.escape("singletree[routing]")):
+        open_door("router kv")
 
 
 @cache
@@ -221,15 +291,18 @@ def test_engines_in_process_are_an_extra_each() -> None:
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     extras = {extra: names for extra, names in _declared().items() if extra not in ("dev", "all")}
     declared = {name for names in extras.values() for name in names} - IN_PROCESS
-    imported = set(_third_party(modules())) - IN_PROCESS
+    imported = set(_third_party(modules())) - IN_PROCESS - LOADERS
     importable = _importable(declared)
     assert imported - importable == set(), "imported but not declared in pyproject.toml"
     unused = {d for d in declared if not _importable({d}) & imported}
     assert unused == set(), "declared in pyproject.toml but imported nowhere"
 
 
-# Runs in the environment of another server.
-FOREIGN = {"benchmarks.dynamo_worker"}
+# pytest loads the plugin, so it is there.
+LOADERS = {"pytest"}
+
+# Run in the environments of another server and of a trainer.
+FOREIGN = {"benchmarks.dynamo_worker", "docs.train_with_trl"}
 
 
 def test_what_tests_and_benchmarks_import_is_declared() -> None:

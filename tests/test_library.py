@@ -52,8 +52,7 @@ def test_the_page_runs_with_nothing_but_the_standard_library() -> None:
         f"for source in {BLOCKS!r}: exec(source, {{}})\n"
         "known = sys.stdlib_module_names | {'singletree', '__main__'}\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} - known), file=sys.stderr)\n"
-        "light = {'cache_diagnosis', 'conversation', 'errors', 'events', 'families', 'parsing', 'pictures'}\n"
-        "light.add('request_options')\n"
+        "light = {'conversation', 'errors', 'events', 'families', 'parsing', 'pictures', 'request_options'}\n"
         "own = {name.split('.')[1] for name in sys.modules if name.startswith('singletree.')}\n"
         "print(sorted(own - light), file=sys.stderr)\n"
     )
@@ -117,7 +116,7 @@ class Llm:
             yield type("Output", (), {"outputs": [completion]})
 
 
-def test_the_engine_loop_of_the_page_tells_tokens_from_their_spelling() -> None:  # C18
+def test_the_engine_loop_of_the_page_distinguishes_tokens_from_their_spelling() -> None:  # C18
     page, vocabulary = block("async def events"), Vocabulary()
     ids = vocabulary.encode("<|tool_call> é: ", "<|tool_call>", "call:ls{n:1}", "<tool_call|>")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,9 +111,9 @@ def test_a_clearly_faster_python_of_the_same_version_is_chosen(tmp_path: Path) -
     stand_in(other / "python7.11", "7 11", 0.29)
     assert choose(own, other) == (str(first), ""), "another version, and one that is as fast"
     faster = stand_in(other / "python7.11", "7 11", 0.20)
-    chosen, said = choose(own, other)
+    chosen, written = choose(own, other)
     assert chosen == str(faster)
-    assert said.startswith(f"{faster} runs code 1.5 times as fast as {first}")
+    assert written.startswith(f"{faster} runs code 1.5 times as fast as {first}")
 
 
 def test_a_python_that_does_not_answer_is_not_chosen(tmp_path: Path) -> None:
@@ -121,3 +123,19 @@ def test_a_python_that_does_not_answer_is_not_chosen(tmp_path: Path) -> None:
     assert choose(own, other) == (str(first), "")
     first.write_text("#!/bin/sh\nexit 1\n")
     assert choose(own) == ("python3", "")
+
+
+def test_the_public_workflows_run_our_own_targets() -> None:
+    yaml = pytest.importorskip("yaml")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert len(workflows) == 3
+    for path in workflows:
+        for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values():
+            commands = [step["run"] for step in job.get("steps", ()) if "run" in step]
+            matrix = job.get("strategy", {}).get("matrix", {}).get("target", [])
+            made = [command.split()[1] for command in commands if command.startswith("make ")]
+            assert {*made, *matrix} - {"${{"} <= targets, path.name
+    for path in (*(ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"), ROOT / ".pre-commit-config.yaml"):
+        assert yaml.safe_load(path.read_text(encoding="utf-8")), path.name
+    assert json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))

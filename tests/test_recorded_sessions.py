@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from benchmarks import session_script
 from benchmarks.session_report import (
     Cause,
     Session,
@@ -21,8 +20,9 @@ from benchmarks.session_report import (
     share_but_edits,
     spans,
 )
-from benchmarks.session_script import EDITS, MODULES, TURNS_OF_A_MODULE, edited_line, turns
 
+from clients import session_script
+from clients.session_script import EDITS, MODULES, TURNS_OF_A_MODULE, edited_line, turns
 from singletree.conversation import Reasoning, Text, ToolCall
 
 
@@ -92,7 +92,7 @@ def test_a_loss_that_no_edit_explains_is_ours(steps: list[dict[str, Any]]) -> No
     assert share_but_edits([turn]) == 0.8
 
 
-def test_the_report_tells_every_loss_and_every_doubt() -> None:
+def test_the_report_lists_every_loss_and_every_doubt() -> None:
     turns = tuple(follow([ONE, BROKEN], [step("answer_respelled")]))
     good = Session("good", "m", tuple(follow([ONE, TWO], [])), side=(10, 20))
     bad = Session("bad", "m", turns, (), ("settings in head, 7 tokens",), 90, ("it said no",))

@@ -10,17 +10,17 @@ import pytest
 
 from prompts.tiny_vocabulary import byte_level, write_directory
 from singletree.conversation import Part, Reasoning, Text, Tool, ToolCall
+from singletree.drafting.response_template import UnsupportedTemplate, family_of
 from singletree.errors import BadConfiguration
-from singletree.parsing.drafting.response_template import UnsupportedTemplate, family_of
 from singletree.parsing.parser import parse
 from singletree.prompts.template.chat_template import CHATML, ChatTemplate
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
-from singletree.server.models import catalog
-from singletree.server.models.config import Config
+from singletree.server.models.chat_format import choose_family, load_chat_format
+from singletree.server.settings.config import Config
 
 CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 THOUGHT = {"open": "<mull>", "close_pattern": r"</mull>\s*", "content": "text"}
-SAID = {"close_pattern": r"(?:<\|stop\|>|<\|over\|>)\s*|$", "content": "text"}
+MODEL_OUTPUT = {"close_pattern": r"(?:<\|stop\|>|<\|over\|>)\s*|$", "content": "text"}
 OBJECTS = {
     "open": "<act>",
     "close_pattern": r"</act>\s*",
@@ -55,7 +55,7 @@ def template(calls: dict[str, Any] | None = None, **fields: Any) -> dict[str, An
     shown = {
         "reasoning_content": THOUGHT,
         **({"tool_calls": calls} if calls else {}),
-        "content": SAID,
+        "content": MODEL_OUTPUT,
     } | fields
     return {"start_anchor": "<|me|>", "fields": {name: field for name, field in shown.items() if field}}
 
@@ -116,14 +116,14 @@ UNSAYABLE: list[tuple[Any, str]] = [
     (template(OBJECTS | {"content": "kv-lines"}), "'kv-lines'"),
     (template(OBJECTS | {"transform": {"function": {"name": "f"}}}), "structure that is not supported"),
     (template(NAMED | {"open_pattern": r"<act>(?P<who>\w+):"}), "'who'"),
-    (template(NAMED | {"open_pattern": r"<act>[a-z]{2,3}(?P<name>\w+):"}), "cannot be written as a picture"),
-    (template(TAGS | {"content_args": {}}), "cannot be written as a picture"),
+    (template(NAMED | {"open_pattern": r"<act>[a-z]{2,3}(?P<name>\w+):"}), "cannot be written with slots"),
+    (template(TAGS | {"content_args": {}}), "cannot be written with slots"),
     (template(QUOTED | {"content_args": {"string_delims": [["<", ">"]]}}), "variant of JSON"),
 ]
 
 
 @pytest.mark.parametrize(("value", "says"), UNSAYABLE, ids=range(len(UNSAYABLE)))
-def test_what_no_family_can_say(value: Any, says: str) -> None:
+def test_unsupported_text_stays_text(value: Any, says: str) -> None:
     with pytest.raises(UnsupportedTemplate, match=says):
         family_of(value)
 
@@ -137,7 +137,7 @@ UNKNOWN = """\
 
 
 def choose(source: str, described: object, **flags: Any) -> tuple[str, str]:
-    family, why = catalog.choose_family(Config(**flags), ChatTemplate(source), described)
+    family, why = choose_family(Config(**flags), ChatTemplate(source), described)
     return family.name, why
 
 
@@ -182,5 +182,5 @@ def test_the_name_that_other_servers_have_for_it(flag: str) -> None:
 def test_it_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     config = {"chat_template": UNKNOWN, "response_template": template(OBJECTS)}
     folder = write_directory(tmp_path, byte_level(), tokenizer_config=config)
-    speech = catalog.load_chat_format(Config(), load_tokenizer(folder))
+    speech = load_chat_format(Config(), load_tokenizer(folder))
     assert speech.family.forms[0].calls == ("<act>", "</act>")

@@ -9,26 +9,31 @@ Example:
     'ls'
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from __future__ import annotations
 
-from singletree import families
-from singletree.conversation import Reasoning, Text, Tool, ToolCall, Turn
-from singletree.errors import SingletreeError
-from singletree.events import (
-    ArgumentsDelta,
-    Event,
-    Fold,
-    Markup,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallBroken,
-    ToolCallEnd,
-    ToolCallStart,
-    fold,
-)
-from singletree.parsing.family import Family, Form, Literals
-from singletree.parsing.parser import Parser, parse
-from singletree.parsing.render_turn import render_turn
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from singletree import families
+    from singletree.conversation import Reasoning, Text, Tool, ToolCall, Turn
+    from singletree.errors import SingletreeError
+    from singletree.events import (
+        ArgumentsDelta,
+        Event,
+        Fold,
+        Markup,
+        ReasoningDelta,
+        TextDelta,
+        ToolCallBroken,
+        ToolCallEnd,
+        ToolCallStart,
+        fold,
+    )
+    from singletree.parsing.family import Family, Form, Literals
+    from singletree.parsing.parser import Parser, parse
+    from singletree.parsing.render_turn import render_turn
+
+    __version__: str
 
 __all__ = [
     "ArgumentsDelta",
@@ -57,7 +62,34 @@ __all__ = [
     "render_turn",
 ]
 
-try:
-    __version__ = version("singletree")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0"
+_HOMES = ("conversation", "errors", "events", "parsing.family", "parsing.parser", "parsing.render_turn")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: Ctrl-C could not end the command line quietly during the imports."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = _version() if name == "__version__" else _find(name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _find(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "families":
+        return import_module(f"{__name__}.families")
+    modules = (import_module(f"{__name__}.{home}") for home in _HOMES)
+    return next(vars(module)[name] for module in modules if name in vars(module))
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("singletree")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0"

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from singletree.cache_diagnosis import CacheDiagnosis
 from singletree.pictures import Picture
-from singletree.request_options import RequestOptions
+from singletree.request_options import AppliedEdit, CacheDiagnosis, ContextEdit, RequestOptions
 
 __all__ = [
     "Conversation",
@@ -44,7 +43,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 CAPSULE_PREFIX = "singletree1."
 """First characters of a capsule: the encrypted record of a turn that a client carries for the server
-(server/models/capsule.py)."""
+(server/turns/capsule.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,9 @@ class ToolCall:
         arguments: JSON text. For families that write JSON, the model's own bytes; they are never serialised again.
         id: the call's id; empty when neither the protocol nor the model's format has one.
         complete: False when generation was cut inside the arguments. Such a call is never dispatched.
-        verbatim: False when a client parsed the arguments and serialised them again. The order of keys and the digits
-            of numbers may then still be the model's; white space and escapes are not, so the prompt writes its own.
+        verbatim: False when a client parsed the arguments and serialised them again: white space and escapes are not
+            the model's then, so the prompt writes its own. The order of keys and the digits of numbers may be.
+        written_id: the id in the text that the model wrote; empty where its format has none, or the text is not known.
     """
 
     name: str
@@ -106,6 +106,7 @@ class ToolCall:
     id: str = ""
     complete: bool = True
     verbatim: bool = field(default=True, compare=False, kw_only=True)
+    written_id: str = field(default="", compare=False, kw_only=True)
     extra: Extra | None = field(default=None, compare=False)
 
 
@@ -241,7 +242,6 @@ class Thinking:
     """The client's settings for reasoning; a field is None when the client did not set it.
 
     Attributes:
-        enabled: reasoning on or off.
         effort: a level such as ``low``, ``medium``, ``high``.
         budget_tokens: maximum number of reasoning tokens.
         template_arguments: variables for the chat template, by name (``chat_template_kwargs``).
@@ -346,46 +346,6 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class ClearThinking:
-    """A context edit: keep reasoning only in the last ``keep_turns`` answers that have some; None keeps all of it."""
-
-    keep_turns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClearToolUses:
-    """A context edit: replace old tool results by a placeholder when there are too many tokens or too many tool uses.
-
-    Attributes:
-        trigger_tokens: clear when the prompt has more tokens than this; None for no limit.
-        trigger_uses: clear when there are more uncleared tool uses than this; None for no limit.
-        keep: number of the latest tool uses that are never cleared.
-        at_least: clear nothing when fewer tokens than this would be freed.
-        exclude_tools: tools whose results are never cleared.
-        inputs: whether the arguments of the calls are cleared too; or the names of the tools where they are.
-    """
-
-    trigger_tokens: int | None = None
-    trigger_uses: int | None = None
-    keep: int = 3
-    at_least: int = 0
-    exclude_tools: frozenset[str] = frozenset()
-    inputs: bool | frozenset[str] = False
-
-
-ContextEdit = ClearThinking | ClearToolUses
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedEdit:
-    """The result of a context edit: ``count`` answers' thinking or tool uses removed, ``tokens`` in total."""
-
-    kind: Literal["thinking", "tool_uses"]
-    count: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class PromptReport:
     """The facts of the written prompt that an answer reports. The server sets them when it has written the prompt.
 
@@ -452,8 +412,7 @@ class Request:
     """A request for one turn, in whatever protocol it came.
 
     Attributes:
-        model: the model name that the client sent.
-        conversation: turns and tools.
+        model: the model name that the client sent; empty where it sent none.
         stream: whether the answer is sent as events.
         opens_turn: whether the prompt ends with the header of an assistant turn (the generation prompt).
         continues: whether a trailing assistant turn is left open, so that the model continues it.
@@ -464,9 +423,7 @@ class Request:
         truncate: whether a history that does not fit the window loses its oldest turns instead of being refused.
         context_edits: edits of the history, applied before the model reads it.
         session: the client's own session key, if the body has one.
-        hints: for routing and engines.
         cache_salt: keeps tenants apart: the prompt shares the engine's prefix cache only with prompts of the same salt.
-        agent: for traces.
         choices: number of answers to generate.
         pictures: the checked pictures of the conversation, by ``Image.key``.
         warnings: fields that were accepted and ignored, for the ``x-singletree-warning`` header.

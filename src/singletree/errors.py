@@ -9,6 +9,7 @@ SingletreeError
 │   ├── Unauthorized            no key, or a wrong one (401)
 │   ├── ForbiddenOrigin         a web page of an origin that is not allowed sent the request (403)
 │   ├── ForbiddenHost           the request names a host that is not known to be this server (403)
+│   ├── ForbiddenAddress        without a key, prompts are shown on this machine only (403)
 │   ├── ModelNotFound           no served model has that name (404)
 │   ├── RouteNotFound           no such path (404)
 │   ├── NotStored               the path names a response or conversation that is not stored (404)
@@ -30,6 +31,7 @@ Each protocol's ``encode_error`` writes these errors in its own format.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 __all__ = [
@@ -46,6 +48,13 @@ __all__ = [
 
 _LONGEST_ID = 128
 """Number of characters of a client's id that an error message repeats."""
+
+_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^\s]*@")
+
+
+def without_passwords(text: str) -> str:
+    """Return ``text`` with a mark in place of each password of a URL, for messages."""
+    return _PASSWORD.sub(r"\1***@", text)
 
 
 class SingletreeError(Exception):
@@ -106,12 +115,33 @@ class ThreadUnsupported(InvalidRequest):
 
 
 class ContextOverflow(Rejected):
-    """The prompt does not fit the model's window. ``prompt_tokens`` and ``maximum`` are in tokens."""
+    """The prompt does not fit the model's window.
 
-    def __init__(self, prompt_tokens: int, maximum: int) -> None:
-        super().__init__(f"prompt is too long: {prompt_tokens} tokens > {maximum} maximum")
+    Attributes:
+        prompt_tokens, maximum: in tokens.
+        is_estimate: whether the prompt was not tokenized, because it has too many characters.
+    """
+
+    def __init__(self, prompt_tokens: int, maximum: int, *, is_estimate: bool = False) -> None:
         self.prompt_tokens = prompt_tokens
         self.maximum = maximum
+        self.is_estimate = is_estimate
+        super().__init__(f"prompt is too long: {self.counted} tokens > {maximum} maximum{self.cure}")
+
+    @property
+    def counted(self) -> str:
+        """Return the number of tokens as a text, with "about" before an estimate."""
+        return f"about {self.prompt_tokens}" if self.is_estimate else str(self.prompt_tokens)
+
+    @property
+    def cure(self) -> str:
+        """Return what can be done where the prompt was not tokenized; else nothing. It begins with a space."""
+        name = "--limit characters_per_token"
+        return (
+            f" (it was not tokenized; the operator of this server can raise {name})"
+            if self.is_estimate
+            else ""
+        )
 
 
 class Unauthorized(Rejected):
@@ -147,14 +177,17 @@ class ForbiddenHost(Rejected):
 
 
 class ForbiddenAddress(Rejected):
-    """The client is on another machine, and the server has no key by which it could show that it may ask."""
+    """The server has no key by which a client could show that it may see prompts, and the client may be elsewhere: on
+    another machine, or a web page with the name ``host``, if that is given."""
 
     status = 403
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "") -> None:
+        named = f", and this request asks host {host!a}" if host else ""
+        listed = ", or with --allowed-hosts and that name without its port" if host else ""
         super().__init__(
-            "the inspector answers on this machine only, since the server has no key; start it with --api-key and "
-            "send the key"
+            "sessions and prompts are shown on this machine only, under a name such as localhost, since the server has "
+            f"no key{named}; start it with --api-key and send the key{listed}"
         )
 
 

@@ -45,12 +45,16 @@ class Markup:
 
 @dataclass(slots=True)
 class ToolCallStart:
-    """The start of a call, whose name is known. ``index`` counts the calls of the turn from 0."""
+    """The start of a call, whose name is known. ``index`` counts the calls of the turn from 0.
+
+    ``written_id`` is the id that the model wrote; empty where its format has none.
+    """
 
     index: int
     id: str
     name: str
     raw: str
+    written_id: str = field(default="", compare=False)
 
 
 @dataclass(slots=True)
@@ -274,7 +278,8 @@ class Fold:
     def _tool_call(self, *, complete: bool) -> ToolCall:
         call = self._call
         assert call is not None
-        return ToolCall(call.name, "".join(self._pieces), call.id, complete)
+        arguments = "".join(self._pieces)
+        return ToolCall(call.name, arguments, call.id, complete, written_id=call.written_id)
 
     def _close_open(self) -> None:
         if self._call is not None:

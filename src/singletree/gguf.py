@@ -36,15 +36,9 @@ _STRING, _ARRAY = 8, 9
 
 
 def read_metadata(path: Path, *, longest_array: int | None = None) -> dict[str, Any]:
-    """Read the key-value pairs of a GGUF file.
+    """Read the key-value pairs of a GGUF file. An array of numbers is an ``array``, one of strings a list.
 
-    Args:
-        path: the file.
-        longest_array: most items of an array that is read; longer ones, such as vocabularies, are skipped and are not
-            in the result. None reads them all.
-
-    Returns:
-        The values by key. An array of numbers is an ``array``, one of strings a list.
+    Arrays of more than ``longest_array`` items, such as vocabularies, are skipped; None reads them all.
 
     Raises:
         WeightsUnavailable: the file cannot be read, is damaged or incomplete, or is not a GGUF file.
@@ -55,9 +49,8 @@ def read_metadata(path: Path, *, longest_array: int | None = None) -> dict[str, 
     except OSError as error:
         raise WeightsUnavailable(f"{path.name} cannot be read: {error.strerror}; check the path") from error
     except (ValueError, struct.error) as error:
-        raise WeightsUnavailable(
-            f"{path.name} is damaged or incomplete ({error}); download it again"
-        ) from error
+        why = f"{path.name} is damaged or incomplete ({error}); download it again"
+        raise WeightsUnavailable(why) from error
 
 
 def trained_context(metadata: Mapping[str, Any]) -> int | None:

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from math import inf
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -94,11 +94,22 @@ class LruCache(Generic[Key, Value]):
             self.bytes += cost
             self._evict()
 
+    def part(self, owner: str) -> LruCache[Key, Value]:
+        """Return the entries of one owner, as a cache that shares the limits of this one; itself for an empty name.
+
+        Through a part nothing else is found; through the whole, ``values`` and ``items`` return those of all parts.
+        """
+        return _Part(self, owner) if owner else self
+
     def resize(self, limit: float) -> None:
         """Set the maximum size in bytes of all entries, and evict what is over it."""
         with self._lock:
             self._limit = limit
             self._evict()
+
+    def cost(self, keys: Iterable[Key]) -> int:
+        """Return the size of the entries of ``keys``."""
+        return sum(self._costs.get(key, 0) for key in keys)
 
     def pop(self, key: Key) -> Value | None:
         """Remove ``key`` and return its value; None when it is not cached."""
@@ -112,6 +123,56 @@ class LruCache(Generic[Key, Value]):
     def _remove(self, key: Key) -> Value | None:
         self.bytes -= self._costs.pop(key, 0)
         return self._values.pop(key, None)
+
+
+class _Part(LruCache[Key, Value]):
+    """The entries of ``owner`` in a cache. In the whole, their keys are (owner, key)."""
+
+    def __init__(self, whole: LruCache[Any, Value], owner: str) -> None:
+        # Without the fields of a cache of its own: a method that is missing here fails, and finds nothing of others.
+        self._whole = whole
+        self._owner = owner
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    @property
+    def bytes(self) -> int:  # type: ignore[override]
+        """Return the size of all entries now."""
+        return self._whole.cost(self._own(each) for each in self.keys())
+
+    def get(self, key: Key) -> Value | None:
+        return self._whole.get(self._own(key))
+
+    def peek(self, key: Key) -> Value | None:
+        return self._whole.peek(self._own(key))
+
+    def items(self) -> list[tuple[Key, Value]]:
+        found = []
+        for name, value in self._whole.items():
+            if type(name) is _OwnKey and name.owner == self._owner:
+                found.append((name.key, value))
+        return found
+
+    def keys(self) -> list[Key]:
+        return [key for key, _ in self.items()]
+
+    def values(self) -> list[Value]:
+        return [value for _, value in self.items()]
+
+    def put(self, key: Key, value: Value, size: int = 0) -> None:
+        self._whole.put(self._own(key), value, size)
+
+    def pop(self, key: Key) -> Value | None:
+        return self._whole.pop(self._own(key))
+
+    def _own(self, key: Key) -> _OwnKey:
+        return _OwnKey(self._owner, key)
+
+
+class _OwnKey(NamedTuple):
+    owner: str
+    key: Any
 
 
 def find_bytes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 __all__ = ["Picture", "PromptPicture"]
@@ -49,3 +51,22 @@ class PromptPicture:
         """Return a prompt of this picture alone, with what is around it, and the picture as it is placed there."""
         prompt = [*self.before, self.placeholder_id, *self.behind]
         return prompt, replace(self, position=len(self.before))
+
+
+FIRST_PICTURE_NUMBER = 1 << 31
+"""The least of the numbers that ``comparable_tokens`` writes for pictures."""
+
+
+def comparable_tokens(token_ids: Sequence[int], pictures: Sequence[PromptPicture]) -> array[int]:
+    """Return the prompt for a comparison with other prompts: each placeholder becomes a number made from its picture.
+
+    Two prompts that differ in a picture alone then differ there, as they do in the engine's prefix cache. No token id
+    is as large as such a number.
+    """
+    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    if not pictures:
+        return tokens
+    tokens = tokens[:]
+    for picture in pictures:
+        tokens[picture.position] = int(picture.key[:8], 16) | FIRST_PICTURE_NUMBER
+    return tokens

@@ -1,16 +1,14 @@
-"""The options of a request that shape its answer, and those that one API alone has.
+"""What a request asks for beside an answer: options of one API, edits of the context, a comparison with an earlier one.
 
 Decoders set them; the server and the encoders of the same protocol read them. A field that a protocol does not have
-keeps its default. None of them changes the prompt of a conversation.
+keeps its default. Edits change the prompt of a conversation, options never do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-__all__ = ["CompletionOptions", "RequestOptions", "StoredStateOptions"]
+from typing import Any, Literal
 
 _NO_ECHO = b'{"metadata":{}}'
 
@@ -86,6 +84,7 @@ class RequestOptions:
         compacts: whether the turn is a summary of the conversation, which the client gets encrypted.
         compared_answer: the id of an earlier answer: this one reports how its prompt differs from that one's. Empty if
             the client asks for the report and has no earlier answer yet; None if it does not ask.
+        conversation_field: the field of the request that has the conversation, for error messages.
         echoed_fields: JSON object of the request's fields that the response object repeats.
         completion: for raw prompts.
         stored_state: for Responses.
@@ -105,6 +104,76 @@ class RequestOptions:
     reports_context_edits: bool = False
     compacts: bool = False
     compared_answer: str | None = None
+    conversation_field: str = "messages"
     echoed_fields: bytes = _NO_ECHO
     completion: CompletionOptions = CompletionOptions()
     stored_state: StoredStateOptions = StoredStateOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ClearThinking:
+    """A context edit: keep reasoning only in the last ``keep_turns`` answers that have some; None keeps all of it."""
+
+    keep_turns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClearToolUses:
+    """A context edit: replace old tool results by a placeholder when there are too many tokens or too many tool uses.
+
+    Attributes:
+        trigger_tokens: clear when the prompt has more tokens than this; None for no limit.
+        trigger_uses: clear when there are more uncleared tool uses than this; None for no limit.
+        keep: number of the latest tool uses that are never cleared.
+        at_least: clear nothing when fewer tokens than this would be freed.
+        exclude_tools: tools whose results are never cleared.
+        inputs: whether the arguments of the calls are cleared too; or the names of the tools where they are.
+    """
+
+    trigger_tokens: int | None = None
+    trigger_uses: int | None = None
+    keep: int = 3
+    at_least: int = 0
+    exclude_tools: frozenset[str] = frozenset()
+    inputs: bool | frozenset[str] = False
+
+
+ContextEdit = ClearThinking | ClearToolUses
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedEdit:
+    """The result of a context edit: ``count`` answers' thinking or tool uses removed, ``tokens`` in total."""
+
+    kind: Literal["thinking", "tool_uses"]
+    count: int
+    tokens: int
+
+
+Change = Literal["model", "tools", "system", "messages", "compacted", "settings"]
+"""What differs first. ``compacted``: earlier messages were removed. ``settings``: reasoning settings that the chat
+template prints.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """The prompt does not continue that of the earlier answer.
+
+    Attributes:
+        change: what differs first.
+        missed_tokens: tokens of the earlier prompt and answer behind the difference.
+        reusable_tokens: tokens before it.
+        report: more facts: the cause, its reason and cure, and the index of the first message that differs.
+    """
+
+    change: Change
+    missed_tokens: int
+    reusable_tokens: int
+    report: dict[str, Any]
+
+
+CacheDiagnosis = CacheMiss | Literal["hit", "not_found", "unavailable"]
+"""``hit``: the prompt contains the earlier prompt and answer. ``not_found``: no answer of that id is known.
+``unavailable``: it is known, and its prompt is no longer in memory.
+"""

@@ -84,8 +84,8 @@ class Codex:
         """One run to its end; ``options`` are Codex's own. A URL in them that is to be the relay's is ``{url}``."""
         played = len(self._plays())
         with relaying(self.server.url) as relay:
-            said = [option.replace("{url}", relay.url) for option in options]
-            harness = CODEX._replace(arguments=lambda text: [*command, *OPTIONS, *said, text])
+            filled = [option.replace("{url}", relay.url) for option in options]
+            harness = CODEX._replace(arguments=lambda text: [*command, *OPTIONS, *filled, text])
             outcome = run(harness, Task(relay.url, model, prompt, self.home, self.workspace.folder))
             return Ran(outcome, sent_through(relay), self._plays()[played:])
 
@@ -108,8 +108,8 @@ def sign_in(home: Path) -> tuple[str, ...]:
     token = ".".join(_encoded(part) for part in ({"alg": "none", "typ": "JWT"}, claims, {}))
     tokens = {"id_token": token, "access_token": token, "refresh_token": "r", "account_id": "a"}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    said = {"auth_mode": "chatgpt", "OPENAI_API_KEY": None, "tokens": tokens, "last_refresh": now}
-    (folder / "auth.json").write_text(json.dumps(said), encoding="utf-8")
+    token_ids = {"auth_mode": "chatgpt", "OPENAI_API_KEY": None, "tokens": tokens, "last_refresh": now}
+    (folder / "auth.json").write_text(json.dumps(token_ids), encoding="utf-8")
     settings = {
         "model_provider": "openai",
         "openai_base_url": "{url}/v1",

@@ -52,11 +52,11 @@ def server(
     with ExitStack() as running:
 
         def of(style: Style, flags: Flags = ()) -> Server:
-            told = style.flags + flags
-            if told not in started:
-                serve = serving(installed / TOKENIZER, tmp_path_factory.mktemp(style.name), told)
-                started[told] = running.enter_context(serve)
-            return started[told]
+            arguments = style.flags + flags
+            if arguments not in started:
+                serve = serving(installed / TOKENIZER, tmp_path_factory.mktemp(style.name), arguments)
+                started[arguments] = running.enter_context(serve)
+            return started[arguments]
 
         yield of
 

@@ -111,8 +111,8 @@ def _codex_items(events: Events) -> Iterator[dict[str, Any]]:
 
 
 def _codex_answer(events: Events) -> str:
-    said = [str(item["text"]) for item in _codex_items(events) if item.get("type") == "agent_message"]
-    return said[-1] if said else ""
+    output = [str(item["text"]) for item in _codex_items(events) if item.get("type") == "agent_message"]
+    return output[-1] if output else ""
 
 
 def _codex_complaints(events: Events) -> list[str]:
@@ -128,9 +128,9 @@ def _openclaw_arguments(prompt: str) -> list[str]:
 
 def _openclaw_answer(events: Events) -> str:
     for event in events:
-        said = event.get("final") or "".join(p.get("text") or "" for p in event.get("payloads") or [])
-        if said:
-            return str(said)
+        written = event.get("final") or "".join(p.get("text") or "" for p in event.get("payloads") or [])
+        if written:
+            return str(written)
     return ""
 
 
@@ -143,8 +143,8 @@ def _opencode_arguments(prompt: str) -> list[str]:
 
 
 def _opencode_answer(events: Events) -> str:
-    said = [str(event["part"].get("text", "")) for event in events if event.get("type") == "text"]
-    return said[-1].strip() if said else ""
+    output = [str(event["part"].get("text", "")) for event in events if event.get("type") == "text"]
+    return output[-1].strip() if output else ""
 
 
 def _opencode_complaints(events: Events) -> list[str]:

@@ -13,16 +13,16 @@ TOOL = {
 }
 
 
-def answer(method: str, said: dict[str, Any]) -> dict[str, Any]:
+def answer(method: str, output: dict[str, Any]) -> dict[str, Any]:
     """What a request is answered with."""
     if method == "initialize":
-        version = said.get("protocolVersion", "2025-06-18")
+        version = output.get("protocolVersion", "2025-06-18")
         server = {"name": "words", "version": "1"}
         return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}
     if method == "tools/list":
         return {"tools": [TOOL]}
     if method == "tools/call":
-        return {"content": [{"type": "text", "text": said["arguments"]["word"][::-1]}]}
+        return {"content": [{"type": "text", "text": output["arguments"]["word"][::-1]}]}
     return {}
 
 

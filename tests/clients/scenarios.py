@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from clients.harness import Harness
-from clients.turns import Break, Fault, Turn, read, said, shell, thought, write
+from clients.turns import Break, Fault, Turn, read, shell, text_for_user, thought, write
 
 COMMAND = "echo product-$((6 * 7))"
 """The shell works it out: its result stands neither in the prompt nor in the call."""
@@ -17,8 +17,8 @@ PARTIAL = "Partial words of an answer"
 RESUMED = "And this is the rest of it."
 
 CALLING = (thought("I run the command first."), shell(COMMAND))
-ANSWERING = (thought("I know both."), said(ANSWER))
-RESUMING = (said(RESUMED),)
+ANSWERING = (thought("I know both."), text_for_user(ANSWER))
+RESUMING = (text_for_user(RESUMED),)
 
 
 class Behaviour(NamedTuple):
@@ -80,10 +80,10 @@ SCENARIOS = (
         "interleaved_with_text",
         (
             thought("First thought A."),
-            said("Text between A."),
+            text_for_user("Text between A."),
             shell(COMMAND),
             thought("Second thought B."),
-            said("Text between B."),
+            text_for_user("Text between B."),
             read(),
         ),
         ANSWERING,
@@ -94,7 +94,7 @@ SCENARIOS = (
     smooth(
         "three_turns",
         (thought("Step one."), shell(COMMAND)),
-        (thought("Step two."), said("Now reading."), shell("cat notes.txt")),
+        (thought("Step two."), text_for_user("Now reading."), shell("cat notes.txt")),
         (thought("Step three."), shell("ls")),
         ANSWERING,
     ),
@@ -108,7 +108,13 @@ SCENARIOS = (
     smooth(
         "dispatched",
         CALLING,
-        (thought("Now the notes."), said("I read the notes."), read(), thought("And again."), shell(COMMAND)),
+        (
+            thought("Now the notes."),
+            text_for_user("I read the notes."),
+            read(),
+            thought("And again."),
+            shell(COMMAND),
+        ),
         ANSWERING,
         flags=("--enable-streaming-tool-dispatch", "--enable-streaming-reasoning-dispatch"),
     ),
@@ -120,14 +126,14 @@ SCENARIOS = (
     ),
     Scenario(
         "fails_in_a_thought",
-        (CALLING, (thought("I know both."), Fault.FAIL, said(ANSWER)), RESUMING),
+        (CALLING, (thought("I know both."), Fault.FAIL, text_for_user(ANSWER)), RESUMING),
         _AGAIN,
         {"claude-2.1.197": _GIVES_UP},
         broken=None,
     ),
     Scenario(
         "fails_in_text",
-        (CALLING, (thought("I know."), said(PARTIAL), Fault.FAIL, said(ANSWER)), RESUMING),
+        (CALLING, (thought("I know."), text_for_user(PARTIAL), Fault.FAIL, text_for_user(ANSWER)), RESUMING),
         _PARTLY_AGAIN,
         {
             "claude": Behaviour((0, 1, 2), RESUMED, "Your response above was cut off mid-stream."),
@@ -152,7 +158,7 @@ SCENARIOS = (
     ),
     Scenario(
         "fails_at_the_end",
-        (CALLING, (thought("I know."), said(ANSWER), Fault.FAIL), RESUMING),
+        (CALLING, (thought("I know."), text_for_user(ANSWER), Fault.FAIL), RESUMING),
         _AGAIN,
         {
             "claude": Behaviour((0, 1, 2), RESUMED, "Your response above was cut off mid-stream."),
@@ -163,7 +169,7 @@ SCENARIOS = (
     ),
     Scenario(
         "connection_breaks",
-        (CALLING, (thought("I know."), Break("Partial"), said(ANSWER)), RESUMING),
+        (CALLING, (thought("I know."), Break("Partial"), text_for_user(ANSWER)), RESUMING),
         Behaviour((0, 1, 1), "Partial\n" + ANSWER),
         {
             "claude": Behaviour(
@@ -184,7 +190,11 @@ SCENARIOS = (
     ),
     Scenario(
         "too_long_an_answer",
-        (CALLING, (thought("I know."), said(PARTIAL), Fault.LENGTH, said(ANSWER)), RESUMING),
+        (
+            CALLING,
+            (thought("I know."), text_for_user(PARTIAL), Fault.LENGTH, text_for_user(ANSWER)),
+            RESUMING,
+        ),
         Behaviour((0, 1), PARTIAL),
         {
             "claude": Behaviour((0, 1, 2), RESUMED, "Output token limit hit."),
@@ -194,7 +204,7 @@ SCENARIOS = (
     ),
     Scenario(
         "only_a_thought",
-        (CALLING, (thought("I only think."), Fault.STOP, said(ANSWER)), RESUMING),
+        (CALLING, (thought("I only think."), Fault.STOP, text_for_user(ANSWER)), RESUMING),
         _ENDS,
         {
             "claude": Behaviour((0, 1, 1), ANSWER, "had no visible output"),

@@ -58,7 +58,7 @@ class Server(NamedTuple):
     def answers(self, *routes: str) -> Counter[str]:
         """How many requests on ``routes`` it has answered, by HTTP status."""
         counted: Counter[str] = Counter()
-        for line in self._told("/metrics").decode().splitlines():
+        for line in self._get("/metrics").decode().splitlines():
             if (found := _ANSWERS.match(line)) and found["route"] in routes:
                 counted[found["status"]] += int(float(found["count"]))
         return counted
@@ -69,13 +69,13 @@ class Server(NamedTuple):
 
     def session(self, key: str) -> list[dict[str, Any]]:
         """The steps of a session, oldest first."""
-        return list(json.loads(self._told(f"/v1/singletree/sessions/{key}"))["steps"])
+        return list(json.loads(self._get(f"/v1/singletree/sessions/{key}"))["steps"])
 
     def sessions(self) -> list[str]:
         """The names of the sessions that it knows, the one used last first."""
-        return [session["id"] for session in json.loads(self._told("/v1/singletree/sessions"))["data"]]
+        return [session["id"] for session in json.loads(self._get("/v1/singletree/sessions"))["data"]]
 
-    def _told(self, path: str) -> bytes:
+    def _get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
             return bytes(answer.read())
 
@@ -102,19 +102,21 @@ def serving_scripted_vllm(tokenizer: Path, folder: Path, flags: Sequence[str] = 
     model = make_tiny_checkpoint(folder / "tiny-qwen2", tokenizer)
     vllm = ["--enforce-eager", "--load-format", "dummy", "--logits-processors", SAMPLER]
     environment |= {SAMPLER_SCRIPTS: str(folder / "scripts"), SAMPLER_LOG: str(folder / "plays.jsonl")}
-    told = ["--engine", "vllm", "--model", str(model), "--slots", "8", *flags, "--", *vllm]
-    with _playing(folder, told, program=(str(python), "-m", "singletree"), environment=environment) as server:
+    arguments = ["--engine", "vllm", "--model", str(model), "--slots", "8", *flags, "--", *vllm]
+    with _playing(
+        folder, arguments, program=(str(python), "-m", "singletree"), environment=environment
+    ) as server:
         yield server
 
 
 @contextmanager
-def _playing(folder: Path, told: Sequence[str], **more: Any) -> Iterator[Server]:
+def _playing(folder: Path, expected: Sequence[str], **more: Any) -> Iterator[Server]:
     port = real_vllm.free_port()
     url = f"http://127.0.0.1:{port}"
     server = Server(url, folder / "scripts", folder / "plays.jsonl", folder / "output.txt")
     server.scripts.mkdir(parents=True)
     stored = ["--store-path", str(folder / "responses.sqlite")]
-    with running(["--model-name", MODEL, *stored, *told], port, server.output, **more):
+    with running(["--model-name", MODEL, *stored, *expected], port, server.output, **more):
         yield server
 
 

@@ -19,7 +19,7 @@ from clients.conftest import Flags, Workspace
 from clients.harness import SINGLETREE
 from clients.scripts import HERMES, Style, think
 from clients.served import MODEL, Server
-from singletree.prompts.template.plain_text import NO_IMAGES
+from singletree.prompts.template.content import NO_IMAGES
 
 COMMAND = ("exec_command", {"cmd": "echo product-$((6 * 7))"})
 PRINTED = "product-42"
@@ -63,12 +63,12 @@ def by_file(codex: Codex, folder: Path) -> tuple[str, ...]:
     command = [str(SINGLETREE), "catalog", "--base-url", codex.server.url, "--output", str(path)]
     subprocess.run(command, check=True, capture_output=True, env=codex.environment)
     provider = 'name="x", base_url="{url}/v1", env_key="SINGLETREE_API_KEY", wire_api="responses"'
-    told = (
+    reported = (
         f"model_providers.x={{{provider}}}",
         "model_provider=x",
         f"model_catalog_json={json.dumps(str(path))}",
     )
-    return tuple(word for setting in told for word in ("-c", setting))
+    return tuple(word for setting in reported for word in ("-c", setting))
 
 
 def no_catalog(codex: Codex, folder: Path) -> tuple[str, ...]:
@@ -290,8 +290,10 @@ def test_two_calls_of_one_turn_run_both(start: Start) -> None:
 def test_a_tool_of_an_mcp_server_is_called_in_its_namespace(start: Start) -> None:  # C42
     codex = start()
     server = {"command": json.dumps(sys.executable), "args": json.dumps([str(HERE / "mcp_words.py")])}
-    told = [word for name, value in server.items() for word in ("-c", f"mcp_servers.words.{name}={value}")]
-    found = codex.run("Hi. " + codex.script(ANSWER), *told)
+    arguments = [
+        word for name, value in server.items() for word in ("-c", f"mcp_servers.words.{name}={value}")
+    ]
+    found = codex.run("Hi. " + codex.script(ANSWER), *arguments)
     namespace = next(
         t for t in found.requests[0]["tools"] if t["type"] == "namespace" and "words" in t["name"]
     )
@@ -299,7 +301,7 @@ def test_a_tool_of_an_mcp_server_is_called_in_its_namespace(start: Start) -> Non
     shown = re.search(r'"name": "([^"]*reverse[^"]*)"', found.plays[0].prompt)
     assert shown is not None
     ran = codex.run(
-        "Reverse it. " + codex.script(HERMES.call(shown[1], {"word": "singletree"}), ANSWER), *told
+        "Reverse it. " + codex.script(HERMES.call(shown[1], {"word": "singletree"}), ANSWER), *arguments
     )
     ran.went_well(ANSWER)
     ran.came_back()
@@ -311,9 +313,11 @@ def test_a_tool_of_an_mcp_server_is_called_in_its_namespace(start: Start) -> Non
 def test_a_tool_that_is_found_can_be_called(start: Start, tmp_path: Path) -> None:  # C43
     codex = start("--model-card", _card(tmp_path, "[codex]", "supports_search_tool = true"))
     server = {"command": json.dumps(sys.executable), "args": json.dumps([str(HERE / "mcp_words.py")])}
-    told = [word for name, value in server.items() for word in ("-c", f"mcp_servers.words.{name}={value}")]
+    arguments = [
+        word for name, value in server.items() for word in ("-c", f"mcp_servers.words.{name}={value}")
+    ]
     search = HERMES.call("tool_search", {"query": "reverse a word", "limit": 5})
-    found = codex.run("Look. " + codex.script(search, ANSWER), *told)
+    found = codex.run("Look. " + codex.script(search, ANSWER), *arguments)
     found.went_well(ANSWER)
     [output] = [item for item in found.requests[-1]["input"] if item["type"] == "tool_search_output"]
     assert "reverse" in json.dumps(output["tools"])
@@ -321,7 +325,7 @@ def test_a_tool_that_is_found_can_be_called(start: Start, tmp_path: Path) -> Non
     assert shown is not None, "the tool is shown where it was found"
     assert "reverse" not in found.plays[0].prompt
     call = HERMES.call(shown[1], {"word": "singletree"})
-    ran = codex.run("Look and reverse. " + codex.script(search, call, ANSWER), *told)
+    ran = codex.run("Look and reverse. " + codex.script(search, call, ANSWER), *arguments)
     ran.went_well(ANSWER)
     ran.came_back()
     assert "eertelgnis" in json.dumps(ran.outputs())

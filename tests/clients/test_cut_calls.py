@@ -20,8 +20,8 @@ from clients.turns import (
     broken_shell,
     cut_in_name,
     cut_shell,
-    said,
     shell,
+    text_for_user,
     thought,
 )
 
@@ -64,7 +64,7 @@ class Case(NamedTuple):
     may_be_made: tuple[str, ...] = ()
 
 
-ENDING: Turn = (said(ANSWER),)
+ENDING: Turn = (text_for_user(ANSWER),)
 IN_ONE_RUN = Case(
     "in_one_run",
     (

@@ -15,7 +15,7 @@ from clients.harness import CLAUDE, HARNESSES, Harness, Task, run
 from clients.scenarios import ANSWER, ANSWERING, CALLING, COMMAND, PRINTED
 from clients.scripts import HERMES, Style
 from clients.served import MODEL, Server
-from clients.turns import Stall, call, said, shell, thought
+from clients.turns import Stall, call, shell, text_for_user, thought
 
 Serve = Callable[[Style, Flags], Server]
 
@@ -38,7 +38,12 @@ def test_a_tool_starts_while_the_turn_goes_on(
 ) -> None:
     # A generation is in the log when it is over.
     log, seen = server(HERMES, ()).log, workspace.folder / "seen.jsonl"
-    speaking = (thought("I look."), shell(f"cp {log} {seen.name}"), Stall(4.0), said("Meanwhile I go on."))
+    speaking = (
+        thought("I look."),
+        shell(f"cp {log} {seen.name}"),
+        Stall(4.0),
+        text_for_user("Meanwhile I go on."),
+    )
     log.touch()
     done = ran(harness, HERMES, (speaking, ANSWERING))
     done.went_well(ANSWER, generations=2)
@@ -84,7 +89,7 @@ def test_a_sub_agent_is_a_session_of_its_own(ran: Perform, harness: Harness, ser
     delegating = call(
         "Agent", description="find the word", prompt="Find the word.", subagent_type="general-purpose"
     )
-    done = ran(harness, HERMES, ((thought("I delegate."), delegating), ANSWERING, (said(ANSWER),)))
+    done = ran(harness, HERMES, ((thought("I delegate."), delegating), ANSWERING, (text_for_user(ANSWER),)))
     assert done.outcome.complaints == [], done.outcome.output
     assert done.outcome.answer == ANSWER
     serving = server(HERMES, ())

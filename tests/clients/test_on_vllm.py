@@ -19,7 +19,7 @@ from clients.harness import CLAUDE, CODEX, PI, Harness
 from clients.scenarios import ANSWER, COMMAND, PRINTED
 from clients.scripts import HERMES, Style
 from clients.served import MODEL, Server, serving_scripted_vllm
-from clients.turns import read, said, shell, thought
+from clients.turns import read, shell, text_for_user, thought
 from engines.cache_rule import VLLM_BLOCK, cached_as_predicted
 
 pytestmark = pytest.mark.engines
@@ -44,9 +44,15 @@ def test_a_task_turn_by_turn(ran: Perform, on_vllm: Server, harness: Harness, wo
     before = {*on_vllm.sessions()}
     turns = (
         (thought("I run the command first."), shell(COMMAND)),
-        (thought("Now the notes."), said("I read the notes."), read(), thought("And again."), shell(COMMAND)),
+        (
+            thought("Now the notes."),
+            text_for_user("I read the notes."),
+            read(),
+            thought("And again."),
+            shell(COMMAND),
+        ),
         (thought("Once more."), shell("cat notes.txt")),
-        (thought("I know both."), said(ANSWER)),
+        (thought("I know both."), text_for_user(ANSWER)),
     )
     done = ran(harness, HERMES, turns)
     done.went_well(ANSWER, generations=4)

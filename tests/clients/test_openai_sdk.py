@@ -90,8 +90,8 @@ def test_a_stored_response_can_be_had_listed_and_deleted(sdk: OpenAI, script: Sc
 
 
 def test_pages_of_input_items_follow_one_another(sdk: OpenAI, script: Script) -> None:
-    said: Any = [{"role": "user", "content": f"{number}"} for number in range(5)]
-    made = sdk.responses.create(model=MODEL, input=[*said, {"role": "user", "content": script("Yes.")}])
+    messages: Any = [{"role": "user", "content": f"{number}"} for number in range(5)]
+    made = sdk.responses.create(model=MODEL, input=[*messages, {"role": "user", "content": script("Yes.")}])
     texts = [item.content[0].text for item in sdk.responses.input_items.list(made.id, limit=2, order="asc")]  # type: ignore[union-attr, index]
     assert texts[:5] == ["0", "1", "2", "3", "4"]
     assert len(texts) == 6
@@ -134,8 +134,8 @@ def test_work_in_the_background_can_be_cancelled(sdk: OpenAI, script: Script) ->
 
 
 def test_a_conversation_grows_with_its_responses(sdk: OpenAI, serving: Server, script: Script) -> None:
-    said: Any = [{"type": "message", "role": "developer", "content": "Be brief."}]
-    conversation = sdk.conversations.create(metadata={"of": "a test"}, items=said)
+    messages: Any = [{"type": "message", "role": "developer", "content": "Be brief."}]
+    conversation = sdk.conversations.create(metadata={"of": "a test"}, items=messages)
     first = sdk.responses.create(model=MODEL, input="Hi " + script("Hello."), conversation=conversation.id)
     sdk.responses.create(model=MODEL, input="Bye " + script("Goodbye."), conversation=conversation.id)
     prompt = serving.plays(None)[-1].prompt
@@ -165,8 +165,8 @@ def test_a_conversation_is_compacted(sdk: OpenAI, serving: Server, script: Scrip
 
 
 def test_input_tokens_are_those_of_the_prompt(sdk: OpenAI, serving: Server, script: Script) -> None:  # C27
-    said: Any = {"model": MODEL, "input": "Hi " + script("Hello."), "tools": [TOOL]}
-    counted = sdk.responses.input_tokens.count(**said).input_tokens
-    used = sdk.responses.create(**said).usage
+    fields: Any = {"model": MODEL, "input": "Hi " + script("Hello."), "tools": [TOOL]}
+    counted = sdk.responses.input_tokens.count(**fields).input_tokens
+    used = sdk.responses.create(**fields).usage
     assert used is not None
     assert counted == used.input_tokens == len(serving.plays(None)[-1].prompt_token_ids)

@@ -13,7 +13,7 @@ from clients.ran import Ran
 from clients.scenarios import ANSWER, COMMAND
 from clients.scripts import HERMES, Style
 from clients.served import Play
-from clients.turns import read, said, shell, thought
+from clients.turns import read, shell, text_for_user, thought
 
 FORGETFUL = ("--turn-memory", "1")
 """A server that keeps nothing of a turn, as a second replica under the same key."""
@@ -27,12 +27,9 @@ OWN_SPELLING = Style(
 """A model that writes its calls in another way than its template does."""
 
 CARRY_NONE = {
-    # They print arguments anew and keep no field that could bring the call back.
-    ("qwen-chat", "hermes"),
+    # They compact arguments and keep no field that could bring back a call in another spelling than the template's.
     ("qwen-chat", "own_spelling"),
-    ("opencode-chat", "hermes"),
     ("opencode-chat", "own_spelling"),
-    ("openclaw-chat", "hermes"),
     ("openclaw-chat", "own_spelling"),
     # It leaves out what it is given of redacted_thinking.
     ("qwen-messages", "own_spelling"),
@@ -66,8 +63,8 @@ def _kept(before: Play, after: Play, *, appends: bool) -> int:
 def test_a_turn_comes_back_on_another_replica(ran: Perform, harness: Harness, style: Style) -> None:
     turns = (
         (thought("I run the command first."), shell(COMMAND)),
-        (thought("Now the notes."), said("I read the notes."), read()),
-        (thought("I know both."), said(ANSWER)),
+        (thought("Now the notes."), text_for_user("I read the notes."), read()),
+        (thought("I know both."), text_for_user(ANSWER)),
     )
     done = ran(harness, style, turns, FORGETFUL)
     done.went_well(ANSWER, generations=3)

@@ -8,7 +8,7 @@ from clients.conftest import Perform
 from clients.harness import HARNESSES, Harness
 from clients.scenarios import ANSWER, COMMAND
 from clients.scripts import HERMES
-from clients.turns import said, shell, thought
+from clients.turns import shell, text_for_user, thought
 
 THOUGHT = "Nobody else would run this command first."
 ON_RESPONSES = [harness for harness in HARNESSES if harness.speaks == "responses"]
@@ -18,7 +18,7 @@ SHOW_THOUGHTS = ("codex", "pi-responses")
 
 @pytest.mark.parametrize("harness", ON_RESPONSES, ids=lambda harness: harness.title)
 def test_a_thought_is_shown_as_a_thought(ran: Perform, harness: Harness) -> None:
-    turns = ((thought(THOUGHT), shell(COMMAND)), (thought("I know it."), said(ANSWER)))
+    turns = ((thought(THOUGHT), shell(COMMAND)), (thought("I know it."), text_for_user(ANSWER)))
     done = ran(harness, HERMES, turns)
     done.went_well(ANSWER, generations=2)
     done.came_back(harness)

@@ -8,7 +8,7 @@ from clients.conftest import Perform, Workspace
 from clients.harness import HARNESSES, Harness
 from clients.scenarios import ANSWER, COMMAND, PRINTED
 from clients.scripts import STYLES, Style
-from clients.turns import read, said, shell, thought
+from clients.turns import read, shell, text_for_user, thought
 
 every_harness = pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.title)
 every_style = pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
@@ -19,8 +19,8 @@ every_style = pytest.mark.parametrize("style", STYLES, ids=lambda style: style.n
 def test_one_call_a_turn(ran: Perform, harness: Harness, style: Style, workspace: Workspace) -> None:
     turns = (
         (thought("I run the command first."), shell(COMMAND)),
-        (thought("Now the notes."), said("I read the notes."), read()),
-        (thought("I know both."), said(ANSWER)),
+        (thought("Now the notes."), text_for_user("I read the notes."), read()),
+        (thought("I know both."), text_for_user(ANSWER)),
     )
     done = ran(harness, style, turns)
     done.went_well(ANSWER, generations=3)
@@ -40,7 +40,7 @@ def test_two_calls_and_two_thoughts_in_one_turn(
         thought("And read the notes."),
         read(),
     )
-    done = ran(harness, style, (calls, (thought("I know both."), said(ANSWER))))
+    done = ran(harness, style, (calls, (thought("I know both."), text_for_user(ANSWER))))
     done.went_well(ANSWER, generations=2)
     done.came_back(harness)
     in_order = [

@@ -1,20 +1,23 @@
-"""A real harness's session is recorded, becomes a timeline, and is sent again as a load test."""
+"""A real harness's session is recorded, and sent again as a load test."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from benchmarks.trace_records import read_records
 
 from clients.conftest import Flags, Perform
-from clients.harness import HARNESSES, SINGLETREE, Harness
+from clients.harness import HARNESSES, Harness
 from clients.scenarios import ANSWER, COMMAND
 from clients.scripts import HERMES, Style
 from clients.served import Server
-from clients.turns import said, shell, thought
+from clients.turns import shell, text_for_user, thought
+from source import ROOT
 
 RECORDED = tuple(harness for harness in HARNESSES if harness.title in ("pi-chat", "codex"))
 
@@ -23,23 +26,20 @@ RECORDED = tuple(harness for harness in HARNESSES if harness.title in ("pi-chat"
 def test_a_session_is_recorded_and_sent_again(
     ran: Perform, server: Callable[[Style, Flags], Server], harness: Harness, tmp_path: Path
 ) -> None:
-    path, out = tmp_path / "trace.jsonl", tmp_path / "timeline.json"
+    path = tmp_path / "trace.jsonl"
     flags = ("--trace-path", str(path))
-    turns = ((thought("I run the command."), shell(COMMAND)), (thought("I know it."), said(ANSWER)))
+    turns = ((thought("I run the command."), shell(COMMAND)), (thought("I know it."), text_for_user(ANSWER)))
     ran(harness, HERMES, turns, flags).went_well(ANSWER, generations=2)
     running = server(HERMES, flags)
 
-    subprocess.run(
-        [str(SINGLETREE), "trace", "perfetto", str(path), "--output", str(out)], check=True, timeout=60
-    )
-    events = json.loads(out.read_text())["traceEvents"]
-    assert sum(event.get("cat") == "request" for event in events) >= 2
-    assert sum(event["ph"] == "b" for event in events) == 1, "the shell ran once"
+    records = read_records([path])
+    assert sum(record.request is not None for record in records) >= 2
+    assert sum(record.tool is not None for record in records) == 1, "the shell ran once"
 
     command = [
-        str(SINGLETREE),
-        "trace",
-        "replay",
+        sys.executable,
+        "-m",
+        "benchmarks.trace_replay",
         str(path),
         "--base-url",
         running.url,
@@ -47,7 +47,7 @@ def test_a_session_is_recorded_and_sent_again(
         "100",
         "--json",
     ]
-    done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True, cwd=ROOT)
     found = json.loads(done.stdout)
     assert found["errors"] == {}
     assert found["requests"] >= 2

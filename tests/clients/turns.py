@@ -44,7 +44,7 @@ def thought(text: str) -> Step:
     return lambda stage: think(text)
 
 
-def said(text: str) -> Step:
+def text_for_user(text: str) -> Step:
     """Words for the user."""
     return lambda stage: f"{text}\n"
 

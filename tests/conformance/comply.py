@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +14,17 @@ from llm_comply.schema import SpecLoader
 
 from server.memory import events
 from server.serving import MODEL, Served
+
+NO_MODEL = pytest.mark.xfail(
+    reason="a server with one model answers a request that names none, as vLLM and llama.cpp do", strict=True
+)
+
+
+def cases(known: Iterable[Any]) -> list[Any]:
+    """Return the checker's cases as parameters; one sends no model, and expects to be refused."""
+    names = ("error-handling", "chat-error-handling", "compact-missing-model")
+    return [pytest.param(case, id=case.id, marks=[NO_MODEL] * (case.id in names)) for case in known]
+
 
 MARK = "[[script:s]]"
 """Asks the scripted engine for its script ``s``."""
@@ -45,8 +56,8 @@ async def check(
         reply = asyncio.run_coroutine_threadsafe(sending, loop).result(seconds)
         if not streaming:
             return reply.status, reply.json, None
-        told = [_event(name, data) for name, data in events(reply.body)]
-        return reply.status, _final(told), told
+        reported = [_event(name, data) for name, data in events(reply.body)]
+        return reply.status, _final(reported), reported
 
     monkeypatch.setattr(runner, "make_request", ask)
     config = ComplianceConfig("http://singletree.test/v1", "k", model=MODEL)
@@ -54,8 +65,8 @@ async def check(
     assert (result.status, result.errors, result.warnings) == (Status.PASSED, [], [])
 
 
-def _final(told: list[dict[str, Any]]) -> Mapping[str, Any] | None:
-    last = told[-1]["data"]
+def _final(reported: list[dict[str, Any]]) -> Mapping[str, Any] | None:
+    last = reported[-1]["data"]
     found: Mapping[str, Any] | None = last.get("response") if isinstance(last, dict) else None
     return found
 

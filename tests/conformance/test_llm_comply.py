@@ -26,8 +26,8 @@ from protocols.test_messages_encode import body, stream
 from server.memory import events
 from server.serving import MODEL, serving
 from singletree import errors
-from singletree.engines.scripted.scripts import Script
 from singletree.protocols import messages
+from singletree.testing.scripts import Script
 
 from . import comply
 
@@ -58,10 +58,10 @@ def wrong(name: str, value: Any) -> Iterator[str]:
     yield from (f"{name}: {error}" for error in spec().validate(value, name))
 
 
-def wrong_events(said: bytes) -> list[str]:
+def wrong_events(streamed: bytes) -> list[str]:
     """What the schemas say against the events of a stream."""
-    told = [(name, data) for name, data in events(said) if name != "ping"]
-    return [error for name, data in told for error in wrong(SCHEMAS[name], data)]
+    reported = [(name, data) for name, data in events(streamed) if name != "ping"]
+    return [error for name, data in reported for error in wrong(SCHEMAS[name], data)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=names)
@@ -90,10 +90,10 @@ def unknown(value: Any) -> list[str]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=names)
 def test_there_is_no_field_that_the_api_does_not_have(shape: Shape) -> None:
-    said = [data for name, data in events(stream(shape)) if name != "ping"]
+    streamed = [data for name, data in events(stream(shape)) if name != "ping"]
     bodies: tuple[type[BaseModel], ...] = (Message, BetaMessage)
     for kind, whole in zip(TYPES, bodies, strict=True):
-        assert [unknown(kind.validate_python(data)) for data in said] == [[]] * len(said)
+        assert [unknown(kind.validate_python(data)) for data in streamed] == [[]] * len(streamed)
         assert unknown(whole.model_validate_json(body(shape))) == []
 
 

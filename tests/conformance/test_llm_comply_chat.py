@@ -21,7 +21,10 @@ from . import comply
 pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver:DeprecationWarning")
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Paris"}}\n</tool_call>'
-SAYS = {"chat-tool-calling": CALL, "chat-reasoning-summary": "<think>\nLet me see.\n</think>\n\nIt is 555."}
+OUTPUTS = {
+    "chat-tool-calling": CALL,
+    "chat-reasoning-summary": "<think>\nLet me see.\n</think>\n\nIt is 555.",
+}
 OPEN = (
     "choices.0.finish_reason: None is not one of "
     "['stop', 'length', 'tool_calls', 'content_filter', 'function_call']"
@@ -35,9 +38,9 @@ def spec() -> SpecLoader:
     return SpecLoader(str(Path(llm_comply.__file__).parent / "specs" / "openai_chat.json"))
 
 
-@pytest.mark.parametrize("case", OPENAI_CHAT_TESTS, ids=[case.id for case in OPENAI_CHAT_TESTS])
+@pytest.mark.parametrize("case", comply.cases(OPENAI_CHAT_TESTS))
 async def test_the_checkers_own_cases(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving({"s": SAYS.get(case.id, "One two three.")}) as served:
+    async with serving({"s": OUTPUTS.get(case.id, "One two three.")}) as served:
         await comply.check(case, spec(), served, monkeypatch, "messages")
 
 

@@ -14,16 +14,17 @@ import pytest
 from llm_comply.schema import SpecLoader
 from llm_comply.tests.open_responses import OPEN_RESPONSES_TESTS
 
+from server.carrying import capsules
 from server.serving import serving
-from singletree.protocols import responses
+from singletree.server.http.route_table import ROUTES
 
 from . import comply
 
 pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver:DeprecationWarning")
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Paris"}}\n</tool_call>'
-SAYS = {"tool-calling": CALL, "reasoning-summary": "<think>\nLet me see.\n</think>\n\nIt is 555."}
-PATHS = {path for method, path, _ in responses.ROUTES if method == "POST"}
+OUTPUTS = {"tool-calling": CALL, "reasoning-summary": "<think>\nLet me see.\n</think>\n\nIt is 555."}
+PATHS = {row.path for row in ROUTES if row.method == "POST" and row.path.startswith("/v1/responses")}
 CASES = [case for case in OPEN_RESPONSES_TESTS if f"/v1{case.endpoint}" in PATHS]
 
 
@@ -37,7 +38,7 @@ def test_the_schema_is_the_current_one() -> None:
     assert spec().spec_version >= "2026-04-24"
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+@pytest.mark.parametrize("case", comply.cases(CASES))
 async def test_the_checkers_own_cases(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # C32
-    async with serving({"s": SAYS.get(case.id, "One two three.")}) as served:
+    async with serving({"s": OUTPUTS.get(case.id, "One two three.")}, capsules=capsules()) as served:
         await comply.check(case, spec(), served, monkeypatch, "input")

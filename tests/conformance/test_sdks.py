@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from server.serving import MODEL, Served, serving
-from singletree.engines.scripted.scripts import Script
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
+from singletree.testing.scripts import Script
 
 from .sdk import anthropic_sdk, openai_sdk
 
@@ -55,12 +55,12 @@ def steady(value: Any) -> Any:
 
 @each_turn
 async def test_messages(turn: str) -> None:
-    async with playing(turn) as (served, said), anthropic_sdk(served.client) as sdk:
-        asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "tools": [MESSAGES_TOOL]}
+    async with playing(turn) as (served, expected), anthropic_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "max_tokens": 500, "messages": expected, "tools": [MESSAGES_TOOL]}
         whole = await sdk.messages.create(**asked)
         async with sdk.messages.stream(**asked) as stream:
             streamed = await stream.get_final_message()
-        counted = await sdk.messages.count_tokens(model=MODEL, messages=said, tools=[MESSAGES_TOOL])
+        counted = await sdk.messages.count_tokens(model=MODEL, messages=expected, tools=[MESSAGES_TOOL])
     assert steady(streamed.to_dict()) == steady(whole.to_dict())
     assert streamed.usage.output_tokens == whole.usage.output_tokens
     assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
@@ -68,8 +68,8 @@ async def test_messages(turn: str) -> None:
 
 @each_turn
 async def test_chat(turn: str) -> None:
-    async with playing(turn) as (served, said), openai_sdk(served.client) as sdk:
-        asked: Any = {"model": MODEL, "messages": said, "tools": [CHAT_TOOL]}
+    async with playing(turn) as (served, expected), openai_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "messages": expected, "tools": [CHAT_TOOL]}
         whole = await sdk.chat.completions.create(**asked)
         async with sdk.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
             streamed = await stream.get_final_completion()
@@ -87,8 +87,8 @@ async def test_chat(turn: str) -> None:
 
 @each_turn
 async def test_responses(turn: str) -> None:
-    async with playing(turn) as (served, said), openai_sdk(served.client) as sdk:
-        asked: Any = {"model": MODEL, "input": said, "tools": [RESPONSES_TOOL]}
+    async with playing(turn) as (served, expected), openai_sdk(served.client) as sdk:
+        asked: Any = {"model": MODEL, "input": expected, "tools": [RESPONSES_TOOL]}
         whole = await sdk.responses.create(**asked)
         async with sdk.responses.stream(**asked) as stream:
             streamed = await stream.get_final_response()
@@ -101,14 +101,14 @@ async def test_responses(turn: str) -> None:
 
 
 async def test_a_tool_loop_on_messages() -> None:  # C3 C5
-    async with playing("interleaved") as (served, said), anthropic_sdk(served.client) as sdk:
+    async with playing("interleaved") as (served, expected), anthropic_sdk(served.client) as sdk:
         asked: Any = {"model": MODEL, "max_tokens": 500, "tools": [MESSAGES_TOOL]}
-        first = await sdk.messages.create(messages=said, **asked)
+        first = await sdk.messages.create(messages=expected, **asked)
         calls = [block for block in first.content if block.type == "tool_use"]
         results: Any = [{"type": "tool_result", "tool_use_id": c.id, "content": "r"} for c in reversed(calls)]
         answer: Any = {"role": "assistant", "content": [block.to_dict() for block in first.content]}
         second = await sdk.messages.create(
-            messages=[*said, answer, {"role": "user", "content": results}], **asked
+            messages=[*expected, answer, {"role": "user", "content": results}], **asked
         )
         prompts = [played.prompt_token_ids for played in served.engine.log]
     assert [block.type for block in first.content] == ["thinking", "text", "tool_use"] * 2
@@ -127,8 +127,14 @@ async def test_the_tool_runner_on_messages(stream: bool) -> None:  # C3 C12
         called.append(path)
         return "a.py"
 
-    async with playing("interleaved") as (served, said), anthropic_sdk(served.client) as sdk:
-        asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "tools": [ls], "stream": stream}
+    async with playing("interleaved") as (served, expected), anthropic_sdk(served.client) as sdk:
+        asked: Any = {
+            "model": MODEL,
+            "max_tokens": 500,
+            "messages": expected,
+            "tools": [ls],
+            "stream": stream,
+        }
         last: Any = await sdk.beta.messages.tool_runner(**asked).until_done()
         played = served.engine.log
     assert called == ["a", "a"]
@@ -147,11 +153,11 @@ class Answer(BaseModel):
 
 @pytest.mark.parametrize("beta", [False, True])
 async def test_an_answer_of_a_type_on_messages(beta: bool) -> None:
-    said: Any = [{"role": "user", "content": "[[script:s]]"}]
+    messages: Any = [{"role": "user", "content": "[[script:s]]"}]
     async with serving({"s": '{"city": "Paris", "people": null, "tags": ["a"]}'}) as served:
         async with anthropic_sdk(served.client) as sdk:
             each = sdk.beta.messages if beta else sdk.messages
-            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "output_format": Answer}
+            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": messages, "output_format": Answer}
             whole: Any = await each.parse(**asked)
             async with each.stream(**asked) as stream:
                 streamed: Any = await stream.get_final_message()
@@ -161,9 +167,9 @@ async def test_an_answer_of_a_type_on_messages(beta: bool) -> None:
 
 
 async def test_threads_are_refused_in_the_apis_words() -> None:
-    async with playing("text") as (served, said), anthropic_sdk(served.client) as sdk:
+    async with playing("text") as (served, expected), anthropic_sdk(served.client) as sdk:
         for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
-            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "thread": thread}
+            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": expected, "thread": thread}
             with pytest.raises(
                 anthropic.BadRequestError, match="thread: this server does not store"
             ) as refused:
@@ -173,31 +179,31 @@ async def test_threads_are_refused_in_the_apis_words() -> None:
 
 
 async def test_a_tool_loop_on_chat() -> None:  # C3 C5
-    async with playing("call") as (served, said), openai_sdk(served.client) as sdk:
+    async with playing("call") as (served, expected), openai_sdk(served.client) as sdk:
         asked: Any = {"model": MODEL, "tools": [CHAT_TOOL]}
-        first = await sdk.chat.completions.create(messages=said, **asked)
+        first = await sdk.chat.completions.create(messages=expected, **asked)
         message: Any = first.choices[0].message.to_dict()
         result: Any = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "r"}
-        second = await sdk.chat.completions.create(messages=[*said, message, result], **asked)
+        second = await sdk.chat.completions.create(messages=[*expected, message, result], **asked)
         played = served.engine.log
     assert second.choices[0].message.content == "Done."
-    told = (*played[0].prompt_token_ids, *played[0].token_ids)
-    assert played[1].prompt_token_ids[: len(told)] == told, "its own words, byte for byte"
+    reported = (*played[0].prompt_token_ids, *played[0].token_ids)
+    assert played[1].prompt_token_ids[: len(reported)] == reported, "its own words, byte for byte"
 
 
 async def test_a_tool_loop_on_responses() -> None:  # C3 C5 C33
-    async with playing("call") as (served, said), openai_sdk(served.client) as sdk:
+    async with playing("call") as (served, expected), openai_sdk(served.client) as sdk:
         # Nothing is remembered here, so the SDK has to carry the reasoning itself.
         asked: Any = {"model": MODEL, "tools": [RESPONSES_TOOL], "include": ["reasoning.content"]}
-        first = await sdk.responses.create(input=said, **asked)
+        first = await sdk.responses.create(input=expected, **asked)
         items: Any = [item.to_dict() for item in first.output]
         call = next(item for item in items if item["type"] == "function_call")
         result: Any = {"type": "function_call_output", "call_id": call["call_id"], "output": "r"}
-        second = await sdk.responses.create(input=[*said, *items, result], **asked)
+        second = await sdk.responses.create(input=[*expected, *items, result], **asked)
         played = served.engine.log
     assert second.output_text == "Done."
-    told = (*played[0].prompt_token_ids, *played[0].token_ids)
-    assert played[1].prompt_token_ids[: len(told)] == told, "its own words, byte for byte"
+    reported = (*played[0].prompt_token_ids, *played[0].token_ids)
+    assert played[1].prompt_token_ids[: len(reported)] == reported, "its own words, byte for byte"
 
 
 async def test_models() -> None:
@@ -224,16 +230,16 @@ async def test_errors(
 ) -> None:  # C39
     scripts = {"busy": Script(overloaded=True), "dead": Script(fail_after=0)}
     model = value if what == "model" else MODEL
-    said: Any = [{"role": "user", "content": f"[[script:{value}]]"}]
+    messages: Any = [{"role": "user", "content": f"[[script:{value}]]"}]
     async with serving(scripts) as served:
         async with anthropic_sdk(served.client) as claude:
             with pytest.raises(claude_error):
-                await claude.messages.create(model=model, max_tokens=9, messages=said, stream=stream)
+                await claude.messages.create(model=model, max_tokens=9, messages=messages, stream=stream)
         async with openai_sdk(served.client) as sdk:
             with pytest.raises(openai_error):
-                await sdk.chat.completions.create(model=model, messages=said, stream=stream)
+                await sdk.chat.completions.create(model=model, messages=messages, stream=stream)
             with pytest.raises(openai_error):
-                await sdk.responses.create(model=model, input=said, stream=stream)
+                await sdk.responses.create(model=model, input=messages, stream=stream)
 
 
 async def test_a_wrong_key() -> None:
@@ -249,25 +255,25 @@ async def test_a_wrong_key() -> None:
 
 
 async def test_an_engine_that_dies_in_the_stream() -> None:  # C39
-    said: Any = [{"role": "user", "content": "[[script:dies]]"}]
+    messages: Any = [{"role": "user", "content": "[[script:dies]]"}]
     async with serving({"dies": Script("abcdef", fail_after=3)}) as served:
         async with anthropic_sdk(served.client) as claude:
             with pytest.raises(anthropic.APIStatusError, match="makes the engine fail after 3 tokens"):
-                async with claude.messages.stream(model=MODEL, max_tokens=9, messages=said) as stream:
+                async with claude.messages.stream(model=MODEL, max_tokens=9, messages=messages) as stream:
                     await stream.get_final_message()
         async with openai_sdk(served.client) as sdk:
             with pytest.raises(openai.APIError, match="makes the engine fail after 3 tokens"):
-                async for _ in await sdk.chat.completions.create(model=MODEL, messages=said, stream=True):
+                async for _ in await sdk.chat.completions.create(model=MODEL, messages=messages, stream=True):
                     pass
-            events = [e async for e in await sdk.responses.create(model=MODEL, input=said, stream=True)]
+            events = [e async for e in await sdk.responses.create(model=MODEL, input=messages, stream=True)]
     assert events[-1].type == "response.failed"
 
 
 async def test_an_sdk_that_stops_listening_frees_the_engine() -> None:  # C40
-    said: Any = [{"role": "user", "content": "[[gen:5000:1:0.01]]"}]
+    messages: Any = [{"role": "user", "content": "[[gen:5000:1:0.01]]"}]
     async with serving() as served:
         async with openai_sdk(served.client) as sdk:
-            stream = await sdk.chat.completions.create(model=MODEL, messages=said, stream=True)
+            stream = await sdk.chat.completions.create(model=MODEL, messages=messages, stream=True)
             async for _ in stream:
                 break
             await stream.close()

@@ -10,7 +10,7 @@ import pytest
 
 from server.serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.models.capsule import PREFIX, Capsules
+from singletree.server.turns.capsule import PREFIX, Capsules
 
 from .sdk import anthropic_sdk, openai_sdk
 from .test_sdks import MESSAGES_TOOL, RESPONSES_TOOL, TURNS, each_turn, steady
@@ -37,8 +37,8 @@ def is_capsule(item: dict[str, Any]) -> bool:
 def parted(items: list[dict[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
     """The capsules of ``items``, and the rest of them; the block behind the last call is nothing but a capsule."""
     carried = [item[field] for item in items for field in FIELDS if item.get(field)]
-    said = [item for item in items if not is_capsule(item)]
-    return carried, [{k: v for k, v in steady(item).items() if k not in FIELDS} for item in said]
+    written = [item for item in items if not is_capsule(item)]
+    return carried, [{k: v for k, v in steady(item).items() if k not in FIELDS} for item in written]
 
 
 def check(sealed: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:
@@ -53,7 +53,7 @@ def check(sealed: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:
 @each_turn
 @pytest.mark.parametrize("streams", [False, True])
 async def test_messages(turn: str, streams: bool) -> None:  # C37
-    said = []
+    written = []
     for capsules in (sealing(), None):
         async with playing(turn, capsules) as (served, messages), anthropic_sdk(served.client) as sdk:
             asked: Any = {"model": MODEL, "max_tokens": 500, "messages": messages, "tools": [MESSAGES_TOOL]}
@@ -62,14 +62,14 @@ async def test_messages(turn: str, streams: bool) -> None:  # C37
                     answer = await stream.get_final_message()
             else:
                 answer = await sdk.messages.create(**asked)
-        said.append([block.to_dict() for block in answer.content])
-    check(*said)
+        written.append([block.to_dict() for block in answer.content])
+    check(*written)
 
 
 @each_turn
 @pytest.mark.parametrize("streams", [False, True])
 async def test_responses(turn: str, streams: bool) -> None:  # C33 C34
-    said = []
+    written = []
     for capsules in (sealing(), None):
         async with playing(turn, capsules) as (served, messages), openai_sdk(served.client) as sdk:
             asked: Any = {"model": MODEL, "input": messages, "tools": [RESPONSES_TOOL]}
@@ -79,5 +79,5 @@ async def test_responses(turn: str, streams: bool) -> None:  # C33 C34
                     answer: Any = await stream.get_final_response()
             else:
                 answer = await sdk.responses.create(**asked)
-        said.append([item.to_dict() for item in answer.output])
-    check(*said)
+        written.append([item.to_dict() for item in answer.output])
+    check(*written)

@@ -10,17 +10,19 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from deploy.deploy_tools import CHART, COMPOSE, check_compose, container_steps, hadolint, render
 from engines.real_vllm import ROOT
-from singletree.server.answers.tracing import Tracing
-from singletree.server.http.routes import OPEN_ROUTES
-from singletree.server.models.config import Config
+from singletree.engines.pool.policy import RouterMode
+from singletree.server.http.route_table import ROUTES
+from singletree.server.settings.config import Config
+from singletree.server.telemetry.tracing import Tracing
 
 pytestmark = pytest.mark.deploy
 
@@ -118,10 +120,24 @@ def test_the_server_addresses_every_engine() -> None:
     assert settings("remote")["engine-url"] == ["http://a:8000", "http://b:8000"]
 
 
+def test_the_chart_takes_the_modes_of_the_server() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    found = [each["routerMode"]["enum"] for each in _objects(schema) if "routerMode" in each]
+    assert found == [list(get_args(RouterMode))]
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a JSON value."""
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(each)
+    if isinstance(value, dict):
+        yield value
+
+
 def test_the_probes_ask_routes_of_the_server() -> None:
     container = server_container("everything")
     paths = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
-    assert paths <= {path for method, path, _ in OPEN_ROUTES if method == "GET"}
+    assert paths <= {row.path for row in ROUTES if row.scope == "open"}
     assert container["livenessProbe"]["httpGet"]["path"] != container["readinessProbe"]["httpGet"]["path"]
 
 

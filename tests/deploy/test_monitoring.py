@@ -20,7 +20,7 @@ from deploy.deploy_tools import CHART, read_dashboard
 from engines.real_vllm import free_port
 from scale import databases
 from scale.processes import Group, ask, serving
-from singletree.server.answers.tracing import Tracing
+from singletree.server.telemetry.tracing import Tracing
 
 pytestmark = pytest.mark.deploy
 
@@ -153,11 +153,11 @@ def test_promtool_finds_nothing_to_criticize_in_the_metrics(tmp_path: Path) -> N
 def _talk(group: Group) -> None:
     """Let an agent call a tool and go on, streamed, and change the tool."""
     group.write_scripts(call=CALL, done="Done.")
-    said: list[dict[str, Any]] = [{"role": "user", "content": "[[script:call,done]]"}]
+    history: list[dict[str, Any]] = [{"role": "user", "content": "[[script:call,done]]"}]
     results = [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]}]
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "ls", "input": {}}]}
-    longer, changed = [*said, call, *results], TOOL | {"description": "lists all"}
-    for messages, tool in ((said, TOOL), (longer, TOOL), (longer, changed)):
+    longer, changed = [*history, call, *results], TOOL | {"description": "lists all"}
+    for messages, tool in ((history, TOOL), (longer, TOOL), (longer, changed)):
         body = {"model": "scripted", "max_tokens": 99, "messages": messages, "tools": [tool], "stream": True}
         assert ask(group.connect(), "/v1/messages", body, x_session_id="s").status == 200
 

@@ -44,7 +44,7 @@ class Subject:
     make: Callable[[], Engine]
     endless: Sequence[int]
     ending: Sequence[Sequence[int]]
-    tells_cached: bool = True
+    reports_cached: bool = True
 
 
 Check = Callable[[Subject], Awaitable[None]]
@@ -105,7 +105,7 @@ async def _is_free(subject: Subject) -> None:
 
 
 @_check
-async def tells_itself(subject: Subject) -> None:
+async def describes_itself(subject: Subject) -> None:
     info = subject.engine.info()
     assert info.name
     assert info.context_window > len(subject.endless) + 200
@@ -162,7 +162,7 @@ async def ends_at_a_stop_token(subject: Subject) -> None:
 
 
 @_check
-async def tells_log_probabilities(subject: Subject) -> None:
+async def returns_log_probabilities(subject: Subject) -> None:
     sampling = replace(_LONG, max_tokens=4, logprobs=2)
     chunks = await collect(subject.engine.generate(GenerationJob(subject.endless, sampling, "logprobs")))
     assert len(tokens_of(chunks)) == 4
@@ -176,15 +176,15 @@ async def tells_log_probabilities(subject: Subject) -> None:
 
 
 @_check
-async def tells_log_probabilities_of_the_prompt_if_it_says_so(subject: Subject) -> None:
+async def returns_log_probabilities_of_the_prompt_if_declared(subject: Subject) -> None:
     sampling, prompt = replace(_LONG, max_tokens=2, prompt_logprobs=1), subject.endless
     chunks = await collect(subject.engine.generate(GenerationJob(prompt, sampling, "prompt logprobs")))
     assert len(tokens_of(chunks)) == 2
-    told = [chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None]
+    received = [chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None]
     if not subject.engine.info().returns_prompt_logprobs:
-        assert told == []
+        assert received == []
         return
-    [rows] = told
+    [rows] = received
     assert len(rows) == len(prompt)
     assert not rows[0], "it follows nothing"
     assert [row[0][0] for row in rows[1:]] == list(prompt[1:])
@@ -196,10 +196,10 @@ async def knows_a_prompt_again(subject: Subject) -> None:
     prompt = subject.ending[0]
     await collect(subject.engine.generate(GenerationJob(prompt, _GREEDY, "first")))
     chunks = await collect(subject.engine.generate(GenerationJob(prompt, _GREEDY, "again")))
-    told = [chunk.cached_tokens for chunk in chunks if chunk.cached_tokens is not None]
-    if subject.tells_cached:
-        assert len(told) == 1
-        assert 0 < told[0] <= len(prompt)
+    received = [chunk.cached_tokens for chunk in chunks if chunk.cached_tokens is not None]
+    if subject.reports_cached:
+        assert len(received) == 1
+        assert 0 < received[0] <= len(prompt)
 
 
 @_check

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines.vllm_recording import END_OF_TURN
-from singletree.engines.engine_arguments import EngineSettings
-from singletree.engines.sglang.in_process import InProcessSglangEngine, SglangApi
 from singletree.engines.weights.progress import Progress
+from singletree.in_process.sglang_engine import InProcessSglangEngine
+from singletree.in_process.startup import EngineSettings
 
 WINDOW = 512
 
@@ -120,4 +120,4 @@ def fake_sglang_engine(*engines: FakeSglang) -> InProcessSglangEngine:
     def load(settings: EngineSettings, progress: Progress) -> FakeSglang:
         return given.pop(0) if engines else FakeSglang()
 
-    return InProcessSglangEngine(EngineSettings("folder"), name="m", api=SglangApi(load, lambda: "0.5.23"))
+    return InProcessSglangEngine(EngineSettings("folder"), name="m", load=load)

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines.vllm_recording import END_OF_TURN
-from singletree.engines.engine_arguments import EngineSettings
-from singletree.engines.vllm.in_process import InProcessVllmEngine, VllmApi
 from singletree.engines.weights.progress import Progress
 from singletree.events import WeightVersion
+from singletree.in_process.startup import EngineSettings
+from singletree.in_process.vllm_engine import InProcessVllmEngine
+from singletree.in_process.vllm_startup import VllmApi
 
 WINDOW = 512
 PAD = 151655  # stands for a picture

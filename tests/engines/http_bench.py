@@ -48,7 +48,7 @@ class Wire(asyncio.Transport):
     def writelines(self, data: Any) -> None:
         self.write(b"".join(data))
 
-    def say(self, *data: bytes) -> None:
+    def receive(self, *data: bytes) -> None:
         for piece in data:
             if not self._closing:
                 self.protocol.data_received(piece)
@@ -108,8 +108,8 @@ class Bench:
         refuses: what opening a connection raises.
     """
 
-    def __init__(self, *say: Callable[[Wire], None], url: str = URL, **options: Any) -> None:
-        self._say = say
+    def __init__(self, *receive: Callable[[Wire], None], url: str = URL, **options: Any) -> None:
+        self._answers = receive
         self.wires: list[Wire] = []
         self.asked = 0
         self.heard = asyncio.Event()
@@ -130,7 +130,7 @@ class Bench:
         if whole_requests > self.asked:
             self.asked = whole_requests
             self.heard.set()
-            self._say[self.asked - 1](wire)
+            self._answers[self.asked - 1](wire)
 
     async def __aenter__(self) -> Bench:
         await self.transport.open()
@@ -169,14 +169,14 @@ async def read_all(bench: Bench, body: bytes = b"{}") -> list[bytes]:
 
 def says(*data: bytes) -> Callable[[Wire], None]:
     """Answer with ``data``, in reads of their own."""
-    return lambda wire: wire.say(*data)
+    return lambda wire: wire.receive(*data)
 
 
 def hangs_up(*data: bytes) -> Callable[[Wire], None]:
     """Answer with ``data`` and close the connection."""
 
     def script(wire: Wire) -> None:
-        wire.say(*data)
+        wire.receive(*data)
         asyncio.get_running_loop().call_soon(wire.drop)
 
     return script

@@ -16,10 +16,10 @@ from typing import Any
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 
-from singletree.engines.scripted.scripts import Script, ScriptBook, ScriptChooser
 from singletree.errors import InvalidRequest
 from singletree.prompts.tokenizer.huggingface import read_directory
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.testing.scripts import Script, ScriptBook, ScriptChooser
 
 SCRIPTS = "SINGLETREE_SAMPLER_SCRIPTS"
 LOG = "SINGLETREE_SAMPLER_LOG"

@@ -21,9 +21,9 @@ from aiohttp import web
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engines.wire_servers import DIALECTS, Step
-from singletree.engines.scripted.engine import PrefixMemory
-from singletree.engines.scripted.scripts import Script, ScriptBook, ScriptChooser
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from singletree.testing.scripted_engine import PrefixMemory
+from singletree.testing.scripts import Script, ScriptBook, ScriptChooser
 
 DIALECT = DIALECTS["vllm-completions"]
 _DEFAULT = "Hello there."

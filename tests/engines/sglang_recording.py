@@ -20,9 +20,9 @@ from engines.vllm_recording import SCHEMA, Exchange, RecordingTransport, Scenari
 from server.picture_model import PNG, picture
 from singletree.engines.engine import GenerationJob
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.sglang.server import SglangServer
 from singletree.errors import SingletreeError
 from singletree.pictures import PromptPicture
+from singletree.wires.sglang.server import SglangServer
 
 WIRE = Path(__file__).parent / "sglang_wire"
 OF = 282  # the token " of", the third of the answer

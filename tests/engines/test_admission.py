@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.llamacpp.admission import (
-    KEEP_SECONDS,
-    LONGEST_TENURE,
-    LONGEST_WAIT,
-    Admission,
-    Ticket,
-)
-from singletree.engines.llamacpp.prefix_files import pack_ids
-from singletree.engines.llamacpp.slots import Claim
 from singletree.errors import Overloaded
+from singletree.llamacpp.admission import KEEP_SECONDS, LONGEST_TENURE, LONGEST_WAIT, Admission, Ticket
+from singletree.llamacpp.prefix_files import pack_ids
+from singletree.llamacpp.slots import Claim
 
 
 class Timer:
@@ -329,7 +323,7 @@ async def test_who_continues_waits_until_its_slot_is_noticed_to_be_free(clock: H
     assert (again.is_granted, again.found) == (True, 1000)
 
 
-async def test_sessions_of_one_key_are_told_apart_by_their_prompts(clock: Hours) -> None:
+async def test_sessions_of_one_key_are_distinguished_by_their_prompts(clock: Hours) -> None:
     slots = Slots(clock, 2)
     slots.end(slots.ask("a", talk("a", 2)))
     title = slots.ask("a", talk("t", 1))

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from singletree.constraints.grammar_matchers import GrammarMatchers, MatcherVocabulary
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, ConstraintKind, EngineInfo, GenerationJob, StopKind
-from singletree.engines.routing.constrained_turn import _ranges
-from singletree.engines.routing.grammar_matchers import GrammarMatchers, MatcherVocabulary
-from singletree.engines.routing.pool import EnginePool
-from singletree.engines.routing.worker import Worker
+from singletree.engines.pool.constrained_turn import _ranges
+from singletree.engines.pool.policy import Worker
+from singletree.engines.pool.pool import EnginePool
 from singletree.errors import EngineFailed
 
 PROMPT = [1, 2, 3]

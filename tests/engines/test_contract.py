@@ -12,8 +12,8 @@ from engines.contract import CHECKS, Check, Subject
 from engines.letters import END, decode, encode
 from engines.small_model import FRANCE, ITALY, JAPAN, small_model
 from singletree.engines.engine import Engine
-from singletree.engines.llamacpp.engine import LlamaCppEngine
-from singletree.engines.scripted.engine import ScriptedEngine
+from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.testing.scripted_engine import ScriptedEngine
 
 
 def scripted() -> Engine:

@@ -13,12 +13,11 @@ from engines.vllm_memory import MemoryAnswer, MemoryTransport, ending, event
 from engines.vllm_recording import QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Deliver, GenerationJob
-from singletree.engines.queueing import QueueingEngine
+from singletree.engines.pool.policy import RoundRobinPolicy, Worker
+from singletree.engines.pool.pool import EnginePool
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
-from singletree.engines.routing.load_policies import RoundRobinPolicy
-from singletree.engines.routing.pool import EnginePool
-from singletree.engines.routing.worker import Worker
+from singletree.engines.sharing import QueueingEngine
 from singletree.errors import EngineFailed
 
 
@@ -48,9 +47,9 @@ async def test_bytes_are_taken_in_the_call_that_receives_them() -> None:
         relaying = asyncio.create_task(answer.relay(_keeping(taken.append)))
         await _settled()
         (wire,) = bench.wires
-        wire.say(chunked(b"b"))
+        wire.receive(chunked(b"b"))
         assert taken == [b"a", b"b"]
-        wire.say(chunked(b"c") + END)
+        wire.receive(chunked(b"c") + END)
         assert taken == [b"a", b"b", b"c", b""]
         # The connection is free at once: the next request is on it before the first task goes on.
         second = bench.transport.post("/v1/completions", b"{}")
@@ -72,15 +71,15 @@ async def test_what_is_not_wanted_now_is_kept_in_order() -> None:
         (wire,) = bench.wires
         relaying = asyncio.create_task(answer.relay(take))
         await _settled()
-        wire.say(chunked(b"1"), chunked(b"2"))
-        wire.say(*(chunked(b"%d" % number * 200_000) for number in range(3, 9)))
+        wire.receive(chunked(b"1"), chunked(b"2"))
+        wire.receive(*(chunked(b"%d" % number * 200_000) for number in range(3, 9)))
         assert wire.paused, "nobody reads: the server is stopped"
         await relaying
         assert taken == [b"1", b"2"]
         relaying = asyncio.create_task(answer.relay(take))
         await _settled()
         assert not wire.paused
-        wire.say(chunked(b"9"), END)
+        wire.receive(chunked(b"9"), END)
         await relaying
         assert b"".join(taken) == b"12" + b"".join(b"%d" % number * 200_000 for number in range(3, 9)) + b"9"
         assert taken[-1] == b""
@@ -108,14 +107,14 @@ async def test_a_relay_ends_however_the_connection_does(how: str) -> None:
         elif how == "close":
             answer.close()
         elif how == "failure":
-            wire.say(chunked(b"b"))
+            wire.receive(chunked(b"b"))
         elif how == "cancel":
             relaying.cancel()
         expected = {"failure": ValueError, "cancel": asyncio.CancelledError}.get(how, ConnectionLost)
         with pytest.raises(expected):
             await asyncio.wait_for(relaying, 1)
         before = list(taken)
-        wire.say(chunked(b"late"))
+        wire.receive(chunked(b"late"))
         assert taken == before
         answer.close()
 

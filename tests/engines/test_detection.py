@@ -13,6 +13,7 @@ from singletree.engines import detection
 from singletree.engines.detection import detect_server
 from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
 from singletree.errors import BadConfiguration, EngineFailed
+from singletree.server.models.engine_servers import open_server
 
 
 class Pages:
@@ -48,7 +49,7 @@ def models(**fields: Any) -> dict[str, Any]:
 async def test_every_server_is_known_by_its_own_pages(name: str) -> None:
     dialect = DIALECTS[name]
     pages = Pages(dict(dialect.pages))
-    found = await detect_server(URL, transport=pages)
+    found = await open_server(await detect_server(URL, transport=pages))
     assert type(found) is dialect.server
     assert pages.closed == 1
 
@@ -62,8 +63,9 @@ async def test_every_server_is_known_by_its_own_pages(name: str) -> None:
         (models(max_model_len=4096), "vLLM"),
     ],
 )
-async def test_behind_a_gateway_other_pages_tell(pages: dict[str, Any], title: str) -> None:
-    assert (await detect_server(URL, transport=Pages(pages))).title == title
+async def test_behind_a_gateway_other_pages_identify_the_server(pages: dict[str, Any], title: str) -> None:
+    found = await open_server(await detect_server(URL, transport=Pages(pages)))
+    assert found.title == title
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_events_come_live_and_missing_ones_again(tmp_path: Path) -> None:
-    from singletree.engines.routing.event_subscriber import EventSubscriber
+    from singletree.routing.event_subscriber import EventSubscriber
 
     context = pytest.importorskip("zmq.asyncio").Context()
     live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
@@ -61,7 +61,7 @@ async def test_events_come_live_and_missing_ones_again(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_does_not_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from singletree.engines.routing import event_subscriber
+    from singletree.routing import event_subscriber
 
     monkeypatch.setattr(event_subscriber, "REPLAY_SECONDS", 0.05)
     followed = Followed(can_replay=True)
@@ -83,7 +83,7 @@ async def publish_until(socket: Any, frames: list[bytes], holds: Callable[[], bo
 async def test_an_engine_that_runs_elsewhere_is_followed_there(tmp_path: Path) -> None:
     """An engine reports where it publishes, goes down, and comes back in another place with an empty cache."""
     from singletree.engines.engine import KvPublisher
-    from singletree.engines.routing.kv_policy import KvAwarePolicy
+    from singletree.routing.kv_policy import KvAwarePolicy
 
     context = pytest.importorskip("zmq.asyncio").Context()
     here, there = context.socket(zmq.PUB), context.socket(zmq.PUB)
@@ -116,8 +116,8 @@ async def test_an_engine_that_runs_elsewhere_is_followed_there(tmp_path: Path) -
 
 
 async def test_an_endpoint_that_is_none() -> None:
-    from singletree.engines.routing.event_subscriber import EventSubscriber
     from singletree.errors import BadConfiguration
+    from singletree.routing.event_subscriber import EventSubscriber
 
     with pytest.raises(BadConfiguration, match="is not a ZMQ endpoint"):
         EventSubscriber(Followed().stream, "nonsense")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from singletree.engines.handover import Handover
+from singletree.in_process.engine import Handover
 
 
 def _waiting(deliver: Callable[[Sequence[int]], bool]) -> tuple[Handover, asyncio.Task[None]]:

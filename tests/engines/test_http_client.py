@@ -15,7 +15,7 @@ from engines.vllm_memory import ending, event
 from engines.vllm_recording import PARIS, QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
+from singletree.engines.remote.transport import ConnectionLost, Pieces, StreamedResponse, ask
 from singletree.errors import EngineFailed
 
 
@@ -55,9 +55,9 @@ async def test_pieces_come_as_they_arrive() -> None:
     async with Bench(says(STREAM)) as bench:
         answer = await bench.post()
         for piece in (b"data: 1\n\n", b"data: 2\n\n"):
-            bench.wires[0].say(chunked(piece))
+            bench.wires[0].receive(chunked(piece))
             assert await read(answer) == piece
-        bench.wires[0].say(END)
+        bench.wires[0].receive(END)
         assert await read(answer) == b""
 
 
@@ -75,6 +75,24 @@ async def test_a_finished_answer_leaves_its_connection_in_use() -> None:
             answer.finish()
             answer.close()
         assert len(bench.wires) == 1
+
+
+async def test_a_client_that_keeps_no_connection() -> None:
+    async with Bench(says(whole(200, b"a")), says(whole(200, b"b")), keep_alive=False) as bench:
+        for expected in (b"a", b"b"):
+            assert await ask(bench.transport, "/x", b"{}") == (200, expected)
+        assert len(bench.wires) == 2
+        assert all(wire.requests()[0][1][b"connection"] == b"close" for wire in bench.wires)
+
+
+async def test_pieces_are_yielded_until_the_end() -> None:
+    async with Bench(says(STREAM, chunked(b"a"))) as bench:
+        answer = await bench.post()
+        found = []
+        async for piece in Pieces(answer):
+            found.append(piece)
+            bench.wires[0].receive(chunked(b"b"), END) if piece == b"a" else None
+        assert found == [b"a", b"b"]
 
 
 async def test_closing_an_unfinished_answer_hangs_up() -> None:  # C40
@@ -199,7 +217,7 @@ async def test_a_slow_reader_slows_the_server() -> None:
         (wire,) = bench.wires
         sent = 0
         while not wire.paused and sent < 100:
-            wire.say(chunked(b"x" * 65536))
+            wire.receive(chunked(b"x" * 65536))
             sent += 1
         assert wire.paused
         got = 0

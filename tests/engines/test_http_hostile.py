@@ -93,7 +93,7 @@ async def test_a_connection_that_cannot_be_used_again(last: bytes) -> None:
 async def test_what_comes_without_a_request_closes_the_connection(unasked: bytes) -> None:
     async with Bench(says(OK), says(OK)) as bench:
         await read_all(bench)
-        bench.wires[0].say(unasked)
+        bench.wires[0].receive(unasked)
         assert await read_all(bench) == [b"ok"]
         assert len(bench.wires) == 2
 
@@ -101,7 +101,7 @@ async def test_what_comes_without_a_request_closes_the_connection(unasked: bytes
 async def test_a_request_that_is_not_read_to_its_end_keeps_the_connection_from_others() -> None:
     def refuses(wire: Wire) -> None:
         wire.unsent = 100
-        wire.say(whole(413, b"ok"))
+        wire.receive(whole(413, b"ok"))
 
     async with Bench(refuses, says(OK)) as bench:
         assert await read_all(bench) == [b"ok"]
@@ -113,9 +113,9 @@ def endless(*pieces: bytes) -> Callable[[Wire], None]:
     """Answer with the first piece, and then with the last for as long as anybody listens."""
 
     def script(wire: Wire) -> None:
-        wire.say(*pieces[:-1])
+        wire.receive(*pieces[:-1])
         for _ in range(1000):
-            wire.say(pieces[-1])
+            wire.receive(pieces[-1])
 
     return script
 
@@ -262,7 +262,7 @@ async def test_the_rest_of_a_finished_answer_is_read_for_nobody(monkeypatch: pyt
         assert await read(answer) == b"a"
         answer.finish()
         answer.close()
-        bench.wires[0].say(chunked(b"b" * 10**6), END)
+        bench.wires[0].receive(chunked(b"b" * 10**6), END)
         assert await read_all(bench) == [b"ok"]
         assert len(bench.wires) == 1
 
@@ -274,7 +274,7 @@ async def test_a_finished_answer_that_does_not_end_is_cut_off(monkeypatch: pytes
         answer = await bench.post()
         answer.finish()
         for _ in range(5):
-            bench.wires[0].say(chunked(b"b" * 1000))
+            bench.wires[0].receive(chunked(b"b" * 1000))
             await asyncio.sleep(0.01)
         assert bench.wires[0].is_closing()
         assert await read_all(bench) == [b"ok"]
@@ -298,7 +298,7 @@ async def test_a_stopped_server_may_end_its_answer_all_the_same(monkeypatch: pyt
     async with Bench(says(STREAM, chunked(b"x" * 100)), says(OK)) as bench:
         answer = await bench.post()
         (wire,) = bench.wires
-        wire.say(chunked(b"y" * 100), END)
+        wire.receive(chunked(b"y" * 100), END)
         assert not wire.paused
         assert await read_all(bench) == [b"ok"]
         assert await read(answer) == b"x" * 100 + b"y" * 100
@@ -316,7 +316,7 @@ async def test_one_that_takes_may_close_the_connection() -> None:
 
         relaying = asyncio.create_task(answer.relay(take))
         await asyncio.sleep(0)
-        bench.wires[0].say(chunked(b"b") + END)
+        bench.wires[0].receive(chunked(b"b") + END)
         with pytest.raises(ConnectionLost, match="broke"):
             await relaying
         assert await read_all(bench) == [b"ok"]
@@ -384,7 +384,7 @@ class _Network:
             self.cancelled += 1
             raise
         connection: HttpConnection = make()
-        wire = Wire(connection, lambda wire: wire.say(whole(200, address.encode())))
+        wire = Wire(connection, lambda wire: wire.receive(whole(200, address.encode())))
         connection.connection_made(wire)
         return wire, connection
 

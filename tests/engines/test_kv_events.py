@@ -8,11 +8,16 @@ import msgspec
 import pytest
 
 from engines.routing_jobs import all_frames, job, recorded
-from singletree.engines.routing.block_chain import ChainMemory
-from singletree.engines.routing.event_cache import EventCache
-from singletree.engines.routing.event_stream import KvEventStream
-from singletree.engines.routing.kv_events import BlockRemoved, BlockStored, decode_batch, read_frames
-from singletree.engines.routing.prefix_index import PrefixIndex, blocks_by_holder
+from singletree.routing.block_chain import ChainMemory
+from singletree.routing.event_cache import (
+    BlockRemoved,
+    BlockStored,
+    EventCache,
+    KvEventStream,
+    decode_batch,
+    read_frames,
+)
+from singletree.routing.predicted_cache import PrefixIndex, blocks_by_holder
 
 END = [b"", b"", (-1).to_bytes(8, "big", signed=True), b""]
 
@@ -59,7 +64,7 @@ def positional(frames: list[bytes]) -> list[bytes]:
 
 @pytest.mark.parametrize("form", [lambda frames: frames, positional], ids=["maps", "arrays"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_what_the_events_say_is_what_the_engine_has(engine: str, form: Any) -> None:
+def test_the_events_report_what_the_engine_has(engine: str, form: Any) -> None:
     followed, steps = Followed(), recorded(engine)["steps"]
     hits = 0
     for step in steps:
@@ -227,3 +232,23 @@ def test_hashes_of_bytes_and_pictures() -> None:
     assert followed.expects([5] * 32, "salty") == 16, "the second block is a picture's"
     followed.cache.apply(BlockRemoved([b"\x01" * 32]))
     assert followed.expects([5] * 32, "salty") == 0
+
+
+@pytest.mark.parametrize("number", [-1, -2, -(2**63)])
+def test_a_live_message_with_a_negative_number_is_left_out(number: int) -> None:
+    followed = Followed()
+    followed.stream.feed(numbered(0))
+    followed.stream.feed([b"", number.to_bytes(8, "big", signed=True), numbered(1)[-1]])
+    followed.stream.feed(numbered(1))
+    assert (followed.cache.blocks, followed.stream.synced) == (2, True)
+
+
+def test_a_message_of_deep_nesting_makes_the_cache_unknown() -> None:
+    followed = Followed()
+    followed.stream.feed(numbered(0))
+    event = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "block_size": 16}
+    whole = msgspec.msgpack.encode([0.0, [event | {"token_ids": [1] * 16, "extra_keys": [["DEEP"]]}]])
+    deep = whole.replace(b"\xa4DEEP", b"\x91" * 100_000 + b"\x90")
+    followed.stream.feed([b"", (1).to_bytes(8, "big"), deep])
+    followed.stream.feed(numbered(2))
+    assert (followed.cache.blocks, followed.stream.synced) == (1, False)

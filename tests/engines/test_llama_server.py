@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,19 +11,20 @@ from engines import contract
 from engines.contract import Check, Subject
 from engines.small_model import FRANCE, ITALY, JAPAN, small_model
 from singletree.engines.detection import detect_server
-from singletree.engines.llamacpp.engine import LlamaCppEngine
-from singletree.engines.llamacpp.server import LlamaServer
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.http_client import HttpTransport, MakeConnection
-from singletree.engines.remote.http_connection import HttpConnection
+from singletree.engines.remote.http_client import HttpTransport, over_unix
+from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.llama_server import LlamaServer
+from singletree.prompts.tokenizer.tokenizer import load_tokenizer
+from singletree.server.models.engine_servers import PROBE_TEXT, probe_vocabulary
 
 URL = "http://llama.test"
 CHECKS = (
-    contract.tells_itself,
+    contract.describes_itself,
     contract.ends_by_itself,
     contract.obeys_max_tokens,
     contract.ends_at_a_stop_token,
-    contract.tells_log_probabilities,
+    contract.returns_log_probabilities,
     contract.knows_a_prompt_again,
     contract.refuses_what_does_not_fit,
 )
@@ -41,10 +41,7 @@ async def socket() -> AsyncIterator[str]:
 
 
 def transport(socket: str) -> HttpTransport:
-    async def connect(make: MakeConnection) -> HttpConnection:
-        return (await asyncio.get_running_loop().create_unix_connection(make, socket))[1]
-
-    return HttpTransport(URL, connect=connect)
+    return HttpTransport(URL, connect=over_unix(socket))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -60,7 +57,7 @@ async def subject(socket: str) -> AsyncIterator[Subject]:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_is_found_out_what_answers(socket: str) -> None:
-    assert isinstance(await detect_server(URL, transport=transport(socket)), LlamaServer)
+    assert await detect_server(URL, transport=transport(socket)) == "llama-server"
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -70,8 +67,15 @@ async def test_contract(subject: Subject, check: Check) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_it_tells_its_file_and_its_slots(subject: Subject) -> None:
+async def test_it_reports_its_file_and_its_slots(subject: Subject) -> None:
     info = subject.engine.info()
     assert info.slots == 2
     assert info.checkpoint == str(small_model())
     assert info.name
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_it_reports_its_vocabulary(subject: Subject) -> None:
+    assert isinstance(subject.engine, RemoteEngine)
+    probe = probe_vocabulary("small", load_tokenizer(small_model()))
+    assert probe.compare(await subject.engine.tokenize(PROBE_TEXT)) == "same"

@@ -12,17 +12,17 @@ import pytest_asyncio
 from engines.contract import collect, tokens_of
 from engines.small_model import small_model
 from singletree import families
+from singletree.constraints.constrain import allow_calls, require_call
+from singletree.constraints.expression import Expression, lark
 from singletree.conversation import Part, Reasoning, Sampling, Text, Tool, ToolCall, Turn
 from singletree.engines.engine import Constraint, GenerationJob
-from singletree.engines.llamacpp.engine import LlamaCppEngine
 from singletree.events import fold
-from singletree.parsing.constraints.constrain import ReasoningState, allow_calls, require_call
-from singletree.parsing.constraints.expression import Expression
-from singletree.parsing.constraints.lark import lark
+from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.parsing.family import Family
 from singletree.parsing.parser import Parser
 from singletree.parsing.render_turn import render_turn
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from singletree.server.turn.constraints import ReasoningState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -76,10 +76,12 @@ async def turn(
     """What is read of the turn, and why it ended."""
     assert expression is not None
     grammar = lark(expression, {}, tokenizer.stop_token_ids)
-    drawn = Sampling(**{"temperature": 0.0, "max_tokens": 120, **sampling})
+    sampling_options = Sampling(**{"temperature": 0.0, "max_tokens": 120, **sampling})
     chunks = await collect(
         engine.generate(
-            GenerationJob(tokenizer.encode(prompt), drawn, "test", constraint=Constraint("lark", grammar))
+            GenerationJob(
+                tokenizer.encode(prompt), sampling_options, "test", constraint=Constraint("lark", grammar)
+            )
         )
     )
     ids = [t for t in tokens_of(chunks) if t not in tokenizer.stop_token_ids]
@@ -89,14 +91,14 @@ async def turn(
 
 
 def is_right(call: ToolCall) -> bool:
-    said = json.loads(call.arguments)
+    arguments = json.loads(call.arguments)
     return (
         call.name == "get_weather"
         and call.complete
-        and list(said) == ["city", "days"]
-        and type(said["days"]) is int
-        and said["days"] in range(1, 10)
-        and said["city"].isalpha()
+        and list(arguments) == ["city", "days"]
+        and type(arguments["days"]) is int
+        and arguments["days"] in range(1, 10)
+        and arguments["city"].isalpha()
     )
 
 

@@ -11,11 +11,11 @@ import pytest
 from server.picture_model import tokenizer
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
-from singletree.engines.llamacpp.picture_prompt import PicturePrompts
 from singletree.errors import InvalidRequest
+from singletree.llamacpp.picture_prompt import PicturePrompts
 from singletree.pictures import PromptPicture
 from singletree.prompts.tokenizer.added_tokens import NEUTRAL, PICTURE_MARK
-from singletree.prompts.tokenizer.neutral_text import MarkupDecoder
+from singletree.prompts.tokenizer.tokenizer import MarkupDecoder
 
 MARKER = "<__media_secret__>"
 TOKENS = tokenizer(marks_pictures=True)

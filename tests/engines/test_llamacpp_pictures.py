@@ -16,13 +16,12 @@ from server.serving import MODEL, Served, serving
 from singletree import families
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.llamacpp.engine import LlamaCppEngine
 from singletree.errors import InvalidRequest
+from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.pictures import PromptPicture
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
-from singletree.prompts.tokenizer.neutral_text import MarkupDecoder
-from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from singletree.prompts.tokenizer.tokenizer import MarkupDecoder, Tokenizer, load_tokenizer
 from singletree.server.models.eyes import find_eyes
 
 MESSAGES = "/v1/messages"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from singletree.engines.llamacpp import engine, machine, process
-from singletree.engines.llamacpp.engine import LlamaCppEngine
-from singletree.engines.weights.gguf_header import GgufHeader
+from singletree.engines import devices
+from singletree.engines.weights.resolve import GgufHeader
 from singletree.errors import BadConfiguration
+from singletree.llamacpp import engine, process
+from singletree.llamacpp.engine import LlamaCppEngine
 
 GIB = 2**30
 
@@ -57,7 +58,7 @@ def test_more_than_the_training_is_refused() -> None:
         LlamaCppEngine("x.gguf", context_window=8193)._plan(header())
 
 
-async def test_without_the_wheel_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_wheel_the_cure_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadConfiguration, match="pip install"):
         await LlamaCppEngine("x.gguf").start()
@@ -74,9 +75,9 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two cores of two threads each, and a container's limits."""
     for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
         (tmp_path / str(cpu)).write_text(f"{siblings}\n")
-    monkeypatch.setattr(machine, "_SIBLINGS", f"{tmp_path}/{{}}")
-    monkeypatch.setattr(machine, "_CPU_QUOTA", tmp_path / "cpu.max")
-    monkeypatch.setattr(machine, "_MEMORY_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(devices, "_SIBLINGS", f"{tmp_path}/{{}}")
+    monkeypatch.setattr(devices, "_CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(devices, "_MEMORY_LIMIT", tmp_path / "memory.max")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
     return tmp_path
 
@@ -87,17 +88,17 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_cores_are_counted_once_and_within_the_quota(system: Path, quota: str, cores: int) -> None:
     (system / "cpu.max").write_text(f"{quota}\n")
-    assert machine.usable_cores() == cores
+    assert devices.usable_cores() == cores
 
 
 def test_cores_that_are_not_described_count_each(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_SIBLINGS", "/nowhere/{}")
-    assert machine.usable_cores() == 4
+    monkeypatch.setattr(devices, "_SIBLINGS", "/nowhere/{}")
+    assert devices.usable_cores() == 4
 
 
 def test_memory_is_the_containers_if_it_has_a_limit(system: Path) -> None:
-    physical = machine.usable_memory()
+    physical = devices.usable_memory()
     (system / "memory.max").write_text("max\n")
-    assert machine.usable_memory() == physical
+    assert devices.usable_memory() == physical
     (system / "memory.max").write_text("1048576\n")
-    assert machine.usable_memory() == 1048576
+    assert devices.usable_memory() == 1048576

@@ -17,17 +17,17 @@ import pytest_asyncio
 
 from engines.contract import collect, tokens_of
 from engines.small_model import END_TOKENS, FRANCE, ITALY, small_model
+from singletree.constraints.grammar_matchers import GrammarMatchers, matcher_vocabulary
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.llamacpp.admission import Ticket
-from singletree.engines.llamacpp.engine import LlamaCppEngine
-from singletree.engines.llamacpp.slots import Claim
-from singletree.engines.routing.grammar_matchers import GrammarMatchers
-from singletree.engines.routing.pool import EnginePool
-from singletree.engines.routing.worker import Worker
+from singletree.engines.pool.policy import Worker
+from singletree.engines.pool.pool import EnginePool
+from singletree.engines.remote.transport import ask
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
+from singletree.llamacpp.admission import Ticket
+from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.slots import Claim
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
-from singletree.server.models.catalog import matcher_vocabulary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -70,12 +70,12 @@ async def test_answers(engine: LlamaCppEngine) -> None:
     assert tokens_of(await run(engine, FRANCE)) == PARIS
 
 
-async def test_the_end_token_is_told_and_ends_the_turn(engine: LlamaCppEngine) -> None:
+async def test_the_end_token_is_reported_and_ends_the_turn(engine: LlamaCppEngine) -> None:
     chunks = await run(engine, FRANCE)
     assert (tokens_of(chunks)[-1] in END_TOKENS, chunks[-1].finish) == (True, "stop")
 
 
-async def test_the_first_chunk_tells_what_was_cached(engine: LlamaCppEngine) -> None:
+async def test_the_first_chunk_reports_what_was_cached(engine: LlamaCppEngine) -> None:
     prompt = [*FRANCE, *PARIS, 198, *FILLER]
     await run(engine, prompt, Sampling(max_tokens=1))
     longer = [*prompt, *ITALY]
@@ -89,6 +89,26 @@ async def test_the_next_turn_finds_the_tokens_that_were_generated(engine: LlamaC
     first, *_ = await run(engine, [*FRANCE, *answer, 198, *ITALY])
     # The last token of an answer is drawn and not yet read into the cache.
     assert first.cached_tokens == len(FRANCE) + len(answer) - 1
+
+
+async def cached(engine: LlamaCppEngine, prompt: Sequence[int], salt: str) -> int | None:
+    """How many tokens of the prompt a request with this salt finds."""
+    first, *_ = await run(engine, prompt, Sampling(max_tokens=1), cache_salt=salt)
+    return first.cached_tokens
+
+
+async def test_salts_do_not_share_a_slot() -> None:
+    prompt, whole = [*FRANCE, *ITALY], len(FRANCE) + len(ITALY) - 1
+    async with running(slots=1, cache_ram_mib=0) as engine:
+        found = [await cached(engine, prompt, salt) for salt in ("", "a", "b", "", "", "a", "a")]
+        assert found == [0, 0, 0, 0, whole, 0, whole]
+
+
+async def test_each_salt_finds_its_own_parked_state() -> None:
+    prompt, whole = [*FRANCE, *FILLER, *ITALY], len(FRANCE) + len(FILLER) + len(ITALY) - 1
+    async with running(slots=2) as engine:
+        found = [await cached(engine, prompt, salt) for salt in ("a", "b", "", "a", "b", "")]
+        assert found == [0, 0, 0, whole, whole, whole]
 
 
 async def test_characters_of_several_tokens_lose_none(engine: LlamaCppEngine) -> None:
@@ -111,7 +131,7 @@ async def test_log_probabilities_stay_beside_their_tokens(engine: LlamaCppEngine
         assert not chunk.token_ids or chunk.logprobs[-1] != []
 
 
-async def test_a_character_that_is_cut_is_not_told(engine: LlamaCppEngine) -> None:
+async def test_a_character_that_is_cut_is_not_reported(engine: LlamaCppEngine) -> None:
     exact = Constraint("gbnf", f'root ::= "{CHARACTERS}"')
     chunks = await run(engine, FRANCE, Sampling(temperature=0.0, max_tokens=3), constraint=exact)
     assert (tokens_of(chunks), chunks[-1].finish) == ([81], "length")
@@ -125,11 +145,11 @@ async def test_a_schema_holds(engine: LlamaCppEngine) -> None:
         "additionalProperties": False,
     }
     chunks = await run(engine, FRANCE, constraint=Constraint("json_schema", schema))
-    said = json.loads(await text_of(engine, tokens_of(chunks)))
-    assert said.keys() == {"city", "people"}
-    assert said["city"] == "Rome"
-    assert type(said["people"]) is int
-    assert said["people"] <= 9
+    token_ids = json.loads(await text_of(engine, tokens_of(chunks)))
+    assert token_ids.keys() == {"city", "people"}
+    assert token_ids["city"] == "Rome"
+    assert type(token_ids["people"]) is int
+    assert token_ids["people"] <= 9
     assert chunks[-1].finish == "stop"
 
 
@@ -163,9 +183,19 @@ async def test_sampling_reaches_the_model(engine: LlamaCppEngine) -> None:
     banned = Sampling(temperature=0.0, max_tokens=1, logit_bias={PARIS[0]: -100.0})
     assert tokens_of(await run(engine, FRANCE, banned)) != PARIS[:1]
     wild = Sampling(temperature=5.0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=12, seed=7, ignore_eos=True)
-    drawn = [tokens_of(await run(engine, FRANCE, wild)) for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    assert drawn[0] != tokens_of(await run(engine, FRANCE, Sampling(temperature=5.0, max_tokens=12, seed=8)))
+    sampled = [tokens_of(await run(engine, FRANCE, wild)) for _ in range(2)]
+    assert sampled[0] == sampled[1]
+    assert sampled[0] != tokens_of(
+        await run(engine, FRANCE, Sampling(temperature=5.0, max_tokens=12, seed=8))
+    )
+
+
+async def test_a_temperature_of_its_own_holds_where_a_request_sets_none() -> None:
+    async with running(slots=1, temperature=0.0) as cold:
+        answers = [
+            tokens_of(await run(cold, FRANCE, Sampling(max_tokens=24, seed=seed))) for seed in (1, 2, 3)
+        ]
+        assert answers == [PARIS[:24]] * 3
 
 
 async def test_a_token_that_is_none_is_refused(engine: LlamaCppEngine) -> None:
@@ -210,7 +240,7 @@ async def test_what_goes_on_from_an_early_end_waits_for_its_slot(
 
 
 # C39
-async def test_a_death_is_told_and_the_next_request_finds_llama_cpp_running_again() -> None:
+async def test_a_death_is_reported_and_the_next_request_finds_llama_cpp_running_again() -> None:
     async with running(slots=1) as engine:
         runs = asyncio.create_task(collect(engine.generate(GenerationJob(FRANCE, ENDLESS, "runs"))))
         await asyncio.sleep(0.3)
@@ -233,19 +263,19 @@ async def test_a_death_is_told_and_the_next_request_finds_llama_cpp_running_agai
 async def test_a_turn_goes_on_when_llama_cpp_runs_again() -> None:
     async with running(slots=1) as engine:
         sampling = Sampling(temperature=0.0, max_tokens=60, ignore_eos=True)
-        told: list[int] = []
+        reported: list[int] = []
         assert engine._process is not None
         pid = dead = engine._process.pid
         pool = EnginePool([Worker("0", engine)])
         await pool.begin()
         async for chunk in pool.generate(GenerationJob(FRANCE, sampling, "goes on")):
-            told += chunk.token_ids
-            if len(told) >= 3 and pid:
+            reported += chunk.token_ids
+            if len(reported) >= 3 and pid:
                 os.kill(pid, signal.SIGKILL)
                 pid = 0
         assert engine._process.pid != dead
-    assert told[: len(PARIS) - 1] == PARIS[:-1]
-    assert (len(told), chunk.finish) == (60, "length")
+    assert reported[: len(PARIS) - 1] == PARIS[:-1]
+    assert (len(reported), chunk.finish) == (60, "length")
 
 
 # C39
@@ -267,16 +297,16 @@ async def test_a_turn_goes_on_under_its_grammar_when_llama_cpp_runs_again() -> N
         matchers = GrammarMatchers(partial(matcher_vocabulary, tokenizer))
         pool = EnginePool([Worker("0", engine)], matchers=matchers)
         await pool.begin()
-        told: list[int] = []
+        reported: list[int] = []
         assert engine._process is not None
         pid = engine._process.pid
         async for chunk in pool.generate(job):
-            told += chunk.token_ids
-            if len(told) >= 4 and pid:
+            reported += chunk.token_ids
+            if len(reported) >= 4 and pid:
                 os.kill(pid, signal.SIGKILL)
                 pid = 0
     assert (pid, chunk.finish) == (0, "stop")
-    written = tokenizer.decode([token for token in told if token not in tokenizer.stop_token_ids])
+    written = tokenizer.decode([token for token in reported if token not in tokenizer.stop_token_ids])
     assert json.loads(written)["capital"] in ("Paris", "Rome")
 
 
@@ -342,7 +372,7 @@ async def test_a_file_that_is_missing_says_so(tmp_path: Path) -> None:
 
 async def text_of(engine: LlamaCppEngine, tokens: Sequence[int]) -> str:
     """As llama.cpp reads them, end tokens left out."""
-    assert engine._session is not None
+    assert engine._transport is not None
     body = {"tokens": [token for token in tokens if token not in END_TOKENS]}
-    async with engine._session.post("http://llama.cpp/detokenize", json=body) as answer:
-        return str((await answer.json())["content"])
+    _, answer = await ask(engine._transport, "/detokenize", json.dumps(body).encode())
+    return str(json.loads(answer)["content"])

@@ -13,7 +13,7 @@ from protocols import grammar_chat
 from server.memory import events
 from server.serving import MODEL, Served, serving
 from singletree import families
-from singletree.engines.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -64,8 +64,8 @@ async def test_every_token_with_its_log_probability(tokenizer: Tokenizer) -> Non
         numbers = [other["logprob"] for other in token["top_logprobs"]]
         assert 0 >= numbers[0] >= numbers[1] >= numbers[2]
     deltas = [data["choices"][0].get("logprobs") for _, data in streamed]
-    told = [token for logprobs in deltas if logprobs for token in logprobs["content"]]
-    assert [token["token"] for token in told] == [token["token"] for token in content]
+    reported = [token for logprobs in deltas if logprobs for token in logprobs["content"]]
+    assert [token["token"] for token in reported] == [token["token"] for token in content]
 
 
 async def test_choices_differ_by_their_seeds(tokenizer: Tokenizer) -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.llamacpp.wire import (
+from singletree.engines.guidance import encode_grammar
+from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
+from singletree.llamacpp.wire import (
     StreamReader,
     decode_llamacpp_error,
     decode_tokenize_response,
-    encode_grammar,
     encode_llamacpp_request,
     encode_tokenize_request,
 )
-from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 
 UNSAID = Sampling()
 
@@ -55,12 +55,12 @@ def read(
     return [chunk for chunk in chunks if chunk is not None]
 
 
-def test_what_is_not_said_is_left_to_the_model() -> None:
+def test_what_is_not_set_is_left_to_the_model() -> None:
     assert not body().keys() & {"temperature", "top_p", "top_k", "min_p", "seed", "n_probs", "repeat_last_n"}
     assert (body()["prompt"], body()["n_predict"]) == ([5, 6], 9)
 
 
-def test_all_of_sampling_is_said() -> None:
+def test_all_of_sampling_is_sent() -> None:
     sampling = Sampling(
         temperature=0.5,
         top_p=0.9,
@@ -74,7 +74,7 @@ def test_all_of_sampling_is_said() -> None:
         logit_bias={8: -2.0},
         ignore_eos=True,
     )
-    said = body(sampling)
+    encoded = body(sampling)
     expected = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -89,7 +89,7 @@ def test_all_of_sampling_is_said() -> None:
         "logit_bias": [[8, -2.0]],
         "ignore_eos": True,
     }
-    assert {key: said[key] for key in expected} == expected
+    assert {key: encoded[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("seed", [-1, 0xFFFFFFFF, 2**64 - 1, -(2**70)])
@@ -132,7 +132,7 @@ def test_cached_tokens_come_first_and_the_tokens_of_progress_mean_nothing() -> N
     assert read(PROGRESS, PROGRESS, token(3, 1)) == [Chunk([], cached_tokens=7), Chunk([3])]
 
 
-def test_without_progress_the_last_event_tells_what_was_cached() -> None:
+def test_without_progress_the_last_event_reports_what_was_cached() -> None:
     chunks = read(token(3, 1), last("eos", timings={"cache_n": 4}))
     assert chunks == [Chunk([3]), Chunk([], "stop", 4)]
 
@@ -159,12 +159,12 @@ def test_a_stop_token_ends_it_and_is_the_last() -> None:
     assert read(token(3, 1) + token(4, 2) + token(5, 3), stops=(4, 5)) == [Chunk([3, 4], "stop")]
 
 
-def test_more_tokens_than_allowed_are_not_told() -> None:
+def test_more_tokens_than_allowed_are_not_reported() -> None:
     assert read(token(3, 1), token(4, 2), limit=1) == [Chunk([3]), Chunk([], "length")]
     assert read(token(3, 1), token(4, 2), limit=1, stops=(4,)) == [Chunk([3]), Chunk([], "length")]
 
 
-def test_tokens_that_were_not_told_are_noticed() -> None:
+def test_tokens_that_were_not_reported_are_noticed() -> None:
     reader = StreamReader(100, (), logprobs=True)
     probability = {"id": 9, "logprob": -0.5, "top_logprobs": []}
     (first,) = reader.feed(token(3, 1))

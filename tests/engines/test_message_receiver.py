@@ -11,7 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from singletree.engines.vllm.message_receiver import receive_cheaply
+from singletree.in_process.vllm_outputs import receive_cheaply
 
 
 class Pipe:

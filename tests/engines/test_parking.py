@@ -13,13 +13,12 @@ from engines.contract import collect, tokens_of
 from engines.small_model import ITALY, small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.llamacpp import admission, parking, slot_states
-from singletree.engines.llamacpp.engine import LlamaCppEngine
-from singletree.engines.llamacpp.parking import ParkedStates
-from singletree.engines.llamacpp.prefix_files import pack_ids
-from singletree.engines.llamacpp.slot_actions import SavedState, SlotActions
-from singletree.engines.llamacpp.slot_states import keep_seconds
-from singletree.engines.llamacpp.slots import HeldState
+from singletree.llamacpp import admission, parking, slot_states
+from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.parking import ParkedStates
+from singletree.llamacpp.prefix_files import pack_ids
+from singletree.llamacpp.slot_states import keep_seconds
+from singletree.llamacpp.slots import HeldState, SavedState, SlotActions
 
 PREAMBLE = [5 + at * 7919 % 1009 for at in range(60)]
 OTHER = [6 + at * 6007 % 1013 for at in range(60)]

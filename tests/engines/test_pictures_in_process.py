@@ -13,8 +13,8 @@ from engines.fake_vllm import WINDOW, FakeAsyncLLM, fake_engine
 from engines.test_vllm_pictures import BLUE, PAD, RED, job, sent
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk
-from singletree.engines.sglang import in_process
 from singletree.errors import ContextOverflow, EngineFailed, EngineUnfit, InvalidRequest
+from singletree.in_process import sglang_engine as in_process
 from singletree.pictures import PromptPicture
 
 
@@ -140,6 +140,24 @@ async def test_two_new_pictures_are_counted_one_by_one(sglang: FakeSglang) -> No
     before = len(sglang.asked)
     assert read(await collect(engine.generate(job(RED_PICTURE, BLUE_PICTURE)))) == [(38, [16, 4])]
     assert [len(each["image_data"]) for each in sglang.asked[before:]] == [1, 1, 2]
+    await engine.close()
+
+
+async def test_nothing_is_sent_after_an_abort_while_pictures_are_counted(
+    sglang: FakeSglang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_sglang_engine(sglang)
+    await engine.start()
+    before = len(sglang.asked)
+    asked = job(RED_PICTURE, BLUE_PICTURE)
+
+    async def aborted(picture: PromptPicture) -> int:
+        await engine.abort(asked.request_id)
+        return 16
+
+    monkeypatch.setattr(engine, "count_picture_tokens", aborted)
+    assert [chunk.finish for chunk in await collect(engine.generate(asked))] == ["cancelled"]
+    assert sglang.asked[before:] == []
     await engine.close()
 
 

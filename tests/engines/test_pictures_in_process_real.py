@@ -19,7 +19,7 @@ import pytest_asyncio
 from engines import picture_loop, real_sglang, real_vllm
 from engines.tiny_vlm import LOAD, MODEL, write_tiny_vlm
 from server.picture_model import block, picture
-from singletree.engines.engine_arguments import EngineSettings
+from singletree.in_process.startup import EngineSettings
 
 pytestmark = [pytest.mark.engines, pytest.mark.asyncio(loop_scope="module")]
 
@@ -63,12 +63,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(folder: Path) -> AsyncIterator[Any]:
     if INSIDE == "sglang":
-        from singletree.engines.sglang.in_process import InProcessSglangEngine
+        from singletree.in_process.sglang_engine import InProcessSglangEngine
 
         given = (*real_sglang.IN_PROCESS, "--enable-multimodal", *LOAD)
         started: Any = InProcessSglangEngine(EngineSettings(str(folder), WINDOW, 8, given), name=MODEL)
     else:
-        from singletree.engines.vllm.in_process import InProcessVllmEngine
+        from singletree.in_process.vllm_engine import InProcessVllmEngine
 
         limits = json.dumps({"image": 4, "video": 0})
         given = ("--enforce-eager", *LOAD, "--limit-mm-per-prompt", limits)

@@ -16,13 +16,10 @@ from engines.wire_servers import DIALECTS, DialectTransport, started
 from server.test_takeover import until
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, EngineInfo, GenerationJob, StopKind
-from singletree.engines.restart_backoff import RestartBackoff
-from singletree.engines.routing.health import DRAIN_SECONDS, STALL_SECONDS, WorkerHealth
-from singletree.engines.routing.load_policies import LeastLoadedPolicy, RoundRobinPolicy
-from singletree.engines.routing.policy import Choice
-from singletree.engines.routing.pool import MIGRATION_LIMIT, PROGRESS_TOKENS, EnginePool
-from singletree.engines.routing.reconnecting import ReconnectingEngine
-from singletree.engines.routing.worker import Worker
+from singletree.engines.lifetime import RestartBackoff
+from singletree.engines.pool.health import DRAIN_SECONDS, STALL_SECONDS, ReconnectingEngine, WorkerHealth
+from singletree.engines.pool.policy import Choice, LeastLoadedPolicy, RoundRobinPolicy, Worker
+from singletree.engines.pool.pool import MIGRATION_LIMIT, PROGRESS_TOKENS, EnginePool
 from singletree.errors import (
     BadConfiguration,
     ContextOverflow,
@@ -145,7 +142,7 @@ async def subject() -> AsyncIterator[Subject]:
     engine = remote_pool()
     await engine.start()
     ending = [list(range(start, start + 30)) for start in (5, 106, 207)]
-    yield Subject(engine, remote_pool, list(range(300, 340)), ending, tells_cached=False)
+    yield Subject(engine, remote_pool, list(range(300, 340)), ending, reports_cached=False)
     assert_idle(engine)
     await engine.close()
 

@@ -12,9 +12,7 @@ from engines.test_pool import END, PROMPT, TOKENS, Flaky, InOrder, assert_idle, 
 from server.test_takeover import until
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.routing.load_policies import RoundRobinPolicy
-from singletree.engines.routing.policy import Choice
-from singletree.engines.routing.worker import Worker
+from singletree.engines.pool.policy import Choice, RoundRobinPolicy, Worker
 from singletree.errors import EngineFailed, Overloaded
 
 

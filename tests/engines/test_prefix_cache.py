@@ -16,11 +16,11 @@ from engines.contract import collect, tokens_of
 from engines.small_model import ITALY, small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.llamacpp import parking, prefix_cache
-from singletree.engines.llamacpp.engine import LlamaCppEngine
-from singletree.engines.llamacpp.prefix_cache import PrefixCache
-from singletree.engines.llamacpp.prefix_files import PrefixFiles, model_key, open_folder, pack_ids
 from singletree.errors import BadConfiguration
+from singletree.llamacpp import parking, prefix_cache
+from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.prefix_cache import PrefixCache
+from singletree.llamacpp.prefix_files import PrefixFiles, model_key, open_folder, pack_ids
 
 PREAMBLE = [5 + at * 7919 % 1009 for at in range(60)]
 OTHER = [6 + at * 6007 % 1013 for at in range(60)]
@@ -133,7 +133,7 @@ async def test_short_prompts_leave_nothing(tmp_path: Path) -> None:
 async def test_nothing_is_restored_that_is_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "singletree.engines.llamacpp.prefix_cache")
+    caplog.set_level("INFO", "singletree.llamacpp.prefix_cache")
     async with running(tmp_path) as engine:
         await run(engine, PREAMBLE)
         await until_saved(engine)

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.routing_jobs import job
-from singletree.engines.routing.block_chain import BlockChain, ChainMemory, PictureSpan, unit_of
-from singletree.engines.routing.predicted_cache import PredictedCache
-from singletree.engines.routing.prefix_index import PrefixIndex, blocks_by_holder
 from singletree.pictures import PromptPicture
+from singletree.routing.block_chain import BlockChain, ChainMemory, PictureSpan, unit_of
+from singletree.routing.predicted_cache import PredictedCache, PrefixIndex, blocks_by_holder
 
 UNIT = 16
 # Few different blocks, so that prompts often begin alike.

@@ -9,15 +9,15 @@ import pytest
 from engines.contract import collect
 from engines.small_model import small_model
 from singletree.conversation import Sampling
-from singletree.engines import reading_time
 from singletree.engines.engine import GenerationJob
-from singletree.engines.llamacpp.engine import LlamaCppEngine
-from singletree.engines.reading_time import PrefillEstimator, PrefillSpeed
+from singletree.llamacpp import slot_states
+from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.slot_states import PrefillEstimator, PrefillSpeed
 
 STEPS = [(0, 0.0), (256, 8.0), (512, 17.0), (10_300, 331.0)]
 
 
-def told(
+def estimates(
     reading: PrefillEstimator, *steps: tuple[int, float], total: int = 10_300, cached: int = 0
 ) -> list[str]:
     """What is told on the way."""
@@ -25,53 +25,53 @@ def told(
     return [each for each in found if each is not None]
 
 
-def test_the_first_prompt_is_told_of_as_soon_as_the_speed_is_known() -> None:
+def test_the_first_prompt_is_reported_as_soon_as_the_speed_is_known() -> None:
     reading = PrefillEstimator(PrefillSpeed())
-    assert told(reading, STEPS[0]) == []
-    assert told(reading, STEPS[1]) == [
+    assert estimates(reading, STEPS[0]) == []
+    assert estimates(reading, STEPS[1]) == [
         "10044 of 10300 prompt tokens have to be read: about 314 s until the first word, at the measured 32 tokens/s"
     ]
-    assert told(reading, *STEPS[2:]) == [], "once is enough"
+    assert estimates(reading, *STEPS[2:]) == [], "once is enough"
 
 
-def test_a_prompt_that_takes_minutes_is_told_of_again() -> None:
+def test_a_prompt_that_takes_minutes_is_reported_again() -> None:
     reading = PrefillEstimator(PrefillSpeed())
     steps = [(at * 256, at * 8.0) for at in range(1, 12)]
-    lines = told(reading, *steps)
+    lines = estimates(reading, *steps)
     assert [line.partition(" of")[0] for line in lines] == ["10044", "9020", "7996"]
 
 
-def test_the_next_one_is_told_of_before_it_is_read() -> None:
+def test_the_next_one_is_reported_before_it_is_read() -> None:
     speed = PrefillSpeed()
-    told(PrefillEstimator(speed), *STEPS)
+    estimates(PrefillEstimator(speed), *STEPS)
     assert speed.tokens_per_second == pytest.approx(10_300 / 331)
-    [line] = told(PrefillEstimator(speed), STEPS[0])
+    [line] = estimates(PrefillEstimator(speed), STEPS[0])
     assert line.startswith("10300 of 10300 prompt tokens have to be read: about 331 s")
-    assert told(PrefillEstimator(speed), (10_200, 0.0), cached=10_200) == [], (
+    assert estimates(PrefillEstimator(speed), (10_200, 0.0), cached=10_200) == [], (
         "what is cached needs no reading"
     )
 
 
-def test_short_readings_are_not_told_of_and_say_nothing_of_the_speed() -> None:
+def test_short_readings_are_not_reported_and_give_no_speed() -> None:
     speed = PrefillSpeed()
-    assert told(PrefillEstimator(speed), (0, 0.0), (20, 4.0), (31, 9.0), total=2000) == []
+    assert estimates(PrefillEstimator(speed), (0, 0.0), (20, 4.0), (31, 9.0), total=2000) == []
     assert speed.tokens_per_second is None
-    assert told(PrefillEstimator(speed), (0, 0.0), (256, 1.0), (900, 4.0), total=900) == []
-    assert told(PrefillEstimator(speed), (0, 0.0), (0, 0.0), total=0) == []
+    assert estimates(PrefillEstimator(speed), (0, 0.0), (256, 1.0), (900, 4.0), total=900) == []
+    assert estimates(PrefillEstimator(speed), (0, 0.0), (0, 0.0), total=0) == []
 
 
-def test_a_machine_that_became_busy_is_told_of_while_it_reads() -> None:
+def test_a_machine_that_became_busy_is_reported_while_it_reads() -> None:
     speed = PrefillSpeed()
     speed.record(1000, 1.0)
-    [line] = told(PrefillEstimator(speed), (0, 0.0), (256, 8.0), total=1000)
+    [line] = estimates(PrefillEstimator(speed), (0, 0.0), (256, 8.0), total=1000)
     assert line.startswith("744 of 1000 prompt tokens")
 
 
-async def test_llama_cpp_tells_it_in_the_log(
+async def test_llama_cpp_reports_it_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading_time, "MIN_REPORTED_SECONDS", 0.0001)
-    caplog.set_level(logging.INFO, "singletree.engines.llamacpp.engine")
+    monkeypatch.setattr(slot_states, "MIN_REPORTED_SECONDS", 0.0001)
+    caplog.set_level(logging.INFO, "singletree.llamacpp.engine")
     engine = LlamaCppEngine(small_model(), slots=1, context_window=512, batch_tokens=64, threads=1)
     await engine.start()
     try:

@@ -16,7 +16,7 @@ from engines.wire_servers import ANY_TOKEN, DIALECTS, DialectTransport, Step, re
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.weights.generation_config import read_sampling_defaults
+from singletree.engines.weights.resolve import read_sampling_defaults
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest
 from singletree.pictures import PromptPicture
 
@@ -48,7 +48,7 @@ async def test_vllm_is_asked_at_its_best_endpoint() -> None:
     assert ["token_ids" in body for body in both.bodies] == [True, False]
 
 
-async def test_what_the_lesser_endpoint_costs_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_the_lesser_endpoint_costs_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         engine = await started(DialectTransport(DIALECTS["vllm-completions"]))
     assert (engine.info().details or {})["endpoint"] == "/v1/completions"
@@ -226,7 +226,7 @@ async def test_priorities_have_the_sign_that_sglang_schedules_by(
     ("backend", "has_tags"), [("xgrammar", True), ("llguidance", False), ("none", False), (None, True)]
 )
 async def test_sglang_gets_only_constraints_of_its_grammar_backend(
-    backend: str | None, has_tags: bool
+    backend: str | None, has_tags: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     dialect = DIALECTS["sglang-incremental"]
     pages = {
@@ -235,6 +235,7 @@ async def test_sglang_gets_only_constraints_of_its_grammar_backend(
     }
     engine = await started(DialectTransport(dialect.__class__(**{**vars(dialect), "pages": pages})))
     assert ("structural_tag" in engine.info().constraints) == has_tags
+    assert ("--grammar-backend xgrammar" in caplog.text) == (not has_tags)
 
 
 async def test_sglang_never_gets_an_id_twice() -> None:
@@ -297,7 +298,7 @@ async def test_tokens_that_llama_server_does_not_stream_are_looked_up(answers: b
     assert [t for c in chunks for t in c.token_ids] == [8, 9, 10]
 
 
-async def test_llama_server_tells_its_slots_and_its_file() -> None:
+async def test_llama_server_reports_its_slots_and_its_file() -> None:
     engine = remote_engine(DialectTransport(DIALECTS["llama-server"]), slots=None)
     await engine.start()
     info = engine.info()

@@ -7,10 +7,9 @@ from collections import Counter
 
 from engines.routing_jobs import job, now, workers
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.routing.kv_policy import KvAwarePolicy
-from singletree.engines.routing.policy import Choice
-from singletree.engines.routing.residency import Patience, Residency
-from singletree.engines.routing.worker import Worker
+from singletree.engines.pool.policy import Choice, Worker
+from singletree.routing.kv_policy import KvAwarePolicy
+from singletree.routing.residency import Patience, Residency
 
 PATIENCE = Patience(idle=10.0, wait=30.0, tokens=0)
 

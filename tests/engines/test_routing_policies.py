@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from random import Random
-from typing import Any, get_args
+from typing import get_args
 
-import msgspec
 import pytest
 
 from engines.routing_jobs import job, now, recorded, workers
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.routing.dynamo_policy import DynamoPolicy
-from singletree.engines.routing.kv_policy import KvAwarePolicy
-from singletree.engines.routing.modes import RouterMode, RoutingOptions, make_policy
-from singletree.engines.routing.policy import Choice, RoutingPolicy
-from singletree.engines.routing.worker import Worker, tokens_to_hold, tokens_to_prefill
-from singletree.errors import BadConfiguration, EngineFailed
+from singletree.engines.pool.policy import (
+    LOAD_POLICIES,
+    Choice,
+    MakePolicy,
+    RouterMode,
+    RoutingOptions,
+    RoutingPolicy,
+    Worker,
+    tokens_to_hold,
+    tokens_to_prefill,
+)
+from singletree.errors import BadConfiguration
 from singletree.pictures import PromptPicture
+from singletree.routing.kv_policy import KvAwarePolicy
+from singletree.server.doors import open_door
 
-WITHOUT_PACKAGES = [mode for mode in get_args(RouterMode) if mode != "dynamo"]
+
+def make_policy(mode: RouterMode, options: RoutingOptions | None = None) -> RoutingPolicy:
+    make: MakePolicy = LOAD_POLICIES.get(mode) or open_door(f"router {mode}")
+    return make(options or RoutingOptions())
 
 
 def turn(
@@ -38,7 +47,7 @@ def turn(
     return choice
 
 
-@pytest.mark.parametrize("mode", WITHOUT_PACKAGES)
+@pytest.mark.parametrize("mode", get_args(RouterMode))
 def test_every_mode_chooses_among_the_engines_that_are_up(mode: RouterMode) -> None:
     pool = workers(4)
     policy = make_policy(mode, RoutingOptions("m", random=Random(1)))
@@ -227,65 +236,3 @@ def test_endpoints_must_fit_the_engines() -> None:
     policy = KvAwarePolicy(kv_events=("tcp://a:1",))
     with pytest.raises(BadConfiguration, match=r"--kv-events has 1 endpoints for 2 engines"):
         now(policy.start(workers(2)))
-
-
-class FakeSelection:
-    """Answers as ``SelectionService`` does, always with the last allowed engine."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
-        self.fails = False
-
-    async def upsert_worker(self, record: dict[str, Any]) -> None:
-        if self.fails:
-            raise ValueError("no such endpoint")
-        self.calls.append(("worker", record))
-
-    async def select_and_reserve(self, request: dict[str, Any]) -> dict[str, Any]:
-        msgspec.json.encode(request)  # it crosses as JSON
-        if self.fails:
-            raise RuntimeError("no schedulable workers are available")
-        self.calls.append(("select", request))
-        return {"worker_id": request["allowed_worker_ids"][-1], "block_size": 16, "overlap": {"gpu": 48}}
-
-    async def prefill_complete(self, name: str) -> None:
-        self.calls.append(("read", name))
-
-    async def free_reservation(self, name: str) -> None:
-        self.calls.append(("free", name))
-        raise RuntimeError("reservation not found")
-
-    def shutdown(self) -> None:
-        self.calls.append(("shutdown", None))
-
-
-async def test_dynamos_router_behind_the_interface() -> None:
-    service, pool = FakeSelection(), workers(2, kv_block_size=32, kv_cache_tokens=6400)
-    policy = DynamoPolicy("m", kv_events=("tcp://a:1", "tcp://b:1"), service=service)
-    await policy.start(pool)
-    assert [record["total_kv_blocks"] for _, record in service.calls] == [200, 200]
-    asked = job([7] * 100, "s", expected_tokens=9)
-    choice = await policy.choose(asked, pool)
-    assert (choice.worker, choice.predicted_cached_tokens) == (pool[1], 48)
-    policy.sent(asked, choice)
-    policy.prompt_read(asked, choice, Chunk([1]))
-    policy.ended(asked, choice, [1])
-    for _ in range(70):
-        await policy.choose(asked, pool[:1])
-    await asyncio.sleep(0)
-    kinds = Counter(kind for kind, _ in service.calls)
-    assert (kinds["read"], kinds["free"]) == (1, 7), "bookings of turns that were given up are freed"
-    service.fails = True
-    with pytest.raises(EngineFailed, match="no schedulable"):
-        await policy.choose(asked, pool)
-    with pytest.raises(BadConfiguration, match="refuses the engine"):
-        await policy.start(pool)
-    await policy.close()
-    assert service.calls[-1] == ("shutdown", None)
-
-
-async def test_dynamos_router_needs_its_package_and_events() -> None:
-    with pytest.raises(BadConfiguration, match="pip install ai-dynamo-runtime"):
-        make_policy("dynamo")
-    with pytest.raises(BadConfiguration, match="all 2 engines"):
-        await DynamoPolicy(kv_events=("tcp://a:1", ""), service=FakeSelection()).start(workers(2))

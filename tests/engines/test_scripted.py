@@ -14,9 +14,9 @@ from engines.contract import assert_well_formed, collect, tokens_of
 from engines.letters import END, decode, encode
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.scripted.engine import PrefixMemory, ScriptedEngine
-from singletree.engines.scripted.scripts import Script
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
+from singletree.testing.scripted_engine import PrefixMemory, ScriptedEngine
+from singletree.testing.scripts import Script
 
 ABC = "abcdefghij"
 UNSAID = Sampling()
@@ -33,44 +33,44 @@ async def play(prompt: str, sampling: Sampling = UNSAID, /, **settings: Any) -> 
     return await collect(made.generate(GenerationJob(encode(prompt), sampling, "test")))
 
 
-async def collect_into(told: list[Chunk], chunks: AsyncGenerator[Chunk, None]) -> None:
+async def collect_into(received: list[Chunk], chunks: AsyncGenerator[Chunk, None]) -> None:
     async for chunk in chunks:
-        told.append(chunk)
+        received.append(chunk)
 
 
 def sizes(chunks: list[Chunk]) -> list[int]:
     return [len(chunk.token_ids) for chunk in chunks]
 
 
-def said(chunks: list[Chunk]) -> str:
+def text_of(chunks: list[Chunk]) -> str:
     return decode(tokens_of(chunks))
 
 
 async def test_plays_the_default_without_a_marker() -> None:
-    assert said(await play("hello")) == "Hello there."
-    assert said(await play("hello", default="Good day.")) == "Good day."
+    assert text_of(await play("hello")) == "Hello there."
+    assert text_of(await play("hello", default="Good day.")) == "Good day."
 
 
 async def test_plays_text_or_token_ids() -> None:
     scripts = {"text": ABC, "ids": [65, 66], "script": Script(ABC, cut_after=2)}
-    assert said(await play("[[script:text]]", scripts=scripts)) == ABC
-    assert said(await play("[[script:ids]]", scripts=scripts)) == "AB"
-    assert said(await play("[[script:script]]", scripts=scripts)) == "ab"
+    assert text_of(await play("[[script:text]]", scripts=scripts)) == ABC
+    assert text_of(await play("[[script:ids]]", scripts=scripts)) == "AB"
+    assert text_of(await play("[[script:script]]", scripts=scripts)) == "ab"
 
 
 async def test_plays_files(tmp_path: Path) -> None:
     (tmp_path / "said.txt").write_bytes(b'#opts {"chunk": 2}\nline\r\n')
     (tmp_path / "ids.json").write_text("[65, 66]")
     chunks = await play("[[script:said]]", scripts=tmp_path)
-    assert (said(chunks), sizes(chunks)) == ("line\r\n", [0, 2, 2, 2])
-    assert said(await play("[[script:ids]]", scripts=tmp_path)) == "AB"
+    assert (text_of(chunks), sizes(chunks)) == ("line\r\n", [0, 2, 2, 2])
+    assert text_of(await play("[[script:ids]]", scripts=tmp_path)) == "AB"
 
 
 async def test_plays_filler_and_echo() -> None:
     chunks = await play("[[gen:1000:300]]")
     assert_well_formed(chunks)
     assert sizes(chunks) == [0, 300, 300, 300, 100]
-    assert said(await play("[[echo:<think>\nwhat [1] is\nthis]]")) == "<think>\nwhat [1] is\nthis"
+    assert text_of(await play("[[echo:<think>\nwhat [1] is\nthis]]")) == "<think>\nwhat [1] is\nthis"
 
 
 async def test_the_end_token_is_the_last_token() -> None:
@@ -80,7 +80,7 @@ async def test_the_end_token_is_the_last_token() -> None:
     spelled = await play("[[script:x]]", scripts={"x": "ab<|im_end|>"}, end_token_id=END)
     assert tokens_of(spelled) == tokens_of(chunks)
     without = await play("[[script:x]]", scripts={"x": '#opts {"end": false}\nab'}, end_token_id=END)
-    assert (said(without), without[-1].finish) == ("ab", "stop")
+    assert (text_of(without), without[-1].finish) == ("ab", "stop")
 
 
 async def test_an_empty_script_ends_at_once() -> None:
@@ -110,7 +110,7 @@ async def test_the_window_cuts_and_refuses() -> None:
 
 async def test_a_script_can_end_by_length() -> None:
     chunks = await play("[[script:x]]", scripts={"x": f'#opts {{"cut_after": 3}}\n{ABC}'}, end_token_id=END)
-    assert (said(chunks), chunks[-1].finish) == ("abc", "length")
+    assert (text_of(chunks), chunks[-1].finish) == ("abc", "length")
 
 
 async def test_a_script_can_fail_before_the_first_chunk_or_later() -> None:
@@ -119,29 +119,29 @@ async def test_a_script_can_fail_before_the_first_chunk_or_later() -> None:
     )
     with pytest.raises(EngineFailed):
         await anext(made.generate(GenerationJob(encode("[[script:first]]"), Sampling(), "first")))
-    told: list[Chunk] = []
+    received: list[Chunk] = []
     with pytest.raises(EngineFailed, match="after 5 tokens"):
         await collect_into(
-            told, made.generate(GenerationJob(encode("[[script:later]]"), Sampling(), "later"))
+            received, made.generate(GenerationJob(encode("[[script:later]]"), Sampling(), "later"))
         )
-    assert (said(told), sizes(told)) == ("abcde", [0, 2, 2, 1])
-    assert all(chunk.finish is None for chunk in told)
+    assert (text_of(received), sizes(received)) == ("abcde", [0, 2, 2, 1])
+    assert all(chunk.finish is None for chunk in received)
     assert made.log[-1].finish is None
 
 
 async def test_max_tokens_comes_before_a_later_failure() -> None:
     chunks = await play("[[script:x]]", Sampling(max_tokens=3), scripts={"x": Script(ABC, fail_after=5)})
-    assert (said(chunks), chunks[-1].finish) == ("abc", "length")
+    assert (text_of(chunks), chunks[-1].finish) == ("abc", "length")
 
 
-async def test_a_script_can_say_overloaded() -> None:
+async def test_a_script_can_raise_overloaded() -> None:
     with pytest.raises(Overloaded):
         await play("[[script:x]]", scripts={"x": '#opts {"overloaded": true}\n'})
 
 
 async def test_a_script_can_end_early() -> None:
     chunks = await play("[[script:x]]", scripts={"x": Script(ABC, stop_after=3)}, end_token_id=END)
-    assert (said(chunks).encode()[:3], chunks[-1].finish) == (b"abc", "stop")
+    assert (text_of(chunks).encode()[:3], chunks[-1].finish) == (b"abc", "stop")
     assert tokens_of(chunks)[3:] == [END]
 
 
@@ -154,24 +154,27 @@ async def test_a_fault_can_pass() -> None:
             await anext(made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), f"{number}")))
     for _ in range(2):
         assert (
-            said(await collect(made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "whole"))))
+            text_of(await collect(made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "whole"))))
             == ABC
         )
 
 
 async def test_a_script_that_failed_plays_on_when_the_fault_has_passed() -> None:
     made = await engine(scripts={"x": Script(ABC, fail_after=len(ABC), faults=1)})
-    told: list[Chunk] = []
+    received: list[Chunk] = []
     with pytest.raises(EngineFailed):
-        await collect_into(told, made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "fails")))
-    assert said(told) == ABC
+        await collect_into(
+            received, made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "fails"))
+        )
+    assert text_of(received) == ABC
     assert (
-        said(await collect(made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "whole")))) == ABC
+        text_of(await collect(made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "whole"))))
+        == ABC
     )
 
 
 @pytest.mark.parametrize(
-    ("script", "told_before"),
+    ("script", "emitted_before"),
     [
         (Script(ABC, prefill=60.0), 0),
         (Script(ABC, stall_after=4, stall=60.0), 4),
@@ -181,20 +184,20 @@ async def test_a_script_that_failed_plays_on_when_the_fault_has_passed() -> None
     ids=["prefill", "stall", "stall before failure", "pace"],
 )
 async def test_a_pause_is_where_it_was_asked_for_and_ends_when_aborted(
-    script: Script, told_before: int
+    script: Script, emitted_before: int
 ) -> None:
     made = await engine(scripts={"x": script})
-    told: list[Chunk] = []
+    received: list[Chunk] = []
     generation = made.generate(GenerationJob(encode("[[script:x]]"), Sampling(), "paused"))
-    reading = asyncio.create_task(collect_into(told, generation))
+    reading = asyncio.create_task(collect_into(received, generation))
     for _ in range(40):
         await asyncio.sleep(0)
-    assert len(tokens_of(told)) == told_before
+    assert len(tokens_of(received)) == emitted_before
     await made.abort("paused")
     async with asyncio.timeout(5):
         await reading
-    assert_well_formed(told)
-    assert told[-1].finish == made.log[-1].finish == "cancelled"
+    assert_well_formed(received)
+    assert received[-1].finish == made.log[-1].finish == "cancelled"
 
 
 async def test_a_late_reader_does_not_delay_the_rest() -> None:
@@ -208,7 +211,7 @@ async def test_a_late_reader_does_not_delay_the_rest() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert rest.done()
-    assert said(rest.result()) == ABC[1:]
+    assert text_of(rest.result()) == ABC[1:]
 
 
 async def test_others_get_their_turn() -> None:
@@ -241,7 +244,7 @@ async def test_cached_tokens_are_the_longest_common_prefix() -> None:
     assert await cached("one [[echo:two]]") == len("one [[echo:two]]") - 1
 
 
-async def test_what_was_left_counts_as_cached_as_far_as_it_was_told() -> None:
+async def test_what_was_left_counts_as_cached_as_far_as_it_was_reported() -> None:
     made = await engine()
     chunks = made.generate(GenerationJob(encode("[[echo:abcdef]]"), Sampling(), "left"))
     for _ in range(4):

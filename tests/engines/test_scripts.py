@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engines.letters import decode, encode, plain
-from singletree.engines.scripted.scripts import Script, ScriptBook, ScriptChooser, parse_script
 from singletree.errors import BadConfiguration
+from singletree.testing.scripts import Script, ScriptBook, ScriptChooser, parse_script
 
 USER, MODEL, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
 
@@ -109,12 +109,12 @@ def test_options_are_read_from_the_first_line() -> None:
         ('{"text": "x"}', "unknown option 'text'"),
     ],
 )
-def test_options_that_are_wrong_say_why(options: str, reason: str) -> None:
+def test_the_error_for_a_wrong_option_has_the_reason(options: str, reason: str) -> None:
     with pytest.raises(BadConfiguration, match=reason):
         parse_script(f"#opts {options}\ntext", "x")
 
 
-def test_files_that_are_wrong_say_why(tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_file_has_the_reason(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('["b"]')
     (tmp_path / "b.json").write_text("[1,")
     book = ScriptBook(tmp_path, encode)

@@ -19,11 +19,11 @@ from engines.vllm_memory import collect, outcome
 from engines.vllm_recording import QUESTION
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.engine_arguments import EngineSettings, agent_arguments, engine_arguments
-from singletree.engines.sglang.in_process import InProcessSglangEngine
-from singletree.engines.sglang.startup import ARGUMENTS, load_sglang
-from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest
+from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from singletree.events import WeightVersion
+from singletree.in_process.sglang_engine import InProcessSglangEngine
+from singletree.in_process.sglang_startup import PACKAGE, load_sglang
+from singletree.in_process.startup import EngineSettings, agent_arguments, engine_arguments, explain_failure
 
 
 @pytest_asyncio.fixture(
@@ -95,6 +95,28 @@ async def test_no_id_begins_with_another() -> None:
     await engine.close()
 
 
+@pytest.mark.parametrize(("tokens", "kind"), [(1, Overloaded), (3, EngineFailed)])
+async def test_a_full_queue_is_an_overload_before_the_first_token(tokens: int, kind: type[Exception]) -> None:
+    sglang = FakeSglang()
+    engine = await started(sglang)
+    sglang.ending = {"type": "abort", "status_code": 503, "message": "queue full"}
+    with pytest.raises(kind, match="queue full"):
+        async for _ in engine.generate(GenerationJob(QUESTION, Sampling(max_tokens=tokens), "r")):
+            pass
+    await engine.close()
+
+
+async def test_an_engine_that_cannot_be_described_does_not_stay_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sglang = FakeSglang()
+    engine = fake_sglang_engine(sglang)
+    monkeypatch.setattr(engine, "_describe", lambda loaded: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        await engine.start()
+    assert sglang.shut_down == 1
+
+
 @pytest.mark.parametrize(
     ("ending", "kind", "says"),
     [
@@ -141,10 +163,18 @@ async def test_refusals(message: str, kind: type[Exception]) -> None:
         ("xgrammar", "structural_tag"),
     ],
 )
-async def test_the_grammar_backend_decides_on_the_constraints(backend: str, first: str | None) -> None:
+async def test_the_grammar_backend_decides_on_the_constraints(
+    backend: str, first: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = await started(FakeSglang(grammar=backend))
     assert next(iter(engine.info().constraints), None) == first
+    assert ("--grammar-backend xgrammar" in caplog.text) == (backend != "xgrammar")
     await engine.close()
+
+
+def test_a_missing_xgrammar_is_named_with_its_cure() -> None:
+    log = "Scheduler hit an exception\nModuleNotFoundError: No module named 'xgrammar'\n"
+    assert "pip install xgrammar" in explain_failure(log, PACKAGE.limits)
 
 
 async def test_a_stop_token_counts_although_the_end_token_does_not() -> None:
@@ -223,13 +253,13 @@ async def test_a_child_that_fails_ends_the_generations_and_not_the_server() -> N
 
 
 def test_the_arguments_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = engine_arguments(EngineSettings("org/m", 1024, 3, ("--tp-size", "4")), ARGUMENTS)
+    given = engine_arguments(EngineSettings("org/m", 1024, 3, ("--tp-size", "4")), PACKAGE.arguments)
     assert given[:6] == ["--model-path", "org/m", "--context-length", "1024", "--max-running-requests", "3"]
     assert "--incremental-streaming-output" in given
     assert given[-2:] == ["--tp-size", "4"]
-    assert len(agent_arguments((), ARGUMENTS.agent)) == 4
+    assert len(agent_arguments((), PACKAGE.arguments.agent)) == 4
     with pytest.raises(BadConfiguration, match="no constraints"):
-        engine_arguments(EngineSettings("m", arguments=("--skip-tokenizer-init",)), ARGUMENTS)
-    monkeypatch.setattr("singletree.engines.sglang.startup.installed_version", lambda names: None)
+        engine_arguments(EngineSettings("m", arguments=("--skip-tokenizer-init",)), PACKAGE.arguments)
+    monkeypatch.setattr("singletree.in_process.startup.installed_version", lambda names: None)
     with pytest.raises(BadConfiguration, match=r"pip install 'singletree\[sglang\]'"):
         load_sglang(EngineSettings("m"))

@@ -28,9 +28,9 @@ from engines.tool_loop import DIALECTS, Dialect, forced_calls
 from engines.vllm_recording import FRANCE, ITALY, JAPAN, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.engine_arguments import EngineSettings
-from singletree.engines.sglang.in_process import InProcessSglangEngine
 from singletree.errors import EngineFailed, InvalidRequest
+from singletree.in_process.sglang_engine import InProcessSglangEngine
+from singletree.in_process.startup import EngineSettings
 
 pytestmark = pytest.mark.engines
 

@@ -21,9 +21,9 @@ from engines.vllm_recording import Exchange, greedy
 from engines.wire_servers import DIALECTS, DONE, DialectTransport, frame, started
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.sglang.wire import SglangWire
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest
 from singletree.pictures import PromptPicture
+from singletree.wires.sglang.wire import SglangWire
 
 EYES = {"has_image_understanding": True}
 
@@ -139,7 +139,7 @@ async def test_pictures_that_sglang_does_not_read_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("description", [{}, {"has_image_understanding": False}, [1], None])
-async def test_a_server_without_eyes_is_told_apart(description: Any) -> None:
+async def test_a_server_without_eyes_is_distinguished(description: Any) -> None:
     wire = transport(description=description)
     engine: RemoteEngine = await started(wire)
     assert engine.info().pictures is None

@@ -34,8 +34,12 @@ async def replay(form: str, name: str, step: int | None = None) -> list[Chunk]:
     engine = await started(transport)
     job = GenerationJob(scenario.prompt, scenario.sampling, name, **scenario.more)
     chunks = [chunk async for chunk in engine.generate(job)]
-    said, recorded = transport.bodies[0], json.loads(exchange.request)
-    assert {**said, "rid": "", "sampling_params": {**said["sampling_params"], "max_new_tokens": 0}} == {
+    streamed, recorded = transport.bodies[0], json.loads(exchange.request)
+    assert {
+        **streamed,
+        "rid": "",
+        "sampling_params": {**streamed["sampling_params"], "max_new_tokens": 0},
+    } == {
         **recorded,
         "rid": "",
         "sampling_params": {**recorded["sampling_params"], "max_new_tokens": 0},

@@ -12,10 +12,17 @@ from pathlib import Path
 import pytest
 
 from singletree.engines.devices import Gpu, find_gpus, installed_version, processor_name
-from singletree.engines.engine_arguments import EngineSettings, agent_arguments, engine_arguments
-from singletree.engines.startup_log import StartupStep, explain_failure, follow_steps, log_to_file, read_log
-from singletree.engines.vllm.startup import ARGUMENTS, LIMITS, STEPS, load_vllm
 from singletree.errors import BadConfiguration
+from singletree.in_process.startup import (
+    EngineSettings,
+    agent_arguments,
+    engine_arguments,
+    explain_failure,
+    follow_steps,
+    log_to_file,
+    read_log,
+)
+from singletree.in_process.vllm_startup import PACKAGE, load_vllm
 
 # As vLLM 0.32 writes them: vllm/v1/core/kv_cache_utils.py, v1/worker/utils.py, config/{model,parallel,device}.py.
 MESSAGES = [
@@ -66,37 +73,37 @@ MESSAGES = [
 @pytest.mark.parametrize(("message", "cure"), MESSAGES, ids=[cure for _, cure in MESSAGES])
 def test_a_limit_is_named_with_its_cure(message: str, cure: str) -> None:
     log = f"11-22 INFO 7 Starting to load model\n11-22 ERROR 7 EngineCore failed to start.\nTraceback\n{message}\n"
-    assert cure in explain_failure(f"{log}RuntimeError: Engine core initialization failed.", LIMITS)
+    assert cure in explain_failure(f"{log}RuntimeError: Engine core initialization failed.", PACKAGE.limits)
 
 
-def test_an_unknown_failure_is_told_by_the_last_errors() -> None:
+def test_an_unknown_failure_is_explained_by_the_last_errors() -> None:
     log = "INFO ok\nKeyError: 'a'\nmore\nsome.module.OddError: cannot do it\nOddError: cannot do it\n"
-    told = explain_failure(log, LIMITS)
-    assert "cannot do it" in told
-    assert "KeyError: 'a'" in told
-    assert explain_failure("INFO nothing\n", LIMITS) == "its log names no cause"
+    explained = explain_failure(log, PACKAGE.limits)
+    assert "cannot do it" in explained
+    assert "KeyError: 'a'" in explained
+    assert explain_failure("INFO nothing\n", PACKAGE.limits) == "its log names no cause"
 
 
 def test_steps_are_reported_once_and_in_order(tmp_path: Path) -> None:
-    log, told = tmp_path / "log", list[str]()
-    with follow_steps(log, STEPS, lambda label, done, total: told.append(label)):
+    log, explained = tmp_path / "log", list[str]()
+    with follow_steps(log, PACKAGE.steps, lambda label, done, total: explained.append(label)):
         log.write_text(
             "INFO 1 Initializing a V1 LLM engine (v0.32)\nINFO 1 Starting to load model x\nINFO 1 Loading"
         )
         deadline = time.monotonic() + 10
-        while len(told) < 2 and time.monotonic() < deadline:
+        while len(explained) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         with log.open("a") as file:
             file.write(" weights took 2 s\nStarting to load model y\n")
-    assert told == [STEPS[0].label, STEPS[1].label, STEPS[2].label]
-    with follow_steps(tmp_path / "missing", [StartupStep("x", "y")], lambda *_: None):
+    assert explained == [label for _, label in PACKAGE.steps[:3]]
+    with follow_steps(tmp_path / "missing", [("x", "y")], lambda *_: None):
         pass
     assert read_log(tmp_path / "missing") == ""
 
 
 def test_the_arguments_of_vllm() -> None:
     settings = EngineSettings("org/m", 1024, 3, ("--tensor-parallel-size", "4"))
-    given = engine_arguments(settings, ARGUMENTS)
+    given = engine_arguments(settings, PACKAGE.arguments)
     assert given[:6] == ["--model", "org/m", "--max-model-len", "1024", "--max-num-seqs", "3"]
     assert given[-2:] == ["--tensor-parallel-size", "4"]
     assert "--enable-prefix-caching" in given
@@ -114,21 +121,21 @@ def test_the_arguments_of_vllm() -> None:
     ],
 )
 def test_the_user_decides_against_a_default(argument: str, left_out: str) -> None:
-    flags = [words[0] for words, _ in agent_arguments((argument,), ARGUMENTS.agent)]
+    flags = [words[0] for words, _ in agent_arguments((argument,), PACKAGE.arguments.agent)]
     assert left_out not in flags
-    assert len(flags) == len(agent_arguments((), ARGUMENTS.agent)) - 1
+    assert len(flags) == len(agent_arguments((), PACKAGE.arguments.agent)) - 1
 
 
 def test_what_singletree_sets_itself_is_refused() -> None:
     with pytest.raises(BadConfiguration, match="--context-window"):
-        engine_arguments(EngineSettings("m", arguments=("--max_model_len=7",)), ARGUMENTS)
+        engine_arguments(EngineSettings("m", arguments=("--max_model_len=7",)), PACKAGE.arguments)
 
 
-def test_vllm_that_is_not_there_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("singletree.engines.vllm.startup.installed_version", lambda names: None)
+def test_vllm_that_is_not_there_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("singletree.in_process.startup.installed_version", lambda names: None)
     with pytest.raises(BadConfiguration, match=r"pip install 'singletree\[vllm\]'"):
         load_vllm(EngineSettings("m"))
-    monkeypatch.setattr("singletree.engines.vllm.startup.installed_version", lambda names: "0.9.1")
+    monkeypatch.setattr("singletree.in_process.startup.installed_version", lambda names: "0.9.1")
     with pytest.raises(BadConfiguration, match=r"0\.9\.1 is installed, 0\.32 or newer"):
         load_vllm(EngineSettings("m"))
 

@@ -12,10 +12,9 @@ import pytest
 from engines.real_vllm import PEERS
 from parsing.asking import BREAKING, NOON, PARIS, TIME, WEATHER, WITH_CALLS, a_call
 from singletree import families
+from singletree.constraints.constrain import allow_calls, marks_calls, require_call, require_format
+from singletree.constraints.expression import Expression, NotExpressible, structural_tag
 from singletree.conversation import Part, Reasoning, ResponseFormat, Text, Tool
-from singletree.parsing.constraints.constrain import allow_calls, marks_calls, require_call, require_format
-from singletree.parsing.constraints.expression import Expression, NotExpressible
-from singletree.parsing.constraints.structural_tag import structural_tag
 from singletree.parsing.family import Family
 from singletree.parsing.render_turn import render_turn
 
@@ -130,7 +129,7 @@ def test_text_is_held_to_json() -> None:
     "keyword",
     [{"multipleOf": 5}, {"allOf": [{"type": "integer"}, {"minimum": 1}]}, {"patternProperties": {"a": {}}}],
 )
-def test_what_xgrammar_would_pass_over_is_not_said(keyword: dict[str, Any]) -> None:  # C42
+def test_what_xgrammar_would_ignore_is_not_sent(keyword: dict[str, Any]) -> None:  # C42
     tool = Tool("f", parameters={"type": "object", "properties": {"n": keyword}}, strict=True)
     with pytest.raises(NotExpressible):
         structural_tag(require_call(families.get("hermes"), [tool], thinking="over", parallel=True))

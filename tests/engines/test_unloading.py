@@ -9,11 +9,11 @@ import pytest
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob, count_picture_tokens
-from singletree.engines.scripted.engine import ScriptedEngine
-from singletree.engines.unloading import UnloadingEngine
+from singletree.engines.lifetime import UnloadingEngine
 from singletree.errors import EngineFailed, WeightsUnavailable
 from singletree.pictures import PromptPicture
-from singletree.server.models.byte_model import byte_tokenizer
+from singletree.testing.byte_model import byte_tokenizer
+from singletree.testing.scripted_engine import ScriptedEngine
 
 SOON = 0.001
 NEVER = 1000.0

@@ -11,10 +11,10 @@ from engines.vllm_memory import MemoryAnswer, MemoryTransport, outcome, started,
 from engines.vllm_recording import GENERATE_STREAMS, SCENARIOS, STREAMS, Exchange
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
-from singletree.engines.sglang.wire import SglangWire
-from singletree.engines.vllm.generate_wire import GenerateReader, GenerateWire
-from singletree.engines.vllm.wire import CompletionsWire, encode_vllm_request
 from singletree.events import WeightVersion
+from singletree.wires.sglang.wire import SglangWire
+from singletree.wires.vllm.generate_wire import GenerateReader, GenerateWire
+from singletree.wires.vllm.wire import CompletionsWire
 
 PATH = "/inference/v1/generate"
 
@@ -95,7 +95,7 @@ def test_routed_experts_are_those_of_the_last_event() -> None:
 def test_the_session_is_named_to_vllm(session: str, header: str) -> None:
     job = GenerationJob([1], Sampling(), "r", session=session)
     assert GenerateWire("m").headers(job) == ({"X-Session-ID": header} if session else {})
-    body = json.loads(encode_vllm_request("m", job, max_tokens=1))
+    body = json.loads(CompletionsWire("m").encode(job, max_tokens=1))
     assert body.get("session_id", "") == session
     assert CompletionsWire("m").headers(job) == {}
 
@@ -105,7 +105,7 @@ def test_a_cache_salt_is_sent_to_every_endpoint(salt: str) -> None:
     job = GenerationJob([1], Sampling(), "r", cache_salt=salt)
     sent = [
         GenerateWire("m").encode(job, max_tokens=4),
-        encode_vllm_request("m", job, max_tokens=4),
+        CompletionsWire("m").encode(job, max_tokens=4),
         SglangWire().encode(job, max_tokens=4),
     ]
     fields = [("cache_salt", salt), ("cache_salt", salt), ("extra_key", salt)]

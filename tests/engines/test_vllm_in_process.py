@@ -17,9 +17,9 @@ from engines.vllm_memory import collect, outcome
 from engines.vllm_recording import QUESTION
 from singletree.conversation import Sampling
 from singletree.engines.engine import Constraint, GenerationJob
-from singletree.engines.vllm.in_process import InProcessVllmEngine
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from singletree.events import WeightVersion
+from singletree.in_process.vllm_engine import InProcessVllmEngine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -24,9 +24,9 @@ from engines.tool_loop import DIALECTS, Dialect, forced_calls, served
 from engines.vllm_recording import FRANCE, ITALY, JAPAN, OF, PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.engine_arguments import EngineSettings
-from singletree.engines.vllm.in_process import InProcessVllmEngine
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest
+from singletree.in_process.startup import EngineSettings
+from singletree.in_process.vllm_engine import InProcessVllmEngine
 
 pytestmark = pytest.mark.engines
 
@@ -88,7 +88,7 @@ async def test_a_cache_salt_keeps_tenants_apart(subject: Subject) -> None:
 
 @inside
 @pytest.mark.asyncio(loop_scope="module")
-async def test_it_tells_what_runs(subject: Subject) -> None:
+async def test_it_reports_what_runs(subject: Subject) -> None:
     info = subject.engine.info()
     assert (info.name, info.context_window, info.slots) == (real_vllm.MODEL, WINDOW, 8)
     details = info.details or {}
@@ -102,7 +102,7 @@ async def test_tokens_go_past_vllms_own_objects(subject: Subject) -> None:
     """Of this version of vLLM all is known that the cheap way of a token needs."""
     engine = subject.engine
     assert isinstance(engine, InProcessVllmEngine)
-    assert "recv_multipart" in vars(engine._llm.engine_core.resources.output_socket)
+    assert "recv_multipart" in vars(engine._engine.engine_core.resources.output_socket)
     assert engine._bypass is not None
     delivered: list[int] = []
 
@@ -214,10 +214,10 @@ async def test_a_client_that_leaves_frees_the_engine(subject: Subject) -> None:
         engine = subject.engine
         assert isinstance(engine, InProcessVllmEngine)
         for _ in range(100):
-            if not engine._llm.get_num_unfinished_requests():
+            if not engine._engine.get_num_unfinished_requests():
                 break
             await asyncio.sleep(0.1)
-        assert engine._llm.get_num_unfinished_requests() == 0
+        assert engine._engine.get_num_unfinished_requests() == 0
 
 
 @inside

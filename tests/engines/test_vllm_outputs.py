@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from engines.fake_vllm import Output, Queue
-from singletree.engines.vllm.outputs import GenerationOutputs, OutputBypass, bypass_processor
+from singletree.in_process.vllm_outputs import GenerationOutputs, OutputBypass, bypass_processor
 
 
 class EngineOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -166,7 +166,7 @@ async def test_a_picture_is_counted_with_one_token_behind_it() -> None:
         (200, b"{}", "takes no pictures"),
     ],
 )
-async def test_a_server_without_eyes_is_told_apart(status: int, body: bytes, reason: str) -> None:
+async def test_a_server_without_eyes_is_distinguished(status: int, body: bytes, reason: str) -> None:
     transport = MemoryTransport()
     if status != 404:
         transport.offers.add("/inference/v1/generate")

@@ -37,8 +37,8 @@ from singletree.conversation import Sampling
 from singletree.engines.detection import detect_server
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.vllm.server import VllmServer
 from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest
+from singletree.wires.vllm.server import VllmServer
 
 pytestmark = pytest.mark.engines
 
@@ -123,7 +123,7 @@ async def test_a_cache_salt_keeps_tenants_apart(subject: Subject) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_is_found_out_what_answers(url: str, subject: Subject) -> None:
-    assert isinstance(await detect_server(url), VllmServer)
+    assert await detect_server(url) == "vllm"
 
 
 @pytest.mark.asyncio(loop_scope="module")

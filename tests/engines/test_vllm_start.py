@@ -61,12 +61,12 @@ async def test_a_hidden_version_is_no_reason_not_to_start(status: int, body: byt
 @pytest.mark.parametrize(
     ("status", "body", "kind", "says"),
     [
-        (401, Exchange.load("unauthorized").answer, BadConfiguration, "API key"),
+        (401, Exchange.load("unauthorized").answer, BadConfiguration, "--engine-api-key"),
         (403, b"", BadConfiguration, "API key"),
         (503, b"loading", EngineFailed, "not ready"),
-        (404, b"<html>", BadConfiguration, "not a vLLM server"),
-        (200, b"<html>", BadConfiguration, "not a vLLM server"),
-        (200, models(), BadConfiguration, "not a vLLM server"),
+        (404, b"<html>", BadConfiguration, "vLLM does not run there"),
+        (200, b"<html>", BadConfiguration, "vLLM does not run there"),
+        (200, models(), BadConfiguration, "vLLM does not run there"),
         (200, models({"id": "gpt-5"}), BadConfiguration, "max_model_len"),
         (200, models({"id": "other", "max_model_len": 5}), BadConfiguration, "it serves: other"),
     ],
@@ -98,7 +98,7 @@ NO_ENGINE: list[tuple[str, MemoryAnswer | Exception, type[SingletreeError], str]
     ("no such path", MemoryAnswer(404, [b'{"error":{"message":"File Not Found"}}', b""]), BadConfiguration, "HTTP 404"),
     ("not implemented", MemoryAnswer(501, [b"", b""]), BadConfiguration, "HTTP 501"),
     ("no model", MemoryAnswer(400, [b'{"error":{"message":"no such API"}}', b""]), BadConfiguration, "no such API"),
-    ("the key", MemoryAnswer(401, [b"", b""]), BadConfiguration, "--api-key"),
+    ("the key", MemoryAnswer(401, [b"", b""]), BadConfiguration, "--engine-api-key"),
     ("busy", MemoryAnswer(503, [b"", b""]), EngineFailed, "wait until the server is ready"),
     ("broken", MemoryAnswer(500, [b"boom", b""]), EngineFailed, "boom"),
     ("lost", LOST, EngineFailed, "lost"),
@@ -153,6 +153,6 @@ def test_a_url_that_is_none(url: str) -> None:
 
 @pytest.mark.parametrize("key", ["k\n", "schlüssel", "a\x00b"])
 def test_a_key_that_no_header_can_hold(key: str) -> None:
-    with pytest.raises(BadConfiguration, match="API key") as caught:
+    with pytest.raises(BadConfiguration, match="--engine-api-key has a line break") as caught:
         vllm_engine(api_key=key)
     assert key not in caught.value.message

@@ -21,7 +21,6 @@ from engines.vllm_recording import (
 )
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob, token_limit
-from singletree.engines.vllm.wire import CompletionReader, decode_vllm_error, encode_vllm_request
 from singletree.errors import (
     ContextOverflow,
     EngineFailed,
@@ -30,6 +29,7 @@ from singletree.errors import (
     Overloaded,
     SingletreeError,
 )
+from singletree.wires.vllm.wire import CompletionReader, CompletionsWire
 
 
 def as_chunk(new: list[int] | Chunk | None) -> Chunk | None:
@@ -67,8 +67,8 @@ def outcome(pieces: Iterable[bytes]) -> tuple[Any, ...]:
 
 
 def event(**choice: Any) -> bytes:
-    said = {"index": 0, "text": "x", "token_ids": [5], "finish_reason": None, **choice}
-    return b"data: %b\n\n" % json.dumps({"choices": [said]}).encode()
+    fields = {"index": 0, "text": "x", "token_ids": [5], "finish_reason": None, **choice}
+    return b"data: %b\n\n" % json.dumps({"choices": [fields]}).encode()
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -93,8 +93,8 @@ def test_recorded_stream_cut_anywhere(name: str) -> None:
 
 def test_recorded_stream_truncated_anywhere_ends_or_fails() -> None:  # C39
     answer = Exchange.load("answer").answer
-    told = answer.index(b'"finish_reason":"stop"')
-    end_of_event = answer.index(b"\n", told)
+    reported = answer.index(b'"finish_reason":"stop"')
+    end_of_event = answer.index(b"\n", reported)
     for cut in range(len(answer)):
         tokens, _, finish, _, failure, why = outcome([answer[:cut]] if cut else [])
         assert tokens == PARIS[: len(tokens)]
@@ -128,7 +128,7 @@ def test_logprobs_have_the_token_first_and_no_token_twice() -> None:
 
 
 def test_logprobs_of_an_unlikely_token_still_put_it_first() -> None:
-    said = {
+    fields = {
         "tokens": ["token_id:9", "token_id:5"],
         "token_logprobs": [-8.5, None],
         "top_logprobs": [
@@ -136,7 +136,7 @@ def test_logprobs_of_an_unlikely_token_still_put_it_first() -> None:
             None,
         ],
     }
-    chunks, _ = read([event(token_ids=[9, 5], logprobs=said)])
+    chunks, _ = read([event(token_ids=[9, 5], logprobs=fields)])
     assert chunks[0].logprobs == [[(9, -8.5), (1, -0.1), (2, -9999.0)], ()]
 
 
@@ -147,10 +147,10 @@ def test_logprobs_of_the_prompt_come_apart_from_those_of_the_answer() -> None:
         assert reader.failure is None
         assert [t for c in chunks for t in c.token_ids] == PARIS[:2]
         assert [row[0][0] for c in chunks for row in c.logprobs or ()] == PARIS[:2]
-        [told] = [c.prompt_logprobs for c in chunks if c.prompt_logprobs is not None]
-        assert told[0] == ()
-        assert [row[0][0] for row in told[1:]] == list(QUESTION[1:])
-        assert told[1] == [(4093, -13.98673152923584), (29, -0.9867314696311951)]
+        [received] = [c.prompt_logprobs for c in chunks if c.prompt_logprobs is not None]
+        assert received[0] == ()
+        assert [row[0][0] for row in received[1:]] == list(QUESTION[1:])
+        assert received[1] == [(4093, -13.98673152923584), (29, -0.9867314696311951)]
 
 
 @pytest.mark.parametrize(
@@ -232,12 +232,17 @@ def error_event(code: Any, message: str) -> bytes:
 def test_error_in_the_stream(
     code: Any, message: str, before: type[SingletreeError], after: type[SingletreeError]
 ) -> None:
-    said = error_event(code, message)
-    assert outcome([said])[4] is before
-    assert outcome([event(), said])[:1] + outcome([event(), said])[4:5] == ([5], after)
-    assert outcome([event() + said])[:1] + outcome([event() + said])[4:5] == ([5], after)
-    assert message in outcome([event() + said])[5]
-    assert outcome([event(finish_reason="stop"), said])[2:5] == ("stop", None, type(None))
+    written = error_event(code, message)
+    assert outcome([written])[4] is before
+    assert outcome([event(), written])[:1] + outcome([event(), written])[4:5] == ([5], after)
+    assert outcome([event() + written])[:1] + outcome([event() + written])[4:5] == ([5], after)
+    assert message in outcome([event() + written])[5]
+    assert outcome([event(finish_reason="stop"), written])[2:5] == ("stop", None, type(None))
+
+
+def refusal(status: int, body: bytes, prompt_tokens: int, retry_after: str = "") -> SingletreeError:
+    job = GenerationJob(range(prompt_tokens), Sampling(), "r1")
+    return CompletionsWire("m").refusal(status, body, job, retry_after)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +259,7 @@ def test_error_in_the_stream(
 )
 def test_recorded_refusal(name: str, kind: type[SingletreeError], says: str) -> None:
     exchange = Exchange.load(name)
-    error = decode_vllm_error(exchange.status, exchange.answer, prompt_tokens=WINDOW + 1)
+    error = refusal(exchange.status, exchange.answer, prompt_tokens=WINDOW + 1)
     assert type(error) is kind
     assert says in error.message
     assert "\n" not in error.message
@@ -264,7 +269,7 @@ def test_recorded_refusal(name: str, kind: type[SingletreeError], says: str) -> 
     ("name", "param"), [("bad_top_p", "top_p"), ("bad_seed", "seed"), ("bad_structural_tag", None)]
 )
 def test_a_refusal_names_the_field(name: str, param: str | None) -> None:
-    error = decode_vllm_error(400, Exchange.load(name).answer, prompt_tokens=1)
+    error = refusal(400, Exchange.load(name).answer, prompt_tokens=1)
     assert isinstance(error, InvalidRequest)
     assert error.param == param
 
@@ -277,8 +282,8 @@ def test_a_refusal_names_the_field(name: str, param: str | None) -> None:
         "Input length (68) exceeds model's maximum context length (64).",
     ],
 )
-def test_each_way_to_say_that_a_prompt_is_too_long(message: str) -> None:
-    error = decode_vllm_error(400, json.dumps({"error": {"message": message}}).encode(), prompt_tokens=68)
+def test_each_error_for_a_prompt_that_is_too_long(message: str) -> None:
+    error = refusal(400, json.dumps({"error": {"message": message}}).encode(), prompt_tokens=68)
     assert isinstance(error, ContextOverflow)
     assert (error.prompt_tokens, error.maximum) == (68, 64)
 
@@ -288,7 +293,7 @@ def test_each_way_to_say_that_a_prompt_is_too_long(message: str) -> None:
     ("header", "seconds"), [("", 2.0), ("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 2.0)]
 )
 def test_overload_says_when_to_come_back(status: int, header: str, seconds: float) -> None:
-    error = decode_vllm_error(status, b"upstream is busy", prompt_tokens=1, retry_after=header)
+    error = refusal(status, b"upstream is busy", prompt_tokens=1, retry_after=header)
     assert isinstance(error, Overloaded)
     assert error.retry_after == seconds
     assert "upstream is busy" in error.message
@@ -299,7 +304,7 @@ def test_overload_says_when_to_come_back(status: int, header: str, seconds: floa
 )
 @pytest.mark.parametrize("status", [301, 400, 404, 422, 500, 502])
 def test_an_error_body_may_be_anything(status: int, body: bytes) -> None:
-    error = decode_vllm_error(status, body, prompt_tokens=1)
+    error = refusal(status, body, prompt_tokens=1)
     assert type(error) is {400: InvalidRequest, 422: InvalidRequest, 404: EngineUnfit}.get(
         status, EngineFailed
     )
@@ -308,7 +313,7 @@ def test_an_error_body_may_be_anything(status: int, body: bytes) -> None:
 
 def encoded(sampling: Sampling, prompt: Sequence[int] = QUESTION, **more: Any) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(
-        encode_vllm_request("m", GenerationJob(prompt, sampling, "r1", **more), max_tokens=100)
+        CompletionsWire("m").encode(GenerationJob(prompt, sampling, "r1", **more), max_tokens=100)
     )
     return body
 
@@ -318,11 +323,11 @@ def test_the_request_is_still_the_one_that_was_recorded(name: str) -> None:
     scenario = SCENARIOS[name]
     limit = token_limit(len(scenario.prompt), scenario.sampling.max_tokens, WINDOW)
     job = GenerationJob(scenario.prompt, scenario.sampling, name, **scenario.more)
-    sent = encode_vllm_request("smollm2", job, max_tokens=limit)
+    sent = CompletionsWire("smollm2").encode(job, max_tokens=limit)
     assert json.loads(sent) == json.loads(Exchange.load(name).request)
 
 
-def test_what_is_not_said_is_left_to_the_model() -> None:
+def test_what_is_not_set_is_left_to_the_model() -> None:
     assert encoded(Sampling()) == {
         "model": "m",
         "prompt": list(QUESTION),
@@ -334,10 +339,10 @@ def test_what_is_not_said_is_left_to_the_model() -> None:
     }
 
 
-def test_zero_is_something_said() -> None:
-    said = encoded(Sampling(temperature=0.0, top_k=0, seed=0, presence_penalty=0.0, logprobs=0))
-    assert [said[k] for k in ("temperature", "top_k", "seed", "presence_penalty", "logprobs")] == [0] * 5
-    assert said["return_tokens_as_token_ids"] is True
+def test_zero_is_sent() -> None:
+    written = encoded(Sampling(temperature=0.0, top_k=0, seed=0, presence_penalty=0.0, logprobs=0))
+    assert [written[k] for k in ("temperature", "top_k", "seed", "presence_penalty", "logprobs")] == [0] * 5
+    assert written["return_tokens_as_token_ids"] is True
 
 
 def test_stop_strings_are_not_the_engines() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import time
 from pathlib import Path
 
 import pytest
 
+from engines.fake_hub import FakeHub
 from engines.fake_wheels import Index
 from singletree.engines.weights import resolve as weights
-from singletree.engines.weights.progress import CountedProgress, TerminalProgress, shown_step
+from singletree.engines.weights.hub import HubUnreachable
+from singletree.engines.weights.progress import TerminalProgress, shown_step
 from singletree.engines.weights.resolve import DEFAULT_MODEL, cache_folder, known_models, resolve
+from singletree.engines.weights.wheels import PACKAGED_FILES
 from singletree.errors import WeightsUnavailable
 from tiny_gguf import tiny_gguf
 
+ID = f"HuggingFaceTB/{DEFAULT_MODEL}"
 HEADER = tiny_gguf({"general.architecture": "llama", "llama.context_length": 8192})
 
 
@@ -30,44 +35,94 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     folder = tmp_path / "index"
     folder.mkdir()
     made = Index(folder)
-    file = made.add("small", [HEADER])
-    monkeypatch.setattr(weights, "_PACKAGED", {DEFAULT_MODEL: weights._Packaged("HuggingFaceTB", file)})
+    monkeypatch.setattr(weights, "PACKAGED_FILES", {DEFAULT_MODEL: made.add("small", [HEADER])})
     return made
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        DEFAULT_MODEL,
-        DEFAULT_MODEL.upper(),
-        f"HuggingFaceTB/{DEFAULT_MODEL}",
-        f"huggingfacetb/{DEFAULT_MODEL}",
-    ],
-)
-def test_a_known_name_in_any_spelling(index: Index, cache: Path, model: str) -> None:
-    found = resolve(model, fetch=index.fetch)
+@pytest.fixture
+def hub(tmp_path: Path) -> FakeHub:
+    """A hub that has the default model."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    (folder / "smollm2-q8_0.gguf").write_bytes(HEADER)
+    return FakeHub(
+        folder,
+        {ID: ["tokenizer.json", "config.json", "model.safetensors"], f"{ID}-GGUF": ["smollm2-q8_0.gguf"]},
+    )
+
+
+@pytest.mark.parametrize("model", [DEFAULT_MODEL, DEFAULT_MODEL.upper(), ID, ID.lower()])
+def test_a_known_name_in_any_spelling(index: Index, hub: FakeHub, cache: Path, model: str) -> None:
+    found = resolve(model, gguf=True, fetch=index.fetch, hub=hub)
+    assert (found.name, found.source, found.context_window) == (DEFAULT_MODEL, "hub", 8192)
+    assert found.path == hub.folder / "smollm2-q8_0.gguf"
+    assert found.aliases == (ID, "smollm2-q8_0")
+    assert index.fetched == []
+
+
+def test_packages_are_for_where_there_is_no_hub(
+    index: Index, hub: FakeHub, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.online = False
+    found = resolve(DEFAULT_MODEL, gguf=True, fetch=index.fetch, hub=hub)
     assert (found.name, found.source, found.context_window) == (DEFAULT_MODEL, "package index", 8192)
     assert found.path.is_relative_to(cache)
-    assert f"HuggingFaceTB/{DEFAULT_MODEL}" in found.aliases
-    assert found.is_gguf
+    assert found.aliases == (ID, "small")
+    (line,) = caplog.messages
+    for words in ("no network", "small-0==1.0", hashlib.sha256(HEADER).hexdigest(), "--no-package-weights"):
+        assert words in line
 
 
-def test_once_fetched_no_network_is_needed(index: Index) -> None:
-    first = resolve(DEFAULT_MODEL, fetch=index.fetch)
+def test_once_fetched_no_network_is_needed(index: Index, hub: FakeHub) -> None:
+    hub.online = False
+    first = resolve(DEFAULT_MODEL, gguf=True, fetch=index.fetch, hub=hub)
     index.online = False
-    assert resolve(DEFAULT_MODEL, fetch=index.fetch) == first
+    assert resolve(DEFAULT_MODEL, gguf=True, fetch=index.fetch, hub=hub) == first
+    assert resolve(DEFAULT_MODEL, fetch=index.fetch, hub=hub) == first, "its tokenizer is in the file"
 
 
-def test_the_owner_of_another_model_is_not_taken_for_it(index: Index) -> None:
-    class NoHub:
-        def files(self, repo: str) -> dict[str, int]:
-            raise WeightsUnavailable(f"asked for {repo}")
+def test_a_flag_refuses_packages(index: Index, hub: FakeHub) -> None:
+    hub.online = False
+    resolve(DEFAULT_MODEL, gguf=True, fetch=index.fetch, hub=hub)
+    index.fetched.clear()
+    with pytest.raises(HubUnreachable):
+        resolve(DEFAULT_MODEL, gguf=True, packages=False, fetch=index.fetch, hub=hub)
+    hub.online = True
+    found = resolve(DEFAULT_MODEL, gguf=True, packages=False, fetch=index.fetch, hub=hub)
+    assert (found.source, index.fetched) == ("hub", [])
 
-        def fetch(self, repo: str, files: object, progress: object) -> Path:
-            raise AssertionError
 
-    with pytest.raises(WeightsUnavailable, match=f"asked for somebody/{DEFAULT_MODEL}"):
-        resolve(f"somebody/{DEFAULT_MODEL}", fetch=index.fetch, hub=NoHub())
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_packages_are_for_llama_cpp_alone(index: Index, hub: FakeHub, needs_weights: bool) -> None:
+    assert resolve(DEFAULT_MODEL, fetch=index.fetch, hub=hub, weights=needs_weights).path == hub.folder
+    weights = ["model.safetensors"] if needs_weights else []
+    assert hub.taken == [(ID, sorted(["config.json", *weights, "tokenizer.json"]))]
+    hub.online = False
+    with pytest.raises(HubUnreachable):
+        resolve(DEFAULT_MODEL, fetch=index.fetch, hub=hub, weights=needs_weights)
+    assert index.fetched == []
+
+
+def test_a_cache_without_weights_is_no_model(hub: FakeHub) -> None:
+    hub.online, hub.here = False, {ID: ["tokenizer.json", "config.json"]}
+    with pytest.raises(WeightsUnavailable, match="no weights"):
+        resolve(ID, hub=hub, weights=True)
+
+
+def test_what_the_hub_refuses_does_not_come_from_packages(index: Index, hub: FakeHub) -> None:
+    hub.repos = {}
+    with pytest.raises(WeightsUnavailable, match="is not there"):
+        resolve(DEFAULT_MODEL, gguf=True, fetch=index.fetch, hub=hub)
+    assert index.fetched == []
+
+
+def test_the_owner_of_another_model_is_not_taken_for_it(index: Index, hub: FakeHub) -> None:
+    with pytest.raises(WeightsUnavailable, match=f"somebody/{DEFAULT_MODEL} is not there"):
+        resolve(f"somebody/{DEFAULT_MODEL}", fetch=index.fetch, hub=hub)
+
+
+def test_every_known_model_has_its_packages() -> None:
+    assert set(PACKAGED_FILES) == set(known_models())
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -174,15 +229,6 @@ def test_a_bar_goes_when_all_is_done() -> None:
         assert len(stream.getvalue()) > size
 
 
-def test_counts_are_shown_on_a_terminal_alone() -> None:
-    for stream in (io.StringIO(), Terminal()):
-        with TerminalProgress(stream, is_bytes=False) as progress:
-            count = CountedProgress("requests", progress, 3)
-            for _ in range(3):
-                count("an answer")
-        assert ("3/3" in stream.getvalue()) is stream.isatty()
-
-
 def test_progress_on_a_terminal_is_a_bar() -> None:
     stream = Terminal()
     with TerminalProgress(stream) as progress:
@@ -192,8 +238,25 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
     assert "100/100 bytes" in stream.getvalue()
 
 
-def test_progress_that_is_never_told_prints_nothing() -> None:
+def test_progress_that_is_never_reported_prints_nothing() -> None:
     stream = io.StringIO()
     with TerminalProgress(stream):
         pass
     assert stream.getvalue() == ""
+
+
+def test_the_template_of_a_built_in_model_is_corrected() -> None:
+    correction = weights._BUILT_IN["Qwen2.5-Coder-1.5B-Instruct"].correction
+    assert correction is not None
+    own = (
+        r"XML tags:\n<tool_call>\n{{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>"
+        r"<|im_end|>\n{{- '\n</tool_response>' }}"
+    )
+    corrected = correction.correct(own)
+    assert (
+        r"\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>"
+        in corrected
+    )
+    assert r"{{\"name\"" not in corrected
+    assert r"\n</tool_response>\n\nIf this is enough, answer the user now" in corrected
+    assert correction.correct("another template") == "another template"

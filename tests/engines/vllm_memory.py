@@ -30,10 +30,10 @@ def event(
         known = [*echoed, *token_ids]
         tops = [{f"token_id:{t + i}": -0.1 - i for i in range(logprobs or 1)} for t in known]
         own: list[float | None] = [-0.1] * len(known)
-        told = {"token_logprobs": own, "top_logprobs": tops}
+        reported = {"token_logprobs": own, "top_logprobs": tops}
         if echoed:
-            told = {"token_logprobs": [None, *own[1:]], "top_logprobs": [None, *tops[1:]]}
-        choice["logprobs"] = told
+            reported = {"token_logprobs": [None, *own[1:]], "top_logprobs": [None, *tops[1:]]}
+        choice["logprobs"] = reported
     return b"data: %b\n\n" % json.dumps({"id": "cmpl-1", "choices": [choice]}).encode()
 
 
@@ -177,22 +177,22 @@ class ServingTransport(MemoryTransport):
         serving.add_done_callback(self._serving.discard)
         return super().post(path, body, headers)
 
-    async def _serve(self, answer: MemoryAnswer, said: dict[str, Any]) -> None:
-        prompt = tuple(said["prompt"])
+    async def _serve(self, answer: MemoryAnswer, output: dict[str, Any]) -> None:
+        prompt = tuple(output["prompt"])
         start, length = sum(prompt), 30 + sum(prompt) % 30
         cached = len(prompt) - 1 if prompt in self._known else 0
         self._known.add(prompt)
-        for i in range(said["max_tokens"]):
+        for i in range(output["max_tokens"]):
             await asyncio.sleep(0.001)
             if answer.closed:
                 return
-            ends = i == length and not said.get("ignore_eos")
+            ends = i == length and not output.get("ignore_eos")
             token = END_OF_TURN if ends else 100 + (start + 7 * i) % 1000
-            stops = ends or token in said.get("stop_token_ids", ())
-            last = stops or i + 1 == said["max_tokens"]
+            stops = ends or token in output.get("stop_token_ids", ())
+            last = stops or i + 1 == output["max_tokens"]
             finish = ("stop" if stops else "length") if last else None
-            echoed = prompt if said.get("echo") and i == 0 else ()
-            answer.write(event([token], finish, said.get("logprobs"), echoed))
+            echoed = prompt if output.get("echo") and i == 0 else ()
+            answer.write(event([token], finish, output.get("logprobs"), echoed))
             if last:
                 break
         answer.write(ending(cached), b"")

@@ -23,8 +23,8 @@ from singletree.engines.remote.engine import RemoteEngine
 from singletree.engines.remote.http_client import HttpTransport
 from singletree.engines.remote.transport import StreamedResponse, Take
 from singletree.engines.remote.wire import GetPage, ServerOffer
-from singletree.engines.vllm.server import VllmServer
 from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
+from singletree.wires.vllm.server import VllmServer
 
 WIRE = Path(__file__).parent / "vllm_wire"
 KEY = "k"
@@ -140,8 +140,8 @@ def _asked(country: int) -> tuple[int, ...]:
 
 # Each answer is told before it is asked for, so that how a processor rounds does not decide it. Six such exchanges make
 # more than one of the blocks of 128 tokens that vLLM caches on the CPU.
-_TOLD = [(*_asked(land), *PARIS[:3], land, PARIS[4], city, *PARIS[6:], 198) for land, city in _CAPITALS]
-FRANCE, ITALY, JAPAN = ((*sum(_TOLD * 2, ()), *_asked(land)) for land, _ in _CAPITALS)
+_REPORTED = [(*_asked(land), *PARIS[:3], land, PARIS[4], city, *PARIS[6:], 198) for land, city in _CAPITALS]
+FRANCE, ITALY, JAPAN = ((*sum(_REPORTED * 2, ()), *_asked(land)) for land, _ in _CAPITALS)
 
 # Recorded event stream -> (tokens, finish, cached tokens, kind of failure).
 STREAMS: dict[str, tuple[list[int] | None, str | None, int | None, type[SingletreeError] | None]] = {

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.vllm_memory import MemoryAnswer
-from singletree.engines.llamacpp.server import LlamaServer
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
 from singletree.engines.remote.wire import Server
-from singletree.engines.sglang.server import SglangServer
-from singletree.engines.tensorrt_llm.server import TensorRtServer
-from singletree.engines.vllm.server import VllmServer
+from singletree.llamacpp.llama_server import LlamaServer
+from singletree.wires.sglang.server import SglangServer
+from singletree.wires.tensorrt_llm import TensorRtServer
+from singletree.wires.vllm.server import VllmServer
 
 URL = "http://engine.test:8000"
 WINDOW = 512
@@ -66,7 +66,7 @@ class Dialect:
     event: Callable[[Step], bytes]
     ending: Callable[[int], bytes]
     error: Callable[[int, str], bytes]
-    tells_error_in_stream: bool = True
+    reports_error_in_stream: bool = True
 
 
 def _logprob(token: int) -> float:
@@ -80,14 +80,14 @@ def _alternatives(asked: Asked, token: int) -> list[int]:
 # vLLM
 
 
-def _read_completion(said: Mapping[str, Any]) -> Asked:
+def _read_completion(output: Mapping[str, Any]) -> Asked:
     return Asked(
-        tuple(said["prompt"]),
-        said["max_tokens"],
-        said.get("ignore_eos", False),
-        tuple(said.get("stop_token_ids", ())),
-        said.get("logprobs"),
-        said.get("echo", False),
+        tuple(output["prompt"]),
+        output["max_tokens"],
+        output.get("ignore_eos", False),
+        tuple(output.get("stop_token_ids", ())),
+        output.get("logprobs"),
+        output.get("echo", False),
     )
 
 
@@ -120,10 +120,10 @@ def _openai_error(status: int, message: str) -> bytes:
     return json.dumps({"error": {"message": message, "type": "x", "param": None, "code": status}}).encode()
 
 
-def _read_generate(said: Mapping[str, Any]) -> Asked:
-    params = said["sampling_params"]
+def _read_generate(output: Mapping[str, Any]) -> Asked:
+    params = output["sampling_params"]
     return Asked(
-        tuple(said["token_ids"]),
+        tuple(output["token_ids"]),
         params["max_tokens"],
         params.get("ignore_eos", False),
         tuple(params.get("stop_token_ids", ())),
@@ -165,15 +165,15 @@ _VLLM_PAGES = {
 # SGLang
 
 
-def _read_sglang(said: Mapping[str, Any]) -> Asked:
-    params = said["sampling_params"]
+def _read_sglang(output: Mapping[str, Any]) -> Asked:
+    params = output["sampling_params"]
     return Asked(
-        tuple(said["input_ids"]),
+        tuple(output["input_ids"]),
         params["max_new_tokens"],
         params.get("ignore_eos", False),
         tuple(params.get("stop_token_ids", ())),
-        said.get("top_logprobs_num") if said.get("return_logprob") else None,
-        said.get("logprob_start_len") == 0,
+        output.get("top_logprobs_num") if output.get("return_logprob") else None,
+        output.get("logprob_start_len") == 0,
     )
 
 
@@ -251,13 +251,13 @@ def _flat_error(status: int, message: str) -> bytes:
 # llama.cpp
 
 
-def _read_llama(said: Mapping[str, Any]) -> Asked:
+def _read_llama(output: Mapping[str, Any]) -> Asked:
     return Asked(
-        tuple(said["prompt"]),
-        said["n_predict"],
-        said.get("ignore_eos", False),
+        tuple(output["prompt"]),
+        output["n_predict"],
+        output.get("ignore_eos", False),
         (),  # it knows no stop tokens: the reader stops at them
-        said.get("n_probs"),
+        output.get("n_probs"),
     )
 
 
@@ -367,19 +367,19 @@ class DialectTransport:
         dialect = self._offered.get(path)
         if dialect is None:
             return MemoryAnswer(404, [b'{"detail":"Not Found"}', b""])
-        said = json.loads(body)
-        if said.get("content_parts") and "request_id" not in said:  # whether it takes pictures
+        reply_body = json.loads(body)
+        if reply_body.get("content_parts") and "request_id" not in reply_body:  # whether it takes pictures
             refusal = {"error": {"message": "Cache miss for image at index 0", "code": 400}}
             return MemoryAnswer(400, [json.dumps(refusal).encode(), b""])
         if self._is_probe:
             self._is_probe = False
         else:
-            self.bodies.append(said)
+            self.bodies.append(reply_body)
             if self.answers:
                 answer = self.answers.pop(0)
                 return MemoryAnswer.failing(answer) if isinstance(answer, Exception) else answer
         answer = MemoryAnswer()
-        task = asyncio.create_task(self._serve(dialect, answer, dialect.read(said)))
+        task = asyncio.create_task(self._serve(dialect, answer, dialect.read(reply_body)))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
         return answer

@@ -44,6 +44,7 @@ HINTS = {
     "llama3_json": 'Answer with {"name": the function, "parameters": dictionary of argument name and its value}.',
     "pythonic": "Answer with [func_name1(params_name1=params_value1, params_name2=params_value2)].",
     "xlam": 'Answer with [{"name": "tool_call_name", "arguments": {"key": "value"}}].',
+    "qwen25_coder": "When a function can do what the user asks, answer with the call alone.",
     "step3p5": "An image is <im_patch>.",
     "nemotron_v3": "truncate_history_thinking",
 }
@@ -122,7 +123,7 @@ def _calls(family: Family) -> Iterable[str]:
     if not family.forms:
         return
     form = family.forms[0]
-    one = _picture(form, form.call)
+    one = _pattern(form, form.call)
     yield "{%- if m.tool_calls %}"
     if family.message_header:
         yield "{%- if ns.begun %}" + _text(family.message_header) + "{%- endif %}"
@@ -141,7 +142,7 @@ def _calls(family: Family) -> Iterable[str]:
     yield "{%- endif %}"
 
 
-def _picture(form: Form, picture: str) -> str:
+def _pattern(form: Form, pattern: str) -> str:
     escaped = "".join(f" | replace({old!r}, {new!r})" for old, new in reversed(form.escapes))
     pairs = "{% for key, value in arguments | items %}"
     slots = {
@@ -155,18 +156,18 @@ def _picture(form: Form, picture: str) -> str:
         "string": "{{ 'true' if value is string else 'false' }}",
         "type": "{{ type_of(value) }}",
     }
-    if "{params}" in picture:
-        slots["params"] = pairs + _picture(form, form.parameter) + "{% endfor %}"
+    if "{params}" in pattern:
+        slots["params"] = pairs + _pattern(form, form.parameter) + "{% endfor %}"
     if form.literals:
         comma = "{% if not loop.first %}" + _text(form.literals.separator) + "{% endif %}"
         assign = _text(form.literals.assign)
         slots["literals"] = pairs + comma + "{{ key }}" + assign + "{{ literal(value) }}{% endfor %}"
-    pieces = SLOT.split(picture)
+    pieces = SLOT.split(pattern)
     return "".join(slots[piece] if at % 2 else _text(piece) for at, piece in enumerate(pieces))
 
 
 def _id(form: Form) -> str:
-    return "{{ loop.index0 }}" if form.id_picture == "{index}" else "{{ c.id }}"
+    return "{{ loop.index0 }}" if form.id_format == "{index}" else "{{ c.id }}"
 
 
 def _macros(literals: Literals | None) -> Iterable[str]:

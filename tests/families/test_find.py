@@ -8,9 +8,9 @@ import pytest
 
 from singletree import families, parse
 from singletree.conversation import Reasoning, ToolCall
+from singletree.drafting.template_turns import try_family
 from singletree.parsing.render_turn import render_turn
-from singletree.server.models.checkpoint_family import template_alone
-from singletree.server.models.template_turns import try_family
+from singletree.server.models.chat_format import template_alone
 
 OWN = sorted((Path(__file__).parent / "templates").glob("*.jinja"))
 COLLECTION = Path(__file__).parents[3] / "shared" / "templates"

@@ -100,8 +100,8 @@ def test_h4_a_marker_inside_a_value_is_data(family: Family) -> None:  # C18
 def ends_a_value(family: Family, marker: str) -> bool:
     """Return whether a marker contains what ends a string in this family; JSON and Python escape theirs."""
     form = family.forms[0]
-    pictures = [p for p in (form.parameter, *form.also_parameter) if p]
-    ends = [SLOT.split(p.partition("{value}")[2])[0].strip() for p in pictures]
+    patterns = [p for p in (form.parameter, *form.also_parameter) if p]
+    ends = [SLOT.split(p.partition("{value}")[2])[0].strip() for p in patterns]
     ends += [form.literals.quote] if form.literals and form.literals.verbatim else []
     return any(end in marker for end in ends)
 

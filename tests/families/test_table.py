@@ -8,11 +8,11 @@ import pytest
 
 from parsing.reading import turn
 from singletree import families
-from singletree.cli import families_table
+from singletree.cli.family_commands import markdown_table, show_table
 from singletree.conversation import Reasoning, Text
 from singletree.parsing.family import Family
 
-ROWS = [line for line in families_table.markdown().splitlines() if line.startswith("| ")][2:]
+ROWS = [line for line in markdown_table().splitlines() if line.startswith("| ")][2:]
 CELL = re.compile(r"(?<!\\) \| ")
 CODE = re.compile(r"(`+)(?!`)(.*?)(?<!`)\1(?!`)")
 
@@ -38,5 +38,5 @@ def test_row(family: Family, line: str) -> None:
 
 
 def test_it_prints_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    families_table.show()
+    show_table()
     assert "qwen3_coder" in capsys.readouterr().out

@@ -1,12 +1,11 @@
-"""What the scripted engine writes in the sessions of the real harnesses: the turns of ``benchmarks.session_script``."""
+"""What the scripted engine writes in the sessions of the real harnesses: the turns of ``clients.session_script``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import session_script
-
+from clients import session_script
 from clients.harness import Harness
 from clients.scripts import think
 from clients.served import Server

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import session_script
 from PIL import Image
 
 from clients import install as harness_install
+from clients import session_script
 from clients.conftest import TOKENIZER
 from clients.harness import HARNESSES, Task, run
 from clients.served import MODEL, Server, serving

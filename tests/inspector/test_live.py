@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import session_script
 
+from clients import session_script
 from clients.harness import HARNESSES, Harness, Task, run
 from clients.scripts import think
 from clients.served import MODEL, Server
@@ -46,7 +46,7 @@ def test_a_turn_is_seen_while_it_runs(open_page: OpenPage, server: Server) -> No
     slow = f'#opts {{"delay": 0.08, "prefill": 0.2}}\n{thought}Now I know the answer.'
     with ThreadPoolExecutor() as pool:
         agent = traffic.Agent(server, "live-one")
-        done = pool.submit(agent.say, "What is here?", slow)
+        done = pool.submit(agent.ask, "What is here?", slow)
         row = page.get_by_role("treegrid", name="Sessions").get_by_role("row").filter(has_text="live-one")
         expect(row).to_contain_text("running")
         page.keyboard.press("j")
@@ -73,7 +73,7 @@ def test_the_stream_is_opened_again(open_page: OpenPage, server: Server) -> None
     page.reload()
     expect(status).to_contain_text("trying again")
     agent = traffic.Agent(server, "while-away")
-    agent.say("Are you there?", traffic.answer("Yes."))
+    agent.ask("Are you there?", traffic.answer("Yes."))
     agent.close()
     page.unroute("**/inspect/api/events*")
     expect(status).to_have_text("live")

@@ -201,7 +201,7 @@ def test_a_break_is_explained(open_page: OpenPage, server: Server, sessions: Ses
     expect(states).to_contain_text("new")
 
 
-def test_replayed_tokens_are_told_apart(open_page: OpenPage, server: Server, sessions: Sessions) -> None:
+def test_replayed_tokens_are_distinguished(open_page: OpenPage, server: Server, sessions: Sessions) -> None:
     session = sessions["good"]
     last = turns(server, session)[-1]
     page = open_page(f"#/sessions/{session}/turns/{last['id']}/prompt")
@@ -336,7 +336,7 @@ def test_without_texts_and_with_a_key(
     page.get_by_role("button", name="Open").click()
     expect(page.get_by_text("No session yet.")).to_be_visible()
     agent = traffic.Agent(server, "quiet", key="open-sesame")
-    agent.say("A secret question", traffic.answer("A secret answer"))
+    agent.ask("A secret question", traffic.answer("A secret answer"))
     agent.close()
     page.get_by_role("link", name="Claude Code quiet").click()
     expect(page.get_by_role("treegrid", name="Turns")).to_be_visible()
@@ -350,7 +350,7 @@ def test_without_texts_and_with_a_key(
     assert "open-sesame" not in direct.url
 
 
-def test_what_does_not_exist_is_said_in_words(open_page: OpenPage) -> None:
+def test_what_does_not_exist_is_reported_in_words(open_page: OpenPage) -> None:
     page = open_page("#/sessions/s0000000000000000", expected="404")
     expect(page.get_by_role("alert")).to_contain_text("s0000000000000000")
     page = open_page("#/nowhere")

@@ -63,7 +63,7 @@ class Agent:
         """Close the connections."""
         self._client.close()
 
-    def say(self, text: str, written: str) -> list[Any]:
+    def ask(self, text: str, written: str) -> list[Any]:
         """Send ``text`` as the user and let the model write ``written``; return the calls of its turn."""
         return self._turn(f"{text} {self._script(written)}")
 
@@ -114,7 +114,7 @@ def work(agent: Agent, turns: int, pause: float = 0.05, changes: Mapping[int, st
         changes: system prompts by the number of the turn, from 0, with which they begin.
     """
     files = ("bisect.py", "colorsys.py", "fnmatch.py", "shlex.py")
-    calls = agent.say(
+    calls = agent.ask(
         "Look after the modules here.", call("Bash", "First I list the files.", command="ls -la")
     )
     for number in range(1, turns):
@@ -148,7 +148,7 @@ def session_with_break(server: Server, session: str, turns: int = 4) -> None:
 def hostile_session(server: Server, session: str) -> None:
     """Run a session in which user, model, tool and arguments are hostile markup."""
     agent = Agent(server, session)
-    calls = agent.say(HOSTILE, call("Bash", HOSTILE, HOSTILE, command=HOSTILE))
+    calls = agent.ask(HOSTILE, call("Bash", HOSTILE, HOSTILE, command=HOSTILE))
     agent.result(calls, HOSTILE, answer(HOSTILE))
     agent.close()
 

@@ -15,8 +15,8 @@ from singletree.parsing.parser import Parser
 TOKEN = re.compile(r"<[|/]?[\w:▁｜|]+[|｜]?>|\s?\w{1,6}|\s+|[^\w\s]{1,2}")
 """Text in pieces of about a token, its tags whole."""
 
-EXAMPLES = int(os.environ.get("SINGLETREE_EXAMPLES", "40"))
-"""How many examples a property of every family is tried with; more for a night's run."""
+EXAMPLES = int(os.environ.get("SINGLETREE_EXAMPLES", "100"))
+"""How many examples a property is tried with, each on every family; more for a night's run."""
 
 
 def read(family: Family, pieces: Sequence[str], tools: Sequence[Tool] = (), tail: str = "") -> list[Event]:

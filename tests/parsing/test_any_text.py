@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import cache
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ ODDS = [
 ]
 
 
+@cache
 def fragments(family: Family) -> list[str]:
     whole = [
         *(family.reasoning or ()),
@@ -69,50 +71,57 @@ def fragments(family: Family) -> list[str]:
     return [*markers(family), *filled]
 
 
-def texts(family: Family) -> st.SearchStrategy[list[str]]:
-    return st.lists(st.sampled_from([*fragments(family), *ODDS]), max_size=14)
+PIECES = st.lists(st.integers(0, 2**16), max_size=14)
+"""Numbers of pieces; ``chosen`` finds those of a family."""
 
 
-@pytest.mark.parametrize("family", families.table(), ids=lambda f: f.name)
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(data=st.data())
-def test_pieces_do_not_matter(family: Family, data: st.DataObject) -> None:  # C9 C17 C18
-    pieces = data.draw(texts(family))
-    text = "".join(pieces)
-    tail = data.draw(st.sampled_from(["", *([family.reasoning[0]] if family.reasoning else [])]))
-    whole = turn(family, [text], TOOLS, tail)
-    assert turn(family, pieces, TOOLS, tail) == whole
-    assert turn(family, list(text), TOOLS, tail) == whole
-    at = data.draw(st.integers(0, len(text)))
-    assert turn(family, [text[:at], text[at:]], TOOLS, tail) == whole
+def chosen(family: Family, numbers: list[int]) -> list[str]:
+    pieces = [*fragments(family), *ODDS]
+    return [pieces[number % len(pieces)] for number in numbers]
 
 
-@pytest.mark.parametrize("family", families.table(), ids=lambda f: f.name)
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(data=st.data())
-def test_calls_start_once_end_once_and_only_complete(family: Family, data: st.DataObject) -> None:  # C13 C15
-    events = read(family, data.draw(texts(family)), TOOLS)
-    started = [e.index for e in events if isinstance(e, ToolCallStart)]
-    ended = [e.index for e in events if isinstance(e, ToolCallEnd)]
-    broken = [e.index for e in events if isinstance(e, ToolCallBroken)]
-    assert started == list(range(len(started)))
-    assert len({*ended, *broken}) == len(ended) + len(broken)
-    assert {*ended, *broken} <= set(started)
-    for call in fold(events).tool_calls:
-        if call.complete:
-            assert call.name
-            assert call.arguments.lstrip().startswith("{")
-            assert is_json(call.arguments)
+@settings(max_examples=EXAMPLES)
+@given(numbers=PIECES, is_open=st.booleans(), cut=st.integers(0, 2**16))
+def test_pieces_do_not_matter(numbers: list[int], is_open: bool, cut: int) -> None:  # C9 C17 C18
+    for family in families.table():
+        pieces = chosen(family, numbers)
+        text = "".join(pieces)
+        tail = family.reasoning[0] if family.reasoning and is_open else ""
+        at = cut % (len(text) + 1)
+        whole = turn(family, [text], TOOLS, tail)
+        assert turn(family, pieces, TOOLS, tail) == whole, family.name
+        assert turn(family, list(text), TOOLS, tail) == whole, family.name
+        assert turn(family, [text[:at], text[at:]], TOOLS, tail) == whole, family.name
 
 
-@pytest.mark.parametrize("family", families.table(), ids=lambda f: f.name)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
+@given(numbers=PIECES)
+def test_calls_start_once_end_once_and_only_complete(numbers: list[int]) -> None:  # C13 C15
+    for family in families.table():
+        events = read(family, chosen(family, numbers), TOOLS)
+        started = [e.index for e in events if isinstance(e, ToolCallStart)]
+        ended = [e.index for e in events if isinstance(e, ToolCallEnd)]
+        broken = [e.index for e in events if isinstance(e, ToolCallBroken)]
+        assert started == list(range(len(started))), family.name
+        assert len({*ended, *broken}) == len(ended) + len(broken), family.name
+        assert {*ended, *broken} <= set(started), family.name
+        for call in fold(events).tool_calls:
+            if call.complete:
+                assert call.name, family.name
+                assert call.arguments.lstrip().startswith("{"), family.name
+                assert is_json(call.arguments), family.name
+
+
+@settings(max_examples=EXAMPLES)
 @given(prose=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=80))
-def test_prose_without_markers_is_text(family: Family, prose: str) -> None:
-    marks = {m.strip().removeprefix("]").strip() for m in fragments(family)}
-    if any(m in prose for m in marks - {""}):
-        return
-    events = read(family, list(prose))
-    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == (
-        prose if not family.starts_open else ""
-    )
+def test_prose_without_markers_is_text(prose: str) -> None:
+    for family in families.table():
+        if not any(mark in prose for mark in _marks(family)):
+            events = read(family, list(prose))
+            text = "".join(e.text for e in events if isinstance(e, TextDelta))
+            assert text == ("" if family.starts_open else prose), family.name
+
+
+@cache
+def _marks(family: Family) -> set[str]:
+    return {m.strip().removeprefix("]").strip() for m in fragments(family)} - {""}

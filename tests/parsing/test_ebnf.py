@@ -8,13 +8,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from singletree import families
+from singletree.constraints.constrain import require_format, to_constraint
+from singletree.constraints.enforceable import check_ebnf, syntax_of
+from singletree.constraints.expression import Grammar, lark, structural_tag
 from singletree.conversation import ResponseFormat
 from singletree.errors import InvalidRequest
-from singletree.parsing.constraints.constrain import require_format, to_constraint
-from singletree.parsing.constraints.ebnf import check_ebnf, syntax_of
-from singletree.parsing.constraints.expression import Grammar
-from singletree.parsing.constraints.lark import lark
-from singletree.parsing.constraints.structural_tag import structural_tag
 
 BYTES = LLTokenizer("byte")
 QWEN3, PLAIN = families.get("qwen3"), families.get("plain")
@@ -58,7 +56,7 @@ def test_takes_what_the_grammar_generates(grammar: str, good: list[str], bad: li
         assert not takes(alone, text), text
 
 
-def test_each_engine_is_told_in_its_own_words() -> None:
+def test_each_engine_gets_it_in_its_own_format() -> None:
     grammar = 'root ::= "a"'
     expression = require_format(PLAIN, ResponseFormat(grammar=grammar), thinking="over", parallel=True)
     assert expression == Grammar(grammar, "ebnf")
@@ -99,7 +97,7 @@ def test_a_grammar_that_is_cut_anywhere_is_read_or_refused(cut: int) -> None:
         check_ebnf(grammar[:cut], "ebnf")
 
 
-def test_lark_is_told_from_ebnf() -> None:
+def test_lark_is_distinguished_from_ebnf() -> None:
     assert syntax_of('start: "a" ("::=")?') == "lark"
     form = ResponseFormat(grammar='start: "a" b\nb: /[0-9]+/')
     grammar = lark(require_format(QWEN3, form, thinking="open", parallel=True))

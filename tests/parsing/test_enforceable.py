@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from singletree import families
+from singletree.constraints.constrain import allow_calls, require_call
+from singletree.constraints.enforceable import pattern_of_text, relaxed
+from singletree.constraints.expression import NotExpressible, lark, structural_tag
 from singletree.conversation import Tool
 from singletree.errors import InvalidRequest
-from singletree.parsing.constraints.constrain import allow_calls, require_call
-from singletree.parsing.constraints.expression import NotExpressible
-from singletree.parsing.constraints.lark import lark
-from singletree.parsing.constraints.schema_support import pattern_of_text, relaxed
-from singletree.parsing.constraints.structural_tag import structural_tag
 
 KEYWORDS = (
     "type",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from singletree.parsing.arguments.coercion import is_json
-from singletree.parsing.arguments.json_scanner import JsonScanner
+from singletree.parsing.arguments.json_arguments import JsonScanner
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -55,13 +55,13 @@ def test_arguments_leave_as_they_are_decoded(family: Family) -> None:  # C10
         family, [ToolCall("write", json.dumps({"content": content}, ensure_ascii=False), "abcdefghi")]
     )
     begins, ends = call.index("def f"), call.rindex("”")
-    parser, told, silent, longest = Parser(family, [Tool("write")]), "", 0, 0
+    parser, reported, silent, longest = Parser(family, [Tool("write")]), "", 0, 0
     for i in range(0, len(call), 4):
         new = "".join(e.json for e in parser.feed(call[i : i + 4]) if isinstance(e, ArgumentsDelta))
-        told += new
+        reported += new
         silent = 0 if new or not begins < i < ends else silent + 1
         longest = max(longest, silent)
-    assert json.loads(told) == {"content": content}
+    assert json.loads(reported) == {"content": content}
     assert longest <= 3
 
 

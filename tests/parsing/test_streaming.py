@@ -93,8 +93,8 @@ def test_four_times_the_arguments_cost_four_times_the_work(family: Family) -> No
 
 @pytest.mark.parametrize("family", families.table(), ids=lambda f: f.name)
 def test_four_times_the_prose_costs_four_times_the_work(family: Family) -> None:
-    said: list[Callable[[str], Text | Reasoning]] = [Text, *([Reasoning] if family.reasoning else [])]
-    for part in said:
+    output: list[Callable[[str], Text | Reasoning]] = [Text, *([Reasoning] if family.reasoning else [])]
+    for part in output:
         few, many = (
             spend(family, render_turn(family, [part("a < b `x` [y] {z}\n\n" * n)])) for n in (10, 40)
         )
@@ -129,7 +129,7 @@ def test_a_megabyte_costs_four_times_what_256_kilobytes_cost(name: str) -> None:
     assert is_linear(few, many)
 
 
-def told(events: list[Event]) -> str:
+def arguments_in(events: list[Event]) -> str:
     return "".join(e.json for e in events if isinstance(e, ArgumentsDelta))
 
 
@@ -142,7 +142,7 @@ def test_arguments_leave_within_three_tokens(family: Family) -> None:  # C10
     at = 0
     for token in TOKEN.findall(text):
         events = parser.feed(token)
-        silent = 0 if not begun or told(events) else silent + 1
+        silent = 0 if not begun or arguments_in(events) else silent + 1
         begun = begun or any(isinstance(e, ToolCallStart) for e in events)
         at += len(token)
         if at < ends:
@@ -163,10 +163,10 @@ def test_strings_of_tag_families_leave_character_by_character(family: Family) ->
     text = long_call(family, {"s": words})
     begins = text.index(words)
     parser = Parser(family, [TOOL], family.message_header or " ")
-    said = told(parser.feed(text[:begins]))
+    pieces = arguments_in(parser.feed(text[:begins]))
     for i, character in enumerate(words):
-        said += told(parser.feed(character))
-        assert said == '{"s": "' + words[: i + 1]
+        pieces += arguments_in(parser.feed(character))
+        assert pieces == '{"s": "' + words[: i + 1]
 
 
 @pytest.mark.parametrize("family", TAGS, ids=lambda f: f.name)
@@ -178,11 +178,11 @@ def test_other_types_of_tag_families_leave_with_their_parameter(family: Family) 
     text = render_turn(family, [ToolCall("f", arguments, "abcdefghi")])
     ends = text.index(value) + len(value)
     parser = Parser(family, [TOOL], family.message_header or " ")
-    before = told([e for c in text[:ends] for e in parser.feed(c)])
+    before = arguments_in([e for c in text[:ends] for e in parser.feed(c)])
     assert value not in before
     after = family.forms[0].parameter.partition("{value}")[2]
     closer = text[ends : text.index(after.strip()[:3], ends) + len(after) + 8]
-    assert value in before + told([e for c in closer for e in parser.feed(c)])
+    assert value in before + arguments_in([e for c in closer for e in parser.feed(c)])
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "pythonic"])

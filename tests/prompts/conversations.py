@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prompts.template_sources import draw, load_template
+from prompts.template_sources import cached_template, write_parts
 from singletree.conversation import Conversation, Part, Role, Text, Tool, ToolCall, ToolResult, Turn
 from singletree.prompts.history.canonicalization import Canonicalize, ToolsOf, no_session
 
@@ -29,8 +29,8 @@ USER = turn("user", "hi")
 
 def render(source: str, *turns: Turn, tools: tuple[Tool, ...] = (), **options: Any) -> str:
     """The prompt that the template ``source`` makes of ``turns``."""
-    template = load_template(source, bos_token="<s>", eos_token="</s>")
-    return template.render(Conversation(turns, tools), render_parts=draw, **options)
+    template = cached_template(source)
+    return template.render(Conversation(turns, tools), render_parts=write_parts, **options)
 
 
 def canonicalize(

@@ -101,11 +101,17 @@ def load_template(source: str, **settings: Any) -> ChatTemplate:
     is_kimi = "<|tool_call_argument_begin|>" in source
     family = families.get("kimi_k2") if is_kimi else families.find(source).family
     return ChatTemplate(
-        source, variables=family.thinking_variables, call_id_picture=family.call_id_picture, **settings
+        source, variables=family.thinking_variables, call_id_format=family.call_id_format, **settings
     )
 
 
-def draw(parts: tuple[Part, ...]) -> str:
+@cache
+def cached_template(source: str) -> ChatTemplate:
+    """The template ``source`` with two tokens, loaded once for all tests: it keeps nothing of what it renders."""
+    return load_template(source, bos_token="<s>", eos_token="</s>")
+
+
+def write_parts(parts: tuple[Part, ...]) -> str:
     """An assistant's parts in a format of the tests' own."""
     return "".join(
         f"<think>{part.text}</think>"

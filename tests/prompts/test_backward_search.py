@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jinja2 import nodes
 
-from singletree.prompts.template.backward_search import search_flag
-from singletree.prompts.template.incremental_render import RenderRecord, render_tracked
+from singletree.prompts.template.incremental_render import Rendering, RenderRecord
 from singletree.prompts.template.jinja_environment import compile_template
+from singletree.prompts.template.template_loops import search_flag
 
 INDEX = "{%- set index = (messages|length - 1) - loop.index0 %}"
 TEST = "ns.on and m.role == 'user' and not m.content.startswith('<tool>')"
@@ -98,7 +98,7 @@ def test_the_text_is_that_of_the_whole_loop(source: str) -> None:
         for _ in range(12):
             messages = messages[: random.randrange(len(messages) + 1)] if random.random() < 0.2 else messages
             messages = [*messages, *random.choices(MESSAGES[1:], k=random.randrange(4))]
-            record = render_tracked(template, messages, {}, random.choice([record, record, None]))
+            record = Rendering(random.choice([record, record, None])).render(template, messages, {})
             assert record.text == template.render(messages=messages)
 
 
@@ -108,12 +108,12 @@ def test_only_new_messages_are_looked_at(question: int | None) -> None:
     messages = [Looked(role="tool", content="x") for _ in range(50)]
     if question is not None:
         messages[question]["role"] = "user"
-    record = render_tracked(template, messages, {}, None)
+    record = Rendering(None).render(template, messages, {})
     for _ in range(3):
         messages = [*messages, Looked(role="assistant", content="x"), Looked(role="tool", content="x")]
         Looked.count = 0
-        record = render_tracked(template, messages, {}, record)
+        record = Rendering(record).render(template, messages, {})
         assert Looked.count == 2 + (question is not None)
         assert record.text == template.render(messages=messages)
     changed = [Looked(role="user", content="y") if i == 20 else m for i, m in enumerate(messages)]
-    assert render_tracked(template, changed, {}, record).text == "False 20 0"
+    assert Rendering(record).render(template, changed, {}).text == "False 20 0"

@@ -19,10 +19,11 @@ from prompts.template_sources import (
     KIMI,
     PARTS,
     XML,
+    cached_template,
     collected,
-    draw,
     label,
     load_template,
+    write_parts,
 )
 from singletree.conversation import Conversation, Part, Reasoning, Text, Tool, ToolResult, Turn
 from singletree.prefixes import common_prefix
@@ -34,7 +35,7 @@ from singletree.prompts.prompt_cache import (
 )
 from singletree.prompts.template import incremental_render
 from singletree.prompts.template.chat_template import ChatTemplate, RenderCheckpoint, RenderPrompt
-from singletree.prompts.template.incremental_render import render_tracked
+from singletree.prompts.template.incremental_render import Rendering
 from singletree.prompts.template.jinja_environment import compile_template
 
 LOOKING_AHEAD = """\
@@ -119,8 +120,8 @@ def grown(turns: list[Turn], random: Random, number: int) -> list[Turn]:
         call(f'{{"k": {random.choice(["1", "1.0", "true"])}}}', f"c{number}_{i}")
         for i in range(1 + number % 2)
     ]
-    said: list[Part] = [Reasoning(f"Think {number}."), Text(f"Say {number}.")]
-    parts = random.sample(said, random.randrange(3))
+    written: list[Part] = [Reasoning(f"Think {number}."), Text(f"Say {number}.")]
+    parts = random.sample(written, random.randrange(3))
     answered = [ToolResult(c.id, (Text(f"Got {c.id}."),)) for c in calls]
     if random.random() < 0.3:
         return [*turns, turn("assistant", *parts, *calls), *(Turn("tool", (r,)) for r in reversed(answered))]
@@ -149,10 +150,10 @@ def check(source: str, seed: int) -> int:
     for conversation, arguments in conversations(seed):
         canonical, _ = canonicalize(conversation)
         before = random.choice(earlier[-2:])
-        text, rendered = RenderPrompt(template, draw, arguments).run(canonical, before)
-        assert text == template.render(canonical, render_parts=draw, template_arguments=arguments)
-        if before and before.record and rendered.record:
-            old, new = before.record.loops, rendered.record.loops
+        text, rendered = RenderPrompt(template, write_parts, arguments).run(canonical, before)
+        assert text == template.render(canonical, render_parts=write_parts, template_arguments=arguments)
+        if before and before.rendered.record and rendered.rendered.record:
+            old, new = before.rendered.record.loops, rendered.rendered.record.loops
             both = [(new[n].checkpoints, old[n].checkpoints) for n in new if n in old]
             entered += sum(ours[0] is theirs[0] for ours, theirs in both if ours)
         earlier.append(rendered)
@@ -184,9 +185,9 @@ def test_a_loop_is_entered_behind_all_that_would_be_the_same(looks_at: str, firs
     source = f"{{% for m in messages %}}{{{{ show(m.role) }}}}{printed}{{% endfor %}}"
     template, _, _ = compile_template(source, datetime.now)
     messages = [{"role": role} for role in ("system", "user", "assistant", "tool", "assistant", "tool")]
-    record = render_tracked(template, messages[:4], variables, None)
+    record = Rendering(None).render(template, messages[:4], variables)
     shown.clear()
-    render_tracked(template, messages, variables, record)
+    Rendering(record).render(template, messages, variables)
     assert len(shown) == len(messages) - first
 
 
@@ -211,8 +212,8 @@ def test_a_clock_that_stands_still_changes_nothing(later: int, entered: bool) ->
     source = "{{ clock('now') }}{% for m in messages %}{{ m.content }}{% endfor %}"
     template, _, _ = compile_template(source, datetime.now)
     messages = [{"content": str(number)} for number in range(6)]
-    record = render_tracked(template, messages[:4], {"clock": Clock(1)}, None)
-    again = render_tracked(template, messages, {"clock": Clock(later)}, record)
+    record = Rendering(None).render(template, messages[:4], {"clock": Clock(1)})
+    again = Rendering(record).render(template, messages, {"clock": Clock(later)})
     assert (record.text, again.text) == ("now10123", f"now{later}012345")
     assert (again.loops[0].checkpoints[0] is record.loops[0].checkpoints[0]) == entered
 
@@ -393,9 +394,9 @@ def test_nothing_is_left_of_conversations_that_went() -> None:
     cache, random = PromptCache(300), Random(5)
     for _ in range(300):
         kept(cache, asked(*(random.choice("abc") for _ in range(random.randrange(1, 5)))))
-    assert cache.bytes == 30 * len(cache._entries) <= 300
+    assert cache.bytes == 30 * len(cache._shared.entries) <= 300
     numbers = {number for each in cache._by_head.values() for number in each}
-    assert numbers == set(cache._entries)
+    assert numbers == set(cache._shared.entries)
     assert all(cache._by_head.values())
     kept(cache, [], 301)
     assert kept(cache, asked("new"), 300) is None
@@ -403,13 +404,13 @@ def test_nothing_is_left_of_conversations_that_went() -> None:
 
 
 def test_a_prompt_that_is_asked_for_again_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = load_template(COUNTING, bos_token="<s>", eos_token="</s>")
+    template = cached_template(COUNTING)
     conversation = Conversation((turn("user", "hi"), turn("assistant", "so"), turn("user", "and")), TOOLS[:1])
     settings: dict[str, Any] = {"template_arguments": {"effort": 1}, "continues": False}
-    text, made = RenderPrompt(template, draw, **settings).run(conversation, None)
+    text, made = RenderPrompt(template, write_parts, **settings).run(conversation, None)
     with monkeypatch.context() as patched:
         patched.setattr(template, "_template", None)
-        again, same = RenderPrompt(template, draw, **settings).run(replace(conversation), made)
+        again, same = RenderPrompt(template, write_parts, **settings).run(replace(conversation), made)
     assert (again, same) == (text, made)
     changes: list[dict[str, Any]] = [
         {"template_arguments": {"effort": 1.0}},
@@ -419,13 +420,13 @@ def test_a_prompt_that_is_asked_for_again_is_not_rendered_again(monkeypatch: pyt
         {"vision": False},
     ]
     for changed in changes:
-        stage = RenderPrompt(template, draw, **settings | changed)
+        stage = RenderPrompt(template, write_parts, **settings | changed)
         assert stage.run(conversation, made)[0] == stage.run(conversation, None)[0]
         assert stage.run(conversation, made)[1] is not made
     opened = Conversation(conversation.turns[:2])
-    for before in (None, RenderPrompt(template, draw).run(opened, None)[1]):
+    for before in (None, RenderPrompt(template, write_parts).run(opened, None)[1]):
         for continues in (True, False):
-            stage = RenderPrompt(template, draw, continues=continues)
+            stage = RenderPrompt(template, write_parts, continues=continues)
             assert stage.run(opened, before)[0] == stage.run(opened, None)[0]
 
 
@@ -447,7 +448,7 @@ def test_a_template_that_prints_something_else_each_time_is_rendered_each_time(
     )
     assert template.is_pure == is_pure
     conversation = Conversation((turn("user", "hi"),))
-    stage = RenderPrompt(template, draw)
+    stage = RenderPrompt(template, write_parts)
     text, made = stage.run(conversation, None)
     again, same = stage.run(conversation, made)
     assert (same is made) == is_pure
@@ -477,12 +478,12 @@ def test_templates_are_rendered_in_full_where_jinja2_lacks_an_internal(
         monkeypatch.setattr(incremental_render, "Namespace", OtherNamespace)
     template = ChatTemplate(HERMES, named_tokens={})
     turns = (turn("user", "hi"), turn("assistant", call()), turn("user", "and"), turn("assistant", "so"))
-    stage = RenderPrompt(template, draw, continues=False)
+    stage = RenderPrompt(template, write_parts, continues=False)
     before: RenderCheckpoint | None = None
     for count in range(1, len(turns) + 1):
         grown = Conversation(turns[:count])
         text, before = stage.run(grown, before)
-        assert text == template.render(grown, render_parts=draw, continues=False)
-        assert (before.record is None) == (missing is not None)
+        assert text == template.render(grown, render_parts=write_parts, continues=False)
+        assert (before.rendered.record is None) == (missing is not None)
     assert incremental_render.missing_internals() == (() if missing is None else (missing,))
     assert caplog.text.count("jinja2 lacks") == (missing is not None)

@@ -8,10 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from singletree.conversation import (
-    AppliedEdit,
-    ClearThinking,
-    ClearToolUses,
-    ContextEdit,
     Conversation,
     Image,
     Part,
@@ -24,6 +20,7 @@ from singletree.conversation import (
     Turn,
 )
 from singletree.prompts.history.context_editing import PLACEHOLDER, apply_edits
+from singletree.request_options import AppliedEdit, ClearThinking, ClearToolUses, ContextEdit
 
 LONG = "x" * 100
 FREED = len(LONG) - len(PLACEHOLDER)
@@ -99,19 +96,19 @@ def test_a_prompt_goes_on_from_the_one_before_unless_an_edit_newly_applies(
     results: list[tuple[int, str]], edit: ClearToolUses
 ) -> None:
     turns: tuple[Turn, ...] = (user(),)
-    before, told = edited(turns, edit)
+    before, reported = edited(turns, edit)
     for at, (size, name) in enumerate(results):
         turns += use(at, name, "x" * size)
         after, now = edited(turns, edit)
         assert edited(turns, edit) == (after, now), "the same each time"
         assert set(cleared(before)) <= set(cleared(after))
-        if [t.count for t in now] == [t.count for t in told]:
+        if [t.count for t in now] == [t.count for t in reported]:
             assert after.turns[: len(before.turns)] == before.turns
         last = list(range(at + 1))[-edit.keep :] if edit.keep else []
         assert not set(cleared(after)) & set(last), "the last uses stay"
         excluded = {i for i, (_, name) in enumerate(results[: at + 1]) if name in edit.exclude_tools}
         assert not set(cleared(after)) & excluded
-        before, told = after, now
+        before, reported = after, now
 
 
 def test_the_prompt_is_as_long_as_its_tools_too() -> None:

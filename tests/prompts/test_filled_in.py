@@ -22,14 +22,14 @@ SCHEMA = {
 TOOLS = (Tool("other"), Tool("edit", parameters=SCHEMA))
 
 
-def comes_back(said: Any, returned: Any, tools: tuple[Tool, ...] = TOOLS) -> bool:
-    spelled = (value if isinstance(value, str) else json.dumps(value) for value in (returned, said))
+def comes_back(written: Any, returned: Any, tools: tuple[Tool, ...] = TOOLS) -> bool:
+    spelled = (value if isinstance(value, str) else json.dumps(value) for value in (returned, written))
     came, was = (Turn("assistant", (ToolCall("edit", arguments, "call_1"),)) for arguments in spelled)
     return is_equivalent_turn(came, was, tools)
 
 
 @pytest.mark.parametrize(
-    ("said", "returned"),
+    ("written", "returned"),
     [
         ({"path": "a"}, {"replace_all": False, "path": "a"}),
         ({"path": "a"}, {"path": "a", "limit": 3, "replace_all": False}),
@@ -39,13 +39,13 @@ def comes_back(said: Any, returned: Any, tools: tuple[Tool, ...] = TOOLS) -> boo
         ("", {"limit": 3}),
     ],
 )
-def test_defaults_that_were_filled_in_do_not_count(said: Any, returned: Any) -> None:  # C3
-    assert comes_back(said, returned)
-    assert not comes_back(said, returned, ())
+def test_defaults_that_were_filled_in_do_not_count(written: Any, returned: Any) -> None:  # C3
+    assert comes_back(written, returned)
+    assert not comes_back(written, returned, ())
 
 
 @pytest.mark.parametrize(
-    ("said", "returned"),
+    ("written", "returned"),
     [
         ({"path": "a"}, {"path": "a", "replace_all": True}),
         ({"path": "a"}, {"path": "a", "replace_all": 0}),
@@ -59,8 +59,8 @@ def test_defaults_that_were_filled_in_do_not_count(said: Any, returned: Any) -> 
         ("[1]", {"replace_all": False}),
     ],
 )
-def test_anything_else_is_an_edit(said: Any, returned: Any) -> None:
-    assert not comes_back(said, returned)
+def test_anything_else_is_an_edit(written: Any, returned: Any) -> None:
+    assert not comes_back(written, returned)
 
 
 @pytest.mark.parametrize("schema", [{"properties": [1]}, {"properties": {"limit": 3}}, {"items": 1}, {}])

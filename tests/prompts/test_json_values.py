@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from singletree.conversation import Tool, ToolCall, Turn
-from singletree.prompts.replay.json_values import canonical_json
-from singletree.prompts.replay.turn_comparison import is_equivalent_turn
+from singletree.prompts.replay.turn_comparison import canonical_json, is_equivalent_turn
 
 ROUND_TRIPS = [
     ('{"n": -0.0}', '{"n":0}'),
@@ -40,18 +39,18 @@ OTHER_LIBRARIES = [
 """The same for values that JavaScript's own parser keeps or refuses, and other clients' libraries change."""
 
 
-@pytest.mark.parametrize(("said", "returned"), [*ROUND_TRIPS, *OTHER_LIBRARIES])
-def test_a_round_trip_is_no_edit(said: str, returned: str) -> None:  # C3
-    came, was = (Turn("assistant", (ToolCall("f", it, "call_1"),)) for it in (returned, said))
+@pytest.mark.parametrize(("sent", "returned"), [*ROUND_TRIPS, *OTHER_LIBRARIES])
+def test_a_round_trip_is_no_edit(sent: str, returned: str) -> None:  # C3
+    came, was = (Turn("assistant", (ToolCall("f", it, "call_1"),)) for it in (returned, sent))
     assert is_equivalent_turn(came, was)
     assert is_equivalent_turn(came, was, (Tool("f", parameters={"type": "object"}),))
-    assert canonical_json(canonical_json(said)) == canonical_json(said)
+    assert canonical_json(canonical_json(sent)) == canonical_json(sent)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no JavaScript engine here")
 def test_the_round_trips_are_those_of_javascript() -> None:
     script = "for (const s of process.argv.slice(1)) console.log(JSON.stringify(JSON.parse(s)))"
-    given = [said for said, _ in ROUND_TRIPS]
+    given = [written for written, _ in ROUND_TRIPS]
     made = subprocess.run(["node", "-e", script, "--", *given], capture_output=True, check=True)
     assert made.stdout.decode().split("\n")[:-1] == [returned for _, returned in ROUND_TRIPS]
 

@@ -15,10 +15,9 @@ from singletree import families
 from singletree.conversation import Conversation, Part, Reasoning, Turn
 from singletree.parsing.parser import parse
 from singletree.parsing.render_turn import render_turn
-from singletree.prompts.replay.anchors import anchor_digest, anchor_of
-from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.prompts.replay.splicing import TurnDelimiters, splice
-from singletree.prompts.replay.turn_memory import GeneratedTurn
+from singletree.prompts.replay.splicing import splice
+from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt
+from singletree.prompts.replay.turn_places import TurnDelimiters, anchor_digest, anchor_of
 from singletree.prompts.template.chat_template import ChatTemplate
 from singletree.prompts.template.turn_delimiters import find_turn_delimiters
 from singletree.prompts.tokenizer.encode_prompt import TextSpan
@@ -86,10 +85,10 @@ def test_words_alone_are_enough_only_where_the_turn_is_sure_to_stand() -> None:
 
 
 def test_a_turn_of_several_messages_is_one() -> None:
-    said = (Reasoning("Why."), "Fine.")
+    parts = (Reasoning("Why."), "Fine.")
     text = "<U>How is it?<A>Why.<E><A>Fine.<E><U>Again<A>"
-    turns = [USER, turn("assistant", *said), turn("user", "Again")]
-    assert spliced(text, turns, {1: known(*said)}) == ["<U>How is it?<A>", IDS, "<E><U>Again<A>"]
+    turns = [USER, turn("assistant", *parts), turn("user", "Again")]
+    assert spliced(text, turns, {1: known(*parts)}) == ["<U>How is it?<A>", IDS, "<E><U>Again<A>"]
 
 
 def test_turns_nobody_remembers_do_not_shift_the_others() -> None:
@@ -166,21 +165,21 @@ def test_what_is_opened_with_an_effort_alone_is_no_header() -> None:
 {%- if add_generation_prompt %}<A><think>{{ '' if effort == 'high' else '</think>' }}{% endif %}"""
     render = ChatTemplate(source).render_messages
     tokens = ["<A>", "<U>", "<E>", "<think>", "</think>"]
-    silent, told = (
+    silent, reported = (
         find_turn_delimiters(render, tokens, ["<E>"], settings) for settings in ([], [{"effort": "high"}])
     )
-    assert silent == told == TurnDelimiters(("<A><think>",), ("<E>",))
+    assert silent == reported == TurnDelimiters(("<A><think>",), ("<E>",))
 
 
-def test_words_drawn_in_a_family_of_channels_have_one_header() -> None:
+def test_words_rendered_in_a_family_of_channels_have_one_header() -> None:
     """The template names the channel of what it is given as content; so does the model."""
     source = """\
 {%- for m in messages %}<|start|>{{ m.role }}{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>
 {{- m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
     family = families.get("gpt_oss")
-    said = turn("assistant", "Looking.", call(id="1"))
+    generated = turn("assistant", "Looking.", call(id="1"))
     text = ChatTemplate(source).render(
-        Conversation((USER, said, result(id="1"))), render_parts=partial(render_turn, family)
+        Conversation((USER, generated, result(id="1"))), render_parts=partial(render_turn, family)
     )
     assert text.count("<|channel|>final<|message|>") == 1
     assert "<|start|>assistant<|channel|>final<|message|>Looking." in text

@@ -88,8 +88,8 @@ def test_blocks_are_one_text() -> None:
     assert canonicalize(split) == (joined, ("text_blocks",))
     in_result = conversation(turn("tool", ToolResult("1", (Text("a"), Text("b")))))
     assert canonicalize(in_result)[0] == conversation(turn("tool", ToolResult("1", (Text("a\nb"),))))
-    said = conversation(turn("assistant", "a", "b", Reasoning("r"), Reasoning("s")))
-    assert canonicalize(said) == (said, ())
+    history = conversation(turn("assistant", "a", "b", Reasoning("r"), Reasoning("s")))
+    assert canonicalize(history) == (history, ())
 
 
 def test_results_in_call_order() -> None:
@@ -124,8 +124,8 @@ def test_neighbouring_messages_of_the_assistant_are_one() -> None:
 
 def test_what_goes_on_from_part_of_a_run_is_made_as_one() -> None:
     """A prompt is made canonical in stretches, which are kept for the next one: none ends inside a turn."""
-    said = [USER, turn("assistant", "a"), turn("assistant", call("1")), turn("tool", result("1"))]
-    said += [
+    generated = [USER, turn("assistant", "a"), turn("assistant", call("1")), turn("tool", result("1"))]
+    generated += [
         turn("assistant", "b"),
         turn("assistant", "c"),
         USER,
@@ -133,8 +133,8 @@ def test_what_goes_on_from_part_of_a_run_is_made_as_one() -> None:
         turn("assistant", "e"),
     ]
     before = None
-    for end in range(1, len(said) + 1):
-        given_turns = conversation(*said[:end])
+    for end in range(1, len(generated) + 1):
+        given_turns = conversation(*generated[:end])
         (canonical, *_), before = Canonicalize().run(given_turns, before)
         assert canonical == canonicalize(given_turns)[0]
         roles = [t.role for t in canonical.turns]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from prompts.conversations import USER, call, render, turn
-from prompts.template_sources import HERMES, PARTS, draw
+from prompts.template_sources import HERMES, PARTS, write_parts
 from singletree.conversation import Conversation, Document, Image, Text, Tool, ToolReference, ToolResult
 from singletree.errors import InvalidRequest
 from singletree.prompts.template import chat_template
@@ -16,15 +16,15 @@ from singletree.prompts.template.chat_template import CHATML, ChatTemplate
 
 
 def test_errors_can_be_read() -> None:
-    def said(text: str) -> str:
+    def output(text: str) -> str:
         failed = turn("tool", ToolResult("call_1", (Text(text),), is_error=True))
         return render(HERMES, USER, turn("assistant", call()), failed)
 
-    assert "<tool_response>\nError: file not found\n" in said("file not found")
-    assert "<tool_response>\n<tool_use_error>no</tool_use_error>\n" in said(
+    assert "<tool_response>\nError: file not found\n" in output("file not found")
+    assert "<tool_response>\n<tool_use_error>no</tool_use_error>\n" in output(
         "<tool_use_error>no</tool_use_error>"
     )
-    assert "<tool_response>\nError: \n" in said("")
+    assert "<tool_response>\nError: \n" in output("")
 
 
 PICTURE = Image("image/png", "aGk=")
@@ -34,8 +34,8 @@ def test_images_reach_a_template_that_takes_them() -> None:  # C35
     template = ChatTemplate(PARTS)
     assert template.capabilities.image == {"type": "image"}
     conversation = Conversation((turn("user", "a", PICTURE, "b"),))
-    assert template.render(conversation, render_parts=draw) == "[user]a<image>b[assistant]"
-    blind = template.render(conversation, render_parts=draw, vision=False)
+    assert template.render(conversation, render_parts=write_parts) == "[user]a<image>b[assistant]"
+    blind = template.render(conversation, render_parts=write_parts, vision=False)
     assert blind == "[user]a[image: this model cannot see images]b[assistant]"
 
 
@@ -99,7 +99,7 @@ def test_a_tool_list_is_serialised_once(monkeypatch: pytest.MonkeyPatch) -> None
     printed.clear()
     for number in [0, 0, 0, *range(1, 50), 0]:
         rendered.render(
-            Conversation((USER,), (Tool(f"f{number}", "d", {"type": "object"}),)), render_parts=draw
+            Conversation((USER,), (Tool(f"f{number}", "d", {"type": "object"}),)), render_parts=write_parts
         )
         assert 0 < rendered._tools.bytes <= 20_000
     assert len(printed) == 51, "once each, and the first again when it had been let go"

@@ -15,10 +15,10 @@ from prompts.template_sources import (
     KIMI,
     PARTS,
     XML,
+    cached_template,
     collected,
-    draw,
     label,
-    load_template,
+    write_parts,
 )
 from singletree.conversation import (
     Conversation,
@@ -103,8 +103,8 @@ MOVES_TOOLS = "mistral", "command"
 
 
 def _words(turns: tuple[Turn, ...]) -> Iterator[str]:
-    for said in turns:
-        for part in said.parts:
+    for written in turns:
+        for part in written.parts:
             inner = part.parts if isinstance(part, ToolResult) else (part,)
             yield from (text.text for text in inner if isinstance(text, Text))
 
@@ -112,7 +112,7 @@ def _words(turns: tuple[Turn, ...]) -> Iterator[str]:
 @cache
 def _loaded(source: str) -> ChatTemplate:
     try:
-        return load_template(source, bos_token="<s>", eos_token="</s>")
+        return cached_template(source)
     except BadConfiguration as error:
         pytest.skip(error.message)
 
@@ -121,7 +121,7 @@ def _check(name: str, source: str) -> None:
     template = _loaded(source)
     for title, turns in SEQUENCES.items():
         for tools in ((), TOOLS):
-            text = template.render(Conversation(turns, tools), render_parts=draw)
+            text = template.render(Conversation(turns, tools), render_parts=write_parts)
             places = [text.find(word) for word in _words(turns)]
             if name in DROPS_THOUGHTS_BEFORE_CALLS and title == "second loop":
                 continue
@@ -138,7 +138,7 @@ def test_a_conversation_with_nudges_only_grows(path: Path) -> None:  # C1
         turns, before = [SYSTEM, USER], ""
         for number in range(4):
             conversation = Conversation(tuple(turns), TOOLS)
-            text = template.render(conversation, render_parts=draw, add_generation_prompt=False)
+            text = template.render(conversation, render_parts=write_parts, add_generation_prompt=False)
             assert text.startswith(before[:-30]), "more than the end of the last turn has changed"
             before = text
             answer = (turn("assistant", call(number)), results(number)) if loop else (ANSWER, AGAIN)

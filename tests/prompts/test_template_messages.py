@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from prompts.conversations import USER, assistant_text, call, render, result, turn
-from prompts.template_sources import ALTERNATING, HERMES, KIMI, XML, draw, load_template
+from prompts.template_sources import ALTERNATING, HERMES, KIMI, XML, load_template, write_parts
 from singletree.conversation import (
     Conversation,
     Part,
@@ -22,7 +22,7 @@ from singletree.errors import InvalidRequest
 from singletree.prompts.template.chat_template import CHATML, ChatTemplate
 from singletree.prompts.template.source_json import guard_json
 from singletree.prompts.tokenizer.added_tokens import GUARD, AddedToken, AddedTokens, strip_guards
-from singletree.protocols.client_json import template_json
+from singletree.protocols.content import template_json
 
 ARGUMENTS = [
     '{"b": 1.0, "a": {"y": [1,2 , 3]},  "c":null}',
@@ -75,11 +75,13 @@ def test_a_template_of_text_arguments_prints_an_object_itself_where_it_can(both:
     compact = "(call.function.arguments if call.function.arguments is string else "
     compact += "call.function.arguments | tojson(separators=(',', ':')))"
     source = KIMI.replace("call.function.arguments", compact) if both else KIMI
-    said = ToolCall("f", '{"a": 1, "b": [1, 2]}', "functions.f:0", verbatim=False)
-    expected = '{"a":1,"b":[1,2]}' if both else said.arguments
-    assert f"_begin|>{expected}<|tool" in render(source, USER, turn("assistant", said), turn("user", "x"))
-    exactly = replace(said, verbatim=True)
-    assert f"_begin|>{said.arguments}<|tool" in render(
+    tool_call = ToolCall("f", '{"a": 1, "b": [1, 2]}', "functions.f:0", verbatim=False)
+    expected = '{"a":1,"b":[1,2]}' if both else tool_call.arguments
+    assert f"_begin|>{expected}<|tool" in render(
+        source, USER, turn("assistant", tool_call), turn("user", "x")
+    )
+    exactly = replace(tool_call, verbatim=True)
+    assert f"_begin|>{tool_call.arguments}<|tool" in render(
         source, USER, turn("assistant", exactly), turn("user", "x")
     )
 
@@ -96,7 +98,7 @@ def test_arguments_taken_apart_keep_the_spelling_of_their_values() -> None:  # C
 
 
 @pytest.mark.parametrize("arguments", ['{"k": ', "no json", "[1]", '"s"', '{"k": NaN}', '{"a":' * 3000])
-def test_arguments_that_are_no_object_are_drawn(arguments: str) -> None:
+def test_arguments_that_are_no_object_are_rendered(arguments: str) -> None:
     assert f"<call f {arguments}/>" in render(
         XML, USER, turn("assistant", call(arguments)), turn("user", "x")
     )
@@ -116,7 +118,7 @@ def test_a_turn_in_template_order_is_native() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "drawn"),
+    ("parts", "rendered"),
     [
         ((Reasoning("a"), Reasoning("b"), "t"), "<think>\na\n</think>\n\n<think>b</think>t"),
         (("t", Reasoning("a"), "u"), "t<think>a</think>u"),
@@ -127,8 +129,8 @@ def test_a_turn_in_template_order_is_native() -> None:
         ),
     ],
 )
-def test_what_stands_between_is_drawn_in_place(parts: tuple[Part | str, ...], drawn: str) -> None:  # C5
-    assert assistant_text(HERMES, *parts) == drawn
+def test_what_stands_between_is_rendered_in_place(parts: tuple[Part | str, ...], rendered: str) -> None:  # C5
+    assert assistant_text(HERMES, *parts) == rendered
 
 
 def test_interleaved_calls_keep_their_order() -> None:  # C5
@@ -141,10 +143,10 @@ def test_interleaved_calls_keep_their_order() -> None:  # C5
     )
 
 
-def test_no_trim_reaches_what_is_drawn() -> None:
+def test_no_trim_reaches_what_is_rendered() -> None:
     source = HERMES.replace("{{ m.content }}\n{%- for call", "{{ m.content | trim }}\n{%- for call")
-    drawn = ("\n\n t \n", Reasoning(" a "), " \n u\n ")
-    assert assistant_text(source, *drawn) == "\n\n t \n<think> a </think> \n u\n "
+    rendered = ("\n\n t \n", Reasoning(" a "), " \n u\n ")
+    assert assistant_text(source, *rendered) == "\n\n t \n<think> a </think> \n u\n "
     assert assistant_text(source, " plain ") == "plain"
 
 
@@ -154,7 +156,7 @@ def test_reasoning_without_a_field_stands_in_the_content() -> None:  # C5
     assert "<|im_start|>user\n<tool_result>\ndone\n</tool_result><|im_end|>" in text
 
 
-def test_nothing_said_is_printed_as_nothing() -> None:
+def test_an_empty_turn_is_printed_as_nothing() -> None:
     assert "None" not in render(HERMES, USER, turn("assistant", call()), result(), turn("assistant"), USER)
     assert assistant_text(HERMES, Text(""), Reasoning(""), "x") == "x"
 
@@ -203,14 +205,14 @@ def test_a_strict_template_gets_them_as_user_text_in_place() -> None:  # C1
 def test_a_prompt_with_nudges_only_grows() -> None:  # C1
     for source in (HERMES, ALTERNATING, CHATML, XML, KIMI):
         template, turns = ChatTemplate(source), [turn("system", "s"), USER]
-        before = template.render(Conversation(tuple(turns)), render_parts=draw)
+        before = template.render(Conversation(tuple(turns)), render_parts=write_parts)
         for number in range(20):
             turns += [
                 turn("assistant", f"answer {number}"),
                 turn("user", f"q{number}"),
                 turn("system", f"{number} left"),
             ]
-            prompt = template.render(Conversation(tuple(turns)), render_parts=draw)
+            prompt = template.render(Conversation(tuple(turns)), render_parts=write_parts)
             assert prompt.startswith(f"{before}answer {number}")
             before = prompt
 
@@ -251,7 +253,7 @@ def test_results_know_their_calls() -> None:
 
 def test_kimi_ids_are_native_and_count_on() -> None:  # C23
     template = load_template(KIMI)
-    assert template.capabilities.call_id_picture == "functions.{name}:{index}"
+    assert template.capabilities.call_id_format == "functions.{name}:{index}"
     turns = [
         USER,
         turn("assistant", call(id="toolu_x", name="f"), call(id="toolu_y", name="g")),
@@ -263,9 +265,9 @@ def test_kimi_ids_are_native_and_count_on() -> None:  # C23
         result("3", "chatcmpl9"),
     ]
     turns += [turn("assistant", "x", call(id="functions.f:7", name="f"), "y", call(id="q")), result("4", "q")]
-    text = template.render(Conversation(tuple(turns)), render_parts=draw)
+    text = template.render(Conversation(tuple(turns)), render_parts=write_parts)
     ids = [piece.split("<|", 1)[0] for piece in text.split("<|tool_call_begin|>")[1:]]
-    assert ids == ["functions.f:0", "functions.g:1", "functions.f:2", "functions.f:4"]
+    assert ids == ["functions.f:0", "functions.g:1", "functions.f:2", "functions.f:8"]
     returns = [piece.split("\n", 1)[0] for piece in text.split("## Return of ")[1:]]
     assert returns == ids
 
@@ -278,10 +280,10 @@ def test_ids_of_nine_characters_where_no_other_passes() -> None:
     template = ChatTemplate(source)
     assert template.capabilities.call_ids == "nine"
     turns = (USER, turn("assistant", call(id="toolu_01AbcDef")), result("1", "toolu_01AbcDef"), USER)
-    first = template.render(Conversation(turns), render_parts=draw)
-    assert first == template.render(Conversation(turns), render_parts=draw)
+    first = template.render(Conversation(turns), render_parts=write_parts)
+    assert first == template.render(Conversation(turns), render_parts=write_parts)
     assert "<Abc123xyz>" in template.render(
-        Conversation((USER, turn("assistant", call(id="Abc123xyz")), USER)), render_parts=draw
+        Conversation((USER, turn("assistant", call(id="Abc123xyz")), USER)), render_parts=write_parts
     )
 
 
@@ -384,7 +386,7 @@ def test_template_arguments_reach_the_template_and_no_further() -> None:
     assert text == "#1hi+"
 
 
-def test_nothing_that_is_said_can_be_taken_for_what_is_put_in_later() -> None:
+def test_no_text_can_be_taken_for_a_placeholder() -> None:
     forged = "\udffe0\udffe"
     spelled = '{"s": "\\udffe0\\udffe", "g": "\\udfff", "p": "\\udffd0\\udffd"}'
     turns = (

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from prompts.template_sources import ALTERNATING, COLLECTED, HERMES, KIMI, PARTS, XML, load_template
+from prompts.template_sources import ALTERNATING, COLLECTED, HERMES, KIMI, PARTS, XML, cached_template
 from singletree.prompts.template.capabilities import TemplateCapabilities
 from singletree.prompts.template.chat_template import CHATML
 
@@ -15,7 +15,7 @@ END = "{% endfor %}"
 
 
 def reads(source: str) -> TemplateCapabilities:
-    return load_template(source, bos_token="<s>", eos_token="</s>").capabilities
+    return cached_template(source).capabilities
 
 
 @cache
@@ -145,7 +145,7 @@ def test_known_templates() -> None:
         "reasoning_effort": ("no_think", "low", "high")
     }
     assert collected_reads("llama.cpp/MiniMax-M3").switches == {"thinking_mode": ("enabled", "disabled")}
-    assert collected_reads("llama.cpp/moonshotai-Kimi-K2").call_id_picture == "functions.{name}:{index}"
+    assert collected_reads("llama.cpp/moonshotai-Kimi-K2").call_id_format == "functions.{name}:{index}"
     assert collected_reads("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407").call_ids == "nine"
     assert collected_reads("trl/gemma4_v5").results_need_calls
     assert not collected_reads("llama.cpp/Qwen3.5-4B").system_inside

@@ -14,11 +14,11 @@ from prompts.template_sources import (
     KIMI,
     TODAY,
     XML,
+    cached_template,
     collected,
-    draw,
     label,
-    load_template,
     reference,
+    write_parts,
 )
 from prompts.tiny_vocabulary import byte_level, write_directory
 from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
@@ -57,22 +57,17 @@ THOUGHT = "Hm.\nWell."
 
 def _template(path: Path) -> ChatTemplate:
     try:
-        return load_template(
-            path.read_text(encoding="utf-8"),
-            bos_token="<s>",
-            eos_token="</s>",
-            now=lambda: TODAY,
-        )
+        return cached_template(path.read_text(encoding="utf-8"))
     except BadConfiguration as error:
         pytest.skip(error.message)
 
 
-def _turns(*said: tuple[str, str]) -> tuple[Turn, ...]:
-    return tuple(Turn(role, (Text(text),)) for role, text in said)  # type: ignore[arg-type]
+def _turns(*output: tuple[str, str]) -> tuple[Turn, ...]:
+    return tuple(Turn(role, (Text(text),)) for role, text in output)  # type: ignore[arg-type]
 
 
-def _messages(*said: tuple[str, str]) -> list[dict[str, Any]]:
-    return [{"role": role, "content": text} for role, text in said]
+def _messages(*messages: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": text} for role, text in messages]
 
 
 def _same(
@@ -98,7 +93,7 @@ def _same(
         return None
     rendered = template.render(
         Conversation(turns, tools),
-        render_parts=draw,
+        render_parts=write_parts,
         template_arguments=arguments,
         add_generation_prompt=context.get("add_generation_prompt", True),
     )
@@ -110,12 +105,12 @@ def _same(
 
 def _check_plain(template: ChatTemplate) -> None:
     assert _same(template, _turns(USER), _messages(USER))
-    for said in ([USER], [USER, ANSWER, ASKED], [SYSTEM, USER], [SYSTEM, USER, ANSWER, ASKED]):
-        if said[0] == SYSTEM and not template.capabilities.system:
+    for written in ([USER], [USER, ANSWER, ASKED], [SYSTEM, USER], [SYSTEM, USER, ANSWER, ASKED]):
+        if written[0] == SYSTEM and not template.capabilities.system:
             continue
         no_header: dict[str, Any] = {"add_generation_prompt": False}
         for context in ({}, {"tools": TOOL_OBJECTS}, {"enable_thinking": False}, no_header):
-            _same(template, _turns(*said), _messages(*said), **context)
+            _same(template, _turns(*written), _messages(*written), **context)
 
 
 def _thinking(template: ChatTemplate) -> list[dict[str, Any]]:
@@ -129,11 +124,13 @@ def _check_ordinary(template: ChatTemplate) -> None:
     answer = Turn("assistant", (Reasoning(THOUGHT), Text(ANSWER[1])))
     turns = (*_turns(USER), answer, *_turns(ASKED))
     message = _messages(ANSWER)[0]
-    said = (
-        message | {"content": draw(answer.parts)} if place is None else put_reasoning(message, place, THOUGHT)
+    written = (
+        message | {"content": write_parts(answer.parts)}
+        if place is None
+        else put_reasoning(message, place, THOUGHT)
     )
     for context in ({"tools": TOOL_OBJECTS}, *_thinking(template)):
-        _same(template, turns, [*_messages(USER), said, *_messages(ASKED)], **context)
+        _same(template, turns, [*_messages(USER), written, *_messages(ASKED)], **context)
 
 
 def _called(template: ChatTemplate, *calls: ToolCall) -> list[dict[str, Any]]:
@@ -150,9 +147,7 @@ def _loops(template: ChatTemplate) -> Iterator[tuple[tuple[Turn, ...], list[dict
     """A question, a turn of calls and their results: as turns and as messages."""
     reads = template.capabilities
     ids = (
-        ["functions.get_weather:0", "functions.now:1"]
-        if reads.call_id_picture
-        else ["call12345", "call12346"]
+        ["functions.get_weather:0", "functions.now:1"] if reads.call_id_format else ["call12345", "call12346"]
     )
     calls = ToolCall("get_weather", CALL, ids[0]), ToolCall("now", "{}", ids[1])
     for made in (calls[:1], calls) if reads.parallel_calls else (calls[:1],):
@@ -164,11 +159,11 @@ def _loops(template: ChatTemplate) -> Iterator[tuple[tuple[Turn, ...], list[dict
         for text in ("", "I look.") if reads.text_with_calls else ("",):
             content = text or reads.empty_content
             message = {"role": "assistant", "content": content, "tool_calls": _called(template, *made)}
-            said = (*((Text(text),) if text else ()), *made)
+            written = (*((Text(text),) if text else ()), *made)
             for thought in (
                 ("", THOUGHT) if reads.reasoning and (reads.text_beside_reasoning or not text) else ("",)
             ):
-                parts = (Reasoning(thought), *said) if thought else said
+                parts = (Reasoning(thought), *written) if thought else written
                 thinks = (
                     put_reasoning(message, reads.reasoning, thought)
                     if thought and reads.reasoning
@@ -187,8 +182,8 @@ def _check_loop(template: ChatTemplate, *, spaces: bool = True) -> int:
         for context in _thinking(template):
             context = {"tools": TOOL_OBJECTS} | context
             over = turns + _turns(ANSWER, ASKED), messages + _messages(ANSWER, ASKED)
-            for said in ((turns, messages), over):
-                took += _same(template, *said, spaces=spaces, **context) is not None
+            for written in ((turns, messages), over):
+                took += _same(template, *written, spaces=spaces, **context) is not None
     return took
 
 
@@ -203,7 +198,7 @@ def test_collected_template_is_rendered_as_hugging_face_does(path: Path) -> None
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_own_template_is_rendered_as_hugging_face_does(name: str) -> None:
-    template = load_template(SOURCES[name], bos_token="<s>", eos_token="</s>")
+    template = cached_template(SOURCES[name])
     _check_plain(template)
     _check_ordinary(template)
     _check_loop(template)
@@ -211,13 +206,13 @@ def test_own_template_is_rendered_as_hugging_face_does(name: str) -> None:
 
 def test_the_date_is_an_argument() -> None:
     template = ChatTemplate("{{ strftime_now('%d.%m.%Y') }}{{ messages[0].content }}", now=lambda: TODAY)
-    assert template.render(Conversation(_turns(("user", "x"))), render_parts=draw) == "21.11.2026x"
+    assert template.render(Conversation(_turns(("user", "x"))), render_parts=write_parts) == "21.11.2026x"
 
 
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("{% if %}", "not valid Jinja"),
+        ("{% if %}", "not valid Jinja: .* --chat-template"),
         ("{% for m in messages %}", "not valid Jinja"),
         ("{{ nobody.gave.this }}", "cannot render a single user message"),
         ("{{ ''.__class__.__mro__ }}{{ messages[0].content }}", "cannot render a single user message"),
@@ -232,7 +227,7 @@ def test_what_a_template_raises_reaches_the_client() -> None:
     check = "{% if 'bad' in messages[0].content %}{{ raise_exception('nothing bad here') }}{% endif %}"
     source = check + "{{ messages[0].content }}"
     with pytest.raises(InvalidRequest, match="nothing bad here"):
-        ChatTemplate(source).render(Conversation(_turns(("user", "bad"))), render_parts=draw)
+        ChatTemplate(source).render(Conversation(_turns(("user", "bad"))), render_parts=write_parts)
 
 
 @pytest.mark.parametrize(

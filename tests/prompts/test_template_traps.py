@@ -33,7 +33,7 @@ def test_loops_can_be_left() -> None:
     assert render(source, USER, turn("assistant", "ok"), turn("user", "more")) == "hi"
 
 
-def test_a_model_whose_prompt_is_code_is_told_apart() -> None:
+def test_a_model_whose_prompt_is_code_is_distinguished() -> None:
     """DeepSeek V3.2 and V4 ship Python instead of a template: ChatML stands in and says that it does."""
     stands_in, own = ChatTemplate(CHATML, is_default=True), ChatTemplate(CHATML)
     assert (stands_in.is_default, own.is_default) == (True, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,14 @@ def test_the_ways_in_which_reasoning_can_be_set(
 def test_carried_reasoning_keeps_itself() -> None:  # C4
     assert thinking_arguments(Thinking(), SWITCH, CARRIED) == KEPT
     assert thinking_arguments(Thinking(enabled=False), SWITCH, CARRIED) == {"enable_thinking": False}
+
+
+def test_the_history_is_kept_where_reasoning_cannot_be_switched_off() -> None:
+    keeps = {"preserve_thinking": True}
+    reads = TemplateCapabilities(history_switches=keeps)
+    assert thinking_arguments(Thinking(enabled=False), reads, CARRIED) == keeps
+    words = replace(reads, efforts={"reasoning_effort": ("none", "high")})
+    assert thinking_arguments(Thinking(enabled=False), words, CARRIED) == {"reasoning_effort": "none"}
 
 
 def test_the_request_comes_before_the_server_and_that_before_the_template() -> None:

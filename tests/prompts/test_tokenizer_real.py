@@ -16,7 +16,7 @@ import tokenizers
 
 from prompts import real_tokenizers
 from prompts.real_tokenizers import BIG, NAMES
-from prompts.template_sources import COLLECTED, draw, load_template
+from prompts.template_sources import COLLECTED, load_template, write_parts
 from singletree.conversation import Conversation, Text, Tool, ToolCall, ToolResult, Turn
 from singletree.prompts.template.chat_template import ChatTemplate
 from singletree.prompts.tokenizer.added_tokens import is_guarded, strip_guards
@@ -184,16 +184,18 @@ def _template(name: str, tokenizer: Tokenizer) -> ChatTemplate:
     return load_template(source, named_tokens=tokenizer.named_tokens)
 
 
-def _conversation(said: list[str]) -> Conversation:
+def _conversation(conversation: list[str]) -> Conversation:
     """Every one of ``said`` in each place where a client's words get into a prompt, whole and in two halves."""
-    everything = " ".join(said)
+    everything = " ".join(conversation)
     schema = {
         "type": "object",
-        "properties": {"path": {"type": "string", "description": everything, "enum": said[:8]}},
+        "properties": {"path": {"type": "string", "description": everything, "enum": conversation[:8]}},
         "required": ["path"],
         "x-note": everything,
     }
-    halves = [Text(half) for each in said for half in (each[: len(each) // 2], each[len(each) // 2 :])]
+    halves = [
+        Text(half) for each in conversation for half in (each[: len(each) // 2], each[len(each) // 2 :])
+    ]
     call = ToolCall("find", '{"path": ' + _quoted(everything) + "}", "call00001")
     turns = [
         Turn("system", (Text(everything),)),
@@ -202,10 +204,12 @@ def _conversation(said: list[str]) -> Conversation:
         Turn("tool", (ToolResult(call.id, (Text(everything), *halves)),)),
         Turn("assistant", (Text("Done."),)),
     ]
-    edges = [cut for each in said for cut in (each[:-1], each[1:])]
+    edges = [cut for each in conversation for cut in (each[:-1], each[1:])]
     for edge in edges[:200]:
         turns += [Turn("user", (Text(edge),)), Turn("assistant", (Text("Yes."),))]
-    return Conversation((*turns, Turn("user", (Text(said[-1]),))), (Tool("find", everything, schema),))
+    return Conversation(
+        (*turns, Turn("user", (Text(conversation[-1]),))), (Tool("find", everything, schema),)
+    )
 
 
 def _quoted(text: str) -> str:
@@ -218,8 +222,8 @@ def test_no_template_turns_a_clients_words_into_tokens(name: str, scratch: Path)
     structure = loaded(name, scratch).structure
     template = _template(name, tokenizer)
 
-    def structure_of(said: list[str]) -> Counter[int]:
-        text = template.render(_conversation(said), render_parts=draw, guard=tokenizer.guard)
+    def structure_of(output: list[str]) -> Counter[int]:
+        text = template.render(_conversation(output), render_parts=write_parts, guard=tokenizer.guard)
         return Counter(id for id in tokenizer.encode(text) if id in structure)
 
     spelled = [token for token in guarded if token.strip() == token]

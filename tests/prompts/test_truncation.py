@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from singletree.conversation import Conversation, Reasoning, Text, ToolCall, ToolResult, Turn
-from singletree.prompts.history.truncation import Cut, first_fitting, possible_cuts
+from singletree.prompts.history.context_editing import Cut, first_fitting, possible_cuts
 
 HEAD = (Turn("system", (Text("Be brief."),)), Turn("user", (Text("The task."),)))
 

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from singletree.conversation import Text, ToolCall, Turn
-from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.prompts.replay.turn_memory import CAPSULE_KEY, GeneratedTurn, TurnMemory
+from singletree.prompts.replay.turn_memory import CAPSULE_KEY, GeneratedTurn, GenerationPrompt, TurnMemory
 
 TOKENS = 500
 
 
-def said(conversation: str, number: int, tokens: int = TOKENS) -> GeneratedTurn:
+def generated_turn(conversation: str, number: int, tokens: int = TOKENS) -> GeneratedTurn:
     call = ToolCall("f", "{}", f"call_{conversation}{number:02}")
     return GeneratedTurn(Turn("assistant", (call,)), GenerationPrompt(), array("I", range(tokens)))
 
@@ -27,7 +26,7 @@ def size_of(turn: GeneratedTurn) -> int:
     return memory.bytes
 
 
-SIZE = size_of(said("a", 0))
+SIZE = size_of(generated_turn("a", 0))
 
 
 def held(memory: TurnMemory, turns: Sequence[GeneratedTurn]) -> list[bool]:
@@ -38,7 +37,7 @@ def go_on(memory: TurnMemory, turns: list[GeneratedTurn], name: str) -> None:
     """One request of a conversation: its remembered turns are used, and one more is generated."""
     behind = [turn for turn in turns if memory.find(turn.turn) is turn]
     memory.mark_used(behind)
-    turns.append(said(name, len(turns)))
+    turns.append(generated_turn(name, len(turns)))
     memory.remember(turns[-1], behind=behind)
 
 
@@ -83,7 +82,7 @@ def test_a_fork_that_was_left_goes_before_what_it_has_in_common() -> None:
 
 def test_a_turn_without_room_costs_no_other() -> None:
     memory = TurnMemory(2 * SIZE)
-    small, large = said("a", 0), said("b", 0, 10 * TOKENS)
+    small, large = generated_turn("a", 0), generated_turn("b", 0, 10 * TOKENS)
     memory.remember(small)
     memory.remember(large)
     assert held(memory, [small, large]) == [True, False]
@@ -98,7 +97,7 @@ def test_a_later_turn_takes_the_place_of_one_with_its_key() -> None:
         Turn("assistant", (ToolCall("f", "{}", "call_1"),)), GenerationPrompt(), array("I", [2])
     )
     memory.remember(second)
-    assert memory.still_remembered({0: first, 1: second}) == {1: second}
+    assert memory.still_remembered({0: first, 1: second}, [first.turn, second.turn]) == {1: second}
     third = GeneratedTurn(
         Turn("assistant", (ToolCall("f", "{}", "call_2"),)), GenerationPrompt(), array("I", [3])
     )
@@ -109,7 +108,7 @@ def test_a_later_turn_takes_the_place_of_one_with_its_key() -> None:
 def test_opened_turns_are_kept_as_a_conversation() -> None:
     """What clients bring along is found in the order of the prompt; its head stays all the same."""
     memory = TurnMemory(4 * SIZE)
-    turns = [said("a", number) for number in range(8)]
+    turns = [generated_turn("a", number) for number in range(8)]
     for number, turn in enumerate(turns):
         turn.keys[:] = [f"{CAPSULE_KEY}{number}"]
     for _ in range(2):
@@ -131,7 +130,7 @@ def test_the_memory_is_bounded_and_counts_exactly(steps: list[tuple[str, int]], 
     for name, tokens in steps:
         behind = [turn for turn in turns[name] if memory.find(turn.turn) is turn]
         memory.mark_used(behind)
-        turns[name].append(said(name, len(turns[name]), tokens))
+        turns[name].append(generated_turn(name, len(turns[name]), tokens))
         memory.remember(turns[name][-1], behind=behind)
         assert memory.bytes <= room
         kept = [turn for each in turns.values() for turn in each if memory.find(turn.turn) is turn]
@@ -141,6 +140,8 @@ def test_the_memory_is_bounded_and_counts_exactly(steps: list[tuple[str, int]], 
 def test_text_turns_are_counted_too() -> None:
     memory = TurnMemory(2**20)
     memory.remember(
-        GeneratedTurn(Turn("assistant", (Text("word " * 100),)), GenerationPrompt(), array("I", range(100)))
+        GeneratedTurn(
+            Turn("assistant", (Text("word " * 100),)), GenerationPrompt(), array("I", range(100)), "place"
+        )
     )
     assert memory.bytes > 2400

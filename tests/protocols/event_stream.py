@@ -8,8 +8,7 @@ from typing import Any
 from singletree.conversation import Request, Turn
 from singletree.errors import SingletreeError
 from singletree.events import Event, Finished, Usage
-from singletree.protocols import sse
-from singletree.protocols.answer import AnswerContext, EventEncoder, FinishedChoice
+from singletree.protocols.answer import AnswerContext, EventEncoder, FinishedChoice, encode_sse
 
 from .shapes import numbered
 
@@ -27,27 +26,27 @@ class ByteEncoder:
 
     def start(self) -> bytes:
         """Return the beginning of the stream."""
-        return sse.encode(self._encoder.start())
+        return encode_sse(self._encoder.start())
 
     def feed(self, event: Event) -> bytes:
         """Return the bytes for ``event``."""
-        return sse.encode(self._encoder.feed(event))
+        return encode_sse(self._encoder.feed(event))
 
     def keep_alive(self) -> bytes:
         """Return a keep-alive."""
-        return sse.encode(self._encoder.keep_alive())
+        return encode_sse(self._encoder.keep_alive())
 
     def close(self, finished: Finished) -> bytes:
         """Return the end of the choice and of the stream."""
-        return sse.encode([*self._encoder.end(finished), *self._encoder.tail(finished.usage)])
+        return encode_sse([*self._encoder.end(finished), *self._encoder.tail(finished.usage)])
 
     def fail(self, error: SingletreeError) -> bytes:
         """Return the end of a stream that fails."""
-        return sse.encode(self._encoder.fail(error))
+        return encode_sse(self._encoder.fail(error))
 
     def side_event(self, name: str, data: Mapping[str, Any]) -> bytes:
         """Return a side event."""
-        return sse.encode(self._encoder.side_event(name, data))
+        return encode_sse(self._encoder.side_event(name, data))
 
     def whole(self, events: Iterable[Event], finished: Finished) -> bytes:
         """Return the whole stream."""

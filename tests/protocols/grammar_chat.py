@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from singletree.protocols import sse
+from singletree.checking.event_reader import Decoder
+from singletree.protocols.answer import encode_sse
 
 FINISH_REASONS = {"stop", "length", "tool_calls", "function_call", "content_filter"}
 DELTA_FIELDS = {
@@ -35,7 +36,7 @@ class Grammar:
         self.error: dict[str, Any] | None = None
         self._head: dict[str, Any] | None = None
         assert stream.endswith(b"\n\n")
-        decoder = sse.Decoder()
+        decoder = Decoder()
         events = decoder.feed(stream)
         asides = [event for event in events if event.event in ASIDES]
         assert all(json.loads(aside.data)["choices"] == [] for aside in asides), "they say nothing"
@@ -107,13 +108,13 @@ class Grammar:
 
 def check(stream: bytes) -> list[Grammar]:
     """Each choice of a stream that may have several: alone, every one is a stream of its own."""
-    chunks = [event.data for event in sse.Decoder().feed(stream) if event.event not in ASIDES]
+    chunks = [event.data for event in Decoder().feed(stream) if event.event not in ASIDES]
     places = {choice["index"] for data in chunks if data != "[DONE]" for choice in _choices(data)}
     if len(places) < 2:
         return [Grammar(stream)]
     assert places == set(range(len(places)))
-    said = [[_only(data, index) for data in chunks] for index in sorted(places)]
-    return [Grammar(b"".join(_unfailed(own) if any(map(_finishes, own)) else own)) for own in said]
+    written = [[_only(data, index) for data in chunks] for index in sorted(places)]
+    return [Grammar(b"".join(_unfailed(own) if any(map(_finishes, own)) else own)) for own in written]
 
 
 def _finishes(frame: bytes) -> bool:
@@ -136,4 +137,4 @@ def _only(data: str, index: int) -> bytes:
         return b""
     if choices:
         data = json.dumps(json.loads(data) | {"choices": [choices[0] | {"index": 0}]})
-    return sse.encode([("", data.encode())])
+    return encode_sse([("", data.encode())])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from singletree.protocols import sse
+from singletree.checking.event_reader import Decoder
 
 HEAD = ("id", "object", "created", "model")
 FIELDS = {"index", "text", "logprobs", "finish_reason"}
-TOLD = {"prompt_token_ids", "token_ids"}
+REPORTED = {"prompt_token_ids", "token_ids"}
 
 
 class Grammar:
@@ -22,7 +22,7 @@ class Grammar:
         self.ended: dict[int, str] = {}
         self.usage: dict[str, Any] | None = None
         self.error: dict[str, Any] | None = None
-        events = sse.Decoder().feed(stream)
+        events = Decoder().feed(stream)
         assert all(event.event == "" for event in events)
         *chunks, last = [event.data for event in events]
         assert last == "[DONE]"
@@ -43,7 +43,7 @@ class Grammar:
         assert self.error or self.ended.keys() == self.texts.keys()
 
     def _choice(self, choice: dict[str, Any]) -> None:
-        assert FIELDS <= choice.keys() <= FIELDS | TOLD
+        assert FIELDS <= choice.keys() <= FIELDS | REPORTED
         index = choice["index"]
         assert index not in self.ended
         self.texts[index] = self.texts.get(index, "") + choice["text"]

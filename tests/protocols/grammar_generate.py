@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from singletree.protocols import sse
+from singletree.checking.event_reader import Decoder
 
 CHOICE = {
     "index", "token_ids", "logprobs", "finish_reason", "stop_reason",
@@ -24,7 +24,7 @@ class Grammar:
         self.prompt: list[int] | None = None
         self.usage: dict[str, Any] | None = None
         self.error: dict[str, Any] | None = None
-        events = sse.Decoder().feed(stream)
+        events = Decoder().feed(stream)
         assert all(event.event == "" for event in events)
         *chunks, last = [event.data for event in events]
         assert last == "[DONE]"

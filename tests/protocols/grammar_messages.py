@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from singletree.protocols import sse
+from singletree.checking.event_reader import Decoder
 
 STOP_REASONS = {
     "end_turn",
@@ -208,7 +208,7 @@ def check(stream: bytes) -> Grammar:
     need(stream.endswith(b"\n\n"), "the last event has no end")
     need(b"[DONE]" not in stream.rsplit(b"\n\n", 2)[-2], "[DONE] is not of this API")
     grammar = Grammar()
-    for event in sse.Decoder().feed(stream):
+    for event in Decoder().feed(stream):
         grammar.feed(event.event, json.loads(event.data))
     grammar.end()
     return grammar

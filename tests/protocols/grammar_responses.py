@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from protocols import judge_responses
-from singletree.protocols import sse
+from singletree.checking.event_reader import Decoder, ServerSentEvent
 
 Event = dict[str, Any]
 
@@ -46,9 +46,9 @@ class Grammar:
         self._summary: str | None = None
         self._summarized = False
         self._text = ""
-        self._said = False
+        self._is_complete = False
         assert stream.endswith(b"\n\n")
-        events = [self._checked(e, n) for n, e in enumerate(sse.Decoder().feed(stream))]
+        events = [self._checked(e, n) for n, e in enumerate(Decoder().feed(stream))]
         assert [e["type"] for e in events[:2]] == ["response.created", "response.in_progress"]
         self._head = events[0]["response"]
         for event in events[:2]:
@@ -59,7 +59,7 @@ class Grammar:
                 self._event(event)
         assert self.terminal, "a stream ends with a terminal event"
 
-    def _checked(self, event: sse.ServerSentEvent, number: int) -> Event:
+    def _checked(self, event: ServerSentEvent, number: int) -> Event:
         data: Event = json.loads(event.data)
         prefix = "response." if event.event in ASIDES else ""
         assert prefix + event.event == data["type"], "the name of the event is its type"
@@ -84,13 +84,13 @@ class Grammar:
         assert event["item_id"] == item["id"]
         if kind.startswith("reasoning_summary"):
             return self._in_summary(kind, event)
-        assert not self._said, f"{kind} after the item was done"
+        assert not self._is_complete, f"{kind} after the item was done"
         if item["type"] in SPANS:
             return self._in_span(kind, event, item)
         delta, field = CALLS[item["type"]]
         if kind == f"{delta}.done":
             assert event[field] == self._text
-            self._said = True
+            self._is_complete = True
         else:
             assert kind == f"{delta}.delta"
             self._delta(event)
@@ -116,7 +116,7 @@ class Grammar:
         self.items.append(item)
         # Reasoning is shown as content only if that was asked for.
         is_shown = item["type"] != "reasoning" or "content" in item
-        self._open, self._part, self._text, self._said = item, False, "", not is_shown
+        self._open, self._part, self._text, self._is_complete = item, False, "", not is_shown
         self._summary, self._summarized = None, False
         self._logprobs = []
 
@@ -124,7 +124,7 @@ class Grammar:
         """Only a call may be left without its done."""
         if self._open is not None:
             assert self._open["type"] in CALLS
-            assert not self._said, "a call whose arguments are done is done"
+            assert not self._is_complete, "a call whose arguments are done is done"
             self._put_together("incomplete")
 
     def _in_span(self, kind: str, event: Event, item: Event) -> None:
@@ -137,7 +137,7 @@ class Grammar:
         elif kind == "content_part.done":
             assert (event["part"]["type"], event["part"]["text"]) == (part_type, self._text)
             assert not self._part
-            self._said = True
+            self._is_complete = True
         elif kind == f"{delta}.done":
             assert self._part
             assert event["text"] == self._text
@@ -185,7 +185,7 @@ class Grammar:
             self.items[-1], self._open = done, None
             self.dispatched.append(done)
             return
-        assert item["type"] in NATIVE_CALLS or self._said, "an item is done after its parts"
+        assert item["type"] in NATIVE_CALLS or self._is_complete, "an item is done after its parts"
         assert {**item, "status": ""}.keys() == done.keys() - {"encrypted_content"}
         assert self._summarized == (self._summary is not None)
         assert bool(done.get("summary")) == self._summarized
@@ -194,8 +194,8 @@ class Grammar:
             self.items[-1], self._open = done, None
         else:
             self._put_together(done["status"])
-            told_at_the_end = {"encrypted_content"} & done.keys()
-            assert done == self.items[-1] | {field: done[field] for field in told_at_the_end}
+            sent_at_the_end = {"encrypted_content"} & done.keys()
+            assert done == self.items[-1] | {field: done[field] for field in sent_at_the_end}
             self.items[-1] = done
         if done["type"] not in SPANS:
             assert done["status"] == "completed"

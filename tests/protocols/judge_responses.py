@@ -48,13 +48,15 @@ def wrong_event(event: Mapping[str, Any]) -> list[str]:
         return []
     if kind not in _sdk_events():
         return [f"the SDK knows no event {kind}"]
-    told = [*_wrong_type(_sdk_events()[kind], event)]
+    reported = [*_wrong_type(_sdk_events()[kind], event)]
     schema = _event_schemas().get(_RENAMED.get(kind, kind))
     if schema is not None:
-        told += _wrong_value(schema, _in_the_words_of_the_schema({**event, "type": _RENAMED.get(kind, kind)}))
+        reported += _wrong_value(
+            schema, _in_the_words_of_the_schema({**event, "type": _RENAMED.get(kind, kind)})
+        )
     elif not kind.startswith("response.custom_tool_call_input."):
-        told.append(f"the schema knows no event {kind}")
-    return told
+        reported.append(f"the schema knows no event {kind}")
+    return reported
 
 
 def wrong_response(response: Mapping[str, Any]) -> list[str]:
@@ -80,16 +82,16 @@ def _in_the_words_of_the_schema(value: Any) -> Any:
     """
     if not isinstance(value, Mapping):
         return value
-    said = {name: _in_the_words_of_the_schema(inner) for name, inner in value.items()}
-    if isinstance(said.get("item"), dict) and said["item"]["type"] not in _items():
-        said["item"] = None
-    if "output" in said and "tools" in said:
-        said["output"] = [item for item in said["output"] if item["type"] in _items()]
-        said["tools"] = [tool for tool in said["tools"] if tool["type"] == "function"]
-        said["tool_choice"] = _choice(said["tool_choice"])
-        if said["text"]["format"]["type"] == "json_schema":
-            said["text"] = {**said["text"], "format": {**said["text"]["format"], "schema": None}}
-    return said
+    fields = {name: _in_the_words_of_the_schema(inner) for name, inner in value.items()}
+    if isinstance(fields.get("item"), dict) and fields["item"]["type"] not in _items():
+        fields["item"] = None
+    if "output" in fields and "tools" in fields:
+        fields["output"] = [item for item in fields["output"] if item["type"] in _items()]
+        fields["tools"] = [tool for tool in fields["tools"] if tool["type"] == "function"]
+        fields["tool_choice"] = _choice(fields["tool_choice"])
+        if fields["text"]["format"]["type"] == "json_schema":
+            fields["text"] = {**fields["text"], "format": {**fields["text"]["format"], "schema": None}}
+    return fields
 
 
 def _choice(choice: Any) -> Any:

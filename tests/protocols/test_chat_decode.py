@@ -43,6 +43,12 @@ def test_unknown_fields_and_nulls_are_accepted() -> None:
     )
 
 
+def test_that_a_completion_is_not_stored_is_reported() -> None:
+    [warning] = decode(store=True).warnings
+    assert "store is ignored" in warning
+    assert "/v1/responses" in warning
+
+
 class TestTools:
     def test_functions(self) -> None:
         strict = {

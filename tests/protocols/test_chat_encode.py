@@ -69,8 +69,8 @@ def stream(
     events: tuple[Event, ...] | list[Event], finished: Finished | None = None, of: Request | None = None
 ) -> bytes:
     encoding = encoder(of)
-    said = b"".join(encoding.feed(event) for event in events)
-    return encoding.start() + said + encoding.close(finished or shapes.finished())
+    streamed = b"".join(encoding.feed(event) for event in events)
+    return encoding.start() + streamed + encoding.close(finished or shapes.finished())
 
 
 def encoded(shape: shapes.Shape, of: Request | None = None, **more: Any) -> bytes:
@@ -85,10 +85,10 @@ def body(shape: shapes.Shape, of: Request | None = None) -> dict[str, Any]:
 def client(data: bytes, status: int = 200) -> openai.OpenAI:
     kind = "text/event-stream" if data.startswith((b"data:", b":")) else "application/json"
 
-    def answer(_: httpx2.Request) -> httpx2.Response:
+    def thoughts(_: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(status, content=data, headers={"content-type": kind})
 
-    transport = httpx2.MockTransport(answer)
+    transport = httpx2.MockTransport(thoughts)
     http_client = httpx2.Client(transport=transport)
     return openai.OpenAI(api_key="k", base_url="http://test/v1", http_client=http_client, max_retries=0)
 
@@ -123,13 +123,12 @@ class TestShapes:
     def test_the_end_is_sealed_with_the_last_call(self, shape: shapes.Shape) -> None:  # C34
         """The body says what the stream says, and a turn without a whole call has none."""
 
-        def seal_end(*, as_objects: bool) -> str:
-            assert not as_objects
+        def seal_end() -> str:
             return "the end"
 
         encoding = encoder(seal_end=seal_end)
-        said = b"".join(map(encoding.feed, shape.events))
-        data = encoding.start() + said + encoding.close(shape.finished)
+        streamed = b"".join(map(encoding.feed, shape.events))
+        data = encoding.start() + streamed + encoding.close(shape.finished)
         Grammar(data)
         message = json.loads(encoded(shape, seal_end=seal_end))["choices"][0]["message"]
         called = [call.id for call in shape.turn.tool_calls if call.complete]
@@ -207,8 +206,8 @@ def test_order_is_the_models() -> None:
     encoding = encoder()
     sent = [data for event in shape.events if (data := encoding.feed(event))]
     kinds = [next(iter(json.loads(data.split(b"\n")[0][6:])["choices"][0]["delta"])) for data in sent]
-    told = ["reasoning_content", "content", "reasoning_content", *["tool_calls"] * 2]
-    assert kinds == [*told, "reasoning_content", "content"]
+    dispatched = ["reasoning_content", "content", "reasoning_content", *["tool_calls"] * 2]
+    assert kinds == [*dispatched, "reasoning_content", "content"]
 
 
 def test_a_call_is_live_from_its_first_piece() -> None:  # C10
@@ -258,8 +257,8 @@ def test_reasoning_leaves_in_the_fields_asked_for(fields: tuple[str, ...]) -> No
     shape = shapes.by_name["two_calls_reasoning_between"]
     whole = body(shape, of)
     message = whole["choices"][0]["message"]
-    said = {f: message[f] for f in ("reasoning_content", "reasoning") if f in message}
-    assert said == dict.fromkeys(fields, "First the list.\n\nThen the file.")
+    thoughts = {f: message[f] for f in ("reasoning_content", "reasoning") if f in message}
+    assert thoughts == dict.fromkeys(fields, "First the list.\n\nThen the file.")
     assert accumulated(stream(shape.events, shape.finished, of)) == parsed(whole)
 
 
@@ -292,8 +291,8 @@ def test_a_custom_call_streams_its_raw_input(pieces: tuple[str, ...], raw_input:
     [call] = Grammar(stream(events, of=of)).calls
     assert call == {"id": shapes.call_id(0), "type": "custom", "name": "apply_patch", "arguments": raw_input}
     whole = body(shapes.Shape("custom", events, shapes.finished()), of)["choices"][0]["message"]["tool_calls"]
-    said = {"name": "apply_patch", "input": raw_input}
-    assert whole == [{"id": shapes.call_id(0), "type": "custom", "custom": said}]
+    fields = {"name": "apply_patch", "input": raw_input}
+    assert whole == [{"id": shapes.call_id(0), "type": "custom", "custom": fields}]
 
 
 def test_a_cut_custom_call_shows_what_there_is() -> None:  # C15
@@ -372,11 +371,11 @@ EVENT = st.one_of(
     st.sampled_from(["stop", "length", "refusal", "cancelled", "error"]),
     st.booleans(),
 )
-def test_any_events_make_a_grammatical_stream(events: list[Event], reason: Any, told: bool) -> None:
+def test_any_events_make_a_grammatical_stream(events: list[Event], reason: Any, expected: bool) -> None:
     for i, event in enumerate(events):
         if isinstance(event, ToolCallStart):
             event.id = f"call_{i}"
-    Grammar(stream(events, Finished(reason), request(CUSTOM, return_token_ids=told)))
+    Grammar(stream(events, Finished(reason), request(CUSTOM, return_token_ids=expected)))
 
 
 def arguments(value: str, size: int) -> list[str]:
@@ -389,8 +388,8 @@ NAME, PIECES = (
     st.builds(arguments, st.text(max_size=12), st.integers(1, 5)),
 )
 PART: st.SearchStrategy[Callable[[int], tuple[Event, ...]]] = st.one_of(
-    st.text(max_size=8).map(lambda said: lambda index: shapes.text(*said)),
-    st.text(max_size=8).map(lambda said: lambda index: shapes.reasoning(*said)),
+    st.text(max_size=8).map(lambda pieces: lambda index: shapes.text(*pieces)),
+    st.text(max_size=8).map(lambda pieces: lambda index: shapes.reasoning(*pieces)),
     st.builds(lambda name, pieces: lambda index: shapes.call(index, name, *pieces), NAME, PIECES),
     st.builds(
         lambda name, pieces: lambda index: shapes.call(index, name, *pieces[:-2], ends=False), NAME, PIECES
@@ -415,8 +414,8 @@ PART: st.SearchStrategy[Callable[[int], tuple[Event, ...]]] = st.one_of(
 def test_a_break_stands_between_two_thoughts(
     first: str, second: str, shown: str, between: tuple[Event, ...], pieces: bool
 ) -> None:
-    said = [shapes.reasoning(*(text if pieces else (text,)), closed=False) for text in (first, second)]
-    events = (*said[0], TokenLogprobs(()), *between, *said[1])
+    parts = [shapes.reasoning(*(text if pieces else (text,)), closed=False) for text in (first, second)]
+    events = (*parts[0], TokenLogprobs(()), *between, *parts[1])
     shape = shapes.Shape("", events, shapes.finished())
     assert Grammar(stream(events)).reasoning == shown
     assert body(shape)["choices"][0]["message"]["reasoning_content"] == shown
@@ -432,5 +431,5 @@ def test_any_turn_adds_up_to_its_body(parts: list[Callable[[int], tuple[Event, .
     assert seen.text == (message["content"] or "")
     assert seen.reasoning == message.get("reasoning_content", "")
     assert seen.finish_reason == whole["finish_reason"]
-    told = [(c["id"], c["type"], *c[c["type"]].values()) for c in message.get("tool_calls", ())]
-    assert [tuple(c.values()) for c in seen.calls] == told
+    dispatched = [(c["id"], c["type"], *c[c["type"]].values()) for c in message.get("tool_calls", ())]
+    assert [tuple(c.values()) for c in seen.calls] == dispatched

@@ -194,12 +194,12 @@ def test_names_of_participants_come_through() -> None:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_each_harness_sends(name: str) -> None:
     request = chat.decode(json.dumps(CLIENTS[name]).encode())
-    said = request.conversation.turns
-    assert said[2].parts[0] == Reasoning("Hm.")
-    assert json.loads(said[2].tool_calls[0].arguments) == {"p": 1}
-    [result] = said[3].parts
+    decoded = request.conversation.turns
+    assert decoded[2].parts[0] == Reasoning("Hm.")
+    assert json.loads(decoded[2].tool_calls[0].arguments) == {"p": 1}
+    [result] = decoded[3].parts
     assert isinstance(result, ToolResult)
-    assert (result.call_id, result.parts) == (said[2].tool_calls[0].id, (Text("word"),))
+    assert (result.call_id, result.parts) == (decoded[2].tool_calls[0].id, (Text("word"),))
     assert request.options.include_usage
     assert request.options.reasoning_fields == (("reasoning",) if name == "pi" else ("reasoning_content",))
     assert request.sampling.max_tokens

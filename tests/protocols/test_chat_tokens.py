@@ -13,7 +13,7 @@ from . import shapes
 from .test_chat_encode import TOKENS, accumulated, body, parsed, request, stream
 
 
-def told(**options: Any) -> tuple[dict[str, Any], bytes]:
+def with_tokens(**options: Any) -> tuple[dict[str, Any], bytes]:
     """(the body, the stream) of "Hi" with its tokens told."""
     of = replace(request(**options), sampling=Sampling(logprobs=1))
     events = (TokenLogprobs(TOKENS[:2]), *shapes.text("Hi"), TokenLogprobs(TOKENS[2:]))
@@ -24,7 +24,7 @@ def told(**options: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def test_logprobs_add_up() -> None:  # C9
-    [choice] = told()[0]["choices"]
+    [choice] = with_tokens()[0]["choices"]
     hi, half, end = choice["logprobs"]["content"]
     assert hi["top_logprobs"] == [{"token": "Yo", "logprob": -9999.0, "bytes": [89, 111]}]
     assert half == {"token": "\ufffd", "logprob": None, "bytes": [240], "top_logprobs": []}, "not told"
@@ -33,7 +33,7 @@ def test_logprobs_add_up() -> None:  # C9
 
 
 def test_token_ids_bring_every_token() -> None:
-    whole, data = told(return_token_ids=True, prompt_token_ids=[7, 8])
+    whole, data = with_tokens(return_token_ids=True, prompt_token_ids=[7, 8])
     [choice] = whole["choices"]
     assert (whole["prompt_token_ids"], choice["token_ids"]) == ([7, 8], [1, 3, 9])
     assert len(choice["logprobs"]["content"]) == 3
@@ -47,6 +47,6 @@ def test_token_ids_bring_every_token() -> None:
 
 
 def test_tokens_spelled_by_id() -> None:
-    content = told(return_tokens_as_token_ids=True)[0]["choices"][0]["logprobs"]["content"]
+    content = with_tokens(return_tokens_as_token_ids=True)[0]["choices"][0]["logprobs"]["content"]
     assert [token["token"] for token in content] == ["token_id:1", "token_id:3", "token_id:9"]
     assert content[0]["top_logprobs"][0]["token"] == "token_id:2"

@@ -12,8 +12,8 @@ import pytest
 from protocols import event_stream, grammar_chat, grammar_completions, shapes
 from singletree.conversation import Conversation, PromptReport, Request, Sampling
 from singletree.events import Event, Finished, PromptLogprobs, Token, TokenLogprobs, fold
-from singletree.protocols import chat, completions, sse
-from singletree.protocols.answer import FinishedChoice
+from singletree.protocols import chat, completions
+from singletree.protocols.answer import FinishedChoice, encode_sse
 from singletree.request_options import CompletionOptions, RequestOptions
 from singletree.server.answers.choices import best_choices
 
@@ -43,15 +43,15 @@ def says(*pieces: str) -> tuple[Event, ...]:
     return (TokenLogprobs((HI, HALF)), *shapes.text(*pieces), TokenLogprobs((END,)))
 
 
-def stream(api: ModuleType, of: Sequence[Request], said: Iterable[tuple[int, Event | Finished]]) -> bytes:
+def stream(api: ModuleType, of: Sequence[Request], streamed: Iterable[tuple[int, Event | Finished]]) -> bytes:
     """The stream of several choices; ``said`` has the events of each with its index."""
     fields: Any = {"id": ID, "created": CREATED, "usage": USAGE}
     encoders = [api.Encoder(event_stream.context(one, index=index, **fields)) for index, one in enumerate(of)]
     frames = [frame for encoder in encoders for frame in encoder.start()]
-    for index, event in said:
+    for index, event in streamed:
         encoder = encoders[index]
         frames += encoder.end(event) if isinstance(event, Finished) else encoder.feed(event)
-    return sse.encode([*frames, *encoders[0].tail(USAGE)])
+    return encode_sse([*frames, *encoders[0].tail(USAGE)])
 
 
 def choice(of: Request, events: Iterable[Event], end: Finished) -> FinishedChoice:
@@ -74,28 +74,28 @@ def test_two_that_take_turns(api: ModuleType, name: str, golden: Callable[[str, 
         assert grammar_completions.Grammar(data).texts == {0: "Hi there", 1: "Yo"}
 
 
-def test_an_echo_with_what_is_told_of_the_prompt(golden: Callable[[str, bytes], None]) -> None:
+def test_an_echo_with_what_is_reported_of_the_prompt(golden: Callable[[str, bytes], None]) -> None:
     of = request(echo=True, echoed="ab", prompt_logprobs=True)
     of = replace(of, sampling=Sampling(logprobs=2, prompt_logprobs=2))
-    said = (PromptLogprobs(PROMPT), *says("Hi"))
-    data = stream(completions, [of], [(0, event) for event in (*said, Finished("stop"))])
+    written = (PromptLogprobs(PROMPT), *says("Hi"))
+    data = stream(completions, [of], [(0, event) for event in (*written, Finished("stop"))])
     golden("completions/echo.sse", data)
-    whole = completions.encode([choice(of, said, Finished("stop"))], USAGE)
+    whole = completions.encode([choice(of, written, Finished("stop"))], USAGE)
     golden("completions/echo.json", whole)
     assert grammar_completions.Grammar(data).texts == {0: "abHi"}
 
 
-def test_what_is_told_of_the_prompt_of_a_chat(golden: Callable[[str, bytes], None]) -> None:
+def test_what_is_reported_of_the_prompt_of_a_chat(golden: Callable[[str, bytes], None]) -> None:
     of = replace(request(), sampling=Sampling(prompt_logprobs=1))
     events = (PromptLogprobs(PROMPT), *says("Hi"))
     golden("chat/prompt_logprobs.json", chat.encode([choice(of, events, Finished("stop", USAGE))], USAGE))
 
 
 def test_the_likeliest_are_kept() -> None:
-    def drawn(logprob: float | None) -> FinishedChoice:
+    def rendered(logprob: float | None) -> FinishedChoice:
         tokens = (replace(HI, logprob=logprob), replace(HALF, logprob=logprob))
         return choice(request(), (TokenLogprobs(tokens), *shapes.text(str(logprob))), Finished("stop"))
 
-    choices = [drawn(logprob) for logprob in (-3.0, -1.0, None, -9.0, -2.0, -4.0)]
+    choices = [rendered(logprob) for logprob in (-3.0, -1.0, None, -9.0, -2.0, -4.0)]
     assert [one.turn.text for one in best_choices(choices, 2, 3)] == ["-1.0", "-3.0", "-2.0", "-4.0"]
     assert best_choices(choices, 3, 3) == choices

@@ -165,7 +165,7 @@ def test_others_are_not(kind: str) -> None:
     assert anthropic_tool(kind) is None
 
 
-def test_what_the_client_says_of_the_screen_and_of_its_limits_is_told() -> None:
+def test_the_clients_screen_and_limits_are_reported() -> None:
     zooming, plain = declared("computer_20251124", enable_zoom=True), declared("computer_20251124")
     assert "1024 x 768" in (plain.description or "")
     for tool, zooms in ((zooming, True), (plain, False)):

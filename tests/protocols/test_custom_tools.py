@@ -53,22 +53,22 @@ def test_the_string_comes_out_as_it_went_in(text: str, ascii_only: bool, cuts: l
 
 
 @given(LIKE_JSON, st.booleans(), st.lists(st.integers(0, 1000)))
-def test_pieces_say_what_the_whole_says(arguments: str, complete: bool, cuts: list[int]) -> None:  # C9
-    said = piecewise(cut(arguments, cuts), complete=complete)
-    assert said == to_input(arguments, complete=complete)
-    said.encode()
+def test_pieces_give_what_the_whole_gives(arguments: str, complete: bool, cuts: list[int]) -> None:  # C9
+    written = piecewise(cut(arguments, cuts), complete=complete)
+    assert written == to_input(arguments, complete=complete)
+    written.encode()
 
 
 @given(ANY_TEXT)
 def test_a_cut_string_is_shown_as_far_as_it_goes(text: str) -> None:  # C15
     arguments = json.dumps({"input": text})
-    said = [to_input(arguments[:end], complete=False) for end in range(len(arguments) + 1)]
-    assert all(text.startswith(s.removesuffix("\ufffd")) for s in said)
-    assert said[-1] == text
+    written = [to_input(arguments[:end], complete=False) for end in range(len(arguments) + 1)]
+    assert all(text.startswith(s.removesuffix("\ufffd")) for s in written)
+    assert written[-1] == text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ('{"input": "a\\u12zz\\q"}', "a\\u12zz\\q"),
         ('{"input": "line\nbreak\tand tab"}', "line\nbreak\tand tab"),
@@ -76,14 +76,14 @@ def test_a_cut_string_is_shown_as_far_as_it_goes(text: str) -> None:  # C15
         (" \n{\n  " + " " * 500 + '"input": "a"}', "a"),
     ],
 )
-def test_what_models_write(arguments: str, told: str) -> None:  # C17
-    assert piecewise(list(arguments), complete=True) == told
+def test_what_models_write(arguments: str, expected: str) -> None:  # C17
+    assert piecewise(list(arguments), complete=True) == expected
 
 
 def test_text_leaves_at_once() -> None:  # C10
     reader = InputText()
-    said = [reader.feed(piece) for piece in ('{"inp', 'ut": "a', "b\\", "n", "c\\u00", 'e9"}', "rest")]
-    assert said == ["", "a", "b", "\n", "c", "é", ""]
+    pieces = [reader.feed(piece) for piece in ('{"inp', 'ut": "a', "b\\", "n", "c\\u00", 'e9"}', "rest")]
+    assert pieces == ["", "a", "b", "\n", "c", "é", ""]
 
 
 def test_endless_white_space_is_not_searched_again_and_again() -> None:  # C41

@@ -12,8 +12,15 @@ from protocols import event_stream, shapes
 from singletree.conversation import Conversation, Request
 from singletree.errors import EngineFailed
 from singletree.events import ReasoningDelta, TextDelta, fold
-from singletree.protocols import chat, completions, generate, messages, responses, sse, wire
-from singletree.protocols.answer import KEEP_ALIVE, EncodedResponse, EventEncoder, FinishedChoice, Frame
+from singletree.protocols import chat, completions, generate, messages, responses, wire
+from singletree.protocols.answer import (
+    KEEP_ALIVE,
+    EncodedResponse,
+    EventEncoder,
+    FinishedChoice,
+    Frame,
+    encode_sse,
+)
 from singletree.request_options import CompletionOptions, RequestOptions
 
 APIS = (chat, completions, generate, messages, responses)
@@ -37,7 +44,7 @@ UNNAMED: Frame = ("", b"[DONE]")
     ],
 )
 def test_frames_as_server_sent_events(frames: Sequence[Frame], sent: bytes) -> None:
-    assert sse.encode(frames) == sent
+    assert encode_sse(frames) == sent
 
 
 def request(api: Any) -> Request:

@@ -206,10 +206,10 @@ def history(random: Random, kind: str) -> dict[str, Any]:
     if kind == "input":
         return {"type": "message", "role": random.choice(["user", "assistant"]), "content": text}
     message: dict[str, Any] = {"role": random.choice(["user", "assistant"]), "content": text}
-    drawn = random.random()
-    if kind == "messages" and drawn < 0.3:
+    chance = random.random()
+    if kind == "messages" and chance < 0.3:
         message["role"] = "assistant"
-        block = "redacted_thinking" if drawn > 0.01 else "unheard_of"
+        block = "redacted_thinking" if chance > 0.01 else "unheard_of"
         message["content"] = [{"type": "text", "text": text}, {"type": block, "data": "another server's"}]
     return message
 
@@ -221,12 +221,12 @@ def test_any_course_of_conversations_decodes_as_if_nothing_was_known(
 ) -> None:
     monkeypatch.setattr(wire, "_LONG", 1)
     random, kept = Random(limit), LruCache[Any, Any](limit)
-    told: list[list[dict[str, Any]]] = [[]]
+    reported: list[list[dict[str, Any]]] = [[]]
     field, warned = "input" if kind == "input" else "messages", 0
     for _ in range(150):
-        elements = random.choice(told)[: random.choice([None, None, None, -1, 1])]
+        elements = random.choice(reported)[: random.choice([None, None, None, -1, 1])]
         elements = [*elements, *(history(random, kind) for _ in range(random.randrange(3)))] or [QUESTION]
-        told.append(elements)
+        reported.append(elements)
         body = {field: elements, **({"max_tokens": 8} if kind == "messages" else {})}
         found: list[object] = []
         for known in (kept, LruCache[Any, Any](0)):

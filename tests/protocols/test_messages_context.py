@@ -10,9 +10,10 @@ import anthropic.types.beta as beta
 import pytest
 from pydantic import TypeAdapter
 
-from singletree.conversation import AppliedEdit, ClearThinking, ClearToolUses, PromptReport, Request
+from singletree.conversation import PromptReport, Request
 from singletree.errors import InvalidRequest
 from singletree.protocols import messages
+from singletree.request_options import AppliedEdit, ClearThinking, ClearToolUses
 
 from . import event_stream, grammar_messages
 from .shapes import USAGE, by_name
@@ -92,7 +93,7 @@ def test_what_cannot_be_read_is_named(asked: Any, path: str) -> None:
 
 
 APPLIED = (AppliedEdit("thinking", 2, 300), AppliedEdit("tool_uses", 8, 50000))
-TOLD = {
+REPORTED = {
     "applied_edits": [
         {"type": THINKING, "cleared_thinking_turns": 2, "cleared_input_tokens": 300},
         {"type": TOOL_USES, "cleared_tool_uses": 8, "cleared_input_tokens": 50000},
@@ -109,13 +110,13 @@ def answer(request: Request) -> tuple[bytes, bytes]:
     return stream, event_stream.body(messages, request, shape.turn, shape.finished, id="msg_1")
 
 
-def test_what_was_applied_is_told_by_stream_and_body() -> None:
+def test_what_was_applied_is_reported_by_stream_and_body() -> None:
     asked = decode(context_management={"edits": [{"type": THINKING}]})
     stream, body = answer(replace(asked, model="m", prompt_report=PromptReport(applied_edits=APPLIED)))
-    assert json.loads(body)["context_management"] == TOLD
-    TypeAdapter(beta.BetaContextManagementResponse).validate_python(TOLD, strict=True)
+    assert json.loads(body)["context_management"] == REPORTED
+    TypeAdapter(beta.BetaContextManagementResponse).validate_python(REPORTED, strict=True)
     streamed = accumulated_by_beta(stream)
-    assert streamed["context_management"] == parsed(body)["context_management"] == TOLD
+    assert streamed["context_management"] == parsed(body)["context_management"] == REPORTED
 
 
 def test_nothing_applied_and_nothing_asked() -> None:
@@ -123,10 +124,10 @@ def test_nothing_applied_and_nothing_asked() -> None:
     asked, unasked = answer(decode(context_management=keep)), answer(decode())
     assert json.loads(asked[1])["context_management"] == {"applied_edits": []}
     assert b'"context_management":{"applied_edits":[]}' in asked[0]
-    assert not any(b"context_management" in said for said in unasked)
+    assert not any(b"context_management" in written for written in unasked)
 
 
-def test_a_count_tells_what_it_was_before() -> None:  # C27
+def test_a_count_reports_what_it_was_before() -> None:  # C27
     counted = json.loads(messages.encode_count(25000, 70000))
     assert counted == {"input_tokens": 25000, "context_management": {"original_input_tokens": 70000}}
     TypeAdapter(beta.BetaMessageTokensCount).validate_python(counted, strict=True)

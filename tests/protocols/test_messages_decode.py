@@ -32,8 +32,8 @@ def decode(**fields: Any) -> Request:
     return messages.decode(json.dumps(MINIMAL | fields).encode())
 
 
-def turns(*said: dict[str, Any], **fields: Any) -> tuple[Turn, ...]:
-    return decode(messages=list(said), **fields).conversation.turns
+def turns(*output: dict[str, Any], **fields: Any) -> tuple[Turn, ...]:
+    return decode(messages=list(output), **fields).conversation.turns
 
 
 def user(*content: Any) -> dict[str, Any]:
@@ -44,21 +44,14 @@ def assistant(*content: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": list(content)}
 
 
-def text(said: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **more}
+def text(output: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": output, **more}
 
 
 def parts(*content: Any) -> tuple[Part, ...]:
     """The parts of one user message."""
     (turn,) = turns(user(*content))
     return turn.parts
-
-
-def test_routes() -> None:
-    assert messages.ROUTES == [
-        ("POST", "/v1/messages", "create"),
-        ("POST", "/v1/messages/count_tokens", "count_tokens"),
-    ]
 
 
 def test_the_least_there_is() -> None:
@@ -239,8 +232,8 @@ CONTENTS: list[tuple[Any, tuple[Part, ...]]] = [
 @pytest.mark.parametrize("second", ROLES)
 def test_any_sequence_of_roles_stays_as_it_is(first: Role, second: Role) -> None:  # C1 C36
     for content, says in CONTENTS:
-        said = turns({"role": first, "content": content}, {"role": second, "content": "b"})
-        assert said == (Turn(first, says), Turn(second, (Text("b"),)))
+        messages = turns({"role": first, "content": content}, {"role": second, "content": "b"})
+        assert messages == (Turn(first, says), Turn(second, (Text("b"),)))
 
 
 def test_a_trailing_assistant_turn_is_the_last_turn() -> None:  # C36
@@ -278,7 +271,7 @@ def test_thinking_blocks() -> None:  # C37
     ]
 
 
-def test_what_was_ignored_is_told_once() -> None:
+def test_what_was_ignored_is_reported_once() -> None:
     redacted = {"type": "redacted_thinking", "data": "E"}
     assert decode(messages=[assistant(redacted, redacted), user(text("x"))]).warnings == (
         "redacted_thinking blocks are ignored: only the server that encrypted it can read it",
@@ -302,7 +295,7 @@ def test_tool_result_contents() -> None:  # C35
             {"type": "search_result", "source": "https://a", "title": "A", "content": [text("found")]},
         ],
     }
-    said = (
+    written = (
         Text("r"),
         Image("image/png", "iVBOR"),
         Document("application/pdf", "iVBOR", title="T"),
@@ -310,7 +303,7 @@ def test_tool_result_contents() -> None:  # C35
         Text("A\n\nhttps://a"),
         Text("found"),
     )
-    assert turns(user(result)) == (Turn("tool", (ToolResult("a", said, is_error=True),)),)
+    assert turns(user(result)) == (Turn("tool", (ToolResult("a", written, is_error=True),)),)
 
 
 def test_images_and_documents() -> None:
@@ -346,7 +339,7 @@ def test_tools_of_anthropics_own_servers_in_earlier_turns() -> None:
         "page_age": None,
     }
     pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}}
-    said = turns(
+    decoded = turns(
         assistant(
             text("I search."),
             {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
@@ -363,7 +356,7 @@ def test_tools_of_anthropics_own_servers_in_earlier_turns() -> None:
             text("Done."),
         )
     )
-    assert said == (
+    assert decoded == (
         Turn("assistant", (Text("I search."), ToolCall("web_search", '{"query": "q"}', "s1"))),
         Turn(
             "tool",
@@ -395,9 +388,9 @@ def test_tools_added_in_the_middle_become_visible_there() -> None:
     request = decode(
         messages=[user(text("x")), {"role": "system", "content": [added, inline, removed]}], tools=[BASH]
     )
-    told = Text("The tool Bash is not available any more.")
+    notice = Text("The tool Bash is not available any more.")
     assert request.conversation.turns[1] == Turn(
-        "system", (ToolReference("Bash"), ToolReference("Late"), told)
+        "system", (ToolReference("Bash"), ToolReference("Late"), notice)
     )
     assert [(t.name, t.deferred) for t in request.conversation.tools] == [("Bash", False), ("Late", True)]
     assert not request.warnings

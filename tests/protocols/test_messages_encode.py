@@ -48,7 +48,7 @@ def body(shape: Shape, request: Request = REQUEST, **more: Any) -> bytes:
     return event_stream.body(messages, request, shape.turn, shape.finished, id="msg_1", **more)
 
 
-def said(*events: Event) -> grammar.Grammar:
+def checked_stream(*events: Event) -> grammar.Grammar:
     return grammar.check(stream(Shape("", events, finished())))
 
 
@@ -114,6 +114,7 @@ def test_start_is_message_start_and_a_ping_with_exact_counts() -> None:  # C8 C1
     start, ping = encoder().start().split(b"\n\n")[:2]
     usage = json.loads(start.partition(b"data: ")[2])["message"]["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (34, 1200)
+    assert (usage["output_tokens"], usage["output_tokens_details"]["thinking_tokens"]) == (0, 0)
     assert (
         usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
         == 1234
@@ -183,7 +184,7 @@ def test_a_call_of_which_nothing_but_the_name_came_is_not_shown() -> None:  # C1
         (start, Markup("x")),
     ]
     for cut in cuts:
-        assert [b.type for b in said(*text("a"), *cut).blocks] == ["text"]
+        assert [b.type for b in checked_stream(*text("a"), *cut).blocks] == ["text"]
         whole = json.loads(body(Shape("", (*text("a"), *cut), finished("length"))))
         assert [b["type"] for b in whole["content"]] == ["text"]
         assert whole["stop_reason"] == "max_tokens"
@@ -204,7 +205,7 @@ def test_a_broken_call_that_was_shown_ends_and_its_text_follows() -> None:  # C1
 
 def test_a_call_that_breaks_before_its_arguments_is_never_shown() -> None:  # C17
     events = (*text("See "), ToolCallStart(0, "i", "x", "<c>x"), Markup(" "), ToolCallBroken(0, "?"))
-    assert [(b.type, b.text) for b in said(*events, *text("!")).blocks] == [
+    assert [(b.type, b.text) for b in checked_stream(*events, *text("!")).blocks] == [
         ("text", "See "),
         ("text", "<c>x ?!"),
     ]
@@ -212,9 +213,13 @@ def test_a_call_that_breaks_before_its_arguments_is_never_shown() -> None:  # C1
 
 def test_white_space_alone_does_not_show_a_call() -> None:
     start = ToolCallStart(0, "i", "x", "")
-    seen = said(start, ArgumentsDelta(0, " \n", " \n"), ArgumentsDelta(0, ' {"a": 1}', ""), ToolCallEnd(0))
+    seen = checked_stream(
+        start, ArgumentsDelta(0, " \n", " \n"), ArgumentsDelta(0, ' {"a": 1}', ""), ToolCallEnd(0)
+    )
     assert [b.text for b in seen.blocks] == ['{"a": 1}']
-    assert [b.text for b in said(start, ArgumentsDelta(0, " ", " "), ToolCallEnd(0)).blocks] == ["{}"]
+    assert [b.text for b in checked_stream(start, ArgumentsDelta(0, " ", " "), ToolCallEnd(0)).blocks] == [
+        "{}"
+    ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=names)
@@ -238,8 +243,8 @@ def halves(event: Event) -> list[tuple[Event, Event]]:
     return []
 
 
-def test_events_of_no_call_say_nothing() -> None:
-    seen = said(ArgumentsDelta(0, "{}", "{}"), ToolCallEnd(0), ArgumentsDelta(3, "1", "1"))
+def test_events_of_no_call_send_nothing() -> None:
+    seen = checked_stream(ArgumentsDelta(0, "{}", "{}"), ToolCallEnd(0), ArgumentsDelta(3, "1", "1"))
     assert seen.blocks == []
     assert seen.last["delta"]["stop_reason"] == "end_turn"
 
@@ -253,9 +258,8 @@ def test_signatures_are_asked_for_by_span_and_come_before_the_stop() -> None:
     assert thinking == ["capsule-0", "capsule-1"]
 
 
-def at_the_end(*, as_objects: bool) -> str:
+def at_the_end() -> str:
     """Seals the end of a turn whose arguments travel as objects."""
-    assert as_objects
     return "the end"
 
 
@@ -363,7 +367,7 @@ def test_pings_stand_anywhere_before_the_end() -> None:  # C11
 def test_half_a_surrogate_pair_does_not_stop_a_stream() -> None:
     half, pair = "a\ud83d", "\ud83d\ude42"
     events = (TextDelta(half, half), TextDelta(pair, pair), *call(0, half, f'{{"x": "{half}"}}'))
-    assert [b.text for b in said(*events).blocks] == ["a\ufffd🙂", '{"x": "a\ufffd"}']
+    assert [b.text for b in checked_stream(*events).blocks] == ["a\ufffd🙂", '{"x": "a\ufffd"}']
     parts = (Text(half), Reasoning(half), ToolCall(half, f'{{"x": "{half}"}}', "i"))
     whole = event_stream.body(messages, REQUEST, Turn("assistant", parts), finished())
     assert json.loads(whole)["content"][2]["input"] == {"x": "a\ufffd"}
@@ -389,9 +393,10 @@ def test_count() -> None:  # C27
 
 
 def test_reasoning_marks_that_hold_nothing_show_nothing() -> None:
-    assert said(*reasoning(), *reasoning("")).blocks == []
+    assert checked_stream(*reasoning(), *reasoning("")).blocks == []
     assert [
-        b.text for b in said(ReasoningDelta("a", "a"), TextDelta("", ""), ReasoningDelta("b", "b")).blocks
+        b.text
+        for b in checked_stream(ReasoningDelta("a", "a"), TextDelta("", ""), ReasoningDelta("b", "b")).blocks
     ] == [
         "a",
         "b",

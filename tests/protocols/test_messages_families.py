@@ -11,7 +11,7 @@ from singletree import families
 from singletree.events import Event, ToolCallBroken, ToolCallEnd, fold
 from singletree.parsing.parser import Parser
 from singletree.protocols import messages
-from singletree.protocols.messages.partial_json import tool_input
+from singletree.protocols.messages.tools import tool_input
 
 from . import event_stream
 from . import grammar_messages as grammar
@@ -38,7 +38,7 @@ def whole(events: Iterable[Event]) -> bytes:
     return event_stream.body(messages, REQUEST, fold(events), finished(), id="msg_1")
 
 
-def said(block: grammar.Block) -> Any:
+def as_in_body(block: grammar.Block) -> Any:
     """A streamed block in the terms of a body's: of a call the value that its deltas spell."""
     if block.type != "tool_use":
         return block.type, block.text
@@ -46,7 +46,7 @@ def said(block: grammar.Block) -> Any:
 
 
 @each_sample
-def test_stream_and_body_say_the_same(name: str, row: Row, tools: Tools) -> None:
+def test_stream_and_body_agree(name: str, row: Row, tools: Tools) -> None:
     for step in (1, 5, 10_000):
         events = read(name, row, tools, step)
         seen, body = grammar.check(streamed(events)), json.loads(whole(events))
@@ -54,13 +54,13 @@ def test_stream_and_body_say_the_same(name: str, row: Row, tools: Tools) -> None
         assert (seen.last["delta"]["stop_reason"] == "tool_use") == (ended > 0)
         if any(isinstance(event, ToolCallBroken) for event in events):
             continue  # a call that was shown before it broke stays shown
-        told = [
+        reported = [
             (b["type"], b["name"], b["input"])
             if b["type"] == "tool_use"
             else (b["type"], b[SHOWN[b["type"]]])
             for b in body["content"]
         ]
-        assert [said(block) for block in seen.blocks] == told
+        assert [as_in_body(block) for block in seen.blocks] == reported
         assert seen.last["delta"]["stop_reason"] == body["stop_reason"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from singletree.checking.event_reader import Decoder
 from singletree.errors import EngineFailed
 from singletree.events import (
     ArgumentsDelta,
@@ -23,18 +24,19 @@ from singletree.events import (
     ToolCallStart,
     fold,
 )
-from singletree.protocols import messages, sse
+from singletree.protocols import messages
+from singletree.protocols.answer import encode_sse
 
 from . import event_stream
 from . import grammar_messages as grammar
 from .shapes import by_name, finished
 from .test_messages_encode import REQUEST, encoder, stream
 
-GOOD = [(e.event, json.loads(e.data)) for e in sse.Decoder().feed(stream(by_name["interleaved"]))]
+GOOD = [(e.event, json.loads(e.data)) for e in Decoder().feed(stream(by_name["interleaved"]))]
 
 
 def sent(events: list[tuple[str, Any]]) -> bytes:
-    return sse.encode([(name, json.dumps(data).encode()) for name, data in events])
+    return encode_sse([(name, json.dumps(data).encode()) for name, data in events])
 
 
 def at(kind: str, nth: int = 0) -> int:
@@ -132,24 +134,24 @@ def test_any_events_may_end_in_a_failure(events: list[Event], at: int) -> None: 
 @st.composite
 def spoken(draw: st.DrawFn) -> list[Event]:
     """Events as a parser makes them: a call's own events stand together."""
-    said: list[Event] = []
+    pieces: list[Event] = []
     calls = 0
     for _ in range(draw(st.integers(0, 6))):
         kind = draw(st.sampled_from("trmce"))
         if kind == "t":
-            said += [TextDelta(w, w) for w in draw(st.lists(words, max_size=3))]
+            pieces += [TextDelta(w, w) for w in draw(st.lists(words, max_size=3))]
         elif kind == "r":
-            said += [ReasoningDelta(w, w) for w in draw(st.lists(words, max_size=3))]
+            pieces += [ReasoningDelta(w, w) for w in draw(st.lists(words, max_size=3))]
         elif kind == "m":
-            said.append(Markup("<m>"))
+            pieces.append(Markup("<m>"))
         else:
             arguments = json.dumps(draw(st.dictionaries(words, words | st.integers(), max_size=3)))
             cut = draw(st.integers(0, len(arguments))) if kind == "c" else len(arguments)
-            said.append(ToolCallStart(calls, f"id{calls}", "f", "<c>"))
-            said += [ArgumentsDelta(calls, c, c) for c in arguments[:cut]]
-            said += [ToolCallEnd(calls)] if kind == "e" else []
+            pieces.append(ToolCallStart(calls, f"id{calls}", "f", "<c>"))
+            pieces += [ArgumentsDelta(calls, c, c) for c in arguments[:cut]]
+            pieces += [ToolCallEnd(calls)] if kind == "e" else []
             calls += 1
-    return said
+    return pieces
 
 
 @given(spoken())
@@ -160,7 +162,7 @@ def test_blocks_are_the_parts_of_the_fold(events: list[Event]) -> None:  # C5 C1
     assert "".join(b.text for b in seen.blocks if b.type == "text") == turn.text
     assert "".join(b.text for b in seen.blocks if b.type == "thinking") == turn.reasoning
     shown = [(b.start["id"], b.start["name"], b.text) for b in seen.blocks if b.type == "tool_use"]
-    told = [c for c in turn.tool_calls if c.complete or c.arguments]
-    assert shown == [(c.id, c.name, c.arguments) for c in told]
+    dispatched = [c for c in turn.tool_calls if c.complete or c.arguments]
+    assert shown == [(c.id, c.name, c.arguments) for c in dispatched]
     whole = event_stream.body(messages, REQUEST, turn, finished())
     assert [b["type"] for b in json.loads(whole)["content"]] == [b.type for b in seen.blocks]

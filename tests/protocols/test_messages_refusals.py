@@ -24,7 +24,6 @@ CALL = {"type": "tool_use", "id": "i", "name": "f"}
 
 REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": 3}, "model", "model: Expected `str`, got `int`"),
-    ({"model": ""}, "model", "model: Field required"),
     ({"messages": []}, "messages", "messages: at least one message is required"),
     ({"messages": "x"}, "messages", "messages: Expected `array`, got `str`"),
     ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role: Field required"),

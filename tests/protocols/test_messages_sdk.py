@@ -17,7 +17,7 @@ from jiter import from_json
 from singletree import errors
 from singletree.conversation import Conversation, Request
 from singletree.protocols import messages
-from singletree.protocols.messages.partial_json import complete_values
+from singletree.protocols.messages.tools import complete_values
 
 from . import event_stream
 from .shapes import SHAPES, Shape, by_name, names

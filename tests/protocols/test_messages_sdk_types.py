@@ -74,15 +74,15 @@ def test_the_sdk_has_types() -> None:
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_every_block_is_read_where_it_can_stand(kind: str) -> None:  # C36
     block = ANY_BLOCK | {"type": kind} | OF_THEIR_OWN.get(kind, {})
-    said, refused = [], []
+    written, refused = [], []
     for role in ("user", "assistant", "system"):
         try:
-            said.append(decode(messages=[{"role": role, "content": [block]}, user(text("x"))]))
+            written.append(decode(messages=[{"role": role, "content": [block]}, user(text("x"))]))
         except InvalidRequest as error:
             refused.append(f"{kind} is not allowed in {role} content" in error.message)
-    assert said
+    assert written
     assert all(refused)
-    for request in said:
+    for request in written:
         read = request.conversation.turns[0].parts
         assert bool(read) != any(warning.startswith(f"{kind} blocks") for warning in request.warnings)
 

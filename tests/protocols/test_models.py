@@ -64,10 +64,6 @@ def test_the_style_follows_from_what_only_that_client_sends(
     assert models.style(headers, query) == style
 
 
-def test_ids_with_slashes_have_a_route() -> None:
-    assert ("GET", "/v1/models/{id:path}", "get_model") in models.ROUTES
-
-
 def test_openais_sdk_reads_the_list_and_one() -> None:
     sdk = openai.OpenAI(api_key="k", http_client=answering(models.encode_models(BOTH, "openai")))
     [small, large] = sdk.models.list().data

@@ -74,7 +74,7 @@ def check(kind: str, arguments: str) -> None:
         return
     assert item["type"] == NATIVE[kind].item
     # Clients skip fields that they do not know.
-    assert [told for told in wrong_stored(item) if "has no such field" not in told] == []
+    assert [reported for reported in wrong_stored(item) if "has no such field" not in reported] == []
     assert deepest(item) < 100, "Codex reads nothing deeper than 128"
     again = request(input=[item], tools=TOOLS).conversation.turns[0].tool_calls
     assert json.loads(again[0].arguments).items() <= json.loads(arguments).items()

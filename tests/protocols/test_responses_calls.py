@@ -66,11 +66,11 @@ class TestCalls:
         encoding = encoder(request(tools=TOOLS))
         start, *deltas, _, _ = shapes.call(0, "apply_patch", *json.dumps({"input": "a\nb"}))
         encoding.feed(start)
-        said = [json.loads(s.partition(b"data: ")[2])["delta"] for d in deltas if (s := encoding.feed(d))]
-        assert said == ["a", "\n", "b"]
+        answer = [json.loads(s.partition(b"data: ")[2])["delta"] for d in deltas if (s := encoding.feed(d))]
+        assert answer == ["a", "\n", "b"]
 
     @pytest.mark.parametrize(
-        ("arguments", "told"),
+        ("arguments", "expected"),
         [
             ('{"why": "x", "input": "p"}', "p"),
             ('"p"', "p"),
@@ -80,17 +80,17 @@ class TestCalls:
             ('{"input": ""}', ""),
         ],
     )
-    def test_custom_input_of_another_form(self, arguments: str, told: str) -> None:  # C17 C25
+    def test_custom_input_of_another_form(self, arguments: str, expected: str) -> None:  # C17 C25
         item, _ = self.seen("apply_patch", arguments)
-        assert item["input"] == told
+        assert item["input"] == expected
 
     @pytest.mark.parametrize(
-        ("arguments", "told"),
+        ("arguments", "expected"),
         [('{"input": "*** Beg', "*** Beg"), ('{"inp', ""), ('{"other": 1', '{"other": 1')],
     )
-    def test_custom_input_that_was_cut(self, arguments: str, told: str) -> None:  # C15
+    def test_custom_input_that_was_cut(self, arguments: str, expected: str) -> None:  # C15
         item, _ = self.seen("apply_patch", *arguments, ends=False)
-        assert (item["input"], item["status"]) == (told, "incomplete")
+        assert (item["input"], item["status"]) == (expected, "incomplete")
 
     def test_namespaced_names_are_restored(self) -> None:  # C26
         item, _ = self.seen("multi_agent_v1__spawn", '{"a":', " 1.0}")
@@ -101,7 +101,7 @@ class TestCalls:
         item, _ = self.seen("spawn", "{}")
         assert (item["namespace"], item["name"]) == ("multi_agent_v1", "spawn")
 
-    def test_a_name_of_two_namespaces_stays_what_the_model_said(self) -> None:  # C26
+    def test_a_name_of_two_namespaces_stays_as_the_model_wrote_it(self) -> None:  # C26
         spaces = [{**AGENTS, "name": name} for name in ("a", "b")]
         shape = shapes.Shape("", shapes.call(0, "spawn", "{}"), shapes.finished())
         [item] = body(shape, request(tools=spaces))["output"]

@@ -14,12 +14,13 @@ from protocols import event_stream, shapes
 from protocols.event_stream import ByteEncoder
 from protocols.grammar_responses import Grammar
 from protocols.judge_responses import wrong_response
+from singletree.checking.event_reader import Decoder
 from singletree.conversation import Reasoning, Request, ToolCall
 from singletree.errors import (
     EngineFailed,
 )
 from singletree.events import Event, Finished, Markup, ReasoningDelta, TextDelta, ToolCallEnd
-from singletree.protocols import responses, sse
+from singletree.protocols import responses
 
 ID = "resp_0123456789abcdefghijklmn"
 CREATED = 1_763_700_000
@@ -28,8 +29,8 @@ Json = dict[str, Any]
 
 
 def request(**fields: Any) -> Request:
-    said = {"model": "org/model", "input": "Hello", "stream": True, **fields}
-    return responses.decode(json.dumps(said).encode())
+    given = {"model": "org/model", "input": "Hello", "stream": True, **fields}
+    return responses.decode(json.dumps(given).encode())
 
 
 RAW: Json = {"include": ["reasoning.content"]}
@@ -65,10 +66,10 @@ def encoded(shape: shapes.Shape, of: Request | None = None, **more: Any) -> byte
 
 
 def body(shape: shapes.Shape, of: Request | None = None) -> Json:
-    said: Json = json.loads(encoded(shape, of))
-    wrong = wrong_response(said)
+    answer: Json = json.loads(encoded(shape, of))
+    wrong = wrong_response(answer)
     assert not wrong, "\n".join(wrong)
-    return said
+    return answer
 
 
 def sdk(data: bytes, status: int = 200) -> openai.OpenAI:
@@ -96,7 +97,7 @@ def parsed(data: bytes) -> Json:
 
 
 def events(data: bytes) -> list[Json]:
-    return [json.loads(event.data) for event in sse.Decoder().feed(data)]
+    return [json.loads(event.data) for event in Decoder().feed(data)]
 
 
 def plain(response: Any) -> Json:
@@ -162,7 +163,7 @@ class TestShapes:
         seen = Grammar(stream(shape.events, shape.finished))
         dispatched = {i["call_id"]: i["arguments"] for i in seen.dispatched if "call_id" in i}
         assert dispatched == {c.id: c.arguments or "{}" for c in shape.turn.tool_calls if c.complete}
-        assert all(isinstance(json.loads(said), dict) for said in dispatched.values())
+        assert all(isinstance(json.loads(answer), dict) for answer in dispatched.values())
 
     def test_arguments_are_the_models_own_bytes(self, shape: shapes.Shape) -> None:  # C3 C12
         items = Grammar(stream(shape.events, shape.finished)).items
@@ -179,8 +180,8 @@ class TestShapes:
             "refusal": ("incomplete", {"reason": "content_filter"}),
             "cancelled": ("cancelled", None),
         }[shape.finished.reason]
-        for said in (Grammar(stream(shape.events, shape.finished)).response, body(shape)):
-            assert (said["status"], said["incomplete_details"]) == expected
+        for answer in (Grammar(stream(shape.events, shape.finished)).response, body(shape)):
+            assert (answer["status"], answer["incomplete_details"]) == expected
 
     def test_the_answer_comes_back_as_the_turn_it_was(self, shape: shapes.Shape) -> None:  # C5 C33
         output = body(shape, request(**RAW))["output"]
@@ -229,8 +230,8 @@ def test_a_call_is_dispatched_while_the_generation_goes_on() -> None:
     encoding = encoder()
     for event in shapes.call(0, "read_file", '{"path":', ' "a"}', ends=False):
         encoding.feed(event)
-    said = encoding.feed(ToolCallEnd(0))
-    assert [line for line in said.split(b"\n") if line.startswith(b"event:")] == [
+    pieces = encoding.feed(ToolCallEnd(0))
+    assert [line for line in pieces.split(b"\n") if line.startswith(b"event:")] == [
         b"event: response.function_call_arguments.done",
         b"event: response.output_item.done",
     ]
@@ -244,24 +245,24 @@ def test_arguments_leave_with_the_delta_that_brings_them() -> None:  # C10
 
 
 @forms
-def test_a_delta_costs_what_it_says_however_much_was_said(form: Json) -> None:  # C41
+def test_a_delta_costs_what_it_says_however_much_was_written(form: Json) -> None:  # C41
     encoding = encoder(request(**form))
     kinds = (
         [TextDelta("x" * 4, "")],
         [ReasoningDelta("x" * 4, "")],
         [*shapes.call(0, "f", ends=False), *shapes.call(0, "f", "xxxx", ends=False)[1:]],
     )
-    for said in kinds:
-        for event in said:
+    for written in kinds:
+        for event in written:
             encoding.feed(event)
-        sizes = {len(encoding.feed(said[-1])) for _ in range(5000)}
+        sizes = {len(encoding.feed(written[-1])) for _ in range(5000)}
         assert max(sizes) - min(sizes) <= 6, "but for the digits of its number"
 
 
-def test_empty_deltas_say_nothing() -> None:
+def test_empty_deltas_send_nothing() -> None:
     encoding = encoder()
-    said = [encoding.feed(e) for e in (TextDelta("", ""), ReasoningDelta("", ""), Markup("<x>"))]
-    assert said == [b"", b"", b""]
+    pieces = [encoding.feed(e) for e in (TextDelta("", ""), ReasoningDelta("", ""), Markup("<x>"))]
+    assert pieces == [b"", b"", b""]
 
 
 def test_keep_alive_is_an_event_of_the_protocol() -> None:  # C11

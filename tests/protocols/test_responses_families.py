@@ -37,7 +37,7 @@ def whole(events: Sequence[Event], finished: Finished, of: Any) -> bytes:
     return event_stream.body(responses, of, fold(events), finished, **more)
 
 
-def is_told_alike(events: Sequence[Event], finished: Finished, of: Any, *, judged: bool) -> None:
+def is_reported_alike(events: Sequence[Event], finished: Finished, of: Any, *, judged: bool) -> None:
     """The stream is grammatical, dispatches the whole calls only, and ends in what the body says."""
     seen = Grammar(stream(events, finished, of), judged=judged)
     calls = [call.id for call in fold(events).tool_calls if call.complete]
@@ -50,7 +50,7 @@ def is_told_alike(events: Sequence[Event], finished: Finished, of: Any, *, judge
 def test_in_any_pieces(name: str, row: Row, tools: Tools) -> None:  # C9 C14 C32
     of = request(tools=declared(tools), reasoning={"summary": "auto"})
     for step in (1, 10_000):
-        is_told_alike(read(name, row, tools, step), shapes.finished(), of, judged=False)
+        is_reported_alike(read(name, row, tools, step), shapes.finished(), of, judged=False)
 
 
 @pytest.mark.parametrize(("name", "row", "tools"), FULLEST.values())
@@ -58,7 +58,7 @@ def test_cut_anywhere(name: str, row: Row, tools: Tools) -> None:  # C15
     of, text = request(tools=declared(tools)), row["text"]
     for end in range(len(text)):
         events = read(name, {**row, "text": text[:end]}, tools, 3)
-        is_told_alike(events, shapes.finished("length"), of, judged=False)
+        is_reported_alike(events, shapes.finished("length"), of, judged=False)
 
 
 @pytest.mark.parametrize(("name", "row", "tools"), FULLEST.values())
@@ -66,7 +66,7 @@ def test_the_sdk_makes_of_the_stream_what_it_makes_of_the_body(
     name: str, row: Row, tools: Tools
 ) -> None:  # C32
     events, of = read(name, row, tools, 4), request(tools=declared(tools))
-    is_told_alike(events, shapes.finished(), of, judged=True)
+    is_reported_alike(events, shapes.finished(), of, judged=True)
     streamed = accumulated(stream(events, shapes.finished(), of))
     assert unparsed(streamed) == unparsed(parsed(whole(events, shapes.finished(), of)))
 

@@ -22,21 +22,21 @@ from singletree.protocols.openai import custom_tools
 
 
 class TestReasoning:
-    def said(self, **fields: Any) -> tuple[Part, ...]:
+    def parts_of(self, **fields: Any) -> tuple[Part, ...]:
         return tuple(p for t in turns(USER, {"type": "reasoning", "id": "rs", **fields}) for p in t.parts)[1:]
 
     def test_the_thought_itself_speaks(self) -> None:
         content = [{"type": "reasoning_text", "text": "a"}, {"type": "text", "text": "b"}]
-        assert self.said(content=content, summary=[{"type": "summary_text", "text": "s"}]) == (
+        assert self.parts_of(content=content, summary=[{"type": "summary_text", "text": "s"}]) == (
             Reasoning("ab"),
         )
 
     def test_else_its_summary(self) -> None:
         summary = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
-        assert self.said(summary=summary, content=None) == (Reasoning("a\n\nb"),)
+        assert self.parts_of(summary=summary, content=None) == (Reasoning("a\n\nb"),)
 
     def test_encrypted_content_alone_is_kept_in_its_place(self) -> None:  # C34
-        [thought] = self.said(summary=[], encrypted_content="sealed")
+        [thought] = self.parts_of(summary=[], encrypted_content="sealed")
         assert thought == Reasoning("")
         assert thought.extra is not None
         assert thought.extra["encrypted_content"] == "sealed"
@@ -44,14 +44,14 @@ class TestReasoning:
     @pytest.mark.parametrize("content", [{}, {"content": []}, {"content": None, "encrypted_content": None}])
     def test_an_item_without_text_is_kept_in_its_place(self, content: dict[str, Any]) -> None:
         """A client that asked for nothing gets it so, and what it stands for is found by its id."""
-        [thought] = self.said(summary=[], **content)
+        [thought] = self.parts_of(summary=[], **content)
         assert thought == Reasoning("")
         assert thought.extra is not None
         assert thought.extra["id"] == "rs"
 
     def test_what_the_server_kept_comes_before_a_summary(self) -> None:
         kept = {"text": "all of it", "encrypted_content": "sealed"}
-        [thought] = self.said(summary=[{"type": "summary_text", "text": "s"}], singletree_reasoning=kept)
+        [thought] = self.parts_of(summary=[{"type": "summary_text", "text": "s"}], singletree_reasoning=kept)
         assert thought == Reasoning("all of it")
         assert thought.extra is not None
         assert thought.extra["encrypted_content"] == "sealed"
@@ -60,11 +60,17 @@ class TestReasoning:
 class TestCalls:
     @pytest.mark.parametrize(
         "arguments",
-        ['{"a":1}', '{"a": 1.0, "a": 2}', '{"b":"\\u00e9","n":123456789012345678901}', "{}", '{"a": '],
+        ['{"a": 1.0, "a": 2}', '{"b":"\\u00e9", "n":123456789012345678901}', "{}", '{"a": '],
     )
     def test_arguments_are_kept_byte_for_byte(self, arguments: str) -> None:  # C3
         [turn] = turns({**CALL, "arguments": arguments})
         assert turn.parts == (ToolCall("f", arguments, "c1"),)
+
+    def test_arguments_that_javascript_wrote_have_the_spaces_of_templates(self) -> None:
+        [turn] = turns({**CALL, "arguments": '{"a":-1.50,"b":["x,y:z",null]}'})
+        [call] = turn.tool_calls
+        assert call.arguments == '{"a": -1.50, "b": ["x,y:z", null]}'
+        assert not call.verbatim
 
     @pytest.mark.parametrize(
         ("sent", "read"), [("", "{}"), (None, "{}"), ("null", "{}"), ({"a": 1}, '{"a": 1}')]
@@ -85,25 +91,25 @@ class TestCalls:
         patch = '*** Begin "Patch"\n\\é🙂'
         custom = {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": patch}
         output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done!"}
-        said = turns(custom, output)
-        [call] = said[0].tool_calls
+        decoded = turns(custom, output)
+        [call] = decoded[0].tool_calls
         assert json.loads(call.arguments) == {"input": patch}
         assert custom_tools.to_input(call.arguments, complete=True) == patch
-        assert said[1] == Turn("tool", (ToolResult("c1", (Text("Done!"),)),))
+        assert decoded[1] == Turn("tool", (ToolResult("c1", (Text("Done!"),)),))
 
     def test_local_shell_calls(self) -> None:  # C26
         action = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5}
         shell = {"type": "local_shell_call", "call_id": "c1", "status": "completed", "action": action}
-        said = turns(shell, {"type": "local_shell_call_output", "id": "c1", "output": '{"out":"a"}'})
-        assert said[0].parts == (ToolCall("local_shell", '{"command": ["ls"], "timeout_ms": 5}', "c1"),)
-        assert said[1].parts == (ToolResult("c1", (Text('{"out":"a"}'),)),)
+        decoded = turns(shell, {"type": "local_shell_call_output", "id": "c1", "output": '{"out":"a"}'})
+        assert decoded[0].parts == (ToolCall("local_shell", '{"command": ["ls"], "timeout_ms": 5}', "c1"),)
+        assert decoded[1].parts == (ToolResult("c1", (Text('{"out":"a"}'),)),)
 
     def test_shell_calls(self) -> None:  # C26
         shell = {"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}}
         printed = [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
-        said = turns(shell, {"type": "shell_call_output", "call_id": "c1", "output": printed})
-        assert said[0].parts == (ToolCall("shell", '{"commands": ["ls"]}', "c1"),)
-        [result] = said[1].parts
+        decoded = turns(shell, {"type": "shell_call_output", "call_id": "c1", "output": printed})
+        assert decoded[0].parts == (ToolCall("shell", '{"commands": ["ls"]}', "c1"),)
+        [result] = decoded[1].parts
         assert isinstance(result, ToolResult)
         assert json.loads("".join(p.text for p in result.parts if isinstance(p, Text))) == printed
 
@@ -111,13 +117,13 @@ class TestCalls:
         operation = {"type": "delete_file", "path": "a"}
         patch = {"type": "apply_patch_call", "call_id": "c1", "status": "completed", "operation": operation}
         output = {"type": "apply_patch_call_output", "call_id": "c1", "status": "failed", "output": "no"}
-        said = turns(patch, output)
-        assert said[0].parts == (ToolCall("apply_patch", '{"type": "delete_file", "path": "a"}', "c1"),)
-        assert said[1].parts == (ToolResult("c1", (Text("no"),), is_error=True),)
+        decoded = turns(patch, output)
+        assert decoded[0].parts == (ToolCall("apply_patch", '{"type": "delete_file", "path": "a"}', "c1"),)
+        assert decoded[1].parts == (ToolResult("c1", (Text("no"),), is_error=True),)
 
 
 class TestOutputs:
-    def said(self, output: Any) -> ToolResult:
+    def parts_of(self, output: Any) -> ToolResult:
         [turn] = turns({**OUTPUT, "output": output})
         [result] = turn.parts
         assert isinstance(result, ToolResult)
@@ -129,7 +135,7 @@ class TestOutputs:
             {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"},
             {"type": "input_file", "file_data": "data:application/pdf;base64,BBBB", "filename": "x.pdf"},
         ]
-        result = self.said(output)
+        result = self.parts_of(output)
         assert result.parts == (
             Text("a"),
             Image("image/png", "AAAA"),
@@ -139,14 +145,14 @@ class TestOutputs:
 
     @pytest.mark.parametrize(("output", "text"), [({"a": 1}, '{"a":1}'), (5, "5"), ({"content": "x"}, "x")])
     def test_other_values_are_shown_as_json(self, output: Any, text: str) -> None:
-        assert self.said(output).parts == (Text(text),)
+        assert self.parts_of(output).parts == (Text(text),)
 
     @pytest.mark.parametrize("output", [None, "", []])
     def test_empty_outputs(self, output: Any) -> None:  # C36
-        assert self.said(output).parts == ()
+        assert self.parts_of(output).parts == ()
 
-    def test_failures_are_told(self) -> None:
-        assert self.said({"content": "x", "success": False}).is_error
+    def test_failures_are_reported(self) -> None:
+        assert self.parts_of({"content": "x", "success": False}).is_error
 
 
 class TestContent:
@@ -178,12 +184,14 @@ class TestContent:
         assert "files are not stored here" in error.message
 
     def test_refusals_are_text(self) -> None:
-        said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
-        assert turns(said)[0].parts == (Text("No."),)
+        messages = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+        assert turns(messages)[0].parts == (Text("No."),)
 
     def test_unknown_parts_are_kept_with_a_warning(self) -> None:
-        said = request(
+        decoded = request(
             input=[{"role": "user", "content": [{"type": "input_audio", "data": "A"}, USER["content"][0]]}]
         )
-        assert said.conversation.turns[0].parts == (Text("Hello"),)
-        assert said.warnings == ("input.0.content.0: type 'input_audio' is kept but not shown to the model",)
+        assert decoded.conversation.turns[0].parts == (Text("Hello"),)
+        assert decoded.warnings == (
+            "input.0.content.0: type 'input_audio' is kept but not shown to the model",
+        )

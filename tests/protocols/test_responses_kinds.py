@@ -51,14 +51,14 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 def sent(kind: str, *items: Json) -> Request:
     """A request with an item of a kind, or ``items``, between a question and a request to go on."""
     between = items or (KINDS[kind],)
-    said = [{"role": "user", "content": "Hello."}, *between, {"role": "user", "content": "Go on."}]
-    asked = {"model": "m", "input": said, "tools": TOOLS}
+    messages = [{"role": "user", "content": "Hello."}, *between, {"role": "user", "content": "Go on."}]
+    asked = {"model": "m", "input": messages, "tools": TOOLS}
     return responses.decode(
         json.dumps(asked).encode(), known=StoredItems(items={"msg_known": json.dumps(REFERRED).encode()})
     )
 
 
-def told(request: Request) -> list[Turn]:
+def turns_between(request: Request) -> list[Turn]:
     return list(request.conversation.turns[1:-1])
 
 
@@ -72,8 +72,8 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if not hasattr(value, "__dataclass_fields__"):
         return value
-    said = {f.name: getattr(value, f.name) for f in fields(value) if f.compare}
-    return {"is": type(value).__name__} | {k: plain(v) for k, v in said.items() if v not in ("", (), False)}
+    given = {f.name: getattr(value, f.name) for f in fields(value) if f.compare}
+    return {"is": type(value).__name__} | {k: plain(v) for k, v in given.items() if v not in ("", (), False)}
 
 
 @each_kind
@@ -81,7 +81,7 @@ def test_golden(kind: str, golden: Callable[[str, bytes], None]) -> None:  # C33
     request = sent(kind)
     shown = {
         "sent": KINDS[kind],
-        "turns": [plain(turn) for turn in told(request)],
+        "turns": [plain(turn) for turn in turns_between(request)],
         "stored": stored(request),
         "warnings": list(request.warnings),
     }
@@ -103,7 +103,7 @@ def _strings(annotation: Any) -> Iterator[str]:
 
 
 @each_kind
-def test_it_is_stored_with_all_it_said_as_the_api_shows_it(kind: str) -> None:  # C33
+def test_it_is_stored_with_all_it_wrote_as_the_api_shows_it(kind: str) -> None:  # C33
     item, full = KINDS[kind], stored(sent(kind))
     if kind.startswith("item_reference"):
         item = REFERRED
@@ -114,18 +114,18 @@ def test_it_is_stored_with_all_it_said_as_the_api_shows_it(kind: str) -> None:  
         assert _holds(full[name], value)
 
 
-def _holds(full: Any, said: Any) -> bool:
+def _holds(full: Any, written: Any) -> bool:
     """Whether all that is ``said`` stands in ``full``."""
-    if isinstance(said, dict):
-        return all(_holds(full[name], value) for name, value in said.items())
-    if isinstance(said, list):
-        return len(full) == len(said) and all(map(_holds, full, said))
-    return bool(full == said or (isinstance(full, list) and full[0]["text"] == said))
+    if isinstance(written, dict):
+        return all(_holds(full[name], value) for name, value in written.items())
+    if isinstance(written, list):
+        return len(full) == len(written) and all(map(_holds, full, written))
+    return bool(full == written or (isinstance(full, list) and full[0]["text"] == written))
 
 
 @each_kind
-def test_what_was_stored_tells_the_model_the_same(kind: str) -> None:  # C33
-    assert told(sent(kind, stored(sent(kind)))) == told(sent(kind))
+def test_what_was_stored_is_the_same_for_the_model(kind: str) -> None:  # C33
+    assert turns_between(sent(kind, stored(sent(kind)))) == turns_between(sent(kind))
 
 
 @each_kind

@@ -46,7 +46,7 @@ def test_usage() -> None:  # C8
     }
 
 
-SAID: Json = {
+MODEL_OUTPUT: Json = {
     "instructions": "Be brief.",
     "tools": [{"type": "custom", "name": "apply_patch"}, {"type": "web_search"}],
     "tool_choice": {"type": "custom", "name": "apply_patch"},
@@ -79,21 +79,21 @@ SAID: Json = {
 }
 
 
-def test_the_response_repeats_what_the_request_said() -> None:  # C33
+def test_the_response_repeats_the_request() -> None:  # C33
     shape = shapes.by_name["text_only"]
     of = responses.decode(
-        json.dumps({"model": "org/model", "input": "Hello", **SAID}).encode(), known=StoredItems()
+        json.dumps({"model": "org/model", "input": "Hello", **MODEL_OUTPUT}).encode(), known=StoredItems()
     )
     for response in (body(shape, of), Grammar(stream(shape.events, of=of)).response):
-        assert {field: response[field] for field in SAID} == SAID
+        assert {field: response[field] for field in MODEL_OUTPUT} == MODEL_OUTPUT
         assert response["model"] == "org/model"
     assert b'"object":"response","created_at":1763700000' in encoded(shape, of)
 
 
-def test_what_the_request_did_not_say_has_the_apis_defaults() -> None:
-    said = body(shapes.by_name["text_only"])
+def test_fields_absent_from_the_request_have_the_apis_defaults() -> None:
+    answer = body(shapes.by_name["text_only"])
     assert {
-        k: said[k] for k in ("temperature", "top_p", "tool_choice", "tools", "truncation", "metadata")
+        k: answer[k] for k in ("temperature", "top_p", "tool_choice", "tools", "truncation", "metadata")
     } == {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -102,11 +102,11 @@ def test_what_the_request_did_not_say_has_the_apis_defaults() -> None:
         "truncation": "disabled",
         "metadata": {},
     }
-    assert said["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
+    assert answer["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
 
 
 @pytest.mark.parametrize(
-    ("field", "sent", "told"),
+    ("field", "sent", "expected"),
     [
         ("service_tier", "auto", "default"),
         ("service_tier", "priority", "priority"),
@@ -127,33 +127,33 @@ def test_what_the_request_did_not_say_has_the_apis_defaults() -> None:
         ("truncation", "auto", "auto"),
     ],
 )
-def test_what_the_request_said_in_the_words_of_the_response(field: str, sent: Any, told: Any) -> None:  # C33
+def test_the_fields_of_the_request_in_the_response(field: str, sent: Any, expected: Any) -> None:  # C33
     tools = [{"type": "custom", "name": "apply_patch"}]
-    said = body(shapes.by_name["text_only"], request(tools=tools, **{field: sent}))
-    assert said[field] == told
+    answer = body(shapes.by_name["text_only"], request(tools=tools, **{field: sent}))
+    assert answer[field] == expected
 
 
-def test_a_function_is_told_with_all_of_its_fields() -> None:
-    said = body(shapes.by_name["text_only"], request(tools=[{"name": "f"}]))
+def test_a_function_is_reported_with_all_of_its_fields() -> None:
+    answer = body(shapes.by_name["text_only"], request(tools=[{"name": "f"}]))
     nothing = {"description": None, "parameters": None, "strict": None}
-    assert said["tools"] == [{"type": "function", "name": "f", **nothing}]
+    assert answer["tools"] == [{"type": "function", "name": "f", **nothing}]
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"), [("stop", 1_763_700_002), ("length", None), ("cancelled", None), ("error", None)]
+    ("reason", "expected"), [("stop", 1_763_700_002), ("length", None), ("cancelled", None), ("error", None)]
 )
 def test_the_time_of_the_end_is_that_of_a_response_that_is_whole(
-    reason: FinishReason, told: int | None
+    reason: FinishReason, expected: int | None
 ) -> None:
     shape = shapes.Shape("", shapes.text("Hi"), Finished(reason))
-    assert body(shape)["completed_at"] == told
+    assert body(shape)["completed_at"] == expected
 
 
-def test_the_response_tells_the_sampling_that_was_used() -> None:
+def test_the_response_reports_the_sampling_that_was_used() -> None:
     of = request()
     resolved = Request(of.model, of.conversation, Sampling(temperature=0.6, top_p=0.95), options=of.options)
-    said = body(shapes.by_name["text_only"], resolved)
-    assert (said["temperature"], said["top_p"]) == (0.6, 0.95)
+    answer = body(shapes.by_name["text_only"], resolved)
+    assert (answer["temperature"], answer["top_p"]) == (0.6, 0.95)
 
 
 FAILURES: list[tuple[SingletreeError, str, str]] = [
@@ -173,9 +173,9 @@ def test_failures_have_the_codes_that_clients_act_on(error: SingletreeError, cod
 
 
 def test_a_generation_that_ended_in_error_closes_what_was_open() -> None:  # C39
-    said = stream([TextDelta("so", "so")], Finished("error"))
-    assert said.count(b"event: response.output_item.done") == 1
-    seen = Grammar(said)
+    pieces = stream([TextDelta("so", "so")], Finished("error"))
+    assert pieces.count(b"event: response.output_item.done") == 1
+    seen = Grammar(pieces)
     assert (seen.terminal, seen.dispatched) == ("response.failed", seen.items)
     assert [i["status"] for i in seen.items] == ["incomplete"]
     assert seen.response["error"]["code"] == "server_error"
@@ -201,8 +201,8 @@ def test_errors_before_the_stream(
 
 
 def test_an_overflow_names_the_input() -> None:  # C43
-    said = json.loads(responses.encode_error(ContextOverflow(9, 8))[1])["error"]
-    assert said["param"] == "input"
+    answer = json.loads(responses.encode_error(ContextOverflow(9, 8))[1])["error"]
+    assert answer["param"] == "input"
 
 
 class TestSeal:
@@ -237,8 +237,7 @@ class TestSeal:
     def test_the_end_is_an_item_for_who_includes_it(self, shape: shapes.Shape) -> None:
         """It is asked for at the end, and the body says what the stream says."""
 
-        def seal_end(*, as_objects: bool) -> str:
-            assert not as_objects
+        def seal_end() -> str:
             return "the end"
 
         of = request(include=["reasoning.encrypted_content"])
@@ -305,8 +304,8 @@ class TestLogprobs:
             "bytes": [72, 101],
             "top_logprobs": [{"token": "She", "logprob": -2.5, "bytes": [83, 104, 101]}],
         }
-        told = [e["logprobs"] for e in events(data) if e["type"] == "response.output_text.delta"]
-        assert [[t["token"] for t in logprobs] for logprobs in told] == [
+        reported = [e["logprobs"] for e in events(data) if e["type"] == "response.output_text.delta"]
+        assert [[t["token"] for t in logprobs] for logprobs in reported] == [
             ["He", "llo"],
             [", "],
             ["you"],
@@ -319,7 +318,7 @@ class TestLogprobs:
         assert body(shape, of) == Grammar(stream(self.EVENTS, of=of)).response
 
     def test_nobody_gets_them_who_did_not_ask(self) -> None:
-        said = Grammar(stream(self.EVENTS)).response
-        assert said == body(shapes.Shape("", self.EVENTS, shapes.finished()))
-        texts = [item["content"][0] for item in said["output"] if item["type"] == "message"]
+        written = Grammar(stream(self.EVENTS)).response
+        assert written == body(shapes.Shape("", self.EVENTS, shapes.finished()))
+        texts = [item["content"][0] for item in written["output"] if item["type"] == "message"]
         assert [part["logprobs"] for part in texts] == [[], []]

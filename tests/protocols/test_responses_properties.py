@@ -48,8 +48,8 @@ SPANS: list[type[TextDelta] | type[ReasoningDelta]] = [TextDelta, ReasoningDelta
 @st.composite
 def spans(draw: st.DrawFn) -> list[Event]:
     kind = draw(st.sampled_from(SPANS))
-    said: list[Event] = [kind(piece, piece) for piece in draw(st.lists(TEXT, max_size=3))]
-    return said if draw(st.booleans()) else [Markup("<x>"), *said, Markup("</x>")]
+    pieces: list[Event] = [kind(piece, piece) for piece in draw(st.lists(TEXT, max_size=3))]
+    return pieces if draw(st.booleans()) else [Markup("<x>"), *pieces, Markup("</x>")]
 
 
 END: list[Event] = [ToolCallEnd(0), Markup("</x>")]
@@ -67,15 +67,15 @@ def calls(draw: st.DrawFn) -> list[Event]:
 def numbered(events: list[Event]) -> list[Event]:
     """The calls told apart by index and id, as a parser and a pipeline do."""
     index = -1
-    said: list[Event] = []
+    pieces: list[Event] = []
     for event in copy.deepcopy(events):
         if isinstance(event, ToolCallStart):
             index += 1
             event.id = f"call_{index}"
         if isinstance(event, ToolCallStart | ArgumentsDelta | ToolCallEnd | ToolCallBroken):
             event.index = index
-        said.append(event)
-    return said
+        pieces.append(event)
+    return pieces
 
 
 TURNS = st.lists(st.one_of(spans(), calls()), max_size=6).map(lambda parts: numbered([*chain(*parts)]))
@@ -100,9 +100,9 @@ def seal(ordinal: int) -> str:
 
 def body(turn: Turn, finished: Finished) -> Json:
     more: Any = {"id": ID, "created": CREATED, "clock": lambda: COMPLETED}
-    said: Json = json.loads(event_stream.body(responses, OF, turn, finished, seal=seal, **more))
-    assert not wrong_response(said)
-    return said
+    answer: Json = json.loads(event_stream.body(responses, OF, turn, finished, seal=seal, **more))
+    assert not wrong_response(answer)
+    return answer
 
 
 @settings(deadline=None)  # the judges' types are built when they are first asked
@@ -187,9 +187,9 @@ def items(draw: st.DrawFn) -> Json:
 
 @given(st.lists(items(), min_size=1, max_size=8, unique_by=lambda item: item["id"]))
 def test_no_field_of_an_item_is_lost(sent: list[Json]) -> None:  # C33
-    said = request(input=[*sent, {"role": "user", "content": "Go on.", "id": "last"}])
-    assert said.options.stored_state.input_items[:-1] == sent
-    kept: list[Any] = [v.extra for t in said.conversation.turns for v in ([t] if t.extra else t.parts)]
+    messages = request(input=[*sent, {"role": "user", "content": "Go on.", "id": "last"}])
+    assert messages.options.stored_state.input_items[:-1] == sent
+    kept: list[Any] = [v.extra for t in messages.conversation.turns for v in ([t] if t.extra else t.parts)]
     in_order = [item for item in sent if item["id"] in {item["id"] for item in kept}]
     assert [item for item, before in zip(kept, [None, *kept], strict=False) if item != before][
         :-1
@@ -269,11 +269,11 @@ def test_damaged_bytes_are_answered_or_refused(body: Json, at: int, damage: byte
 
 def answered_or_refused(data: bytes) -> None:
     try:
-        said = responses.decode(data)
+        decoded = responses.decode(data)
     except InvalidRequest as error:
         json.loads(responses.encode_error(error)[1])
         return
     shape = shapes.by_name["interleaved"]
-    encoding = encoder(said)
+    encoding = encoder(decoded)
     pieces = [encoding.start(), *(encoding.feed(event) for event in shape.events)]
     Grammar(b"".join(pieces) + encoding.close(shape.finished), judged=False)

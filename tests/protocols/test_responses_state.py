@@ -63,7 +63,7 @@ def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> 
     assert refused.value.param == param
 
 
-def test_new_items_after_a_history_say_what_all_of_them_would() -> None:  # C30
+def test_new_items_after_a_history_mean_what_all_of_them_would() -> None:  # C30
     whole = responses.decode(body(input=[ASKED, THOUGHT, CALLED, PRINTED]))
     rest = responses.decode(
         body(input=[PRINTED], previous_response_id="resp_1"), known=stored(ASKED, THOUGHT, CALLED)
@@ -75,16 +75,18 @@ def test_new_items_after_a_history_say_what_all_of_them_would() -> None:  # C30
 
 def test_a_reference_is_what_it_refers_to() -> None:
     given = [ASKED, {"type": "item_reference", "id": "fc_1"}, PRINTED]
-    said = responses.decode(body(input=given), known=StoredItems(items={"fc_1": json.dumps(CALLED).encode()}))
-    assert said.conversation == responses.decode(body(input=[ASKED, CALLED, PRINTED])).conversation
+    messages = responses.decode(
+        body(input=given), known=StoredItems(items={"fc_1": json.dumps(CALLED).encode()})
+    )
+    assert messages.conversation == responses.decode(body(input=[ASKED, CALLED, PRINTED])).conversation
     with pytest.raises(InvalidRequest, match="no item 'fc_1' is stored") as refused:
         responses.decode(body(input=given), known=StoredItems())
     assert refused.value.param == "input.1.id"
 
 
 def test_tools_and_instructions_are_those_of_the_request_itself() -> None:
-    said = responses.decode(body(input="hi", instructions="Be brief."), known=stored(ASKED))
-    assert [turn.role for turn in said.conversation.turns] == ["system", "user", "user"]
+    decoded = responses.decode(body(input="hi", instructions="Be brief."), known=stored(ASKED))
+    assert [turn.role for turn in decoded.conversation.turns] == ["system", "user", "user"]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +96,9 @@ def test_tools_and_instructions_are_those_of_the_request_itself() -> None:
 def test_a_response_is_stored_unless_the_client_says_no_or_the_server_cannot(
     fields: dict[str, Any], known: StoredItems | None, stored: bool
 ) -> None:
-    said = responses.decode(body(input="hi", **fields), known=known)
-    assert said.options.stored_state.store is stored
-    assert json.loads(said.options.echoed_fields)["store"] is stored
+    decoded = responses.decode(body(input="hi", **fields), known=known)
+    assert decoded.options.stored_state.store is stored
+    assert json.loads(decoded.options.echoed_fields)["store"] is stored
 
 
 def test_items_get_ids_where_they_have_none() -> None:

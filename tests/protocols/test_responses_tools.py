@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ class TestTools:
         assert tool.parameters is not None
         assert list(tool.parameters["properties"]) == ["z", "a"]
 
-    def test_null_is_not_said(self) -> None:
+    def test_null_is_not_sent(self) -> None:
         declared = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
         assert tools(declared) == (Tool("f"),)
 
@@ -56,7 +57,7 @@ class TestTools:
         )
 
     @pytest.mark.parametrize(("syntax", "named"), [("lark", "Lark grammar"), ("regex", "regular expression")])
-    def test_grammars_are_told(self, syntax: str, named: str) -> None:  # C25
+    def test_grammars_are_reported(self, syntax: str, named: str) -> None:  # C25
         form = {"type": "grammar", "syntax": syntax, "definition": "start: /x+/"}
         [tool] = tools({"type": "custom", "name": "exec", "format": form})
         assert tool.description is not None
@@ -67,10 +68,10 @@ class TestTools:
     def test_namespaces_are_flattened(self) -> None:  # C26
         inner = [function("spawn", description="Starts one."), {"type": "custom", "name": "tell"}]
         space = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": inner}
-        said = tools(function("f"), space, function("g"))
-        assert [t.name for t in said] == ["f", "agents__spawn", "agents__tell", "g"]
-        assert said[1].description == "Sub-agents.\n\nStarts one."
-        assert said[2].kind == "custom"
+        decoded = tools(function("f"), space, function("g"))
+        assert [t.name for t in decoded] == ["f", "agents__spawn", "agents__tell", "g"]
+        assert decoded[1].description == "Sub-agents.\n\nStarts one."
+        assert decoded[2].kind == "custom"
 
     def test_a_namespace_that_ends_in_the_separator(self) -> None:
         space = {"type": "namespace", "name": "mcp__server__", "tools": [function("find")]}
@@ -79,8 +80,8 @@ class TestTools:
     def test_names_are_made_distinct(self) -> None:  # C26
         first = {"type": "namespace", "name": "a", "tools": [function("b__c")]}
         second = {"type": "namespace", "name": "a__b", "tools": [function("c")]}
-        said = tools(first, second, function("a__b__c"))
-        assert [t.name for t in said] == ["a__b__c_2", "a__b__c_3", "a__b__c"]
+        decoded = tools(first, second, function("a__b__c"))
+        assert [t.name for t in decoded] == ["a__b__c_2", "a__b__c_3", "a__b__c"]
         called = {**CALL, "namespace": "a__b", "name": "c"}
         request_ = request(tools=[first, second, function("a__b__c")], input=[called])
         assert request_.conversation.turns[0].tool_calls[0].name == "a__b__c_3"
@@ -89,9 +90,9 @@ class TestTools:
         assert [t.description for t in tools(function("f", description="1"), function("f"))] == ["1"]
 
     def test_native_tools_become_functions(self) -> None:  # C26
-        said = tools({"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"})
-        assert [t.name for t in said] == ["local_shell", "shell", "apply_patch"]
-        assert all(t.description and t.parameters for t in said)
+        decoded = tools({"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"})
+        assert [t.name for t in decoded] == ["local_shell", "shell", "apply_patch"]
+        assert all(t.description and t.parameters for t in decoded)
 
     def test_a_clients_own_name_goes_before_a_native_one(self) -> None:
         assert [t.name for t in tools({"type": "shell"}, function("shell"))] == ["shell_2", "shell"]
@@ -101,25 +102,25 @@ class TestTools:
             {"type": "namespace", "name": n, "tools": [function(f), function("g")]} for n, f in ("ax", "by")
         ]
         calls = [{**CALL, "name": name} for name in ("x", "g")]
-        said = request(tools=spaces, input=calls)
-        assert [call.name for call in said.conversation.turns[0].tool_calls] == ["a__x", "g"]
+        decoded = request(tools=spaces, input=calls)
+        assert [call.name for call in decoded.conversation.turns[0].tool_calls] == ["a__x", "g"]
 
     @pytest.mark.parametrize("kind", HOSTED)
-    def test_tools_that_run_elsewhere_are_told(self, kind: str) -> None:  # C26
-        said = request(tools=[{"type": kind, "vector_store_ids": [], "server_label": "s"}, function("f")])
-        assert [t.name for t in said.conversation.tools] == ["f"]
-        assert said.warnings == (f"tools.0: type '{kind}' does not run here; ignored",)
+    def test_tools_that_run_elsewhere_are_reported(self, kind: str) -> None:  # C26
+        decoded = request(tools=[{"type": kind, "vector_store_ids": [], "server_label": "s"}, function("f")])
+        assert [t.name for t in decoded.conversation.tools] == ["f"]
+        assert decoded.warnings == (f"tools.0: type '{kind}' does not run here; ignored",)
 
     def test_hosted_tools_are_left_out_with_a_warning(self) -> None:  # C26
-        said = request(
+        decoded = request(
             tools=[
                 {"type": "web_search", "external_web_access": True},
                 function("f"),
                 {"type": "tool_search"},
             ]
         )
-        assert [t.name for t in said.conversation.tools] == ["f"]
-        assert said.warnings == (
+        assert [t.name for t in decoded.conversation.tools] == ["f"]
+        assert decoded.warnings == (
             "tools.0: type 'web_search' does not run here; ignored",
             "tools.2: type 'tool_search' does not run here; ignored",
         )
@@ -159,12 +160,12 @@ class TestToolSearch:
         assert [t.deferred for t in tools(function("later", defer_loading=True))] == [False]
 
     def test_what_was_found_is_shown_where_it_was_found(self) -> None:  # C26
-        said = request(tools=[SEARCH], input=[USER, ASKED, FOUND])
-        assert said.conversation.turns[1:] == (
+        decoded = request(tools=[SEARCH], input=[USER, ASKED, FOUND])
+        assert decoded.conversation.turns[1:] == (
             Turn("assistant", (ToolCall("tool_search", '{"query": "agents", "limit": 8}', "c1"),)),
             Turn("tool", (ToolResult("c1", (ToolReference("agents__spawn"),)),)),
         )
-        assert [(t.name, t.deferred) for t in said.conversation.tools] == [
+        assert [(t.name, t.deferred) for t in decoded.conversation.tools] == [
             ("tool_search", False),
             ("agents__spawn", True),
         ]
@@ -176,10 +177,10 @@ def test_additional_tools_are_tools() -> None:  # C26
         "role": "developer",
         "tools": [{"type": "namespace", "name": "functions", "tools": [{"type": "custom", "name": "exec"}]}],
     }
-    said = request(input=[item, USER])
-    assert [t.name for t in said.conversation.tools] == ["functions__exec"]
-    assert said.conversation.turns == (Turn("user", (Text("Hello"),)),)
-    assert said.options.stored_state.input_items == [item, USER]
+    decoded = request(input=[item, USER])
+    assert [t.name for t in decoded.conversation.tools] == ["functions__exec"]
+    assert decoded.conversation.turns == (Turn("user", (Text("Hello"),)),)
+    assert decoded.options.stored_state.input_items == [item, USER]
 
 
 CHOICES: list[Json] = [
@@ -203,6 +204,18 @@ class TestToolChoice:
             ({"type": "function", "name": "g", "namespace": "ns"}, ToolChoice("required", "ns__g")),
             ({"type": "function", "name": "ns__g"}, ToolChoice("required", "ns__g")),
             ({"type": "shell"}, ToolChoice("required", "shell")),
+            ({"type": "function", "function": {"name": "f"}}, ToolChoice("required", "f")),
+            ({"type": "custom", "custom": {"name": "patch"}}, ToolChoice("required", "patch")),
+            (
+                {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "required",
+                        "tools": [{"type": "function", "function": {"name": "f"}}],
+                    },
+                },
+                ToolChoice("required", "f"),
+            ),
             ({"type": "function", "name": "g"}, ToolChoice("required", "ns__g")),
             ({"type": "namespace", "name": "ns"}, ToolChoice("required", "ns__g")),
             ("any", ToolChoice("required")),
@@ -211,8 +224,33 @@ class TestToolChoice:
         ],
     )
     def test_forms(self, choice: Any, read: ToolChoice) -> None:  # C38
-        said = request(tools=CHOICES, tool_choice=choice)
-        assert said.tool_choice == read
+        decoded = request(tools=CHOICES, tool_choice=choice)
+        assert decoded.tool_choice == read
+
+    @pytest.mark.parametrize(
+        ("choice", "repeated"),
+        [
+            (None, "auto"),
+            ("any", "required"),
+            ({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}),
+            ({"function": {"name": "f"}}, {"type": "function", "name": "f"}),
+            ({"type": "custom", "custom": {"name": "patch"}}, {"type": "custom", "name": "patch"}),
+            ({"type": "shell"}, {"type": "shell"}),
+            (
+                {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "f"}}],
+                    },
+                },
+                {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            ),
+        ],
+    )
+    def test_the_response_repeats_a_choice_in_the_form_of_this_api(self, choice: Any, repeated: Any) -> None:
+        sent = request(tools=CHOICES, tool_choice=choice)
+        assert json.loads(sent.options.echoed_fields)["tool_choice"] == repeated
 
     @pytest.mark.parametrize(
         ("mode", "names", "read"),
@@ -227,24 +265,26 @@ class TestToolChoice:
     ) -> None:  # C6 C38
         allowed = [{"type": "custom" if n == "patch" else "function", "name": n} for n in names]
         choice = {"type": "allowed_tools", "mode": mode, "tools": allowed}
-        said = request(tools=CHOICES, tool_choice=choice)
-        assert said.tool_choice == read
-        assert said.conversation == request(tools=CHOICES).conversation
+        decoded = request(tools=CHOICES, tool_choice=choice)
+        assert decoded.tool_choice == read
+        assert decoded.conversation == request(tools=CHOICES).conversation
 
     @pytest.mark.parametrize("mode", ["auto", "required"])
     def test_where_only_hosted_tools_are_allowed_there_is_none_to_call(self, mode: str) -> None:  # C26 C38
         allowed = [{"type": "mcp", "server_label": "s"}, {"type": "web_search"}]
-        said = request(tools=CHOICES, tool_choice={"type": "allowed_tools", "mode": mode, "tools": allowed})
-        assert said.tool_choice == ToolChoice("none")
-        assert said.warnings == (
+        decoded = request(
+            tools=CHOICES, tool_choice={"type": "allowed_tools", "mode": mode, "tools": allowed}
+        )
+        assert decoded.tool_choice == ToolChoice("none")
+        assert decoded.warnings == (
             "tool_choice.tools.0: type 'mcp' does not run here; ignored",
             "tool_choice.tools.1: type 'web_search' does not run here; ignored",
         )
 
     def test_a_name_that_stands_in_two_namespaces_means_both(self) -> None:  # C26
         spaces = [{"type": "namespace", "name": n, "tools": [function("g")]} for n in ("a", "b")]
-        said = request(tools=spaces, tool_choice={"type": "function", "name": "g"})
-        assert said.tool_choice == ToolChoice("required", allowed=("a__g", "b__g"))
+        decoded = request(tools=spaces, tool_choice={"type": "function", "name": "g"})
+        assert decoded.tool_choice == ToolChoice("required", allowed=("a__g", "b__g"))
 
     @pytest.mark.parametrize(
         "choice",
@@ -253,6 +293,7 @@ class TestToolChoice:
             {"type": "namespace", "name": "no"},
             {"type": "function", "name": "no"},
             {"type": "function"},
+            {"type": "function", "function": {"name": "no"}},
             {"type": "local_shell"},
             {"type": "allowed_tools", "mode": "none", "tools": []},
             {"type": "allowed_tools", "mode": "required", "tools": []},

@@ -22,7 +22,7 @@ from clients.ran import perform
 from clients.scenarios import ANSWER, COMMAND, PRINTED
 from clients.scripts import HERMES
 from clients.served import MODEL, Server
-from clients.turns import Stage, read, said, shell, thought
+from clients.turns import Stage, read, shell, text_for_user, thought
 from engines.real_vllm import ROOT
 from ray_cluster.asking import dictated, forced_to
 from ray_cluster.real_ray import RayCluster, serving
@@ -181,8 +181,8 @@ def test_pi_works_on_a_ray_cluster(tmp_path: Path, workspace: Any) -> None:
     }
     turns = (
         (thought("I run the command first."), shell(COMMAND)),
-        (thought("Now the notes."), said("I read the notes."), read()),
-        (thought("I know both."), said(ANSWER)),
+        (thought("Now the notes."), text_for_user("I read the notes."), read()),
+        (thought("I know both."), text_for_user(ANSWER)),
     )
     tokenizer = Tokenizer(read_directory(model))
     with serving(tmp_path, **arguments) as running:

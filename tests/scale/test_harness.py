@@ -21,7 +21,7 @@ from clients.ran import perform
 from clients.scenarios import ANSWER, COMMAND
 from clients.scripts import HERMES, Style
 from clients.served import Server, serving
-from clients.turns import Stage, read, said, shell, thought
+from clients.turns import Stage, read, shell, text_for_user, thought
 from singletree.prompts.tokenizer.huggingface import read_directory
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 
@@ -138,8 +138,8 @@ def test_each_prompt_continues_the_last_one_at_another_process(
     turns = (
         (thought("I run the command first."), shell(COMMAND)),
         (thought("Again."), shell(COMMAND)),
-        (thought("Now the notes."), said("I read the notes."), read()),
-        (thought("I know both."), said(ANSWER)),
+        (thought("Now the notes."), text_for_user("I read the notes."), read()),
+        (thought("I know both."), text_for_user(ANSWER)),
     )
     with alternating(server) as passing:
         stage = Stage(OWN_SPELLING, harness, workspace.notes)

@@ -14,7 +14,7 @@ from clients.conftest import TOKENIZER, Workspace
 from clients.harness import CLAUDE, CODEX, Harness, Task, run
 from clients.scripts import HERMES
 from clients.served import MODEL, TURNS
-from clients.turns import Stage, Turn, said, script, shell, thought
+from clients.turns import Stage, Turn, script, shell, text_for_user, thought
 from scale.worker_pool import killing, serving_on_workers
 
 pytestmark = pytest.mark.scale
@@ -33,11 +33,11 @@ def turns() -> list[Turn]:
         steps.append(
             (
                 thought(f"Step {number}: {words}."),
-                said(f"Step {number}."),
+                text_for_user(f"Step {number}."),
                 shell(f"echo step-$(({number} * 7))"),
             )
         )
-    return [*steps, (thought("Nothing is left."), said(ANSWER))]
+    return [*steps, (thought("Nothing is left."), text_for_user(ANSWER))]
 
 
 @pytest.mark.parametrize("harness", [CLAUDE, CODEX], ids=lambda harness: harness.title)

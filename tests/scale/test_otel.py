@@ -30,10 +30,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def talk(group: Group, session: str, *processes: int) -> list[float]:
     """Let an agent ask for a call, run it and ask again, of the given processes; return the seconds of each answer."""
-    said: list[dict[str, Any]] = [{"role": "user", "content": f"{SECRET} [[script:call,done]]"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"{SECRET} [[script:call,done]]"}]
     took = []
     for process in processes:
-        body = {"model": "scripted", "max_tokens": 99, "messages": said, "tools": [TOOL]}
+        body = {"model": "scripted", "max_tokens": 99, "messages": messages, "tools": [TOOL]}
         connection = group.connect(process)
         began = time.perf_counter()
         answer = ask(connection, MESSAGES, body, x_session_id=session)
@@ -42,7 +42,7 @@ def talk(group: Group, session: str, *processes: int) -> list[float]:
         content = answer.json["content"]
         calls = [part["id"] for part in content if part["type"] == "tool_use"]
         results = [{"type": "tool_result", "tool_use_id": id, "content": SECRET} for id in calls]
-        said += [{"role": "assistant", "content": content}, {"role": "user", "content": results}]
+        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": results}]
     return took
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from singletree.server.peers import Peers
+from singletree.processes.other_processes import Peers
 
 pytestmark = pytest.mark.scale
 

@@ -62,7 +62,7 @@ async def test_one_that_is_away_is_refused_in_words(
     postgres.stop()
     try:
         for _ in range(2):
-            with pytest.raises(Overloaded, match="does not answer"):
+            with pytest.raises(Overloaded, match="cannot be used now"):
                 await store.history("r0")
         store.put_soon(turn(1))
         await store.settled()

@@ -14,9 +14,9 @@ from server.test_shared_turns import (
 )
 from server.turn_stores import conversation, generated
 from singletree.errors import BadConfiguration
-from singletree.server.models.redis_turn_store import RedisTurnStore
-from singletree.server.models.shared_turns import SharedTurnMemory
-from singletree.server.models.turn_store import RIVALS, StoredTurn
+from singletree.turn_stores.redis_store import RedisTurnStore
+from singletree.turn_stores.store import RIVALS, StoredTurn
+from singletree.turn_stores.stored_memory import StoredTurnMemory
 
 pytestmark = pytest.mark.scale
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.scale
 @pytest.fixture
 def process(redis: Database) -> Process:
     RedisTurnStore(redis.url)._client.flushall()
-    return lambda: SharedTurnMemory(2**20, RedisTurnStore(redis.url), capsules())
+    return lambda: StoredTurnMemory(2**20, RedisTurnStore(redis.url), capsules())
 
 
 async def test_a_restarted_store_is_connected_again(process: Process, redis: Database) -> None:

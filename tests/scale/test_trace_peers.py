@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.trace_records import read_records
 
 from engines.real_vllm import PEERS, free_port, pip, run_quietly
 from server.agent_traffic import record_sub_agents
 from server.serving import MODEL
-from singletree.cli.trace_records import read_records
-from singletree.server.answers.record_file import BLOCK_TOKENS, RecordFile
+from singletree.records.record_queue import BLOCK_TOKENS, RecordFile
 
 pytestmark = pytest.mark.scale
 
@@ -137,7 +137,7 @@ def _answers(url: str) -> bool:
 
 def test_phoenix_understands_the_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install 'singletree[otel]'")
-    from singletree.server.answers.span_export import SpanExport, find_exporter
+    from singletree.records.span_export import SpanExport, find_exporter
 
     with phoenix(tmp_path) as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)

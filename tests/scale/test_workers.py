@@ -260,7 +260,7 @@ def test_two_servers_share_turns_in_redis(tmp_path: Path, redis: Database) -> No
             redis.thaw()
         failed = [value for name, value in metrics(here.connect()).items() if "turn_store_failures" in name]
         assert sum(failed) > 0
-        assert here.output.count("the shared turn memory does not answer") >= 1
+        assert here.output.count("the store of the turn memory cannot be used") >= 1
 
 
 def test_two_servers_share_responses_in_postgres(tmp_path: Path, postgres: Database) -> None:

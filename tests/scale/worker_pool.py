@@ -5,15 +5,63 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.worker_processes import WorkerProcess, free_port
-
 from clients.served import MODEL, Server
-from engines.real_vllm import wait_until_ready
+from engines.real_vllm import ROOT, free_port, wait_until_ready
+
+_SCRIPT = ROOT / "tests" / "engines" / "scripted_worker.py"
+_START_SECONDS = 90.0
+
+
+class WorkerProcess:
+    """A scripted worker on one port, which is killed and started again while a server uses it.
+
+    Args:
+        port: the port, the same after each start.
+        flags: further flags of ``scripted_worker.py``.
+        output: file to which it prints.
+    """
+
+    def __init__(self, port: int, flags: Sequence[str], output: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [sys.executable, str(_SCRIPT), "--port", str(port), *flags]
+        self._output = output
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; it answers some seconds later."""
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT)
+
+    def wait(self) -> None:
+        """Wait until it answers. Raises RuntimeError with what it printed if it does not."""
+        until = time.monotonic() + _START_SECONDS
+        while time.monotonic() < until and self._process is not None and self._process.poll() is None:
+            if self.answers():
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"a worker did not start:\n{self._output.read_text(errors='replace')[-2000:]}")
+
+    def answers(self) -> bool:
+        """Return whether it answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2):
+                return True
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """End the process at once, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
 
 class WorkerPool(NamedTuple):
@@ -31,9 +79,9 @@ def serving_on_workers(
     """A server on ``count`` workers until the block ends. ``folder`` takes scripts, logs and output."""
     scripts, log = folder / "scripts", folder / "generations.jsonl"
     scripts.mkdir(parents=True)
-    told = ["--model", str(model), "--name", MODEL, "--script-dir", str(scripts), "--log", str(log)]
-    told += ["--delay", str(delay)]
-    workers = [WorkerProcess(free_port(), told, folder / f"worker-{i}.txt") for i in range(count)]
+    arguments = ["--model", str(model), "--name", MODEL, "--script-dir", str(scripts), "--log", str(log)]
+    arguments += ["--delay", str(delay)]
+    workers = [WorkerProcess(free_port(), arguments, folder / f"worker-{i}.txt") for i in range(count)]
     server: subprocess.Popen[bytes] | None = None
     try:
         for worker in workers:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.answers.record_queue import RecordQueue, RecordSink
-from singletree.server.answers.request_records import RequestRecords
+from singletree.records.record_queue import RecordQueue, RecordSink
+from singletree.records.request_records import RequestRecords
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
@@ -26,13 +26,13 @@ class Agent:
         self, served: Served, question: str, headers: Mapping[str, str], *, tools: bool = True
     ) -> None:
         self.served, self.headers, self.tools = served, dict(headers), [TOOL] if tools else []
-        self.said: list[dict[str, Any]] = [{"role": "user", "content": question}]
+        self.messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
 
     async def ask(self, **headers: str) -> dict[str, Any]:
         """Ask for the next turn, and answer its calls."""
-        body = {"model": MODEL, "max_tokens": 999, "messages": self.said, "tools": self.tools}
+        body = {"model": MODEL, "max_tokens": 999, "messages": self.messages, "tools": self.tools}
         answer = (await self.served.client.post("/v1/messages", body, self.headers | headers)).json
-        self.said.append({"role": "assistant", "content": answer["content"]})
+        self.messages.append({"role": "assistant", "content": answer["content"]})
         results = [
             {"type": "tool_result", "tool_use_id": part["id"], "content": "a file"}
             for part in answer["content"]
@@ -40,7 +40,7 @@ class Agent:
         ]
         if results:
             reminder = {"type": "text", "text": "Remember the time."}
-            self.said.append({"role": "user", "content": [*results, reminder]})
+            self.messages.append({"role": "user", "content": [*results, reminder]})
         found: dict[str, Any] = answer
         return found
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob
-from singletree.server.models.byte_model import CONTEXT_WINDOW
+from singletree.testing.byte_model import CONTEXT_WINDOW
 
 
 class EngineByHand:
@@ -21,14 +21,14 @@ class EngineByHand:
 
     def __init__(self) -> None:
         self._chunks: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
-        self.told = 0
+        self.emitted = 0
         self.freed = 0
         self.waiting = asyncio.Event()
         self.constraint: Constraint | None = None
         self.sampling = Sampling()
         self.prompt: tuple[int, ...] = ()
 
-    def say(self, *chunks: Chunk | Exception | None) -> None:
+    def emit(self, *chunks: Chunk | Exception | None) -> None:
         """The next chunks; None ends the generation without a last chunk."""
         self.waiting.clear()
         for chunk in chunks:
@@ -67,7 +67,7 @@ class EngineByHand:
                     if chunk is not None:
                         raise chunk
                     return
-                self.told += 1
+                self.emitted += 1
                 ended = chunk.finish is not None
                 yield chunk
         finally:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from singletree.engines.scripted.scripts import Script
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.models.capsule import Capsules
+from singletree.server.turns.capsule import Capsules
+from singletree.testing.scripts import Script
 
 from .memory import events
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
@@ -21,7 +21,7 @@ THOUGHT = "<think>\nI need the weather.\n\nAnd more. \n</think>"
 ONE = f"{THOUGHT}\n\nLet me check.\n{CALL}"
 INTERLEAVED = f"{THOUGHT}\n\nChecking.\n{CALL}\n<think>\n\n Now the other.</think>\n{CALL}"
 UNSAID = f"<think></think>{THOUGHT}{CALL}"
-SAID = {"one": ONE, "interleaved": INTERLEAVED, "unsaid": UNSAID}
+MODEL_OUTPUT = {"one": ONE, "interleaved": INTERLEAVED, "unsaid": UNSAID}
 FUNCTION = {"name": "get_weather", "description": "", "parameters": {"type": "object"}}
 TOOL = {"name": "get_weather", "description": "", "input_schema": {"type": "object"}}
 
@@ -62,8 +62,8 @@ def rewritten(items: Items) -> Items:
 def results(items: Items) -> Items:
     calls = [i for i in items if i["type"] in ("tool_use", "function_call")]
     if any(i["type"] == "tool_use" for i in calls):
-        said = [{"type": "tool_result", "tool_use_id": c["id"], "content": "Sunny."} for c in calls]
-        return [{"role": "user", "content": said}]
+        blocks = [{"type": "tool_result", "tool_use_id": c["id"], "content": "Sunny."} for c in calls]
+        return [{"role": "user", "content": blocks}]
     return [{"type": "function_call_output", "call_id": c["call_id"], "output": "Sunny."} for c in calls]
 
 
@@ -73,12 +73,19 @@ class Client:
     def __init__(self, path: str, text: str, *, stream: bool) -> None:
         self.path, self.stream = path, stream
         self.is_messages = path == "/v1/messages"
-        self.said: Items = [{"role": "user", "content": text}]
+        self.messages: Items = [{"role": "user", "content": text}]
 
     async def ask(self, served: Served, **more: Any) -> Items:
         field, tool = ("messages", TOOL) if self.is_messages else ("input", {"type": "function", **FUNCTION})
         carries = {"max_tokens": 4000} if self.is_messages else {"include": INCLUDE}
-        given = {"model": MODEL, field: self.said, "tools": [tool], "stream": self.stream, **carries, **more}
+        given = {
+            "model": MODEL,
+            field: self.messages,
+            "tools": [tool],
+            "stream": self.stream,
+            **carries,
+            **more,
+        }
         answer = await served.client.post(self.path, given)
         assert answer.status == 200, answer.body
         return self._read(answer.body)
@@ -97,7 +104,7 @@ class Client:
     def take(self, items: Items) -> None:
         """The turn and the results of its calls are said."""
         turn = [{"role": "assistant", "content": items}] if self.is_messages else items
-        self.said = [*self.said, *turn, *results(items)]
+        self.messages = [*self.messages, *turn, *results(items)]
 
 
 def blocks(body: bytes) -> Items:
@@ -146,7 +153,7 @@ def kept_in(prompt: list[int], before: list[int], generated: list[int]) -> int:
 
 async def moved(
     path: str,
-    said: str | Script,
+    output: str | Script,
     mutate: Callable[[Items], Items],
     *,
     stream: bool,
@@ -154,14 +161,14 @@ async def moved(
 ) -> tuple[int, int, str]:
     """A turn on one server, the next one on another: (its tokens, how many of them came back in place, the prompt)."""
     client = Client(path, "[[script:a,b]] How is it?", stream=stream)
-    async with server({"a": said, "b": "Fine."}) as served:
+    async with server({"a": output, "b": "Fine."}) as served:
         items = await client.ask(served)
         before = last_prompt(served)
     client.take(mutate(items))
-    async with server({"a": said, "b": "Fine."}, sealing) as served:
+    async with server({"a": output, "b": "Fine."}, sealing) as served:
         await client.ask(served)
         prompt = last_prompt(served)
-    generated = TOKENIZER.encode(said if isinstance(said, str) else said.text)
+    generated = TOKENIZER.encode(output if isinstance(output, str) else output.text)
     return len(generated), kept_in(prompt, before, generated), TOKENIZER.decode(prompt)
 
 

@@ -19,7 +19,7 @@ from singletree.prompts.tokenizer.added_tokens import AddedToken
 from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.protocols import chat, messages, responses
-from singletree.server.models.catalog import ChatFormat
+from singletree.server.models.chat_format import ChatFormat
 from singletree.server.turn.prompt import write_prompt
 
 HARMLESS = "harmless"
@@ -238,8 +238,12 @@ def escaped(arguments: str) -> str:
 
 def prefills(body: dict[str, Any]) -> list[dict[str, Any]]:
     """Each beginning of ``body`` that ends with the assistant's message, for the model to go on with."""
-    said = body.get("messages", [])
-    return [{**body, "messages": said[: i + 1]} for i, each in enumerate(said) if each["role"] == "assistant"]
+    messages = body.get("messages", [])
+    return [
+        {**body, "messages": messages[: i + 1]}
+        for i, each in enumerate(messages)
+        if each["role"] == "assistant"
+    ]
 
 
 def structure(speech: ChatFormat) -> frozenset[int]:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
+from singletree.processes.other_processes import Answer, Peers
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.models.config import Config
-from singletree.server.peers import Answer, Peers
+from singletree.server.settings.config import Config
 
 from .memory import Client
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
@@ -39,18 +39,18 @@ class InspectedHarness:
     def __init__(self, client: Client, session: str = "s", **headers: str) -> None:
         self.client = client
         self.headers = {"x-session-id": session, **headers}
-        self.said: list[Body] = []
+        self.messages: list[Body] = []
 
     async def ask(self, text: Any, **more: Any) -> list[Body]:
         """One turn; the content of the answer."""
-        self.said.append({"role": "user", "content": text})
-        content = await self.send(self.said, **more)
-        self.said.append({"role": "assistant", "content": content})
+        self.messages.append({"role": "user", "content": text})
+        content = await self.send(self.messages, **more)
+        self.messages.append({"role": "assistant", "content": content})
         return content
 
-    async def send(self, said: list[Body], **more: Any) -> list[Body]:
+    async def send(self, messages: list[Body], **more: Any) -> list[Body]:
         """One request."""
-        asked = {"model": MODEL, "max_tokens": 400, "messages": said, **more}
+        asked = {"model": MODEL, "max_tokens": 400, "messages": messages, **more}
         reply = await self.client.post("/v1/messages", asked, headers=self.headers)
         assert reply.status == 200, reply.body
         self.link = reply.headers["x-singletree-inspect"]

@@ -19,7 +19,7 @@ from protocols import (
     grammar_responses,
     judge_responses,
 )
-from singletree.protocols import sse
+from singletree.checking.event_reader import Decoder
 
 GRAMMARS = {
     "/v1/messages": grammar_messages.check,
@@ -190,6 +190,6 @@ def scope(method: str, path: str, headers: Mapping[str, str], body: bytes) -> di
 def events(stream: bytes) -> list[tuple[str, Any]]:
     """(event name, data) of a stream of server-sent events; data that is no JSON stays text."""
     found = []
-    for event in sse.Decoder().feed(stream):
+    for event in Decoder().feed(stream):
         found.append((event.event, json.loads(event.data) if event.data.startswith("{") else event.data))
     return found

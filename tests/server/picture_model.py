@@ -11,12 +11,12 @@ import pytest
 import tokenizers
 
 from singletree.engines.engine import PictureSupport
-from singletree.engines.scripted.engine import ScriptedEngine
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.added_tokens import AddedToken
 from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.models.eyes import find_eyes
+from singletree.testing.scripted_engine import ScriptedEngine
 
 PNG, WEBP = "image/png", "image/webp"
 EXPANDED = 16

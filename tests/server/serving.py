@@ -8,22 +8,27 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from singletree import families
-from singletree.engines.scripted.engine import ScriptedEngine
-from singletree.engines.scripted.scripts import Script
 from singletree.prompts.template.chat_template import load_chat_template
-from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
-from singletree.server.http.routes import Service
-from singletree.server.models import byte_model
-from singletree.server.models.catalog import Model
-from singletree.server.models.config import Config
-from singletree.server.models.served_models import Catalog
+from singletree.server.http.service import Service
+from singletree.server.models.catalog import Catalog
+from singletree.server.models.model import Model
+from singletree.server.settings.config import Config
+from singletree.server.telemetry.tracing import Tracing
+from singletree.testing import byte_model
+from singletree.testing.scripted_engine import ScriptedEngine
+from singletree.testing.scripts import Script
 
 from .memory import Client
 
 TOKENIZER = byte_model.byte_tokenizer()
 TEMPLATE = load_chat_template(TOKENIZER)
 MODEL = "org/test-model"
+SWITCHABLE = byte_model.CHAT_TEMPLATE.replace(
+    "<|im_start|>assistant\n{% endif %}",
+    "<|im_start|>assistant\n{{ '<think>\\n\\n</think>\\n\\n' if enable_thinking is false }}{% endif %}",
+)
+"""Switches reasoning off as Qwen3's template does."""
 
 
 class Served(NamedTuple):
@@ -49,6 +54,12 @@ def model(engine: Any, **settings: Any) -> Model:
         "created": 1_700_000_000,
     }
     return Model(**(given | settings))
+
+
+def template_settings(source: str) -> dict[str, Any]:
+    """The settings of a model with the chat template ``source``."""
+    template = load_chat_template(TOKENIZER, source)
+    return {"template": template, "layout": template.layout(TOKENIZER)}
 
 
 @asynccontextmanager
@@ -81,8 +92,8 @@ async def serving(
 
 def body(path: str, prompt: str, **more: Any) -> dict[str, Any]:
     """A request of the protocol that lives at ``path``."""
-    said = (
+    prompt_fields = (
         {"input": prompt} if path == "/v1/responses" else {"messages": [{"role": "user", "content": prompt}]}
     )
     limit = {"max_tokens": 1000} if path == "/v1/messages" else {}
-    return {"model": MODEL, **said, **limit, **more}
+    return {"model": MODEL, **prompt_fields, **limit, **more}

@@ -43,8 +43,8 @@ def asking(id: str, size: int = 0) -> InputForms:
 
 
 def turn(number: int, *, previous: str | None = None, size: int = 0, created: int = NOW) -> StoredResponse:
-    asked, said = asking(f"in{number}", size), item(f"out{number}", size)
-    return StoredResponse(f"r{number}", created, b"{}", asked, [said], previous)
+    asked, answer = asking(f"in{number}", size), item(f"out{number}", size)
+    return StoredResponse(f"r{number}", created, b"{}", asked, [answer], previous)
 
 
 def ids(items: list[bytes] | None) -> list[str]:
@@ -229,8 +229,8 @@ async def test_a_response_follows_one_with_a_shared_input(store: Store) -> None:
     await store.put(whole(2, "a")._replace(previous="r1"))
     assert texts(await store.input_items("r1")) == ["a", "b"]
     history = [json.loads(one) for one in await store.history("r2") or []]
-    said = [one["id"] if one["id"].startswith("out") else one["content"][0]["text"] for one in history]
-    assert said == ["a", "b", "out1", "a", "out2"]
+    written = [one["id"] if one["id"].startswith("out") else one["content"][0]["text"] for one in history]
+    assert written == ["a", "b", "out1", "a", "out2"]
 
 
 async def test_a_long_chain_of_inputs_begins_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

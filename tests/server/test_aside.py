@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from singletree.prompts.prompt_writer import Prompt
-from singletree.server.http import routes
-from singletree.server.http.offload import LARGE_BYTES
+from singletree.server.http import raw_routes, routes
+from singletree.server.http.service import LARGE_BYTES
 from singletree.server.turn import prompt
 
 from .serving import body, serving
@@ -34,7 +34,7 @@ async def test_others_are_answered_while_a_long_prompt_is_written(
             assert answered.wait(PATIENCE), "the event loop waits for the long prompt"
         return write(model, request, *more, **settings)
 
-    for module in (prompt, routes):
+    for module in (prompt, routes, raw_routes):
         monkeypatch.setattr(module, "write_prompt", hold)
     async with serving({"s": "Fine."}, context_window=1 << 20) as served:
         long = asyncio.create_task(served.client.post(path, _asking(path, f"{LONG} [[script:s]]")))
@@ -65,7 +65,7 @@ async def test_a_short_prompt_is_written_at_once(monkeypatch: pytest.MonkeyPatch
     assert threads == [threading.current_thread()]
 
 
-async def test_what_refuses_a_long_prompt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:  # C43
+async def test_what_refuses_a_long_prompt_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:  # C43
     async with serving({}) as served:
         reply = await served.client.post("/v1/messages", body("/v1/messages", LONG))
     assert reply.status == 400

@@ -9,13 +9,13 @@ import pytest
 
 from protocols.grammar_responses import Grammar
 from singletree.engines.engine import Chunk
-from singletree.engines.scripted.scripts import Script
 from singletree.server.storage.response_store import Store
+from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
 from .memory import events
 from .serving import TOKENIZER, Served, serving
-from .test_stored import PATH, refused, said, storing
+from .test_stored import PATH, refused, request_body, storing
 
 
 def text(value: str) -> Chunk:
@@ -24,7 +24,7 @@ def text(value: str) -> Chunk:
 
 async def begun(served: Served, **more: Any) -> dict[str, Any]:
     """The first answer to a request in the background."""
-    reply = await served.client.post(PATH, said("Hi [[script:s0]]", background=True, **more))
+    reply = await served.client.post(PATH, request_body("Hi [[script:s0]]", background=True, **more))
     assert reply.status == 200, reply.body
     return dict(reply.json)
 
@@ -55,7 +55,9 @@ async def test_it_is_made_while_nobody_waits() -> None:
 
 async def test_its_events_can_be_read_from_any_of_them() -> None:
     async with storing(Script("Hello, you there.", delay=0.001)) as served:
-        whole = (await served.client.post(PATH, said("Hi [[script:s0]]", background=True, stream=True))).body
+        whole = (
+            await served.client.post(PATH, request_body("Hi [[script:s0]]", background=True, stream=True))
+        ).body
         id = events(whole)[0][1]["response"]["id"]
         assert Grammar(whole).response["status"] == "completed"
         again = await served.client.get(f"{PATH}/{id}?stream=true&starting_after=3")
@@ -70,14 +72,14 @@ async def test_a_client_that_leaves_does_not_end_it() -> None:
     engine = EngineByHand()
     async with serving(engine=engine) as served:
         served.service.store = Store(None, 2**30)
-        engine.say(text("Hello"))
-        request = said("Hi", background=True, stream=True)
+        engine.emit(text("Hello"))
+        request = request_body("Hi", background=True, stream=True)
         async with served.client.open("POST", PATH, request) as (exchange, _):
             first = await exchange.read()
             exchange.leave()
         assert first is not None
         id = events(first)[0][1]["response"]["id"]
-        engine.say(text(" there"), Chunk((), finish="stop"))
+        engine.emit(text(" there"), Chunk((), finish="stop"))
         assert (await over(served, id))["output"][-1]["content"][0]["text"] == "Hello there"
         served.service.store.close()
 
@@ -87,7 +89,7 @@ async def test_it_can_be_cancelled_and_frees_the_engine() -> None:  # C40
     async with serving(engine=engine) as served:
         served.service.store = Store(None, 2**30)
         made = await begun(served)
-        engine.say(text("Hello"))
+        engine.emit(text("Hello"))
         await engine.waiting.wait()
         cancelled = (await served.client.post(f"{PATH}/{made['id']}/cancel", b"")).json
         assert cancelled["status"] == "cancelled"
@@ -99,7 +101,7 @@ async def test_it_can_be_cancelled_and_frees_the_engine() -> None:  # C40
 
 async def test_one_that_was_not_in_the_background_cannot_be_cancelled() -> None:
     async with storing("Hello.") as served:
-        made = (await served.client.post(PATH, said("Hi [[script:s0]]"))).json
+        made = (await served.client.post(PATH, request_body("Hi [[script:s0]]"))).json
         reply = await served.client.post(f"{PATH}/{made['id']}/cancel", b"")
         assert refused(reply, 400, None, None) == "Cannot cancel a synchronous response."
         reply = await served.client.get(f"{PATH}/{made['id']}?stream=true")
@@ -116,10 +118,10 @@ async def test_a_failure_is_the_end_of_the_response(fail_after: int) -> None:  #
 
 async def test_it_needs_the_store() -> None:
     async with storing("Hello.") as served:
-        reply = await served.client.post(PATH, said("Hi", background=True, store=False))
+        reply = await served.client.post(PATH, request_body("Hi", background=True, store=False))
         refused(reply, 400, None, "background")
     async with serving() as served:
-        reply = await served.client.post(PATH, said("Hi", background=True))
+        reply = await served.client.post(PATH, request_body("Hi", background=True))
         refused(reply, 400, None, "background")
 
 
@@ -139,6 +141,6 @@ async def test_the_next_response_goes_on_from_it() -> None:
     async with storing("Hello.", "More.") as served:
         made = await begun(served)
         await over(served, made["id"])
-        reply = await served.client.post(PATH, said("And?", previous_response_id=made["id"]))
+        reply = await served.client.post(PATH, request_body("And?", previous_response_id=made["id"]))
         assert reply.status == 200
         assert reply.json["previous_response_id"] == made["id"]

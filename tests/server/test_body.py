@@ -6,6 +6,8 @@ import gzip
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
+from threading import get_ident
 
 import brotli
 import pytest
@@ -13,6 +15,7 @@ import zstandard
 from starlette.types import Message
 
 from singletree.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
+from singletree.server.answers import request_body
 from singletree.server.answers.request_body import read_body
 
 Compress = Callable[[bytes], bytes]
@@ -41,7 +44,6 @@ async def read(body: bytes, encoding: str, limit: int = 2**20, piece: int = 50_0
 @each_encoding
 async def test_it_is_what_was_compressed(name: str, compress: Compress) -> None:  # C31
     assert await read(compress(PLAIN), name) == PLAIN
-    assert await read(compress(compress(PLAIN)), f"{name}, {name.upper()}") == PLAIN
     assert await read(compress(b""), name) == b""
     assert await read(b"", name) == b""
     assert await read(compress(PLAIN), name, limit=len(PLAIN)) == PLAIN
@@ -85,6 +87,42 @@ async def test_many_members_cost_no_more_than_a_few() -> None:
         await read(gzip.compress(b"") * 20_000, "gzip")
 
 
-async def test_an_encoding_that_is_not_known_is_told_those_that_are() -> None:
+async def test_the_error_for_an_unknown_encoding_names_the_known_ones() -> None:
     with pytest.raises(UnsupportedEncoding, match="gzip, x-gzip, zstd"):
         await read(b"{}", "lzma")
+
+
+@each_encoding
+async def test_several_encodings_are_refused_before_the_body_is_read(name: str, compress: Compress) -> None:
+    with pytest.raises(UnsupportedEncoding, match="has 2 encodings; compress the body once"):
+        await read(compress(compress(PLAIN)), f"{name}, {name.upper()}")
+    assert await read(compress(PLAIN), f"identity, {name}") == PLAIN
+
+
+@each_encoding
+async def test_a_ratio_beyond_the_limit_is_refused(
+    name: str, compress: Compress, set_limits: Callable[..., None]
+) -> None:
+    packed = compress(bytes(4 * 2**20))
+    with pytest.raises(BodyTooLarge, match=r"less than a part in 100 of its size.*--limit compression_ratio"):
+        await read(packed, name, limit=2**26)
+    set_limits(compression_ratio=10**6)
+    assert len(await read(packed, name, limit=2**26)) == 4 * 2**20
+
+
+@each_encoding
+async def test_a_body_is_decompressed_in_a_thread(
+    name: str, compress: Compress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    real = request_body._DECODERS[name]
+
+    def decompress(body: bytes, limit: int) -> bytes:
+        threads.append(get_ident())
+        return real(body, limit)
+
+    monkeypatch.setitem(request_body._DECODERS, name, decompress)
+    random = Random(1).randbytes(10_000)
+    assert await read(compress(random), name) == random
+    assert await read(compress(b"short"), name) == b"short"
+    assert [each == get_ident() for each in threads] == [False, True]

@@ -12,10 +12,10 @@ from singletree import families
 from singletree.conversation import Conversation, Tool
 from singletree.events import Event, FinishReason, TextDelta
 from singletree.parsing.parser import Parser
-from singletree.server.http.completions_route import RawText
-from singletree.server.models.byte_model import byte_tokenizer
+from singletree.server.http.raw_routes import RawText
+from singletree.server.ids import TurnCallIds
 from singletree.server.turn.decoder import TurnDecoder, merge_deltas
-from singletree.server.turn.ids import TurnCallIds
+from singletree.testing.byte_model import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 TOOL = Tool("ls", parameters={"properties": {"path": {"type": "string"}}})

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from singletree.errors import BadConfiguration
-from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.server.models import capsule
-from singletree.server.models.capsule import (
+from singletree.prompts.replay.turn_memory import GenerationPrompt
+from singletree.server.models.catalog import load_models
+from singletree.server.settings.config import Config
+from singletree.server.turns import capsule
+from singletree.server.turns.capsule import (
     Capsules,
     Span,
     Tampered,
@@ -23,8 +25,6 @@ from singletree.server.models.capsule import (
     model_fingerprint,
     parse_keys,
 )
-from singletree.server.models.config import Config
-from singletree.server.models.served_models import load_models
 
 from .serving import TEMPLATE, TOKENIZER
 from .test_config import read
@@ -130,7 +130,7 @@ def test_no_two_are_alike() -> None:
     assert capsules().seal(SPAN) != capsules().seal(SPAN)
 
 
-def test_it_tells_nothing() -> None:
+def test_it_reports_nothing() -> None:
     text = array("I", b"attack at dawn" * 20)
     data = base64.urlsafe_b64decode(capsules().seal(Span(b"the turn", 0, True, OPENING, text))[12:] + "==")
     assert b"dawn" not in data
@@ -202,13 +202,13 @@ def test_without_a_key_each_process_has_its_own() -> None:
 def test_without_the_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     capsule._cipher.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
-    said: list[str] = []
-    assert load_capsules((), b"model", strict=True, report=said.append) is None
-    assert len(said) == 1
-    assert "pip install cryptography" in said[0]
+    lines: list[str] = []
+    assert load_capsules((), b"model", strict=True, report=lines.append) is None
+    assert len(lines) == 1
+    assert "pip install cryptography" in lines[0]
 
 
-def test_the_fingerprint_tells_models_apart() -> None:
+def test_different_models_have_different_fingerprints() -> None:
     here = model_fingerprint("m", TOKENIZER, TEMPLATE.source)
     assert here == model_fingerprint("m", TOKENIZER, TEMPLATE.source)
     assert here != model_fingerprint("n", TOKENIZER, TEMPLATE.source)

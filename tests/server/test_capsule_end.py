@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Text, Tool, ToolCall, Turn
-from singletree.engines.scripted.scripts import Script
-from singletree.server.models.capsule import PREFIX
 from singletree.server.turn.round_trip import survives_round_trip
+from singletree.server.turns.capsule import PREFIX
+from singletree.testing.scripts import Script
 
 from .carrying import (
     CALL,
@@ -26,6 +26,7 @@ from .carrying import (
     carried,
     kept_in,
     last_prompt,
+    moved,
     rewritten,
     server,
     without_words,
@@ -42,15 +43,15 @@ def at_the_end(items: Items) -> list[str]:
     return carried([item for item in items[-1:] if item["type"] in SEALED])
 
 
-async def said_by(path: str, said: str, **more: Any) -> Items:
+async def items_of(path: str, messages: str, **more: Any) -> Items:
     client = Client(path, "[[script:a]] How is it?", stream=True)
-    async with server({"a": Script(said, chunk=3)}) as served:
+    async with server({"a": Script(messages, chunk=3)}) as served:
         return await client.ask(served, **more)
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_it_leaves_behind_a_call_that_the_template_prints_in_another_way(path: str) -> None:
-    items = await said_by(path, ONE)
+    items = await items_of(path, ONE)
     [capsule] = at_the_end(items)
     assert capsule.startswith(PREFIX)
     span = capsules().open(capsule)
@@ -59,23 +60,41 @@ async def test_it_leaves_behind_a_call_that_the_template_prints_in_another_way(p
     assert TOKENIZER.decode(span.token_ids) == ONE[ONE.index("</think>") + len("</think>") :]
 
 
-async def test_a_call_that_comes_back_by_itself_has_none() -> None:
-    """Messages carries arguments as an object, which the template prints as its model was trained to write them."""
-    assert at_the_end(await said_by("/v1/messages", f"{THOUGHT}\n\n{AS_PRINTED}")) == []
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_call_that_comes_back_by_itself_has_none(path: str) -> None:
+    """The template prints arguments that were written again as its model was trained to write them."""
+    assert at_the_end(await items_of(path, f"{THOUGHT}\n\n{AS_PRINTED}")) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_on_chat_arguments_that_javascript_wrote_need_no_capsule(stream: bool) -> None:
+    output = f"<think>\nI need the weather.\n</think>\n\n{AS_PRINTED}"
+    tokens, kept, _ = await chat(output, stream=stream, keep=False)
+    assert kept == tokens
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("said", [f"{THOUGHT}\n\nFine.", f"{ONE}\nAnd that was it."])
-async def test_a_turn_that_ends_in_words_has_none(path: str, said: str) -> None:
+async def test_a_turn_without_calls_has_none(path: str) -> None:
     """Clients read the last block as the answer."""
-    assert at_the_end(await said_by(path, said)) == []
+    assert at_the_end(await items_of(path, f"{THOUGHT}\n\nFine.")) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("output", [f"{ONE}\nAnd that was it.", f"{CALL}\n{THOUGHT}\n\nSo be it."])
+async def test_words_behind_a_call_are_sealed_with_it(output: str, stream: bool) -> None:
+    """Clients read no answer there: they have a call to run."""
+    for path in PATHS:
+        tokens, kept, _ = await moved(path, output, rewritten, stream=stream)
+        assert kept == tokens, path
+    tokens, kept, _ = await chat(output, stream=stream)
+    assert kept == tokens
 
 
 async def test_who_does_not_ask_for_sealed_reasoning_gets_none() -> None:
-    assert at_the_end(await said_by("/v1/responses", ONE, include=[])) == []
-    assert at_the_end(await said_by("/v1/messages", CALL)) == []
+    assert at_the_end(await items_of("/v1/responses", ONE, include=[])) == []
+    assert at_the_end(await items_of("/v1/messages", CALL)) == []
     asked = {"type": "enabled", "budget_tokens": 1024}
-    assert at_the_end(await said_by("/v1/messages", CALL, thinking=asked)) != []
+    assert at_the_end(await items_of("/v1/messages", CALL, thinking=asked)) != []
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -120,17 +139,17 @@ def chat_turn(body: bytes, *, stream: bool) -> dict[str, Any]:
     return message
 
 
-async def chat(said: str, *, stream: bool, keep: bool = True, change: bool = False) -> tuple[int, int, Any]:
+async def chat(output: str, *, stream: bool, keep: bool = True, change: bool = False) -> tuple[int, int, Any]:
     """A turn on one server, the next on another: (its tokens, how many came back in place, the answer)."""
     tool = {"type": "function", "function": FUNCTION}
     messages: Items = [{"role": "user", "content": "[[script:a,b]] How is it?"}]
     given = {"model": MODEL, "tools": [tool], "stream": stream}
-    scripts: dict[str, str | Script] = {"a": said, "b": "Fine."}
+    scripts: dict[str, str | Script] = {"a": output, "b": "Fine."}
     async with server(scripts) as served:
         answer = await served.client.post("/v1/chat/completions", {**given, "messages": messages})
         before = last_prompt(served)
     message = chat_turn(answer.body, stream=stream)
-    details = message["reasoning_details"] if keep else message.pop("reasoning_details") and []
+    details = message["reasoning_details"] if keep else message.pop("reasoning_details", None) and []
     for detail in details if change else ():
         detail["data"] = detail["data"][:-2] + ("AA" if detail["data"][-2:] != "AA" else "BB")
     results = [{"role": "tool", "tool_call_id": c["id"], "content": "Sunny."} for c in message["tool_calls"]]
@@ -138,16 +157,16 @@ async def chat(said: str, *, stream: bool, keep: bool = True, change: bool = Fal
         asked = {**given, "messages": [*messages, message, *results], "stream": False}
         answer = await served.client.post("/v1/chat/completions", asked)
         prompt = last_prompt(served) if served.engine.log else []
-    generated = TOKENIZER.encode(said)
+    generated = TOKENIZER.encode(output)
     return len(generated), kept_in(prompt, before, generated), answer
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("said", [ONE, INTERLEAVED], ids=["one", "interleaved"])
-async def test_on_chat_the_whole_turn_stands_with_its_last_call(said: str, stream: bool) -> None:
-    tokens, kept, _ = await chat(said, stream=stream)
+@pytest.mark.parametrize("output", [ONE, INTERLEAVED], ids=["one", "interleaved"])
+async def test_on_chat_the_whole_turn_stands_with_its_last_call(output: str, stream: bool) -> None:
+    tokens, kept, _ = await chat(output, stream=stream)
     assert kept == tokens
-    _, kept, _ = await chat(said, stream=stream, keep=False)
+    _, kept, _ = await chat(output, stream=stream, keep=False)
     assert kept < tokens
 
 
@@ -228,11 +247,7 @@ async def test_what_comes_back_by_itself(arguments: str, schema: dict[str, Any],
         speech = served.service.catalog.models[0]
         token_ids = array("I", TOKENIZER.encode(text))
         tools = [Tool("f", "", schema)]
-        assert survives_round_trip(speech, turn, token_ids, "So.\n", tools, as_objects=True) == alike
-        # What the client printed without spaces is what the template prints where arguments are text.
-        assert survives_round_trip(speech, turn, token_ids, "So.\n", tools, as_objects=False) == (
-            arguments in ("{}", '{"a":1}')
-        )
+        assert survives_round_trip(speech, turn, token_ids, "So.\n", tools) == alike
 
 
 async def test_what_is_printed_behind_something_else_does_not_come_back() -> None:
@@ -241,9 +256,9 @@ async def test_what_is_printed_behind_something_else_does_not_come_back() -> Non
     turn = Turn("assistant", (Text("So."), ToolCall("f", "{}", "call_1")))
     async with server({}) as served:
         speech, token_ids = served.service.catalog.models[0], array("I", TOKENIZER.encode(text))
-        assert survives_round_trip(speech, turn, token_ids, "So.\n", [], as_objects=True)
+        assert survives_round_trip(speech, turn, token_ids, "So.\n", [])
         for behind in ("So.", "So.\n\n", "No.\n"):
-            assert not survives_round_trip(speech, turn, token_ids, behind, [], as_objects=True)
+            assert not survives_round_trip(speech, turn, token_ids, behind, [])
 
 
 @pytest.mark.parametrize("stream", [False, True])

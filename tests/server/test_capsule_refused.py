@@ -8,8 +8,8 @@ from itertools import count, repeat
 
 import pytest
 
-from singletree.engines.scripted.scripts import Script
-from singletree.server.models.capsule import Capsules
+from singletree.server.turns.capsule import Capsules
+from singletree.testing.scripts import Script
 
 from .carrying import (
     INTERLEAVED,
@@ -72,7 +72,11 @@ async def test_a_changed_capsule_is_ignored_or_refused(path: str, strict: bool) 
             await client.ask(served)
             assert "I need the weather." not in TOKENIZER.decode(last_prompt(served))
             return
-        given = {"model": MODEL, "max_tokens": 9, "messages" if client.is_messages else "input": client.said}
+        given = {
+            "model": MODEL,
+            "max_tokens": 9,
+            "messages" if client.is_messages else "input": client.messages,
+        }
         refused = await served.client.post(path, given)
     assert refused.status == 400
     error = refused.json["error"]
@@ -102,7 +106,7 @@ async def test_an_edited_turn_stays_edited(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_capsule_of_another_turn_brings_nothing_in_that_was_not_said(path: str) -> None:
+async def test_a_capsule_of_another_turn_brings_nothing_in_that_was_not_written(path: str) -> None:
     """Text and calls of the turn to which it was glued contradict it."""
     client = Client(path, "[[script:a,b]] How is it?", stream=False)
     scripts: dict[str, str | Script] = {
@@ -188,7 +192,7 @@ async def test_the_spans_of_two_turns_are_no_chain(path: str) -> None:
         mine = await client.ask(served)
         client.take(mine)
         others = carried(await client.ask(served))
-    client.said = client.said[:1]
+    client.messages = client.messages[:1]
     client.take(only({0}, mine, iter(others[1:])))
     async with server(scripts) as served:
         await client.ask(served)

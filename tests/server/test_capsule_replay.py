@@ -10,26 +10,25 @@ import pytest
 
 from singletree import families
 from singletree.conversation import Conversation, Reasoning, Text, Turn
-from singletree.engines.scripted.scripts import Script
 from singletree.events import Event, Markup, ReasoningDelta
 from singletree.parsing.parser import parse
-from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.splicing import splice
-from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
+from singletree.prompts.replay.turn_keys import HistoryDigests
+from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt
 from singletree.prompts.tokenizer.encode_prompt import TextSpan
-from singletree.server.models.capsule import PREFIX
+from singletree.server.ids import TurnCallIds
 from singletree.server.turn.decoder import TurnDecoder
-from singletree.server.turn.ids import TurnCallIds
 from singletree.server.turn.recorder import TurnRecorder
+from singletree.server.turns.capsule import PREFIX
+from singletree.testing.scripts import Script
 
 from .carrying import (
     INTERLEAVED,
     LAYOUT,
+    MODEL_OUTPUT,
     MUTATIONS,
     ONE,
     PATHS,
-    SAID,
     THOUGHT,
     Client,
     Items,
@@ -41,16 +40,16 @@ from .carrying import (
     server,
     without_words,
 )
-from .serving import TOKENIZER
+from .serving import TOKENIZER, model
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("kind", MODEL_OUTPUT)
 async def test_a_turn_that_was_not_streamed_comes_back_whole(
-    path: str, mutate: Callable[[Items], Items], said: str
+    path: str, mutate: Callable[[Items], Items], kind: str
 ) -> None:  # C3 C34
-    tokens, kept, _ = await moved(path, SAID[said], mutate, stream=False)
+    tokens, kept, _ = await moved(path, MODEL_OUTPUT[kind], mutate, stream=False)
     assert kept == tokens
 
 
@@ -75,23 +74,23 @@ def echoing(items: Items) -> Items:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mutate", [without_text, echoing], ids=lambda m: m.__name__)
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("kind", MODEL_OUTPUT)
 async def test_a_sealed_turn_that_comes_back_in_part_is_whole(
-    path: str, mutate: Callable[[Items], Items], said: str
+    path: str, mutate: Callable[[Items], Items], kind: str
 ) -> None:  # C3 C34
-    tokens, kept, _ = await moved(path, SAID[said], mutate, stream=False)
+    tokens, kept, _ = await moved(path, MODEL_OUTPUT[kind], mutate, stream=False)
     assert kept == tokens
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("kind", MODEL_OUTPUT)
 @pytest.mark.parametrize("chunk", [1, 7, 10_000])
 async def test_a_streamed_turn_comes_back_whole(
-    path: str, mutate: Callable[[Items], Items], said: str, chunk: int
+    path: str, mutate: Callable[[Items], Items], kind: str, chunk: int
 ) -> None:  # C3 C34
     """However many tokens the engine gives at once, a capsule ends with its thought, and the last with the turn."""
-    tokens, kept, prompt = await moved(path, Script(SAID[said], chunk=chunk), mutate, stream=True)
+    tokens, kept, prompt = await moved(path, Script(MODEL_OUTPUT[kind], chunk=chunk), mutate, stream=True)
     assert kept == tokens, prompt
 
 
@@ -128,8 +127,8 @@ async def test_a_whole_session_goes_from_replica_to_replica(path: str) -> None:
         async with server(scripts) as served:
             client.take(without_words(await client.ask(served)))
             prompts.append(last_prompt(served))
-    for before, after, said in zip(prompts, prompts[1:], scripts.values(), strict=False):
-        generated = TOKENIZER.encode(str(said))
+    for before, after, output in zip(prompts, prompts[1:], scripts.values(), strict=False):
+        generated = TOKENIZER.encode(str(output))
         assert kept_in(after, before, generated) == len(generated)
 
 
@@ -153,12 +152,10 @@ async def test_hidden_thoughts_carry_their_capsule() -> None:
         assert THOUGHT in TOKENIZER.decode(last_prompt(served))
 
 
-async def test_a_turn_that_a_stop_string_cut_is_sealed_as_far_as_it_was_said() -> None:
+async def test_a_turn_that_a_stop_string_cut_is_sealed_as_far_as_it_was_written() -> None:
     client = Client("/v1/messages", "[[script:a]] How is it?", stream=False)
     async with server({"a": ONE}) as served:
-        inside = await client.ask(served, stop_sequences=["the weather"])
         behind = await client.ask(served, stop_sequences=["check"])
-    assert carried(inside) == []
     span = capsules().open(carried(behind)[0])
     assert span is not None
     assert TOKENIZER.decode(span.token_ids) == THOUGHT
@@ -171,7 +168,7 @@ async def test_a_sealed_thought_of_an_earlier_loop_comes_back_from_the_memory_to
     async with server({"a": ONE, "b": "Fine."}) as served:
         client.take(without_words(await client.ask(served)))
         before = last_prompt(served)
-        client.said.append({"role": "user", "content": "And now?"})
+        client.messages.append({"role": "user", "content": "And now?"})
         await client.ask(served)
         generated = TOKENIZER.encode(ONE)
         assert kept_in(last_prompt(served), before, generated) == len(generated)
@@ -185,13 +182,13 @@ def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) 
     turn = Turn("assistant", (Reasoning("\nHm.\n"),))
     known = GeneratedTurn(turn, GenerationPrompt("<|im_start|>assistant\n"), array("I", [7]), ending=ends)
     text = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\nHm.\n</think>\n\nYes.<|im_end|>\n"
-    said = (Turn("user", (Text("x"),)), replace(turn, parts=(*turn.parts, Text("Yes."))))
+    generated = (Turn("user", (Text("x"),)), replace(turn, parts=(*turn.parts, Text("Yes."))))
     assert LAYOUT is not None
 
     def read(text: str, opened: str) -> Turn:
         return parse(families.get("qwen3"), text, (), opened)
 
-    head, token_ids, rest = splice(text, said, {1: known}, LAYOUT, read).pieces
+    head, token_ids, rest = splice(text, generated, {1: known}, LAYOUT, read).pieces
     assert token_ids == array("I", [7])
     assert isinstance(head, TextSpan)
     assert isinstance(rest, TextSpan)
@@ -199,7 +196,7 @@ def test_the_white_space_behind_a_beginning_is_there_once(ends: str, kept: str) 
     assert head.text_in(text).endswith("assistant\n")
 
 
-class Said:
+class GivenEvents:
     """A parser that makes one event of each token, whatever it is."""
 
     in_reasoning = True
@@ -219,24 +216,23 @@ class Said:
 
 def test_spans_are_counted_as_clients_see_them() -> None:
     """A thought without a word is none, to the encoders as to the recorder."""
-    said: list[Event] = [
+    pieces: list[Event] = [
         ReasoningDelta("", ""),
         Markup("</think>"),
         ReasoningDelta("Hm.", "Hm."),
         Markup("</think>"),
     ]
-    decoder = TurnDecoder(Said(said), TOKENIZER.new_detokenizer(), TurnCallIds(Conversation(())))
+    decoder = TurnDecoder(GivenEvents(pieces), TOKENIZER.new_detokenizer(), TurnCallIds(Conversation(())))
     recorder = TurnRecorder(
-        TurnMemory(2**20),
+        model(None, capsules=capsules()),
         GenerationPrompt(),
         [],
         HistoryDigests(()),
         TurnCallIds(Conversation(())),
         (),
         decoder.turn,
-        capsules=capsules(),
     )
-    for token_id in range(len(said)):
+    for token_id in range(len(pieces)):
         decoder.turn.token_ids.append(token_id)
         decoder.feed([token_id])
     span = capsules().open(recorder.seal(0))

@@ -49,13 +49,13 @@ def test_a_card_is_read_with_the_instructions_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [("a = ", "card.toml"), ("colour = 3", "colour"), ("tool_output_tokens = 'many'", "tool_output_tokens")],
 )
-def test_a_card_that_is_none_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_a_card_that_is_none_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "card.toml"
     path.write_text(text)
-    with pytest.raises(BadConfiguration, match=told):
+    with pytest.raises(BadConfiguration, match=expected):
         read_card(path)
     with pytest.raises(BadConfiguration, match="cannot read"):
         read_card(tmp_path / "none.toml")
@@ -70,11 +70,11 @@ def test_policy_is_inherited_and_what_is_the_others_own_is_not(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "expected"),
     [("gpt-y", "has no 'gpt-y'; it has gpt-x"), ("z=gpt-x", "not a name of this model; its names are m")],
 )
-def test_a_profile_that_is_none_is_refused(tmp_path: Path, wanted: str, told: str) -> None:
-    with pytest.raises(BadConfiguration, match=told):
+def test_a_profile_that_is_none_is_refused(tmp_path: Path, wanted: str, expected: str) -> None:
+    with pytest.raises(BadConfiguration, match=expected):
         read_profiles(catalog(tmp_path), [wanted], ["m"])
     with pytest.raises(BadConfiguration, match="needs --codex-catalog"):
         read_profiles(None, [wanted], ["m"])
@@ -98,6 +98,6 @@ async def test_codex_finds_every_name_of_the_model_and_others_the_first() -> Non
 async def test_efforts_are_those_of_the_template_unless_the_card_says_others() -> None:
     async with serving() as served:
         assert served.model.info().reasoning_efforts == ()
-        told = replace(served.model, card=Card(reasoning_efforts=("low",), default_effort="low"))
-        assert told.info().reasoning_efforts == ("low",)
-        assert told.info().default_effort == "low"
+        with_efforts = replace(served.model, card=Card(reasoning_efforts=("low",), default_effort="low"))
+        assert with_efforts.info().reasoning_efforts == ("low",)
+        assert with_efforts.info().default_effort == "low"

@@ -8,9 +8,9 @@ import pytest
 
 from conformance.sdk import openai_sdk
 from protocols.grammar_chat import Grammar
-from singletree.engines.scripted.scripts import Script
 from singletree.prompts.template.chat_template import ChatTemplate
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
+from singletree.testing.scripts import Script
 
 from .memory import events
 from .serving import MODEL, TOKENIZER, Served, body, serving
@@ -59,10 +59,10 @@ OPENINGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("last", "fields", "end"), OPENINGS)
 async def test_how_the_answer_is_opened(last: Any, fields: dict[str, Any], end: str) -> None:  # C36
-    said = [USER, last] if last is not USER else [USER]
+    written = [USER, last] if last is not USER else [USER]
     async with serving() as served:
-        assert await prompted(served, *said, **fields) == ASKED + end
-        tokens = (await served.client.post("/tokenize", {"messages": said, **fields})).json["tokens"]
+        assert await prompted(served, *written, **fields) == ASKED + end
+        tokens = (await served.client.post("/tokenize", {"messages": written, **fields})).json["tokens"]
     assert TOKENIZER.decode(tokens) == ASKED + end, "it is counted as it is asked"
 
 
@@ -125,7 +125,7 @@ SAMPLING = {
 }
 
 
-async def test_how_tokens_are_drawn_reaches_the_engine() -> None:
+async def test_sampling_settings_reach_the_engine() -> None:
     async with serving() as served:
         await prompted(served, USER, **SAMPLING, logit_bias={"65": -100}, stop="END", max_completion_tokens=5)
         sampling = served.engine.log[-1].sampling
@@ -171,7 +171,7 @@ async def test_calls_have_their_indices_and_ids(chunk: int) -> None:  # C9 C13
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5])
-async def test_no_part_of_a_marker_is_told_and_what_looks_like_one_is(chunk: int) -> None:  # C17 C18
+async def test_no_part_of_a_marker_is_reported_and_what_looks_like_one_is(chunk: int) -> None:  # C17 C18
     quoted = "if a < b: `<tool_call>` or <tool_cal"
     script = f"<think>\nHm.\n</think>\n\n{quoted} <tool_call>\nno call\n</tool_call> then\n{written('read')}"
     asked = body(PATH, "[[script:s]]", tools=[READ])
@@ -213,7 +213,7 @@ async def test_where_reasoning_is(flag: Any, sent: dict[str, Any], fields: set[s
     assert {name for delta in deltas for name in delta} - {"role", "content"} == fields
 
 
-async def test_counts_are_told_all_along_on_request() -> None:
+async def test_counts_are_reported_all_along_on_request() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": True}
     asked = body(PATH, "[[script:s]]", stream=True, stream_options=options)
     async with serving({"s": THOUGHT}) as served:

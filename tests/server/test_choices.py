@@ -11,8 +11,8 @@ import pytest
 from conformance.sdk import openai_sdk
 from protocols import grammar_chat
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.scripted.scripts import Script
 from singletree.errors import EngineFailed
+from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
 from .memory import events
@@ -51,8 +51,8 @@ async def test_a_whole_body_has_every_choice() -> None:
         several = (await served.client.post(CHAT, body(CHAT, "x", seed=7, n=3))).json
     assert engine.seeds == [7, 7, 6, 5]
     assert len(set(engine.ids)) == 4, "engines tell generations by their ids"
-    said = [(choice["index"], choice["message"]["content"]) for choice in several["choices"]]
-    assert said == [(0, "choice 7"), (1, "choice 6"), (2, "choice 5")]
+    answer = [(choice["index"], choice["message"]["content"]) for choice in several["choices"]]
+    assert answer == [(0, "choice 7"), (1, "choice 6"), (2, "choice 5")]
     usage, alone = several["usage"], one["usage"]
     assert usage["prompt_tokens"] == alone["prompt_tokens"], "the prompt is one"
     assert usage["completion_tokens"] == 3 * alone["completion_tokens"]
@@ -83,10 +83,10 @@ async def test_each_choice_has_its_own_calls() -> None:  # C13
 
 
 async def test_the_sdk_adds_choices_up() -> None:
-    said: Any = [{"role": "user", "content": "x"}]
+    messages: Any = [{"role": "user", "content": "x"}]
     async with serving(engine=Drawing()) as served, openai_sdk(served.client) as sdk:
-        whole = await sdk.chat.completions.create(model=MODEL, messages=said, n=2, seed=3)
-        async with sdk.chat.completions.stream(model=MODEL, messages=said, n=2, seed=3) as stream:
+        whole = await sdk.chat.completions.create(model=MODEL, messages=messages, n=2, seed=3)
+        async with sdk.chat.completions.stream(model=MODEL, messages=messages, n=2, seed=3) as stream:
             streamed = await stream.get_final_completion()
     assert [choice.message.content for choice in whole.choices] == ["choice 3", "choice 2"]
     assert [choice.message.content for choice in streamed.choices] == ["choice 3", "choice 2"]
@@ -109,7 +109,7 @@ async def test_a_client_that_leaves_frees_all_of_them(stream: bool) -> None:  # 
         asked = body(CHAT, "x", n=3, stream=stream)
         async with served.client.open("POST", CHAT, asked) as (exchange, task):
             await engine.waiting.wait()
-            engine.say(Chunk([65]), Chunk([66]), Chunk([67]))
+            engine.emit(Chunk([65]), Chunk([66]), Chunk([67]))
             await engine.waiting.wait()
             exchange.leave()
             await asyncio.wait_for(task, 2)
@@ -128,13 +128,13 @@ class Failing(Drawing):
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """See ``Engine``."""
-        told = 0
+        count = 0
         self.running += 1
         try:
             async for chunk in super().generate(job):
-                if job.sampling.seed == 6 and told > self.after:
+                if job.sampling.seed == 6 and count > self.after:
                     raise EngineFailed("the engine died")
-                told += 1
+                count += 1
                 yield chunk
                 if job.sampling.seed == 7:
                     await asyncio.sleep(0.001)
@@ -151,8 +151,8 @@ async def test_one_that_fails_loses_nothing_of_the_others() -> None:  # C39
     assert [choice.finish_reason for choice in choices] == ["stop", None, "stop"]
     assert [choice.error is None for choice in choices] == [True, False, True]
     assert choices[1].error is not None
-    said = "choice 1 of 3 failed, the others are complete: the engine died"
-    assert choices[1].error["message"].endswith(said)
+    warning = "choice 1 of 3 failed, the others are complete: the engine died"
+    assert choices[1].error["message"].endswith(warning)
 
 
 async def test_one_that_fails_is_no_whole_body() -> None:  # C39
@@ -173,13 +173,13 @@ async def test_a_failure_before_the_first_token_is_a_status(stream: bool) -> Non
     assert reply.status == 500
 
 
-async def test_side_events_say_whose_they_are() -> None:  # C13
+async def test_side_events_name_their_call() -> None:  # C13
     headers = {"x-singletree-tool-dispatch": "1", "x-singletree-reasoning-dispatch": "1"}
     async with serving({"s": f"<think>\nHm.\n</think>\n\n{CALL}"}) as served:
         asked = body(CHAT, "[[script:s]]", n=2, tools=[READ], stream=True)
         reply = await served.client.post(CHAT, asked, headers)
-    said = events(reply.body)
-    calls = [data for name, data in said if name == "tool_call_dispatch"]
+    streamed = events(reply.body)
+    calls = [data for name, data in streamed if name == "tool_call_dispatch"]
     assert [call["choice_index"] for call in calls] == [0, 1]
     assert len({call["tool_call"]["id"] for call in calls}) == 2
-    assert [data["index"] for name, data in said if name == "reasoning_dispatch"] == [0, 1]
+    assert [data["index"] for name, data in streamed if name == "reasoning_dispatch"] == [0, 1]

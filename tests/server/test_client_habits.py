@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from singletree import families
-from singletree.engines.scripted.engine import ScriptedEngine
+from singletree.prefix_breaks.causes import CAUSES
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
-from singletree.server.models import byte_model
-from singletree.server.sessions.break_causes import CAUSES
+from singletree.testing import byte_model
+from singletree.testing.scripted_engine import ScriptedEngine
 
 from .carrying import Client as Carrier
 from .forging import speech, vocabulary
@@ -71,8 +71,8 @@ def thought_in_tags(message: Body) -> list[Body]:
 def in_two_messages(message: Body) -> list[Body]:
     """Open Interpreter, goose."""
     calls = message.get("tool_calls")
-    said = {name: value for name, value in message.items() if name != "tool_calls"}
-    return [said, {"role": "assistant", "content": None, "tool_calls": calls}] if calls else [said]
+    fields = {name: value for name, value in message.items() if name != "tool_calls"}
+    return [fields, {"role": "assistant", "content": None, "tool_calls": calls}] if calls else [fields]
 
 
 def first_call_alone(message: Body) -> list[Body]:
@@ -83,9 +83,34 @@ def first_call_alone(message: Body) -> list[Body]:
 def respelled(message: Body) -> list[Body]:
     calls = []
     for each in message.get("tool_calls") or []:
-        spelled = json.dumps(json.loads(each["function"]["arguments"]), separators=(",", ":"))
+        spelled = json.dumps(json.loads(each["function"]["arguments"]), indent=1)
         calls.append(each | {"function": each["function"] | {"arguments": spelled}})
     return [message | {"tool_calls": calls}]
+
+
+def calls_in_python(message: Body) -> list[Body]:
+    """smolagents, which joins neighbouring messages of one role with a line break."""
+    calls = [
+        {
+            "id": each["id"],
+            "type": "function",
+            "function": each["function"] | {"arguments": json.loads(each["function"]["arguments"])},
+        }
+        for each in message.get("tool_calls") or []
+    ]
+    if not calls:
+        return [message]
+    return [{"role": "assistant", "content": f"{message['content']}\nCalling tools:\n{calls}"}]
+
+
+def interrupted(message: Body) -> list[Body]:
+    """A reminder between the words and the calls."""
+    calls = message.get("tool_calls")
+    fields = {name: value for name, value in message.items() if name != "tool_calls"}
+    reminder = {"role": "user", "content": "Go on with the plan."}
+    return (
+        [fields, reminder, {"role": "assistant", "content": None, "tool_calls": calls}] if calls else [fields]
+    )
 
 
 def other_words(message: Body) -> list[Body]:
@@ -102,6 +127,8 @@ HABITS: dict[str, tuple[str, Habit, str]] = {
     "first call alone": ("turn", first_call_alone, "answer_in_part"),
     "thought as words": ("turn", thought_as_words, "reasoning_as_text"),
     "thought in tags": ("turn", thought_in_tags, "reasoning_as_text"),
+    "calls in Python": ("turn", calls_in_python, "calls_as_text"),
+    "interrupted": ("turn", interrupted, "answer_interrupted"),
     "other spelling": ("turn", respelled, "answer_respelled"),
     "other words": ("turn", other_words, "answer_rewritten"),
 }
@@ -113,22 +140,22 @@ class Client:
 
     def __init__(self, served: Served, question: str, habit: Habit) -> None:
         self._served, self._habit = served, habit
-        self.said: list[Body] = [{"role": "user", "content": question}]
+        self.messages: list[Body] = [{"role": "user", "content": question}]
 
     async def step(self, **more: Any) -> dict[str, str]:
         """One turn and its results, or the next question; the headers of its answer."""
-        asked = {"model": MODEL, "messages": self.said, "tools": [TOOL], **more}
+        asked = {"model": MODEL, "messages": self.messages, "tools": [TOOL], **more}
         reply = await self._served.client.post(
             CHAT, asked, headers={"x-session-id": "s", "x-singletree-explain": "1"}
         )
         assert reply.status == 200, reply.body
         message = reply.json["choices"][0]["message"]
         returned = self._habit(message)
-        self.said += returned
+        self.messages += returned
         calls = [each for one in returned for each in one.get("tool_calls") or []]
-        self.said += [{"role": "tool", "tool_call_id": each["id"], "content": "a.txt"} for each in calls]
+        self.messages += [{"role": "tool", "tool_call_id": each["id"], "content": "a.txt"} for each in calls]
         if not calls:
-            self.said.append({"role": "user", "content": "and now?"})
+            self.messages.append({"role": "user", "content": "and now?"})
         return dict(reply.headers)
 
 
@@ -163,8 +190,8 @@ async def test_neighbouring_messages_are_one_turn_without_any_memory() -> None:
 async def test_a_habit_is_no_break_where_the_turn_is_put_back(name: str) -> None:
     script, habit, expected = HABITS[name]
     headers = await second_prompt(script, habit, memory=2**20)
-    if expected == "answer_rewritten":
-        assert cause(headers) == expected
+    if expected in ("answer_rewritten", "calls_as_text", "answer_interrupted"):
+        assert cause(headers) == expected, "it is rendered as the client has it"
     else:
         assert headers["x-singletree-course"] == "appended"
 
@@ -207,7 +234,7 @@ async def test_habits_are_named_on_the_other_protocols(
         await client.ask(served)
         [session] = served.service.sessions
     broken = session.steps[-1].broken
-    assert ("" if broken is None else broken.cause.name) == expected
+    assert ("" if broken is None else broken.cause) == expected
 
 
 @pytest.mark.parametrize("form", ["{}\n", "<think>\n{}\n</think>\n\n"], ids=["words", "tags"])
@@ -219,8 +246,8 @@ async def test_each_thought_of_a_turn_as_words_in_its_place(path: str, form: str
         if item["type"] == "thinking":
             return {"type": "text", "text": form.format(item["thinking"].strip())}
         if item["type"] == "reasoning":
-            said = "".join(part["text"] for part in item["content"])
-            content = [{"type": "output_text", "text": form.format(said.strip())}]
+            written = "".join(part["text"] for part in item["content"])
+            content = [{"type": "output_text", "text": form.format(written.strip())}]
             return {"type": "message", "role": "assistant", "content": content}
         return item
 
@@ -231,7 +258,7 @@ async def test_each_thought_of_a_turn_as_words_in_its_place(path: str, form: str
         [session] = served.service.sessions
     broken = session.steps[-1].broken
     assert broken is not None
-    assert broken.cause.name == "reasoning_as_text"
+    assert broken.cause == "reasoning_as_text"
 
 
 FORGETFUL = byte_model.CHAT_TEMPLATE.replace(
@@ -268,8 +295,8 @@ async def test_reasoning_of_the_next_turn_is_not_that_of_a_short_answer(
     """The answer is so short that the next turn's opened reasoning stands right behind the break."""
     template = load_chat_template(TOKENIZER, source.rpartition("{%- if add_generation_prompt")[0] + OPENS)
     given: dict[str, Any] = {"template": template, "layout": template.layout(TOKENIZER)}
-    said = {"end": "It is.\n</think>\n\nOk."}
-    async with serving(said, memory=TurnMemory(memory) if memory else None, **given) as served:
+    fields = {"end": "It is.\n</think>\n\nOk."}
+    async with serving(fields, memory=TurnMemory(memory) if memory else None, **given) as served:
         client = Client(served, "[[script:end]] hi", habit)
         causes = [cause(await client.step()) for _ in range(3)]
     if source == FORGETFUL:
@@ -293,15 +320,15 @@ async def test_a_marker_of_reasoning_that_both_prompts_begin_alike(habit: Habit)
     marks = ("start", "end", "message", "channel", "return", "call")
     tokenizer = vocabulary({f"<|{mark}|>": True for mark in marks}, "<|return|>")
     spoken = speech(tokenizer, CHANNELS, families.get("gpt_oss"))
-    said = {
+    fields = {
         "end": "<|channel|>analysis<|message|>It is.<|end|><|start|>assistant<|channel|>final<|message|>Ok."
     }
     engine = ScriptedEngine(
         tokenizer.encode,
         tokenizer.decode,
-        said,
+        fields,
         end_token_id=tokenizer.added_tokens["<|return|>"],
-        default=said["end"],
+        default=fields["end"],
     )
     given: dict[str, Any] = {"tokenizer": tokenizer, "template": spoken.template, "layout": spoken.layout}
     async with serving(engine=engine, family=spoken.family, **given) as served:
@@ -324,7 +351,7 @@ async def test_a_client_that_clears_thoughts_is_blamed_where_the_template_would_
     async with serving(SCRIPTS, **given) as served:
         client = Client(served, "[[script:turn,end]] hi", whole)
         causes = [cause(await client.step()) for _ in range(2)]
-        for message in client.said:
+        for message in client.messages:
             message.pop("reasoning_content", None)
         causes.append(cause(await client.step()))
     assert causes == ["", "", expected]
@@ -409,7 +436,7 @@ async def test_calls_and_results_as_text(memory: int, spaces: str) -> None:
     async with serving({**SCRIPTS, "turn": turn}, memory=kept, layout=LAYOUT) as served:
         client = Client(served, "[[script:turn,end]] hi", calls_as_text)
         await client.step(tools=[])
-        client.said[-1] = {"role": "user", "content": f"{RESPONSE}\n{RESPONSE}"}
+        client.messages[-1] = {"role": "user", "content": f"{RESPONSE}\n{RESPONSE}"}
         headers = await client.step(tools=[])
     assert cause(headers) in ("calls_as_text", "" if memory else "calls_as_text")
 

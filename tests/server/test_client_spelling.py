@@ -15,8 +15,8 @@ ARGUMENTS = {
     "content": 'x = {"a": [1, 2]}\n' * 20,
     "opts": {"í": [1.5, None, True, {}], "n": 3},
 }
-SAID = json.dumps({"name": "get_weather", "arguments": ARGUMENTS}, ensure_ascii=False)
-CALL = f"<tool_call>\n{SAID}\n</tool_call>"
+MODEL_OUTPUT = json.dumps({"name": "get_weather", "arguments": ARGUMENTS}, ensure_ascii=False)
+CALL = f"<tool_call>\n{MODEL_OUTPUT}\n</tool_call>"
 SPELLINGS: dict[str, dict[str, Any]] = {
     "JavaScript": {"separators": (",", ":"), "ensure_ascii": False},
     "Python": {"separators": (",", ":")},
@@ -25,17 +25,17 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("said", [f"{THOUGHT}\n\nSo.\n{CALL}", f"So.\n{CALL}\n{CALL}", CALL])
-async def test_a_call_has_the_separators_of_the_template(spelling: str, said: str) -> None:
+@pytest.mark.parametrize("output", [f"{THOUGHT}\n\nSo.\n{CALL}", f"So.\n{CALL}\n{CALL}", CALL])
+async def test_a_call_has_the_separators_of_the_template(spelling: str, output: str) -> None:
     client = Client("/v1/messages", "[[script:a,b]] How is it?", stream=False)
-    async with serving({"a": said, "b": "Fine."}, memory=None) as served:
+    async with serving({"a": output, "b": "Fine."}, memory=None) as served:
         items: Items = await client.ask(served)
         before = last_prompt(served)
         client.take(items)
         tool = {"name": "get_weather", "description": "", "input_schema": {"type": "object"}}
-        body = {"model": "org/test-model", "messages": client.said, "tools": [tool], "max_tokens": 4000}
+        body = {"model": "org/test-model", "messages": client.messages, "tools": [tool], "max_tokens": 4000}
         written = json.dumps(body, **SPELLINGS[spelling]).encode()
         answer = await served.client.request("POST", "/v1/messages", written, {})
         assert answer.status == 200, answer.body
-        generated = TOKENIZER.encode(said)
+        generated = TOKENIZER.encode(output)
         assert kept_in(last_prompt(served), before, generated) == len(generated)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from conformance.sdk import openai_sdk
-from singletree.engines.scripted.scripts import Script
-from singletree.server.models.capsule import Capsules
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
 from singletree.server.storage.response_store import Store
+from singletree.server.turns.capsule import Capsules
+from singletree.testing.scripts import Script
 
 from .carrying import capsules, server
 from .memory import events
@@ -56,8 +56,8 @@ def prompt(served: Served, number: int = -1) -> str:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_trigger_is_answered_with_one_item_that_stands_for_what_was_done(stream: bool) -> None:
     async with serving(SCRIPTS, capsules=capsules()) as served:
-        said = await loop(served, stream=stream)
-        made = await ask(served, [*said, TRIGGER], stream=stream)
+        answer = await loop(served, stream=stream)
+        made = await ask(served, [*answer, TRIGGER], stream=stream)
         assert [item["type"] for item in made["output"]] == ["compaction"]
         assert made["status"] == "completed"
         assert made["usage"]["output_tokens"] > 0
@@ -69,15 +69,15 @@ async def test_a_trigger_is_answered_with_one_item_that_stands_for_what_was_done
         shown = prompt(served)
         assert shown.index("Be brief.") < shown.index("List. ") < shown.index(SUMMARY)
         # What was not cut off before the summary is not shown twice either.
-        await ask(served, [*said, TRIGGER, *made["output"]], stream=stream)
+        await ask(served, [*answer, TRIGGER, *made["output"]], stream=stream)
         assert prompt(served) == shown
         assert "notes.txt\n" not in shown
 
 
 async def test_it_is_no_break_of_the_prefix() -> None:  # C25
     async with server({**SCRIPTS}, capsules()) as served:
-        said = await loop(served, prompt_cache_key="s")
-        made = await ask(served, [*said, TRIGGER], prompt_cache_key="s")
+        answer = await loop(served, prompt_cache_key="s")
+        made = await ask(served, [*answer, TRIGGER], prompt_cache_key="s")
         await ask(served, [*HEAD, *made["output"]], prompt_cache_key="s")
         session = served.service.sessions.get("s")
         assert session is not None
@@ -86,9 +86,9 @@ async def test_it_is_no_break_of_the_prefix() -> None:  # C25
 
 async def test_a_later_summary_takes_the_place_of_an_earlier_one() -> None:
     async with serving(SCRIPTS, capsules=capsules()) as served:
-        said = await loop(served)
-        first = await ask(served, [*said, TRIGGER])
-        second = await ask(served, [*said, TRIGGER])
+        answer = await loop(served)
+        first = await ask(served, [*answer, TRIGGER])
+        second = await ask(served, [*answer, TRIGGER])
         await ask(served, [*HEAD, *first["output"], {"role": "user", "content": "And?"}, *second["output"]])
         assert prompt(served).count(SUMMARY) == 1
         await ask(served, [*HEAD, *first["output"], {"role": "user", "content": "And?"}])
@@ -110,14 +110,14 @@ async def test_any_server_with_the_key_can_open_it() -> None:
 @pytest.mark.parametrize("strict", [False, True])
 async def test_one_that_was_changed_is_refused_by_a_strict_server_and_ignored_by_others(strict: bool) -> None:
     async with serving(SCRIPTS, capsules=capsules(strict=strict)) as served:
-        said = await loop(served)
-        [item] = (await ask(served, [*said, TRIGGER]))["output"]
+        answer = await loop(served)
+        [item] = (await ask(served, [*answer, TRIGGER]))["output"]
         sealed = item["encrypted_content"]
         item = item | {"encrypted_content": sealed[:-5] + ("A" if sealed[-5] != "A" else "B") + sealed[-4:]}
-        reply = await served.client.post(PATH, {"model": MODEL, "input": [*said, item], "tools": TOOLS})
+        reply = await served.client.post(PATH, {"model": MODEL, "input": [*answer, item], "tools": TOOLS})
         if strict:
             assert "send the compaction item back unchanged" in refused(
-                reply, 400, None, f"input.{len(said)}.encrypted_content"
+                reply, 400, None, f"input.{len(answer)}.encrypted_content"
             )
             return
         assert reply.status == 200
@@ -128,21 +128,21 @@ async def test_one_that_was_changed_is_refused_by_a_strict_server_and_ignored_by
 @pytest.mark.parametrize("sealing", [None, capsules(b"o" * 32, strict=True)], ids=["no key", "other key"])
 async def test_one_of_another_server_is_ignored(sealing: Capsules | None) -> None:
     async with serving(SCRIPTS, capsules=capsules()) as served:
-        said = await loop(served)
-        made = await ask(served, [*said, TRIGGER])
+        answer = await loop(served)
+        made = await ask(served, [*answer, TRIGGER])
     async with serving(SCRIPTS, capsules=sealing) as served:
-        await ask(served, [*said, *made["output"]])
+        await ask(served, [*answer, *made["output"]])
         assert SUMMARY not in prompt(served)
         for foreign in ("gAAAAABo", "\ud83d\ude00", ""):
-            await ask(served, [*said, {"type": "compaction", "encrypted_content": foreign}])
+            await ask(served, [*answer, {"type": "compaction", "encrypted_content": foreign}])
 
 
 async def test_a_capsule_of_a_thought_is_no_summary() -> None:
     async with server({**SCRIPTS}, capsules(strict=True)) as served:
-        said = await loop(served)
-        thought = next(item for item in said if item.get("type") == "reasoning")
+        answer = await loop(served)
+        thought = next(item for item in answer if item.get("type") == "reasoning")
         item = {"type": "compaction", "encrypted_content": thought["encrypted_content"]}
-        reply = await served.client.post(PATH, {"model": MODEL, "input": [*said, item], "tools": TOOLS})
+        reply = await served.client.post(PATH, {"model": MODEL, "input": [*answer, item], "tools": TOOLS})
         assert reply.status == 400
 
 
@@ -166,8 +166,8 @@ async def test_what_the_model_wrote_is_made_use_of(written: Any, summary: str) -
 @pytest.mark.parametrize("written", ["", Script("So", fail_after=1)], ids=["nothing", "failure"])
 async def test_without_a_summary_it_fails(written: Any) -> None:  # C39
     async with serving({"call": CALL, "sum": written, "end": ""}, capsules=capsules()) as served:
-        said = await loop(served)
-        body = {"model": MODEL, "input": [*said, TRIGGER], "tools": TOOLS}
+        answer = await loop(served)
+        body = {"model": MODEL, "input": [*answer, TRIGGER], "tools": TOOLS}
         assert (await served.client.post(PATH, body)).status >= 500
         streamed = await served.client.post(PATH, {**body, "stream": True})
         if streamed.status == 200:
@@ -218,9 +218,9 @@ async def test_over_a_websocket_too() -> None:
 
 async def test_the_endpoint_gives_the_conversation_to_go_on_with() -> None:
     async with serving(SCRIPTS, capsules=capsules()) as served, openai_sdk(served.client) as sdk:
-        said: Any = await loop(served, prompt_cache_key="s")
+        answer: Any = await loop(served, prompt_cache_key="s")
         # It has no field for tools: those of the session stand in the prompt all the same.
-        made = await sdk.responses.compact(model=MODEL, input=said, prompt_cache_key="s")
+        made = await sdk.responses.compact(model=MODEL, input=answer, prompt_cache_key="s")
         assert made.object == "response.compaction"
         assert [item.type for item in made.output] == ["message", "message", "compaction"]
         assert made.usage.input_tokens == len(served.engine.log[-1].prompt_token_ids)
@@ -245,7 +245,7 @@ async def test_the_endpoint_is_one_of_the_responses_api() -> None:
         refused(reply, 404, "model_not_found", "model")
 
 
-async def test_a_threshold_is_told_what_to_ask_for_instead() -> None:
+async def test_the_error_for_a_threshold_names_the_alternative() -> None:
     async with serving(SCRIPTS) as served:
         wanted = [{"type": "compaction", "compact_threshold": 1000}]
         reply = await served.client.post(PATH, {"model": MODEL, "input": HEAD, "context_management": wanted})

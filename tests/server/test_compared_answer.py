@@ -10,9 +10,9 @@ import httpx2
 import openai
 import pytest
 
-from singletree.engines.scripted.scripts import Script
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
+from singletree.testing.scripts import Script
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, model, serving
 

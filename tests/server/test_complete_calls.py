@@ -12,12 +12,12 @@ import pytest
 from protocols import grammar_chat, grammar_messages, grammar_responses
 from protocols.shapes import SHAPES, Shape, names
 from singletree.engines.engine import Chunk
-from singletree.engines.scripted.scripts import Script
 from singletree.errors import EngineFailed
 from singletree.events import Event, Markup, TextDelta, ToolCallBroken, ToolCallStart, fold
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
 from singletree.server.turn.complete_calls import HEADER, CompleteCalls
+from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
 from .carrying import LAYOUT
@@ -35,7 +35,7 @@ from .test_generation import (
     outcome,
     stream_or_not,
 )
-from .test_messages_stream import told_by_now
+from .test_messages_stream import sent_by_now
 from .test_stored import storing
 
 LS = ("ls", '{"path": "a"}')
@@ -161,11 +161,11 @@ async def test_a_call_leaves_with_the_token_that_completes_it(path: str) -> None
     async with serving(engine=engine) as served, served.client.open("POST", path, asked) as (exchange, _):
         left = []
         for token in TOKENS:
-            engine.say(Chunk([token]))
-            left.append(await told_by_now(exchange, engine))
-        engine.say(Chunk((), "stop"))
+            engine.emit(Chunk([token]))
+            left.append(await sent_by_now(exchange, engine))
+        engine.emit(Chunk((), "stop"))
         await exchange.rest()
-    ends = [at for at, told in enumerate(left, 1) if any(sign in told for sign in SIGNS)]
+    ends = [at for at, reported in enumerate(left, 1) if any(sign in reported for sign in SIGNS)]
     assert ends == COMPLETE
 
 
@@ -185,13 +185,13 @@ async def test_a_stream_that_holds_a_call_is_alive(path: str) -> None:  # C11
         serving(engine=engine, config=Config(keep_alive_seconds=0.02)) as served,
         served.client.open("POST", path, asked) as (exchange, _),
     ):
-        engine.say(Chunk(TOKENS[: COMPLETE[0] - 1]))
+        engine.emit(Chunk(TOKENS[: COMPLETE[0] - 1]))
         while seen.count(alive.get(path, b": keep-alive")) < 4:
             chunk = await exchange.read()
             assert chunk is not None
             seen += chunk
         assert not any(sign in seen for sign in SIGNS)
-        engine.say(Chunk(TOKENS[COMPLETE[0] - 1 : COMPLETE[0]]), Chunk((), "stop"))
+        engine.emit(Chunk(TOKENS[COMPLETE[0] - 1 : COMPLETE[0]]), Chunk((), "stop"))
         seen += await exchange.rest()
     assert any(sign in seen for sign in SIGNS)
 
@@ -227,9 +227,9 @@ async def test_each_of_several_choices_is_held_by_itself() -> None:
 async def test_a_broken_call_is_no_gap_in_the_dispatched_ones() -> None:
     path, headers = "/v1/chat/completions", {"x-singletree-tool-dispatch": "1"}
     [reply] = await ask(path, Script(f"{BROKEN}\n{CALL}\n{CALL}"), stream=True, headers=headers)
-    told = [data["tool_call"] for name, data in events(reply.body) if name == "tool_call_dispatch"]
-    assert [call["index"] for call in told] == [0, 1]
-    assert [(c["function"]["name"], c["function"]["arguments"]) for c in told] == [LS] * 2
+    dispatched = [data["tool_call"] for name, data in events(reply.body) if name == "tool_call_dispatch"]
+    assert [call["index"] for call in dispatched] == [0, 1]
+    assert [(c["function"]["name"], c["function"]["arguments"]) for c in dispatched] == [LS] * 2
 
 
 async def test_a_response_in_the_background_holds_them_too() -> None:
@@ -268,28 +268,28 @@ def _answered(path: str, asked: dict[str, Any], answer: dict[str, Any]) -> dict[
     return {"messages": [*asked["messages"], turn, more]}
 
 
-def through(said: Iterable[Event], size: int) -> list[Event]:
+def through(pieces: Iterable[Event], size: int) -> list[Event]:
     """``said`` as it leaves when it comes in batches of ``size``."""
-    held, said = CompleteCalls(), list(said)
-    return [event for at in range(0, len(said), size) for event in held.feed(said[at : at + size])]
+    held, pieces = CompleteCalls(), list(pieces)
+    return [event for at in range(0, len(pieces), size) for event in held.feed(pieces[at : at + size])]
 
 
 def complete(shape: Shape) -> list[Event]:
     """The events of ``shape``, a call that is open at its end broken there, as the reader gives them."""
-    said = list(shape.events)
+    written = list(shape.events)
     if any(not call.complete for call in shape.turn.tool_calls):
-        said.append(ToolCallBroken(len(shape.turn.tool_calls) - 1, ""))
-    return said
+        written.append(ToolCallBroken(len(shape.turn.tool_calls) - 1, ""))
+    return written
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("shape", SHAPES, ids=names)
 def test_what_leaves_folds_into_the_same_turn_and_the_same_text(shape: Shape, size: int) -> None:
-    said = complete(shape)
-    left = through(said, size)
-    assert fold(left) == fold(said)
+    written = complete(shape)
+    left = through(written, size)
+    assert fold(left) == fold(written)
     assert not any(isinstance(event, ToolCallBroken) for event in left)
-    assert "".join(event.raw for event in left) == "".join(event.raw for event in said)
+    assert "".join(event.raw for event in left) == "".join(event.raw for event in written)
 
 
 def test_text_alone_passes_as_it_is() -> None:
@@ -298,11 +298,11 @@ def test_text_alone_passes_as_it_is() -> None:
 
 
 @each_protocol
-async def test_a_failure_is_told_behind_a_held_call(path: str) -> None:
+async def test_a_failure_is_reported_behind_a_held_call(path: str) -> None:
     engine = EngineByHand()
     asked = body(path, "x", stream=True, tools=[TOOLS[path]])
     async with serving(engine=engine) as served, served.client.open("POST", path, asked) as (exchange, _):
-        engine.say(Chunk(TOKENS[: COMPLETE[0] - 1]), EngineFailed("gone"))
-        said = await exchange.rest()
-    assert b"gone" in said
-    assert not any(sign in said for sign in SIGNS)
+        engine.emit(Chunk(TOKENS[: COMPLETE[0] - 1]), EngineFailed("gone"))
+        streamed = await exchange.rest()
+    assert b"gone" in streamed
+    assert not any(sign in streamed for sign in SIGNS)

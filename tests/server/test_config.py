@@ -10,8 +10,9 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from singletree.cli import main
+from singletree.cli.flags import SECTIONS, read_settings
 from singletree.errors import BadConfiguration
-from singletree.server.models.config import Config, read_settings
+from singletree.server.settings.config import Config
 
 
 def read(*flags: str) -> Config:
@@ -34,6 +35,18 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def test_each_flag_is_in_one_section_of_the_help() -> None:
+    app = App()
+
+    @app.default
+    def command(config: Config = Config()) -> None:  # noqa: B008
+        """Take the flags."""
+
+    flags = [each for each in app.assemble_argument_collection() if each.parse and each.keys]
+    found = {each.keys[0]: each.parameter.group for each in flags}
+    assert found == {name: (section,) for name, section in SECTIONS.items()}
+
+
 def test_defaults() -> None:
     config = read()
     assert config == Config()
@@ -51,6 +64,61 @@ def test_flag_wins_over_environment_over_file_over_default(
     assert (config.api_key, config.enable_anthropic_api) == (("f",), False)
     monkeypatch.setenv("SINGLETREE_CONFIG", str(file))
     assert read().slots == 2
+
+
+SECRETS: dict[str, tuple[str, Any]] = {
+    "admin-key": ("admin_key", ("one", "two words")),
+    "api-key": ("api_key", ("one", "two words")),
+    "capsule-key": ("capsule_key", ("one", "two words")),
+    "engine-api-key": ("engine_api_key", "one"),
+    "store-url": ("store_url", "one"),
+    "turn-memory-url": ("turn_memory_url", "one"),
+}
+"""Flags whose values other users of the machine must not see, with what is read from a file."""
+
+
+@pytest.mark.parametrize("flag", SECRETS)
+@pytest.mark.parametrize("place", ["flag", "environment", "file"])
+def test_secrets_are_read_from_files(
+    flag: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field, expected = SECRETS[flag]
+    secrets = tmp_path / "secrets"
+    secrets.write_text("one\n" if isinstance(expected, str) else "\n one\r\n\ntwo words\n", encoding="utf-8")
+    more = [] if flag == "capsule-key" else ["--capsule-key", "k"]
+    if place == "flag":
+        config = read(f"--{flag}", f"@{secrets}", *more)
+    elif place == "environment":
+        monkeypatch.setenv("SINGLETREE_" + flag.upper().replace("-", "_"), f"@{secrets}")
+        config = read(*more)
+    else:
+        (tmp_path / "c.toml").write_text(f'{flag} = "@{secrets}"')
+        config = read("--config", str(tmp_path / "c.toml"), *more)
+    assert getattr(config, field) == expected
+
+
+def test_several_secrets_may_come_from_several_places(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one\ntwo")
+    config = read("--api-key", f"@{tmp_path / 'a'}", "--api-key", "three@four", "--engine-api-key", "k@")
+    assert (config.api_key, config.engine_api_key) == (("one", "two", "three@four"), "k@")
+
+
+def test_a_file_of_secrets_that_cannot_be_used_is_named_without_them(tmp_path: Path) -> None:
+    contents = {"empty": b" \n", "large": b"hush\n" * 20_000, "binary": b"\xff\xfe", "two": b"hush\nhush"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for name, reason in {
+        "none": "No such file",
+        "empty": "no secret",
+        "large": "65,536 bytes",
+        "binary": "not text",
+        "two": "2 lines",
+    }.items():
+        with pytest.raises(BadConfiguration) as refused:
+            read("--engine-api-key", f"@{tmp_path / name}")
+        assert refused.value.message.startswith(f"--engine-api-key @{tmp_path / name}: ")
+        assert reason in refused.value.message
+        assert "hush" not in refused.value.message
 
 
 ALIASES: list[tuple[list[str], dict[str, Any]]] = [
@@ -86,6 +154,9 @@ WRONG = [
     (["--port", "x"], '"x"'),
     (["--prt", "1"], "--prt"),
     (["--engine", "magic"], "magic"),
+    (["--context-window", "1"], "give a number from 2 to 2147483648"),
+    (["--keep-alive-seconds", "0"], "give a number from 0.01 to 3600"),
+    (["--turn-memory", "12XB"], "--turn-memory: '12XB' is not a number of bytes"),
 ]
 
 
@@ -124,3 +195,22 @@ def test_arguments_for_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     main(["serve", "--config", str(path), "--", *given])
     assert [config.engine_arguments for config in seen] == [given, ("--dtype", "half", *given)]
     assert (seen[0].engine, seen[1].engine) == ("vllm", "auto")
+
+
+def test_limits_of_a_request_come_from_flag_environment_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('limit = ["stop_strings=7"]')
+    assert read("--config", str(file)).limit == ("stop_strings=7",)
+    monkeypatch.setenv("SINGLETREE_LIMIT", "stop_strings=8, stop_characters=9")
+    assert read("--config", str(file)).limit == ("stop_strings=8", "stop_characters=9")
+    assert read("--limit", "stop_strings=1", "--limit", "stop_characters=2").limit == (
+        "stop_strings=1",
+        "stop_characters=2",
+    )
+
+
+def test_an_unknown_limit_ends_the_start() -> None:
+    with pytest.raises(BadConfiguration, match="no limit has this name"):
+        Config(limit=("nothing=1",))

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from singletree.server.answers.disconnect import ON_DISCONNECT
-from singletree.server.answers.frame_sinks import WRITE_NOW
+from singletree.server.answers.client_link import ON_DISCONNECT, WRITE_NOW
 from singletree.server.http.connection import Connection
 from singletree.server.http.http_server import HttpServer
 
@@ -56,6 +55,9 @@ class MemoryTransport:
 
     def close(self) -> None:
         self._is_closing = True
+
+    def can_write_eof(self) -> bool:
+        return True
 
     def write_eof(self) -> None:
         """Nothing: the end of the answers shows in ``is_closing``."""
@@ -149,6 +151,68 @@ async def test_requests_cut_anywhere_get_the_same_answers() -> None:
     assert without_dates(transport.written) == whole
 
 
+HOST = b"host: localhost\r\n"
+BODY = b"3\r\none\r\n0\r\n\r\n"
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /a HTTP/1.1\r\n" + HOST + HOST, 400),
+        (b"GET /a HTTP/1.1\r\n" + HOST + b"HOST: page.example\r\n", 400),
+        (b"GET /a HTTP/1.1\r\n" + HOST + HOST + UPGRADE, 400),
+        (b"GET /a HTTP/1.0\r\n" + HOST + HOST, 400),
+        (b"GET /a HTTP/1.1\r\n", 400),
+        (b"GET /a HTTP/1.1\r\n" + UPGRADE, 400),
+        (b"GET /a HTTP/2.0\r\n" + HOST, 505),
+        (b"GET /a HTTP/0.9\r\n" + HOST, 505),
+        (b"GET /a HTTP/2.0\r\n" + HOST + UPGRADE, 505),
+        (b"GET http://page.example/a HTTP/1.1\r\n" + HOST, 400),
+        (b"GET http://localhost:80/a HTTP/1.1\r\n" + HOST, 400),
+        (b"GET http://user@localhost/a HTTP/1.1\r\n" + HOST, 400),
+        (b"GET http://page.example/a HTTP/1.0\r\n", 400),
+        (b"GET /a#/b HTTP/1.1\r\n" + HOST, 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip, chunked\r\n", 501),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked, chunked\r\n", 400),
+        (
+            b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+            400,
+        ),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: identity, chunked\r\n", 501),
+        (b"POST /a HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n", 501),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip\r\n", 501),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: \x0bchunked\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: xchunked\r\n", 501),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding : chunked\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nContent-Length: 4\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3, 3\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: +3\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 0x3\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"X: y\r\n Content-Length: 3\r\n", 400),
+    ],
+)
+async def test_a_head_that_a_proxy_may_read_otherwise_is_refused(head: bytes, status: int) -> None:
+    app = Answerer()
+    connection, transport = connect(app)
+    follows = b"GET /smuggled HTTP/1.1\r\n" + HOST + b"\r\n"
+    await give(connection, transport, head + b"\r\n" + BODY + follows)
+    assert transport.written.startswith(b"HTTP/1.1 %d " % status)
+    assert transport.written.count(b"HTTP/1.1 ") == 1
+    assert app.seen == []
+
+
+async def test_a_target_may_have_the_name_of_the_server() -> None:
+    app = Answerer()
+    connection, transport = connect(app)
+    asked = b"GET http://LocalHost:8000/a?b HTTP/1.1\r\nhost: localhost:8000\r\n\r\n"
+    old = b"GET /b HTTP/1.0\r\n\r\n"
+    await give(connection, transport, asked + old)
+    assert [each[1] for each in app.seen] == ["/a", "/b"]
+
+
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_a_client_that_leaves_anywhere_is_noticed(leaves: bool) -> None:
     for at in range(1, len(REQUESTS)):
@@ -174,6 +238,19 @@ async def test_an_answer_that_is_complete_at_once_is_one_write() -> None:
     connection, transport = connect(Answerer())
     await give(connection, transport, b"GET /a HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert transport.writes == 1
+    connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("status", [529, 499])
+async def test_a_status_without_a_phrase_is_sent(status: int) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"busy"})
+
+    connection, transport = connect(answer)
+    await give(connection, transport, b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+    assert transport.written.startswith(b"HTTP/1.1 %d \r\n" % status)
+    assert transport.written.endswith(b"busy")
     connection.connection_lost(None)
 
 

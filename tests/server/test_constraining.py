@@ -68,7 +68,7 @@ async def test_a_strict_schema_that_cannot_be_held_to_is_refused_by_path(
 
 
 @each_protocol
-async def test_the_engine_is_told_in_its_own_words(path: str) -> None:
+async def test_the_engine_gets_it_in_its_own_format(path: str) -> None:
     _, constraint = await asked(path, kinds=("structural_tag", "lark"), tools=[tool(path)])
     assert constraint.kind == "structural_tag"
     assert constraint.value["format"]["type"] == "triggered_tags"
@@ -87,7 +87,7 @@ async def test_an_engine_without_constraints_cannot_force_a_call(path: str) -> N
 
 
 @each_protocol
-async def test_a_format_without_a_marker_is_left_free_and_it_is_said(path: str) -> None:
+async def test_a_format_without_a_marker_is_left_free_and_it_is_reported(path: str) -> None:
     """A user of a native API expects an answer; a refusal would cost every strict request on Llama 3."""
     reply, constraint = await asked(path, tools=[tool(path)], family=families.get("llama3_json"))
     assert (reply.status, constraint) == (200, None)
@@ -151,9 +151,11 @@ async def test_a_format_that_cannot_be_held_to_is_named_as_its_api_does(
     reply, _ = await asked(path, kinds=(), **asks)
     assert reply.status == 400
     assert reply.json["error"]["message"].startswith(f"{field}: the engine behind this model")
-    told, _ = await asked(path, tools=[tool(path, strict=None)], family=families.get("llama3_json"), **asks)
-    assert told.status == 200
-    assert told.headers["x-singletree-warning"].startswith(f"{field}: not enforced beside tools")
+    reported, _ = await asked(
+        path, tools=[tool(path, strict=None)], family=families.get("llama3_json"), **asks
+    )
+    assert reported.status == 200
+    assert reported.headers["x-singletree-warning"].startswith(f"{field}: not enforced beside tools")
 
 
 PATCH = {
@@ -163,7 +165,7 @@ PATCH = {
 }
 
 
-async def test_a_custom_grammar_is_held_to_or_it_is_said_that_it_is_not() -> None:
+async def test_a_custom_grammar_is_held_to_or_it_is_reported_that_it_is_not() -> None:
     reply, constraint = await asked(RESPONSES, tools=[PATCH], family=families.get("qwen3_coder"))
     assert "start: /a+/" in constraint.value
     assert "x-singletree-warning" not in reply.headers
@@ -182,7 +184,7 @@ async def test_a_custom_grammar_that_the_engine_cannot_take_is_left_out() -> Non
     assert "grammars" in reply.headers["x-singletree-warning"]
 
 
-async def test_who_is_told_not_to_think_does_not() -> None:
+async def test_a_model_that_must_not_think_does_not() -> None:
     tools = [tool(CHAT)]
     _, thinks = await asked(CHAT, tools=tools, tool_choice="required")
     _, silent = await asked(CHAT, tools=tools, tool_choice="required", reasoning={"enabled": False})

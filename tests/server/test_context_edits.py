@@ -15,7 +15,7 @@ PATH = "/v1/messages"
 LAYOUT = TEMPLATE.layout(TOKENIZER)
 TOOL = {"name": "ls", "input_schema": {"type": "object"}}
 TOOL_USES = "clear_tool_uses_20250919"
-SAID = (
+MODEL_OUTPUT = (
     '<think>\nA thought.\n</think>\n\n<tool_call>\n{"name": "ls", "arguments": {"path": "a"}}\n</tool_call>'
 )
 
@@ -26,18 +26,18 @@ def managed(*edits: dict[str, Any]) -> dict[str, Any]:
 
 def history(uses: int, size: int = 400) -> list[dict[str, Any]]:
     """A tool loop of so many uses."""
-    said: list[dict[str, Any]] = [{"role": "user", "content": "[[echo:done]]"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "[[echo:done]]"}]
     for at in range(uses):
         call = {"type": "tool_use", "id": f"toolu_{at}", "name": "ls", "input": {"path": str(at)}}
         thought = {"type": "thinking", "thinking": f"thought {at}", "signature": ""}
-        said.append({"role": "assistant", "content": [thought, call]})
+        messages.append({"role": "assistant", "content": [thought, call]})
         result = {"type": "tool_result", "tool_use_id": f"toolu_{at}", "content": str(at) * size}
-        said.append({"role": "user", "content": [result]})
-    return said
+        messages.append({"role": "user", "content": [result]})
+    return messages
 
 
-def asking(said: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "max_tokens": 100, "messages": said, "tools": [TOOL], **more}
+def asking(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 100, "messages": messages, "tools": [TOOL], **more}
 
 
 async def test_the_prompt_the_answer_and_the_count() -> None:  # C27
@@ -56,14 +56,14 @@ async def test_the_prompt_the_answer_and_the_count() -> None:  # C27
     assert prompt.count(PLACEHOLDER) == 3
     assert "000" not in prompt
     assert "444" in prompt
-    [told] = whole["context_management"]["applied_edits"]
-    assert (told["type"], told["cleared_tool_uses"]) == (TOOL_USES, 3)
-    assert told["cleared_input_tokens"] == 3 * (400 - len(PLACEHOLDER)), "a byte is a token here"
+    [reported] = whole["context_management"]["applied_edits"]
+    assert (reported["type"], reported["cleared_tool_uses"]) == (TOOL_USES, 3)
+    assert reported["cleared_input_tokens"] == 3 * (400 - len(PLACEHOLDER)), "a byte is a token here"
     assert stream[-2][1]["context_management"] == whole["context_management"]
     usage = whole["usage"]
     assert count["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert count["context_management"]["original_input_tokens"] == plain["input_tokens"]
-    assert plain["input_tokens"] - count["input_tokens"] == told["cleared_input_tokens"]
+    assert plain["input_tokens"] - count["input_tokens"] == reported["cleared_input_tokens"]
 
 
 async def test_the_prefix_holds_until_the_edit_applies_again() -> None:
@@ -84,18 +84,20 @@ async def test_the_prefix_holds_until_the_edit_applies_again() -> None:
 
 async def test_cleared_thinking_is_not_brought_back_from_memory() -> None:
     clearing = managed({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}})
-    async with serving({"s": SAID, "after": "Done."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+    async with serving(
+        {"s": MODEL_OUTPUT, "after": "Done."}, memory=TurnMemory(2**20), layout=LAYOUT
+    ) as served:
         first = body(PATH, "[[script:s,after]]", tools=[TOOL])
         content = (await served.client.post(PATH, first)).json["content"]
         without = [block for block in content if block["type"] != "thinking"]
         result = {"type": "tool_result", "tool_use_id": without[-1]["id"], "content": "b"}
-        said = [
+        written = [
             *first["messages"],
             {"role": "assistant", "content": without},
             {"role": "user", "content": [result]},
         ]
         for more in ({}, clearing):
-            await served.client.post(PATH, asking(said, **more))
+            await served.client.post(PATH, asking(written, **more))
         restored, cleared = (TOKENIZER.decode(play.prompt_token_ids) for play in list(served.engine.log)[1:3])
     assert "A thought." in restored
     assert "A thought." not in cleared

@@ -14,15 +14,15 @@ from conformance.sdk import anthropic_sdk
 from protocols import grammar_messages
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob, StopKind
-from singletree.engines.queueing import QueueingEngine
-from singletree.engines.routing.pool import MIGRATION_LIMIT, EnginePool
-from singletree.engines.routing.reconnecting import ReconnectingEngine
-from singletree.engines.routing.worker import Worker
+from singletree.engines.pool.health import ReconnectingEngine
+from singletree.engines.pool.policy import Worker
+from singletree.engines.pool.pool import MIGRATION_LIMIT, EnginePool
+from singletree.engines.sharing import QueueingEngine
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, Overloaded
 from singletree.events import WeightVersion
-from singletree.server.models import catalog
-from singletree.server.models.config import Config
-from singletree.server.models.served_models import load_models
+from singletree.server.models.catalog import load_models
+from singletree.server.models.model import serve_workers
+from singletree.server.settings.config import Config
 
 from .memory import Reply
 from .serving import MODEL, TEMPLATE, TOKENIZER, body, serving
@@ -213,14 +213,19 @@ async def test_the_client_reads_one_turn(path: str, stream: bool) -> None:  # C3
 
 
 async def test_the_sdk_accumulates_a_turn_of_two_engines() -> None:  # C39
-    said: Any = [{"role": "user", "content": "x"}]
+    messages: Any = [{"role": "user", "content": "x"}]
     engine = Mortal(30)
     layout = TEMPLATE.layout(TOKENIZER)
     async with (
         serving(engine=pool(engine), layout=layout) as served,
         anthropic_sdk(served.client) as sdk,
     ):
-        asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "tools": [TOOLS["/v1/messages"]]}
+        asked: Any = {
+            "model": MODEL,
+            "max_tokens": 500,
+            "messages": messages,
+            "tools": [TOOLS["/v1/messages"]],
+        }
         async with sdk.messages.stream(**asked) as stream:
             message = await stream.get_final_message()
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
@@ -236,7 +241,7 @@ async def test_a_model_is_loaded_so_that_its_turns_go_on() -> None:
         assert isinstance(model.engine, QueueingEngine)
     finally:
         await loaded.close()
-    served = await catalog.serve_workers(Config(), [Worker("0", Mortal())], TOKENIZER, MODEL)
+    served = await serve_workers(Config(), [Worker("0", Mortal())], TOKENIZER, MODEL)
     assert isinstance(served, EnginePool)
     await served.close()
 
@@ -272,7 +277,7 @@ async def test_the_weights_of_a_continued_turn_are_counted_from_its_begin() -> N
 @pytest.mark.parametrize(
     ("path", "status"), [("/v1/messages", 529), ("/v1/chat/completions", 503), ("/v1/responses", 503)]
 )
-async def test_when_all_engines_are_gone_the_client_is_told_to_come_again(path: str, status: int) -> None:
+async def test_when_all_engines_are_gone_the_client_gets_a_time_to_retry(path: str, status: int) -> None:
     tries: list[Any] = [Mortal(EngineFailed("it died"))]
 
     async def connect() -> Any:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from singletree.errors import BadConfiguration, ForbiddenHost, ForbiddenOrigin
 from singletree.server.cross_origin import CrossOriginPolicy, policy_for
 from singletree.server.http.app import App
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
 
 from .memory import Client, scope
 from .serving import Served, body, serving
@@ -132,7 +132,7 @@ async def test_rebound_names_read_no_sessions() -> None:
 def routes(app: App) -> list[tuple[str, str]]:
     """Every method and path that the application offers."""
     found = []
-    for route in app._router.routes:
+    for route in app._all.router.routes:
         assert isinstance(route, Route)
         path = route.path.replace(":path", "").replace("{id}", "x").replace("{item}", "y")
         found += [(method, path) for method in route.methods or ()]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from starlette.types import Receive
 
-from singletree.server.answers.disconnect import WhileConnected
+from singletree.server.answers.client_link import WhileConnected
 from singletree.server.answers.request_body import ClientLeft
 
 T = TypeVar("T")

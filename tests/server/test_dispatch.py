@@ -17,8 +17,9 @@ from singletree.conversation import Conversation, Request, Tool, ToolCall
 from singletree.errors import EngineFailed
 from singletree.events import ToolCallBroken, ToolCallEnd, fold
 from singletree.protocols import chat, messages, responses
-from singletree.server.answers.tool_dispatch import DispatchOptions, dispatch_options, with_dispatch
-from singletree.server.models.config import Config
+from singletree.server.answers.tool_dispatch import DispatchOptions, with_dispatch
+from singletree.server.http.routes import dispatch_options
+from singletree.server.settings.config import Config
 
 from .memory import Reply, events
 from .serving import MODEL, body, serving
@@ -32,7 +33,7 @@ MODULES: dict[str, Any] = {
 each_protocol = pytest.mark.parametrize("path", MODULES)
 ASIDES = ("tool_call_dispatch", "reasoning_dispatch")
 BOTH = {"x-singletree-tool-dispatch": "1", "x-singletree-reasoning-dispatch": "1"}
-SAID = {
+MODEL_OUTPUT = {
     "model": "m",
     "stream": True,
     "max_tokens": 9,
@@ -47,7 +48,7 @@ BOTH_EVENTS = DispatchOptions(True, True)
 def streamed(path: str, shape: Shape, asked: DispatchOptions = BOTH_EVENTS, **request: Any) -> bytes:
     """The stream of ``shape`` with the side events."""
     module = MODULES[path]
-    of = module.decode(json.dumps(SAID | request).encode())
+    of = module.decode(json.dumps(MODEL_OUTPUT | request).encode())
     return dispatching(module, of, asked).whole(shape.events, shape.finished)
 
 
@@ -103,9 +104,9 @@ def test_without_the_side_events_the_stream_is_what_it_was(path: str, shape: Sha
 
 
 @each_protocol
-def test_a_call_is_told_in_the_write_that_completes_it(path: str) -> None:
+def test_a_call_is_reported_in_the_write_that_completes_it(path: str) -> None:
     module, shape = MODULES[path], shapes.by_name["two_calls_reasoning_between"]
-    of = module.decode(json.dumps(SAID).encode())
+    of = module.decode(json.dumps(MODEL_OUTPUT).encode())
     encoding = dispatching(module, of, DispatchOptions(calls=True))
     encoding.start()
     for event in shape.events:
@@ -120,23 +121,27 @@ def test_a_call_is_told_in_the_write_that_completes_it(path: str) -> None:
 @each_protocol
 def test_the_index_is_the_protocols(path: str) -> None:  # C13
     shape = shapes.by_name["broken_call_then_call"]
-    [told] = asides(streamed(path, shape), "tool_call_dispatch")
-    assert told["tool_call"]["index"] == 0, "the broken one was never shown"
+    [dispatched] = asides(streamed(path, shape), "tool_call_dispatch")
+    assert dispatched["tool_call"]["index"] == 0, "the broken one was never shown"
     seen = Shape(
         "", (*shapes.broken(0, "x", '{"a": ', raw="?"), *shapes.call(1, "now", "{}")), shapes.finished()
     )
     stream = streamed(path, seen)
-    [told] = asides(stream, "tool_call_dispatch")
-    assert told["tool_call"]["index"] == 1
+    [dispatched] = asides(stream, "tool_call_dispatch")
+    assert dispatched["tool_call"]["index"] == 1
     if path == "/v1/chat/completions":
-        assert grammar_chat.Grammar(stream).calls[1]["id"] == told["tool_call"]["id"]
+        assert grammar_chat.Grammar(stream).calls[1]["id"] == dispatched["tool_call"]["id"]
 
 
 @each_protocol
-def test_a_span_of_reasoning_is_told_when_it_ends(path: str) -> None:
+def test_a_span_of_reasoning_is_reported_when_it_ends(path: str) -> None:
     stream = streamed(path, shapes.by_name["interleaved"])
-    told = asides(stream, "reasoning_dispatch")
-    assert [(t["index"], t["reasoning_content"]) for t in told] == [(0, "One."), (0, "Two."), (0, "Three.")]
+    dispatched = asides(stream, "reasoning_dispatch")
+    assert [(t["index"], t["reasoning_content"]) for t in dispatched] == [
+        (0, "One."),
+        (0, "Two."),
+        (0, "Three."),
+    ]
     order = [name for name, _ in events(stream) if name in ASIDES]
     assert order == ["reasoning_dispatch"] * 2 + ["tool_call_dispatch", "reasoning_dispatch"]
     text = stream.index(b'"I list."')
@@ -145,7 +150,7 @@ def test_a_span_of_reasoning_is_told_when_it_ends(path: str) -> None:
     assert [t["reasoning_content"] for t in cut] == ["Let me think about"]
 
 
-def test_reasoning_that_the_client_does_not_want_is_not_told_aside() -> None:
+def test_reasoning_that_the_client_does_not_want_is_not_reported_aside() -> None:
     thinking = {"type": "adaptive", "display": "omitted"}
     stream = streamed("/v1/messages", shapes.by_name["reasoning_call"], thinking=thinking)
     assert not asides(stream, "reasoning_dispatch")
@@ -153,33 +158,33 @@ def test_reasoning_that_the_client_does_not_want_is_not_told_aside() -> None:
     assert len(dispatched(stream)) == 1
 
 
-def test_a_custom_call_is_told_with_its_raw_input() -> None:  # C25
+def test_a_custom_call_is_reported_with_its_raw_input() -> None:  # C25
     of = Request("m", Conversation((), (Tool("apply_patch", kind="custom"),)))
     encoding = dispatching(chat, of, DispatchOptions(calls=True))
     called = shapes.call(0, "apply_patch", '{"input": "a\\n', 'b"}')
-    [told] = asides(b"".join(map(encoding.feed, called)), "tool_call_dispatch")
-    assert told["tool_call"]["custom"] == {"name": "apply_patch", "input": "a\nb"}
-    assert told["tool_call"]["type"] == "custom"
+    [dispatched] = asides(b"".join(map(encoding.feed, called)), "tool_call_dispatch")
+    assert dispatched["tool_call"]["custom"] == {"name": "apply_patch", "input": "a\nb"}
+    assert dispatched["tool_call"]["type"] == "custom"
 
 
-def test_a_call_is_told_under_the_names_that_the_client_knows() -> None:  # C26
+def test_a_call_is_reported_under_the_names_that_the_client_knows() -> None:  # C26
     listed = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
     namespace = {"type": "namespace", "name": "files", "description": "", "tools": [listed]}
-    of = responses.decode(json.dumps(SAID | {"tools": [namespace]}).encode())
+    of = responses.decode(json.dumps(MODEL_OUTPUT | {"tools": [namespace]}).encode())
     [tool] = of.conversation.tools
     encoding = dispatching(responses, of, DispatchOptions(calls=True))
     called = shapes.call(0, tool.name, "{}")
     stream = encoding.start() + b"".join(map(encoding.feed, called))
-    [told] = asides(stream, "tool_call_dispatch")
+    [dispatched] = asides(stream, "tool_call_dispatch")
     [done] = [data["item"] for name, data in events(stream) if name == "response.output_item.done"]
-    assert told["tool_call"]["function"] == {k: done[k] for k in ("name", "namespace", "arguments")}
+    assert dispatched["tool_call"]["function"] == {k: done[k] for k in ("name", "namespace", "arguments")}
     assert tool.name != "ls"
 
 
 @each_protocol
-def test_a_failure_ends_the_stream_and_tells_no_call(path: str) -> None:  # C39
+def test_a_failure_ends_the_stream_and_reports_no_call(path: str) -> None:  # C39
     module = MODULES[path]
-    of = module.decode(json.dumps(SAID).encode())
+    of = module.decode(json.dumps(MODEL_OUTPUT).encode())
     encoding = dispatching(module, of, DispatchOptions(True, True))
     sent = encoding.start() + b"".join(map(encoding.feed, shapes.call(0, "ls", '{"a": 1', ends=False)))
     sent += encoding.fail(EngineFailed("gone"))
@@ -187,7 +192,7 @@ def test_a_failure_ends_the_stream_and_tells_no_call(path: str) -> None:  # C39
     assert not dispatched(sent)
 
 
-def test_a_broken_call_is_never_told() -> None:  # C17
+def test_a_broken_call_is_never_reported() -> None:  # C17
     shape = Shape(
         "", (*shapes.call(0, "x", "{}", ends=False), ToolCallBroken(0, ""), ToolCallEnd(0)), shapes.finished()
     )
@@ -199,8 +204,8 @@ def test_white_space_alone_is_no_arguments() -> None:
     assert [arguments for _, _, arguments in dispatched(streamed("/v1/messages", shape))] == ["{}"]
 
 
-def test_of_every_family_only_complete_calls_with_valid_arguments_are_told() -> None:  # C15 C17
-    told = 0
+def test_of_every_family_only_complete_calls_with_valid_arguments_are_reported() -> None:  # C15 C17
+    reported = 0
     for name, row, tools in all_rows():
         events = tuple(read(name, row, tools, 3))
         stream = streamed("/v1/messages", Shape("", events, shapes.finished()))
@@ -210,8 +215,8 @@ def test_of_every_family_only_complete_calls_with_valid_arguments_are_told() -> 
         assert [(i, n, json.loads(a)) for i, n, a in calls] == [
             (c.id, c.name, json.loads(c.arguments or "{}")) for c in complete
         ]
-        told += len(calls)
-    assert told > 500
+        reported += len(calls)
+    assert reported > 500
 
 
 WORDS = {True: ("1", "true", "on", " Yes "), False: ("0", "false", "off", "NO")}
@@ -248,8 +253,8 @@ async def test_served(path: str) -> None:
     off = await ask(
         path, TURN, {"x-singletree-tool-dispatch": "0"}, Config(enable_streaming_tool_dispatch=True)
     )
-    told = [len(dispatched(reply.body)) for reply in (plain, by_header, by_flag, off)]
-    assert told == [0, 2, 2, 0], "off unless asked for: an unknown event ends OpenCode's turn"
+    reported = [len(dispatched(reply.body)) for reply in (plain, by_header, by_flag, off)]
+    assert reported == [0, 2, 2, 0], "off unless asked for: an unknown event ends OpenCode's turn"
     thought = [len(asides(reply.body, "reasoning_dispatch")) for reply in (plain, by_header, by_flag)]
     assert thought == [0, 1, 0]
     cut = await ask(path, CALL, BOTH, None, **{LIMIT[path]: len(CALL) // 2})
@@ -266,11 +271,11 @@ async def test_a_whole_answer_has_none(path: str) -> None:
 
 
 async def test_the_official_sdks_carry_on() -> None:
-    said: Any = [{"role": "user", "content": "[[script:s]]"}]
+    messages: Any = [{"role": "user", "content": "[[script:s]]"}]
     async with serving({"s": TURN}) as served:
         async with anthropic_sdk(served.client) as sdk:
             tools: Any = [TOOLS["/v1/messages"]]
-            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": said, "tools": tools}
+            asked: Any = {"model": MODEL, "max_tokens": 500, "messages": messages, "tools": tools}
             for each in (sdk.messages, sdk.beta.messages):
                 whole: Any = await each.create(**asked)
                 async with each.stream(**asked, extra_headers=BOTH) as stream:
@@ -282,17 +287,22 @@ async def test_the_official_sdks_carry_on() -> None:
         async with openai_sdk(served.client) as gpt:
             chat_tools: Any = [TOOLS["/v1/chat/completions"]]
             chunks: Any = await gpt.chat.completions.create(
-                model=MODEL, messages=said, tools=chat_tools, stream=True, extra_headers=BOTH
+                model=MODEL, messages=messages, tools=chat_tools, stream=True, extra_headers=BOTH
             )
             calls = [
                 c async for chunk in chunks for choice in chunk.choices for c in choice.delta.tool_calls or ()
             ]
             assert sum(call.id is not None for call in calls) == 2
-            asked = {"model": MODEL, "messages": said, "tools": chat_tools, "extra_headers": BOTH}
+            asked = {"model": MODEL, "messages": messages, "tools": chat_tools, "extra_headers": BOTH}
             async with gpt.chat.completions.stream(**asked) as completing:
                 completion: Any = await completing.get_final_completion()
             assert len(completion.choices[0].message.tool_calls) == 2
-            asked = {"model": MODEL, "input": said, "tools": [TOOLS["/v1/responses"]], "extra_headers": BOTH}
+            asked = {
+                "model": MODEL,
+                "input": messages,
+                "tools": [TOOLS["/v1/responses"]],
+                "extra_headers": BOTH,
+            }
             async with gpt.responses.stream(**asked) as responding:
                 response: Any = await responding.get_final_response()
             assert [i.type for i in response.output] == [

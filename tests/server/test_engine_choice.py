@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from singletree.engines.devices import Gpu
-from singletree.engines.weights.progress import Progress
+from singletree.engines.weights import resolve
+from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, WeightsUnavailable
-from singletree.server.models.config import Config
-from singletree.server.models.engine_choice import EngineSites, choose_engine, engine_arguments_apply
+from singletree.server.models.model_source import (
+    EngineSites,
+    choose_engine,
+    engine_arguments_apply,
+    find_model_source,
+)
+from singletree.server.settings.config import Config, EngineName
 
 GPU = Gpu("H100", 80 * 2**30)
 REPOS = {
@@ -29,6 +36,9 @@ class MemoryHub:
         if repo not in REPOS:
             raise WeightsUnavailable(f"{repo} is not available")
         return dict.fromkeys(REPOS[repo], 1)
+
+    def cached(self, repo: str) -> Mapping[str, Path]:
+        return {}
 
     def fetch(self, repo: str, files: Sequence[str], progress: Progress) -> Path:
         raise AssertionError("nothing is fetched to choose")
@@ -54,6 +64,25 @@ def sites(*packages: str, gpus: Sequence[Gpu] = ()) -> EngineSites:
 )
 def test_auto(model: str | None, there: EngineSites, chosen: str) -> None:
     assert choose_engine(Config(model=model), there) == chosen
+
+
+@pytest.mark.parametrize("model", ["./nothing", "../nothing", "./folder/nothing"])
+def test_no_hub_is_asked_for_a_path(model: str) -> None:
+    there = replace(sites("vllm", gpus=[GPU]), hub=lambda: pytest.fail("the hub was asked"))
+    assert choose_engine(Config(model=model), there) == "llamacpp"
+
+
+@pytest.mark.parametrize(
+    ("engine", "title"), [("llamacpp", "llama.cpp"), ("vllm", "vLLM"), ("sglang", "SGLang")]
+)
+async def test_a_missing_package_is_reported_before_a_model_is_fetched(
+    engine: EngineName, title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(resolve, "resolve", lambda *_, **__: pytest.fail("the model was fetched"))
+    says = rf"{title} is not installed: pip install 'singletree\[{engine}\]'"
+    with pytest.raises(BadConfiguration, match=says):
+        await find_model_source(Config(engine=engine, model="org/both"), no_progress)
 
 
 def test_folders_and_files(tmp_path: Path) -> None:

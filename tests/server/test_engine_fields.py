@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
-from singletree.engines.vllm.wire import encode_vllm_request
 from singletree.errors import InvalidRequest
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.protocols.openai.engine_fields import CONSTRAINTS, IGNORED, EngineFields
+from singletree.wires.vllm.wire import CompletionsWire
 
 from .by_hand import EngineByHand
 from .memory import events
@@ -29,8 +29,8 @@ WARNING = "x-singletree-warning"
 def body(path: str, prompt: str, **more: Any) -> dict[str, Any]:
     if path == RESPONSES:
         return {"model": MODEL, "max_output_tokens": 1000, "input": prompt, **more}
-    said = {"prompt": prompt} if path == RAW else {"messages": [{"role": "user", "content": prompt}]}
-    return {"model": MODEL, "max_tokens": 1000, **said, **more}
+    messages = {"prompt": prompt} if path == RAW else {"messages": [{"role": "user", "content": prompt}]}
+    return {"model": MODEL, "max_tokens": 1000, **messages, **more}
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -109,7 +109,7 @@ async def test_a_constraint_leaves_room_for_a_call() -> None:
     assert "<tool_call>" in played.constraint.value
 
 
-async def test_what_of_a_schema_is_not_enforced_is_told() -> None:
+async def test_what_of_a_schema_is_not_enforced_is_reported() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     reply, played = await asked(CHAT, guided_json=schema)
     assert played.constraint is not None
@@ -176,7 +176,7 @@ async def test_what_the_engine_finds_wrong_with_a_constraint_names_its_field(pat
     engine = EngineByHand()
     async with serving(engine=engine) as served:
         for words, param in (("failed to parse grammar", "ebnf"), ("the prompt is odd", None)):
-            engine.say(InvalidRequest(f"the engine refused the request: {words}"))
+            engine.emit(InvalidRequest(f"the engine refused the request: {words}"))
             reply = await served.client.post(path, body(path, "x", ebnf='root ::= root "a"', stream=stream))
             assert reply.status == 400
             assert reply.json["error"]["param"] == param
@@ -224,7 +224,7 @@ async def test_the_engine_gets_the_sampling_that_it_can_do(path: str) -> None:
     assert (sampling.min_tokens, sampling.allowed_token_ids) == (3, (65, 66, 67))
     assert (sampling.bad_words, sampling.repetition_penalty) == (("Z", "word"), 1.25)
     assert sampling.logit_bias == {TOKENIZER.encode("Z")[0]: -100}
-    sent = json.loads(encode_vllm_request("m", GenerationJob([1], sampling, "r"), max_tokens=9))
+    sent = json.loads(CompletionsWire("m").encode(GenerationJob([1], sampling, "r"), max_tokens=9))
     assert sent["min_tokens"] == 3
     assert (sent["bad_words"], sent["allowed_token_ids"]) == (["Z", "word"], [65, 66, 67])
     assert (sent["min_p"], sent["top_k"], sent["repetition_penalty"]) == (0.5, 7, 1.25)
@@ -252,8 +252,10 @@ async def text(served: Served, path: str, *, stream: bool, **more: Any) -> tuple
     assert reply.status == 200, reply.body
     bodies = [data for _, data in events(reply.body) if isinstance(data, dict)] if stream else [reply.json]
     choices = [choice for each in bodies for choice in each["choices"]]
-    said = [c.get("text") or (c.get("delta") or c.get("message") or {}).get("content") or "" for c in choices]
-    return "".join(said), next(c["finish_reason"] for c in reversed(choices) if c["finish_reason"])
+    answer = [
+        c.get("text") or (c.get("delta") or c.get("message") or {}).get("content") or "" for c in choices
+    ]
+    return "".join(answer), next(c["finish_reason"] for c in reversed(choices) if c["finish_reason"])
 
 
 @each_path
@@ -274,8 +276,8 @@ async def test_stop_strings_end_the_text_or_are_the_end_of_it(
     engine = EngineByHand()
     ids = TOKENIZER.encode("abSTOPcdSTOPef")
     async with serving(engine=engine) as served:
-        engine.say(*(Chunk(ids[at : at + size]) for at in range(0, len(ids), size)))
-        engine.say(Chunk((), "stop"))
+        engine.emit(*(Chunk(ids[at : at + size]) for at in range(0, len(ids), size)))
+        engine.emit(Chunk((), "stop"))
         found = await text(served, path, stream=stream, stop=["STOP"], min_tokens=6, **fields)
     assert found == (expected, "stop")
 
@@ -307,11 +309,11 @@ async def test_a_turn_that_a_stop_token_ended_comes_back_without_it() -> None:
     [semicolon] = TOKENIZER.encode(";")
     layout = TEMPLATE.layout(TOKENIZER)
     async with serving({"s": "a;b"}, memory=TurnMemory(2**20), layout=layout) as served:
-        said: list[dict[str, Any]] = [{"role": "user", "content": "[[script:s]]"}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "[[script:s]]"}]
         for _ in range(2):
-            asked = {"model": MODEL, "messages": said, "stop_token_ids": [semicolon]}
+            asked = {"model": MODEL, "messages": messages, "stop_token_ids": [semicolon]}
             reply = await served.client.post(CHAT, asked, headers={"x-singletree-explain": "1"})
-            said += [reply.json["choices"][0]["message"], {"role": "user", "content": "more"}]
+            messages += [reply.json["choices"][0]["message"], {"role": "user", "content": "more"}]
         prompt = TOKENIZER.decode(served.engine.log[-1].prompt_token_ids)
     assert reply.headers["x-singletree-course"] == "appended"
     assert "<|im_start|>assistant\na<|im_end|>" in prompt
@@ -321,7 +323,7 @@ async def test_the_models_own_end_is_no_stop_token_where_it_is_ignored() -> None
     engine = StopTokens()
     async with serving(engine=engine) as served:
         for more in ({}, {"ignore_eos": True}, {"ignore_eos": True, "stop_token_ids": [65]}):
-            engine.say(Chunk((66,), "stop"))
+            engine.emit(Chunk((66,), "stop"))
             await served.client.post(CHAT, body(CHAT, "x", **more))
     assert engine.stops == [tuple(TOKENIZER.stop_token_ids), (), (65,)]
 

@@ -16,9 +16,9 @@ from singletree.engines.weights import resolve as weights
 from singletree.engines.weights.progress import no_progress
 from singletree.engines.weights.resolve import Checkpoint
 from singletree.errors import BadConfiguration, EngineFailed
-from singletree.server.models import loaders
-from singletree.server.models.config import Config
+from singletree.server.models import engine_servers, model_source
 from singletree.server.models.engine_servers import EngineServers
+from singletree.server.settings.config import Config
 
 from .test_config import read
 
@@ -42,6 +42,10 @@ class Network:
         """See ``detect_server``."""
         return DIALECTS[self._dialect(url)[0]].server()
 
+    async def open(self, kind: Any) -> Any:
+        """See ``open_server``; ``detect`` finds the server itself."""
+        return kind
+
     def engine(self, server: Any, url: str, **settings: Any) -> RemoteEngine:
         """See ``RemoteEngine``."""
         name, checkpoint = self._dialect(url)
@@ -59,8 +63,9 @@ class Network:
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     made = Network()
     monkeypatch.setattr(detection, "detect_server", made.detect)
+    monkeypatch.setattr(engine_servers, "open_server", made.open)
     monkeypatch.setattr(remote, "RemoteEngine", made.engine)
-    monkeypatch.setattr(weights, "resolve", lambda model, *, progress, gguf=False: CHECKPOINT)
+    monkeypatch.setattr(weights, "resolve", lambda model, **_: CHECKPOINT)
     return made
 
 
@@ -71,7 +76,7 @@ def servers_at(*names: str) -> EngineServers:
 async def test_servers_of_different_kinds_are_one_model(network: Network) -> None:
     network.servers = {"a": ("vllm-completions", "org/m"), "b": ("sglang-incremental", "/models/M")}
     config = Config(engine_url=("http://a", "http://b"))
-    found = await loaders.find_model_source(config, no_progress)
+    found = await model_source.find_model_source(config, no_progress)
     assert found.names == ("m", "org/m")
     assert found.engine == "vLLM at http://a, SGLang at http://b"
     await found.close()

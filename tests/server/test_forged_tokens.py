@@ -16,8 +16,8 @@ from singletree.parsing.family import markers
 from singletree.prompts.template.chat_template import CHATML
 from singletree.prompts.tokenizer.added_tokens import strip_guards
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from singletree.server.models.byte_model import CHAT_TEMPLATE
-from singletree.server.models.catalog import ChatFormat
+from singletree.server.models.chat_format import ChatFormat
+from singletree.testing.byte_model import CHAT_TEMPLATE
 
 from .forging import (
     HARMLESS,
@@ -86,7 +86,7 @@ def test_each_field_alone(name: str, source: str) -> None:
 
 
 @pytest.mark.parametrize("name", [family.name for family in families.table()])
-def test_what_is_drawn_in_a_familys_own_format(name: str) -> None:
+def test_what_is_rendered_in_a_familys_own_format(name: str) -> None:
     """A template that knows nothing but words: reasoning and calls stand in it as the family writes them."""
     family = families.get(name)
     tokens = dict.fromkeys(_TURNS, True)

@@ -11,12 +11,11 @@ import pytest
 
 from singletree import families
 from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
-from singletree.engines.scripted.scripts import Script
-from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.recall import RecallTurns
 from singletree.prompts.replay.turn_comparison import is_equivalent_turn
-from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
+from singletree.prompts.replay.turn_keys import HistoryDigests
+from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt, TurnMemory
+from singletree.testing.scripts import Script
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 
@@ -88,8 +87,8 @@ async def test_what_came_behind_the_one_call_is_not_given_back() -> None:
     more = Script(f"{CALL}\n{CALL.replace('ls', 'rm')}", chunk=16)
     async with serving({"a": more, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
         first = asked("[[script:a,b]] go")
-        said = await ask(served, [first], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
-        await ask(served, [first, *went_on(said)])
+        answer = await ask(served, [first], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+        await ask(served, [first, *went_on(answer)])
         turn = last_prompt(served).partition("go<|im_end|>")[2]
         assert turn.count("<tool_call>") == 1, turn
 
@@ -103,9 +102,9 @@ async def test_the_start_of_a_turn_that_the_client_wrote_is_not_the_models() -> 
         assert "Begun." not in last_prompt(served)
 
 
-def renamed(said: list[dict[str, Any]], id: str, command: str = "ls") -> list[dict[str, Any]]:
+def renamed(messages: list[dict[str, Any]], id: str, command: str = "ls") -> list[dict[str, Any]]:
     """A turn and its results under an id of the client's own, as OpenClaw makes of one with a point in it."""
-    turn, results = json.loads(json.dumps(said))
+    turn, results = json.loads(json.dumps(messages))
     for block in turn["content"]:
         if block["type"] == "tool_use":
             block |= {"id": id, "input": {"command": command}}
@@ -117,12 +116,12 @@ async def test_a_call_under_an_id_of_the_clients_own_is_found_where_it_was_made(
     scripts = {"a": kimi("thought of A"), "c": "Fine."}
     async with serving(scripts, memory=TurnMemory(2**20), layout=LAYOUT, family=KIMI) as served:
         first = asked("[[script:a,c]] one")
-        said = went_on(await ask(served, [first]), "thinking")
-        await ask(served, [first, *renamed(said, "call_functions_bash_0_fc_1")])
+        answer = went_on(await ask(served, [first]), "thinking")
+        await ask(served, [first, *renamed(answer, "call_functions_bash_0_fc_1")])
         assert "thought of A" in last_prompt(served)
-        await ask(served, [first, *renamed(said, "call_functions_bash_0_fc_1", "rm")])
+        await ask(served, [first, *renamed(answer, "call_functions_bash_0_fc_1", "rm")])
         assert "thought of A" not in last_prompt(served), "another call"
-        await ask(served, [first, *renamed(said, "functionsbash0", "rm")])
+        await ask(served, [first, *renamed(answer, "functionsbash0", "rm")])
         assert "thought of A" not in last_prompt(served)
 
 
@@ -156,9 +155,9 @@ def test_turns_of_one_place_bring_reasoning_only_if_they_agree() -> None:
     given = Conversation((user, Turn("assistant", (came,)), Turn("tool", (ToolResult(call.id, ()),))))
     memory, made = TurnMemory(2**20), None
     for thought, brought in (("one", "one"), ("one", "one"), ("two", ""), ("two", ""), ("one", "")):
-        said = Turn("assistant", (Reasoning(thought), call))
+        generated = Turn("assistant", (Reasoning(thought), call))
         memory.remember(
-            GeneratedTurn(said, GenerationPrompt(), array("I", [1]), HistoryDigests(given.turns)[1])
+            GeneratedTurn(generated, GenerationPrompt(), array("I", [1]), HistoryDigests(given.turns)[1])
         )
         recalled, made = RecallTurns(memory).run(given, made)
         assert recalled.conversation.turns[1].reasoning == brought
@@ -176,8 +175,8 @@ def test_a_turn_that_was_unknown_is_found_once_it_is_remembered() -> None:
     recalled, made = RecallTurns(memory).run(given, None)
     assert (list(recalled.turns), list(recalled.unknown)) == ([], [1, 3, 5])
     for number, known in ((1, [3]), (0, [1, 3]), (2, [1, 3, 5])):
-        said = Turn("assistant", (ToolCall("f", '{"a":  1}', ids[number]),))
-        memory.remember(GeneratedTurn(said, GenerationPrompt(), array("I", [number])))
+        generated = Turn("assistant", (ToolCall("f", '{"a":  1}', ids[number]),))
+        memory.remember(GeneratedTurn(generated, GenerationPrompt(), array("I", [number])))
         for _ in range(2):
             recalled, made = RecallTurns(memory).run(given, made)
             assert sorted(recalled.turns) == known
@@ -190,41 +189,43 @@ def test_a_turn_that_was_unknown_is_found_once_it_is_remembered() -> None:
 
 def test_a_schema_that_comes_later_explains_what_it_filled_in() -> None:
     schema = {"type": "object", "properties": {"all": {"type": "boolean", "default": False}}}
-    said, back = (Turn("assistant", (ToolCall("f", it, "call_1"),)) for it in ("{}", '{"all": false}'))
+    generated, back = (Turn("assistant", (ToolCall("f", it, "call_1"),)) for it in ("{}", '{"all": false}'))
     memory = TurnMemory(2**20)
-    memory.remember(GeneratedTurn(said, GenerationPrompt(), array("I", [1])))
+    memory.remember(GeneratedTurn(generated, GenerationPrompt(), array("I", [1])))
     assert memory.find(back) is None
     assert memory.find(back, tools=(Tool("f", "", schema),)) is not None
     assert memory.find(back, tools=(Tool("f", "", {"type": "object"}),)) is None
 
 
-def test_calls_under_other_ids_are_told_by_their_order() -> None:
+def test_calls_under_other_ids_are_identified_by_their_order() -> None:
     def calling(*calls: tuple[str, str]) -> Turn:
         return Turn("assistant", tuple(ToolCall(name, "{}", id) for name, id in calls))
 
-    said = calling(("f", "a"), ("g", "b"))
-    assert is_equivalent_turn(calling(("g", "b"), ("f", "a")), said)
-    assert is_equivalent_turn(calling(("f", "x"), ("g", "y")), said)
-    assert not is_equivalent_turn(calling(("g", "x"), ("f", "y")), said)
-    assert not is_equivalent_turn(calling(("f", "a"), ("g", "y")), said)
+    generated = calling(("f", "a"), ("g", "b"))
+    assert is_equivalent_turn(calling(("g", "b"), ("f", "a")), generated)
+    assert is_equivalent_turn(calling(("f", "x"), ("g", "y")), generated)
+    assert not is_equivalent_turn(calling(("g", "x"), ("f", "y")), generated)
+    assert not is_equivalent_turn(calling(("f", "a"), ("g", "y")), generated)
 
 
 def test_trimmed_and_joined_text_is_the_same() -> None:
-    said = Turn("assistant", (Text("One.\n\n"), Text("Two.\n"), Text("\n"), Text("Three.")))
+    generated = Turn("assistant", (Text("One.\n\n"), Text("Two.\n"), Text("\n"), Text("Three.")))
     for joined in ("One.Two.Three.", "One.\n\nTwo.\n\nThree.", " One.\nTwo.\n\n\nThree.\n"):
-        assert is_equivalent_turn(Turn("assistant", (Text(joined),)), said), joined
-    assert not is_equivalent_turn(Turn("assistant", (Text("One.Two."),)), said)
-    assert not is_equivalent_turn(Turn("assistant", (Text("One.Two.Three.Four."),)), said)
+        assert is_equivalent_turn(Turn("assistant", (Text(joined),)), generated), joined
+    assert not is_equivalent_turn(Turn("assistant", (Text("One.Two."),)), generated)
+    assert not is_equivalent_turn(Turn("assistant", (Text("One.Two.Three.Four."),)), generated)
 
 
-def test_a_place_is_what_was_said_before() -> None:
-    user, said = Turn("user", (Text("a"),)), turn("b", thought="c")
-    place = HistoryDigests([user, said])[2]
+def test_a_place_is_what_was_written_before() -> None:
+    user, generated = Turn("user", (Text("a"),)), turn("b", thought="c")
+    place = HistoryDigests([user, generated])[2]
     assert place == HistoryDigests([user, turn(" b\n")])[2]
-    assert place != HistoryDigests([said, user])[2]
+    assert place != HistoryDigests([generated, user])[2]
     assert place != HistoryDigests([user, turn("bc")])[2]
-    first = HistoryDigests([user, said])
-    assert first.of_grown([user, said], 2).of_grown([user, said, user], 2)[2] == place == first[2]
-    assert first.of_grown([user, said, user], 2)[3] == HistoryDigests([user, said, user])[3]
-    assert first.of_grown([said, said, user], 0)[3] == HistoryDigests([said, said, user])[3]
+    first = HistoryDigests([user, generated])
+    assert first.of_grown([user, generated], 2).of_grown([user, generated, user], 2)[2] == place == first[2]
+    assert first.of_grown([user, generated, user], 2)[3] == HistoryDigests([user, generated, user])[3]
+    assert (
+        first.of_grown([generated, generated, user], 0)[3] == HistoryDigests([generated, generated, user])[3]
+    )
     assert HistoryDigests([])[0] == HistoryDigests([user])[0]

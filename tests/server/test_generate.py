@@ -10,9 +10,9 @@ import pytest
 
 from protocols.grammar_generate import Grammar
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.scripted.scripts import Script
 from singletree.events import WeightVersion
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
+from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
 from .memory import events
@@ -148,7 +148,7 @@ async def test_a_prompt_that_is_too_long() -> None:
     assert "token_ids" in reply.json["error"]["message"]
 
 
-async def test_it_takes_a_key_and_tells_what_it_ignores() -> None:
+async def test_it_takes_a_key_and_reports_what_it_ignores() -> None:
     async with serving({"s": RAW}, config=Config(api_key=("k",))) as served:
         assert (await served.client.post(PATH, asked())).status == 401
         reply = await served.client.post(
@@ -162,7 +162,7 @@ async def test_the_weights_and_experts_that_the_engine_reports() -> None:
     engine = EngineByHand()
     spans, experts = [{"version": "7", "start": 0, "end": 2}], "TlVNUFk="
     for _ in range(2):
-        engine.say(
+        engine.emit(
             Chunk([97]),
             Chunk([END], "stop", weight_versions=[WeightVersion("7", 0, 2)], routed_experts=experts),
         )

@@ -12,13 +12,13 @@ import pytest
 
 from singletree.conversation import Conversation, ToolCall, Turn
 from singletree.engines.engine import Chunk
-from singletree.engines.scripted.scripts import Script
 from singletree.errors import EngineFailed
 from singletree.events import ToolCallStart
 from singletree.server.answers import stream as streams
-from singletree.server.answers.send_buffer import SendBuffer
-from singletree.server.models.config import Config
-from singletree.server.turn.ids import TurnCallIds
+from singletree.server.answers.stream import SendBuffer
+from singletree.server.ids import TurnCallIds
+from singletree.server.settings.config import Config
+from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
 from .memory import Reply, events
@@ -49,17 +49,17 @@ def final(path: str, reply: Reply) -> dict[str, Any]:
     assert reply.status == 200
     if reply.headers["content-type"] == "application/json":
         return dict(reply.json)
-    said = events(reply.body)
+    streamed = events(reply.body)
     if path == "/v1/responses":
-        return dict(said[-1][1]["response"])
+        return dict(streamed[-1][1]["response"])
     if path == "/v1/messages":
-        return _message(said)
-    return _completion(said)
+        return _message(streamed)
+    return _completion(streamed)
 
 
-def _message(said: list[tuple[str, Any]]) -> dict[str, Any]:
-    message = said[0][1]["message"]
-    for name, data in said:
+def _message(output: list[tuple[str, Any]]) -> dict[str, Any]:
+    message = output[0][1]["message"]
+    for name, data in output:
         if name == "content_block_start":
             message["content"].append(data["content_block"])
         elif name == "message_delta":
@@ -71,10 +71,10 @@ def _message(said: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(message)
 
 
-def _completion(said: list[tuple[str, Any]]) -> dict[str, Any]:
-    assert said[-1][1] == "[DONE]"
+def _completion(output: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert output[-1][1] == "[DONE]"
     choice: dict[str, Any] = {"message": {"content": "", "tool_calls": []}}
-    for _, data in said[:-1]:
+    for _, data in output[:-1]:
         for part in data["choices"]:
             choice["message"]["content"] += part["delta"].get("content") or ""
             for call in part["delta"].get("tool_calls", ()):
@@ -228,7 +228,7 @@ async def leave_at(path: str, tokens: int, *, stream: bool) -> EngineByHand:
         async with served.client.open("POST", path, body(path, "x", stream=stream)) as (exchange, task):
             for at in range(tokens):
                 await engine.waiting.wait()
-                engine.say(Chunk([at + 65]))
+                engine.emit(Chunk([at + 65]))
             await engine.waiting.wait()
             exchange.leave()
             await asyncio.wait_for(task, 2)
@@ -242,7 +242,7 @@ async def leave_at(path: str, tokens: int, *, stream: bool) -> EngineByHand:
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 async def test_a_client_that_leaves_frees_the_engine(path: str, stream: bool, tokens: int) -> None:  # C40
     engine = await leave_at(path, tokens, stream=stream)
-    assert (engine.told, engine.freed) == (tokens, 1)
+    assert (engine.emitted, engine.freed) == (tokens, 1)
 
 
 @each_protocol
@@ -258,19 +258,19 @@ async def test_failure_before_the_first_token_is_a_status(path: str, stream: boo
 @pytest.mark.parametrize("fault", [EngineFailed("the engine died"), ZeroDivisionError("secret"), None])
 async def test_failure_in_the_stream_is_its_end(path: str, fault: Exception | None) -> None:  # C39
     engine = EngineByHand()
-    engine.say(Chunk([65]), fault)
+    engine.emit(Chunk([65]), fault)
     async with serving(engine=engine) as served:
         reply = await served.client.post(path, body(path, "x", stream=True))
     assert reply.status == 200
-    said = events(reply.body)
+    streamed = events(reply.body)
     assert "secret" not in reply.body.decode()
     words = {
         EngineFailed: "the engine died",
         ZeroDivisionError: "internal server error",
         type(None): "without a finish reason",
     }
-    assert words[type(fault)] in json.dumps(said)
-    assert said[-1][0] == {"/v1/messages": "error", "/v1/responses": "response.failed"}.get(path, "")
+    assert words[type(fault)] in json.dumps(streamed)
+    assert streamed[-1][0] == {"/v1/messages": "error", "/v1/responses": "response.failed"}.get(path, "")
 
 
 @each_protocol
@@ -295,17 +295,17 @@ async def test_the_stream_starts_and_lives_while_the_prompt_is_read(path: str) -
             chunk = await exchange.read()
             assert chunk is not None
             seen += chunk
-        engine.say(Chunk([65], "stop"))
+        engine.emit(Chunk([65], "stop"))
         seen += await exchange.rest()
     names = [name for name, _ in events(seen)]
     if path == "/v1/messages":
         assert names[0] == "message_start"
-    assert engine.told == 1
+    assert engine.emitted == 1
 
 
 async def test_cached_tokens_that_come_early_are_in_the_start() -> None:  # C28
     engine = EngineByHand()
-    engine.say(Chunk((), cached_tokens=5), Chunk([65], "stop"))
+    engine.emit(Chunk((), cached_tokens=5), Chunk([65], "stop"))
     async with serving(engine=engine) as served:
         reply = await served.client.post("/v1/messages", body("/v1/messages", "hi", stream=True))
     usage = events(reply.body)[0][1]["message"]["usage"]
@@ -321,18 +321,18 @@ async def test_a_client_that_does_not_read_slows_the_engine_and_loses_nothing(
     async with serving(engine=engine) as served:
         asked = body("/v1/chat/completions", "x", stream=True)
         async with served.client.open("POST", "/v1/chat/completions", asked) as (exchange, _):
-            said = await exchange.read() or b""
+            streamed = await exchange.read() or b""
             exchange.stop_reading()
-            engine.say(*[Chunk([65])] * count, Chunk((), "stop"))
+            engine.emit(*[Chunk([65])] * count, Chunk((), "stop"))
             for _ in range(20 * count):
                 await asyncio.sleep(0)
-            assert engine.told < count / 2, "it waits for the client"
+            assert engine.emitted < count / 2, "it waits for the client"
             exchange.read_on()
-            said += await exchange.rest()
-    chunks = [data for _, data in events(said)[:-1]]
+            streamed += await exchange.rest()
+    chunks = [data for _, data in events(streamed)[:-1]]
     text = "".join(part["delta"].get("content") or "" for chunk in chunks for part in chunk["choices"])
     assert text == TOKENIZER.decode([65]) * count
-    assert (engine.told, engine.freed) == (count + 1, 0)
+    assert (engine.emitted, engine.freed) == (count + 1, 0)
 
 
 async def test_a_client_that_never_reads_again_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:

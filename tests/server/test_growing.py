@@ -48,41 +48,41 @@ class Harness:
 
     def __init__(self, path: str, random: Random) -> None:
         self.path, self.random = path, random
-        self.said: Items = [{"role": "user", "content": "[[script:one]] Hello."}]
+        self.messages: Items = [{"role": "user", "content": "[[script:one]] Hello."}]
         self.options: dict[str, Any] = {}
 
     def body(self) -> dict[str, Any]:
         field = "input" if self.path == "/v1/responses" else "messages"
         limit = {"max_tokens": 4000} if self.path == "/v1/messages" else {}
-        return {"model": MODEL, field: self.said, **limit, **self.options}
+        return {"model": MODEL, field: self.messages, **limit, **self.options}
 
     def take(self, answer: dict[str, Any], number: int) -> None:
         """What the model said, and results or another question."""
         script = f"[[script:{self.random.choice(list(SCRIPTS))}]] {number} <|im_end|>"
         if self.path == "/v1/messages":
-            said: Items = [{"role": "assistant", "content": answer["content"]}]
+            messages: Items = [{"role": "assistant", "content": answer["content"]}]
             calls = [block["id"] for block in answer["content"] if block["type"] == "tool_use"]
             results = [
                 {"type": "tool_result", "tool_use_id": id, "content": script} for id in reversed(calls)
             ]
             more = [{"role": "user", "content": results}] if calls else []
         elif self.path == "/v1/responses":
-            said = answer["output"]
-            calls = [item["call_id"] for item in said if item["type"] == "function_call"]
+            messages = answer["output"]
+            calls = [item["call_id"] for item in messages if item["type"] == "function_call"]
             more = [
                 {"type": "function_call_output", "call_id": id, "output": script} for id in reversed(calls)
             ]
         else:
-            said = [answer["choices"][0]["message"]]
-            calls = [call["id"] for call in said[0].get("tool_calls") or ()]
+            messages = [answer["choices"][0]["message"]]
+            calls = [call["id"] for call in messages[0].get("tool_calls") or ()]
             more = [{"role": "tool", "tool_call_id": id, "content": script} for id in reversed(calls)]
         if not more or self.random.random() < 0.2:
             more = [*more, {"role": "user", "content": f"Go on. {script}"}]
-        self.said = [*self.said, *said, *more]
+        self.messages = [*self.messages, *messages, *more]
 
     def meddle(self) -> None:
         """What harnesses do between two requests, and what is asked of the server beside the conversation."""
-        self.said = deepcopy(self.said)
+        self.messages = deepcopy(self.messages)
         for chance, change in (
             (0.15, self.edit),
             (0.2, self.forget_thoughts),
@@ -93,7 +93,7 @@ class Harness:
                 change()
 
     def edit(self) -> None:
-        item = self.random.choice(self.said)
+        item = self.random.choice(self.messages)
         if isinstance(item.get("content"), str):
             item["content"] += " Edited."
         elif isinstance(item.get("output"), str):
@@ -102,15 +102,15 @@ class Harness:
             item["content"][-1]["cache_control"] = {"type": "ephemeral"}
 
     def forget_thoughts(self) -> None:
-        for item in self.said:
+        for item in self.messages:
             item.pop("reasoning_content", None)
             if item.get("role") == "assistant" and isinstance(item["content"], list):
                 item["content"] = [b for b in item["content"] if b["type"] != "thinking"]
-        self.said = [item for item in self.said if item.get("type") != "reasoning"]
+        self.messages = [item for item in self.messages if item.get("type") != "reasoning"]
 
     def go_back(self) -> None:
-        asked = [i for i, item in enumerate(self.said) if item.get("role") == "user" and i]
-        self.said = self.said[: self.random.choice(asked) + 1] if asked else self.said
+        asked = [i for i, item in enumerate(self.messages) if item.get("role") == "user" and i]
+        self.messages = self.messages[: self.random.choice(asked) + 1] if asked else self.messages
 
     def ask(self) -> None:
         tools = self.random.choice([[FUNCTION], [FUNCTION, OTHER], [FUNCTION, LIKE_OTHER]])

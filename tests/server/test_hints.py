@@ -41,7 +41,7 @@ HEADERS = {
     "x-claude-code-agent-id": "t",
     "x-claude-code-parent-agent-id": "q",
 }
-SAID = (
+MODEL_OUTPUT = (
     " priority=5 strict_priority=1 latency_sensitivity=0.5 expected_tokens=1024 speculative_prefill=True"
     "{kind} session_id=run_1 trajectory_id=t parent_session_id=p parent_trajectory_id=q session_final=True"
     " is_subagent=True"
@@ -50,12 +50,12 @@ RANK = -(1 << 32) - 5
 
 
 def test_a_body_is_read_whole() -> None:
-    said = {"nvext": {"agent_hints": HINTS, "agent_context": CONTEXT, "annotations": ["x"]}}
+    fields = {"nvext": {"agent_hints": HINTS, "agent_context": CONTEXT, "annotations": ["x"]}}
     for request in (
         chat.decode(
-            json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]} | said).encode()
+            json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields).encode()
         ),
-        completions.decode(json.dumps({"model": "m", "prompt": "x"} | said).encode()),
+        completions.decode(json.dumps({"model": "m", "prompt": "x"} | fields).encode()),
     ):
         assert request.hints == Hints(5, 1, 0.5, 1024, True)
         assert request.agent == AgentContext("coding", "run 1", "t", "p", "q", True)
@@ -72,7 +72,7 @@ async def test_a_body_reaches_the_engine_and_the_trace(caplog: pytest.LogCapture
         assert (await served.client.post("/v1/completions", raw)).status == 200
         assert served.engine.log[1].priority == RANK
     lines = [record.getMessage() for record in caplog.records]
-    assert all(line.endswith(SAID.format(kind=" session_type_id=coding")) for line in lines), lines
+    assert all(line.endswith(MODEL_OUTPUT.format(kind=" session_type_id=coding")) for line in lines), lines
 
 
 @every_path
@@ -83,7 +83,7 @@ async def test_headers_do_on_every_api(path: str, caplog: pytest.LogCaptureFixtu
         assert (await served.client.post(path, body(path, "x"))).status == 200
         assert [played.priority for played in served.engine.log] == [RANK, 0]
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.endswith(SAID.format(kind=""))
+    assert first.endswith(MODEL_OUTPUT.format(kind=""))
     assert "priority" not in second, "what is not said is not told"
 
 
@@ -117,7 +117,7 @@ async def test_a_header_that_means_nothing_is_refused(path: str, header: str, va
 
 
 @pytest.mark.parametrize(
-    ("said", "param"),
+    ("fields", "param"),
     [
         ({"agent_hints": {"osl": -1}}, "nvext.agent_hints.osl"),
         ({"agent_hints": {"latency_sensitivity": -1}}, "nvext.agent_hints.latency_sensitivity"),
@@ -126,10 +126,10 @@ async def test_a_header_that_means_nothing_is_refused(path: str, header: str, va
         ({"agent_context": {"session_id": "s" * 300}}, "nvext.agent_context.session_id"),
     ],
 )
-async def test_a_body_that_means_nothing_is_refused(said: dict[str, Any], param: str) -> None:  # C44
+async def test_a_body_that_means_nothing_is_refused(fields: dict[str, Any], param: str) -> None:  # C44
     async with serving() as served:
         reply = await served.client.post(
-            "/v1/chat/completions", body("/v1/chat/completions", "x", nvext=said)
+            "/v1/chat/completions", body("/v1/chat/completions", "x", nvext=fields)
         )
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
 

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from singletree.server.turn import ids as ids_module
-from singletree.server.turn.ids import new_id, numbered_ids
+from singletree.server import ids as ids_module
+from singletree.server.ids import new_id, numbered_ids
 
 _CHARACTERS = string.ascii_letters + string.digits
 
@@ -30,13 +30,13 @@ def test_an_id_has_17_random_letters_and_digits_all_equally_likely() -> None:
 
 
 def test_ids_grow_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
+    made = []
     for milliseconds in (0, 61, 62, 1_795_000_000_000, 1_795_000_000_001, 1_895_000_000_000):
-        monkeypatch.setattr(ids_module, "_DRAWN_IDS", [])
+        monkeypatch.setattr(ids_module, "_SPARE_IDS", [])
         monkeypatch.setattr(time, "time_ns", lambda now=milliseconds: now * 1_000_000)
-        drawn.append(new_id("resp_")[:12])
-    assert drawn == sorted(set(drawn))
-    assert drawn[:3] == ["resp_0000000", "resp_000000z", "resp_0000010"]
+        made.append(new_id("resp_")[:12])
+    assert made == sorted(set(made))
+    assert made[:3] == ["resp_0000000", "resp_000000z", "resp_0000010"]
 
 
 def test_numbered_ids_differ_within_a_response_and_between_responses() -> None:
@@ -49,15 +49,15 @@ def test_numbered_ids_differ_within_a_response_and_between_responses() -> None:
 
 def test_ids_of_several_threads_differ() -> None:
     with ThreadPoolExecutor(8) as threads:
-        drawn = threads.map(lambda _: [new_id("") for _ in range(2000)], range(8))
-        ids = [id for each in drawn for id in each]
+        made = threads.map(lambda _: [new_id("") for _ in range(2000)], range(8))
+        ids = [id for each in made for id in each]
     assert len(set(ids)) == len(ids) == 16_000
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_does_not_give_the_ids_of_its_parent() -> None:
     script = (
-        "import os; from singletree.server.turn.ids import new_id; new_id('');"
+        "import os; from singletree.server.ids import new_id; new_id('');"
         " child = os.fork(); child and os.wait(); print(new_id(''))"
     )
     printed = subprocess.run(

@@ -12,8 +12,9 @@ from singletree.engines.weights import resolve as weights
 from singletree.engines.weights.progress import no_progress
 from singletree.engines.weights.resolve import Checkpoint
 from singletree.errors import BadConfiguration
-from singletree.server.models import byte_model, loaders
-from singletree.server.models.config import Config, EngineName
+from singletree.server.models import model_source
+from singletree.server.settings.config import Config, EngineName
+from singletree.testing import byte_model
 
 
 class Engine:
@@ -41,16 +42,17 @@ class Engine:
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, bool]]:
     """The models that were asked for, and whether their weights were needed."""
     wanted: list[tuple[str, bool]] = []
+    monkeypatch.setattr(model_source, "check_installed", lambda engine: None)  # `Engine` stands for them.
     (tmp_path / "m.gguf").touch()
 
-    def resolve(model: str, *, progress: Any, weights: bool = False) -> Checkpoint:
+    def resolve(model: str, *, progress: Any, packages: bool, gguf: bool, weights: bool) -> Checkpoint:
         wanted.append((model, weights))
         path = tmp_path / "m.gguf" if model.endswith("gguf") else tmp_path
         return Checkpoint(model, path, 4096, "hub", ("short",))
 
     monkeypatch.setattr(weights, "resolve", resolve)
-    monkeypatch.setattr("singletree.engines.vllm.in_process.InProcessVllmEngine", Engine)
-    monkeypatch.setattr("singletree.engines.sglang.in_process.InProcessSglangEngine", Engine)
+    monkeypatch.setattr("singletree.in_process.vllm_engine.InProcessVllmEngine", Engine)
+    monkeypatch.setattr("singletree.in_process.sglang_engine.InProcessSglangEngine", Engine)
     return wanted
 
 
@@ -62,7 +64,7 @@ async def test_the_engine_gets_the_checkpoint_and_the_arguments(
 ) -> None:
     given = ("--tensor-parallel-size", "4")
     config = Config(engine=engine, model="org/m", context_window=1024, slots=3, engine_arguments=given)
-    found = await loaders.find_model_source(config, no_progress)
+    found = await model_source.find_model_source(config, no_progress)
     assert asked == [("org/m", True)]
     assert (found.names, found.engine) == (("org/m", "short"), engine)
     assert any(note.startswith(f"set        {flag}") for note in found.notes)
@@ -88,4 +90,4 @@ async def test_what_cannot_be_loaded_is_refused_before_the_engine_starts(
     settings: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(BadConfiguration, match=says):
-        await loaders.find_model_source(Config(**settings), no_progress)
+        await model_source.find_model_source(Config(**settings), no_progress)

@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 
 from singletree.engines.engine import Chunk
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
 from singletree.server.storage.response_store import Store
 
 from .by_hand import EngineByHand
@@ -191,14 +191,14 @@ async def test_a_rule_is_shown_at_the_message_that_it_changed() -> None:
         assert shown["rules"][0]["reason"]
 
 
-async def test_lanes_tell_forks_rewinds_and_side_requests_from_breaks() -> None:
+async def test_lanes_distinguish_forks_rewinds_and_side_requests_from_breaks() -> None:
     async with inspected() as served:
         main = InspectedHarness(served.client)
         for n in range(3):
             await main.ask(f"step {n}", tools=[TOOL])
         title = InspectedHarness(served.client)
         await title.ask("a title please", system="You write titles.")
-        fork = [*main.said[:2], {"role": "user", "content": "another way"}]
+        fork = [*main.messages[:2], {"role": "user", "content": "another way"}]
         await main.send(fork, tools=[TOOL])
         await main.ask("step 3", tools=[TOOL])
         document = await only_session(served.client)
@@ -210,7 +210,7 @@ async def test_lanes_tell_forks_rewinds_and_side_requests_from_breaks() -> None:
         main = InspectedHarness(served.client)
         for n in range(3):
             await main.ask(f"step {n}", tools=[TOOL])
-        main.said = main.said[:2]
+        main.messages = main.messages[:2]
         for n in range(2):
             await main.ask(f"other {n}", tools=[TOOL])
         document = await only_session(served.client)
@@ -222,7 +222,7 @@ async def test_a_compacted_conversation_is_a_lane_and_no_break() -> None:
         main = InspectedHarness(served.client)
         for _ in range(3):
             await main.ask("more", system="Be good.", tools=[TOOL])
-        main.said = []
+        main.messages = []
         for text in ("Summary: they said more.", "and now?"):
             await main.ask(text, system="Be good.", tools=[TOOL])
         document = await only_session(served.client)
@@ -260,9 +260,9 @@ async def test_sub_agents_are_sessions_below_their_parent() -> None:
 async def test_retries_are_folded() -> None:
     async with inspected() as served:
         main = InspectedHarness(served.client)
-        said = [{"role": "user", "content": "hello"}]
+        messages = [{"role": "user", "content": "hello"}]
         for _ in range(3):
-            await main.send(said)
+            await main.send(messages)
         document = await only_session(served.client)
     first = document["turns"][0]["id"]
     assert [turn["repeats"] for turn in document["turns"]] == [None, first, first]
@@ -274,11 +274,11 @@ async def test_an_engine_that_lost_its_cache_is_no_broken_prompt() -> None:
     engine = EngineByHand()
     async with inspected(engine=engine) as served:
         main = InspectedHarness(served.client)
-        engine.say(Chunk((65,), "stop", cached_tokens=0))
+        engine.emit(Chunk((65,), "stop", cached_tokens=0))
         await main.ask("hello " * 40)
-        engine.say(Chunk((66,), "stop", cached_tokens=16))
+        engine.emit(Chunk((66,), "stop", cached_tokens=16))
         await main.ask("again")
-        engine.say(Chunk((67,), "stop"))
+        engine.emit(Chunk((67,), "stop"))
         await main.ask("and again")
         turns = (await only_session(served.client))["turns"]
     verdicts = [turn["verdict"] for turn in turns]
@@ -287,18 +287,18 @@ async def test_an_engine_that_lost_its_cache_is_no_broken_prompt() -> None:
     assert [turn["break"] for turn in turns] == [None, None, None]
 
 
-async def test_a_failed_and_a_left_turn_say_how_they_ended() -> None:
+async def test_a_failed_and_a_left_turn_show_how_they_ended() -> None:
     from singletree.errors import EngineFailed
 
     engine = EngineByHand()
     async with inspected(engine=engine) as served:
-        engine.say(EngineFailed("the engine broke"))
+        engine.emit(EngineFailed("the engine broke"))
         asked = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
         assert (await served.client.post("/v1/messages", asked, headers={"x-session-id": "s"})).status == 500
         async with served.client.open(
             "POST", "/v1/messages", {**asked, "stream": True}, headers={"x-session-id": "s"}
         ) as (exchange, _):
-            engine.say(Chunk((65,), cached_tokens=0))
+            engine.emit(Chunk((65,), cached_tokens=0))
             await exchange.started.wait()
             running = (await only_session(served.client))["turns"][1]
             assert (running["status"], running["verdict"]["kind"]) == ("running", "running")
@@ -314,7 +314,7 @@ async def test_log_probabilities_are_shown_where_they_were_asked_for() -> None:
     engine = EngineByHand()
     async with inspected(engine=engine) as served:
         for stream in (False, True):
-            engine.say(
+            engine.emit(
                 Chunk((65,), logprobs=[((65, -0.5),)]), Chunk((66,), "stop", logprobs=[((66, -0.25),)])
             )
             asked = {
@@ -325,7 +325,7 @@ async def test_log_probabilities_are_shown_where_they_were_asked_for() -> None:
             }
             reply = await served.client.post("/v1/chat/completions", asked, headers={"x-session-id": "s"})
             assert reply.status == 200
-        engine.say(Chunk((65,), "stop"))
+        engine.emit(Chunk((65,), "stop"))
         await InspectedHarness(served.client).ask("y")
         turns = (await only_session(served.client))["turns"]
         shown = [(await get(served.client, f"turns/{turn['id']}"))["tokens"]["logprob"] for turn in turns]
@@ -336,8 +336,8 @@ async def test_the_report_of_a_session_has_the_link() -> None:
     async with inspected() as served:
         main = InspectedHarness(served.client)
         await main.ask("hello")
-        told = (await served.client.get("/v1/singletree/sessions/s")).json
-        assert told["inspect"] == main.link.partition("/turns")[0]
+        reported = (await served.client.get("/v1/singletree/sessions/s")).json
+        assert reported["inspect"] == main.link.partition("/turns")[0]
     async with serving(SCRIPTS, config=Config()) as served:
         asked = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
         await served.client.post("/v1/messages", asked, headers={"x-session-id": "s"})
@@ -355,7 +355,7 @@ async def test_a_request_that_is_sent_again_while_it_runs_is_one_turn_and_a_retr
         second = asyncio.create_task(served.client.post("/v1/messages", asked, headers=headers))
         assert (await first).status == 409
         await engine.waiting.wait()
-        engine.say(Chunk((65,), "stop", cached_tokens=0))
+        engine.emit(Chunk((65,), "stop", cached_tokens=0))
         assert (await second).status == 200
         document = await only_session(served.client)
     assert [turn["status"] for turn in document["turns"]] == ["superseded", "done"]

@@ -9,6 +9,7 @@ import pickle
 import pytest
 
 from singletree.engines.engine import Chunk
+from singletree.inspector.inspector import Inspector
 
 from .by_hand import EngineByHand
 from .inspecting import API, TOOL, InspectedHarness, Reader, get, inspected, only_session
@@ -101,7 +102,7 @@ async def test_without_content_no_text_is_kept() -> None:
         reply = await served.client.get(f"{API}/turns/{ids[0]}/prompt/tokens")
         assert reply.status == 404
         assert "--inspect-content" in reply.json["error"]["message"]
-        assert served.service.inspector is not None
+        assert isinstance(served.service.inspector, Inspector)
         memory = pickle.dumps(served.service.inspector.sessions())
     assert document["turns"][1]["course"] == "broken"
     assert document["turns"][1]["break"]["was"] is None
@@ -124,10 +125,10 @@ async def test_events_come_while_a_turn_runs() -> None:
         asking = asyncio.create_task(InspectedHarness(served.client).ask("hello"))
         begun, _ = await reader.until("running")
         assert begun["session"]["running"] == 1
-        engine.say(Chunk((65,), cached_tokens=0))
+        engine.emit(Chunk((65,), cached_tokens=0))
         name, grown = await reader.next()
         assert (name, grown["turn"]["tokens"]["generated"]) == ("turn", 1)
-        engine.say(Chunk((66,), "stop"))
+        engine.emit(Chunk((66,), "stop"))
         await asking
         done, _ = await reader.until("done")
         assert done["turn"]["id"] == begun["turn"]["id"]
@@ -162,12 +163,12 @@ async def test_a_page_that_does_not_read_holds_up_no_agent() -> None:
             assert name == "turn"
             seen.add(data["turn"]["id"])
         inspector = served.service.inspector
-        assert inspector is not None
+        assert isinstance(inspector, Inspector)
     assert not inspector.changes  # the reader is gone
 
 
 async def test_a_shut_down_ends_the_event_stream() -> None:
     async with inspected() as served, Reader(served.client) as reader:
         await reader.next()
-        served.service.closing = True
+        served.service.shutdown.begun = True
         assert await reader.exchange.rest() == b""

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from singletree.errors import BadConfiguration
+from singletree.inspector.prompt_history import PromptEntry, PromptHistory, body_change
+from singletree.inspector.routes import embed_json, page_file
+from singletree.inspector.turn_record import InspectedSession, session_id
+from singletree.inspector.wire_record import WireBudget, WireRecord
 from singletree.lru import ENTRY_BYTES
-from singletree.server.http.peer_questions import OtherProcesses
-from singletree.server.inspect.export import embed_json, page_file
-from singletree.server.inspect.prompt_history import PromptEntry, PromptHistory, body_change
-from singletree.server.inspect.turn_record import InspectedSession, session_id
-from singletree.server.inspect.wire_record import WireBudget, WireRecord
-from singletree.server.models.config import Config
+from singletree.processes.served_process import join_processes
+from singletree.server.settings.config import Config
 
 from .inspecting import (
     API,
@@ -72,7 +72,7 @@ async def _prompt_text(served: Served, turn: str) -> str:
     return "".join(span["text"] for span in prompt["spans"])
 
 
-async def test_whole_sessions_go_and_the_page_is_told() -> None:
+async def test_whole_sessions_go_and_the_page_is_notified() -> None:
     async with inspected(inspect_size=2**20) as served:
         for n in range(6):
             await InspectedHarness(served.client, f"session {n}").ask("hello")
@@ -100,7 +100,7 @@ async def test_one_long_session_loses_its_oldest_turns_and_can_be_read_on() -> N
         inspector._bodies._limit = 4000
         main = InspectedHarness(served.client)
         for n in range(40):
-            main.said = main.said[-12:]
+            main.messages = main.messages[-12:]
             await main.ask(f"step {n} " + "y" * 40)
             assert inspector.used <= inspector.limit
         document = await only_session(served.client)
@@ -298,17 +298,17 @@ async def test_all_processes_answer_for_one_another() -> None:
     peers = peers_in_memory(2)
     async with inspected() as one, inspected() as two:
         for served, own in zip((one, two), peers, strict=True):
-            served.service.others = OtherProcesses(served.service, own)
+            join_processes(served.service, own)
         first, second = InspectedHarness(one.client), InspectedHarness(two.client)
         content = await first.ask(
             "[[script:call]]", tools=[{"name": "ls", "input_schema": {"type": "object"}}]
         )
-        second.said = first.said
+        second.messages = first.messages
         tools = [{"name": "ls", "input_schema": {"type": "object"}}]
         await second.answer_calls(content, tools=tools)
         async with Reader(one.client) as reader:
             await reader.next()
-            first.said = second.said
+            first.messages = second.messages
             await second.ask("more", tools=tools)
             done, _ = await reader.until("done")
             assert done["turn"]["process"] == 2

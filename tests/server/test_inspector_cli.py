@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 import pytest
 
 from singletree.cli import main
-from singletree.server.inspect.turn_record import session_id
+from singletree.inspector.turn_record import session_id
 
 from .inspecting import API, InspectedHarness, inspected
 from .memory import Client, Reply
@@ -80,9 +80,9 @@ def test_the_page_is_opened(
     assert opened == [start, f"{start}/{ID}"]
     assert capsys.readouterr().out.split() == [start, f"{start}/{ID}", f"{start}/{ID}"]
     assert run("inspect", "--api-key", "secret") == 0
-    said = capsys.readouterr()
-    assert "the page asks for the API key" in said.err
-    assert "secret" not in said.out + said.err + str(opened)
+    printed = capsys.readouterr()
+    assert "the page asks for the API key" in printed.err
+    assert "secret" not in printed.out + printed.err + str(opened)
     assert run("explain", "s") == 0
     assert f"inspect {start}/{ID}" in capsys.readouterr().out
 

@@ -24,7 +24,7 @@ GOES_ON = [Chunk([token]) for token in TOKENIZER.encode("\nAnd on it goes.")]
 
 async def answer(engine: EngineByHand, *after: Chunk | Exception | None, stream: bool = False) -> Any:
     """The body of an answer with one call, or the last event with a usage, after which the engine says ``after``."""
-    engine.say(Chunk(TOKENIZER.encode(CALL)), *after)
+    engine.emit(Chunk(TOKENIZER.encode(CALL)), *after)
     async with serving(engine=engine) as served:
         wanted: dict[str, Any] = {"tools": [CHAT_TOOL], "parallel_tool_calls": False, "stream": stream}
         more = {"stream_options": {"include_usage": True}} if stream else {}
@@ -59,14 +59,14 @@ class DeliveringEngine(EngineByHand):
 
 async def test_an_engine_that_delivers_the_end_of_the_turn_is_not_cancelled() -> None:
     engine, call = DeliveringEngine(), TOKENIZER.encode(CALL)
-    engine.say(*(Chunk([token]) for token in call), ENDS)
+    engine.emit(*(Chunk([token]) for token in call), ENDS)
     async with serving(engine=engine) as served:
         options = {"stream": True, "stream_options": {"include_usage": True}}
         wanted = {"tools": [CHAT_TOOL], "parallel_tool_calls": False, **options}
         reply = await served.client.post(PATH, body(PATH, "hi", **wanted))
     usage = events(reply.body)[-2][1]["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 7
-    assert (engine.freed, engine.told) == (0, len(call) + 1)
+    assert (engine.freed, engine.emitted) == (0, len(call) + 1)
 
 
 async def test_an_engine_that_goes_on_is_cancelled() -> None:
@@ -74,7 +74,7 @@ async def test_an_engine_that_goes_on_is_cancelled() -> None:
     choice = (await answer(engine, *GOES_ON, ENDS))["choices"][0]
     assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == ("tool_calls", 1)
     assert not choice["message"]["content"]
-    assert (engine.freed, engine.told) == (1, 1 + 16)
+    assert (engine.freed, engine.emitted) == (1, 1 + 16)
 
 
 @pytest.mark.parametrize("after", [EngineFailed("it died"), None])

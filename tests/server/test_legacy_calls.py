@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conformance.sdk import openai_sdk
-from singletree.engines.scripted.scripts import Script
 from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.testing.scripts import Script
 
 from .memory import events
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
@@ -24,7 +24,7 @@ FUNCTION = {
 }
 ARGUMENTS = '{"city":  "Par\\u00eds", "days":3.0}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
-SAID = f"<think>\nI need it.\n</think>\n\nLet me check.\n{CALL}"
+MODEL_OUTPUT = f"<think>\nI need it.\n</think>\n\nLet me check.\n{CALL}"
 
 
 def asked(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ async def message(served: Served, sent: dict[str, Any], *, stream: bool) -> tupl
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_is_answered_in_the_form_in_which_it_was_offered(stream: bool) -> None:
-    async with serving({"a": SAID}) as served:
+    async with serving({"a": MODEL_OUTPUT}) as served:
         made, reason = await message(served, asked([user("[[script:a]]")]), stream=stream)
         prompt = TOKENIZER.decode(served.engine.log[0].prompt_token_ids)
     assert reason == "function_call"
@@ -97,8 +97,8 @@ async def test_the_prompt_is_that_of_the_same_tools() -> None:
     ]
     async with serving() as served:
         counts = [
-            (await served.client.post("/tokenize", {"messages": said, **offer})).json["tokens"]
-            for said, offer in ((legacy, {"functions": [FUNCTION]}), (modern, tools))
+            (await served.client.post("/tokenize", {"messages": fields, **offer})).json["tokens"]
+            for fields, offer in ((legacy, {"functions": [FUNCTION]}), (modern, tools))
         ]
     assert counts[0] == counts[1]
 
@@ -107,20 +107,20 @@ async def test_the_prompt_is_that_of_the_same_tools() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_every_generated_token_is_in_place_though_no_id_comes_back(stream: bool, chunk: int) -> None:
     memory = TurnMemory(2**20)
-    texts = {"a": SAID, "b": SAID.replace("I need it.", "Once more."), "c": "Fine."}
+    texts = {"a": MODEL_OUTPUT, "b": MODEL_OUTPUT.replace("I need it.", "Once more."), "c": "Fine."}
     scripts = {name: Script(text, chunk=chunk) for name, text in texts.items()}
     async with serving(scripts, memory=memory, layout=LAYOUT) as served:
-        said = [user("[[script:a,b,c]] How is it?")]
+        messages = [user("[[script:a,b,c]] How is it?")]
         for _ in range(2):
-            made, _ = await message(served, asked(said), stream=stream)
+            made, _ = await message(served, asked(messages), stream=stream)
             call = made["function_call"] | {
                 "arguments": json.dumps(json.loads(made["function_call"]["arguments"]))
             }
-            said += [
+            messages += [
                 {"role": "assistant", "content": made["content"], "function_call": call},
                 {"role": "function", "name": "get_weather", "content": "Sunny."},
             ]
-        await message(served, asked(said), stream=stream)
+        await message(served, asked(messages), stream=stream)
         log = list(served.engine.log)
     for before, after in pairwise(log):
         begun = [*before.prompt_token_ids, *before.token_ids]
@@ -130,7 +130,7 @@ async def test_every_generated_token_is_in_place_though_no_id_comes_back(stream:
 async def test_a_thought_of_another_conversation_is_not_taken_for_this_ones() -> None:
     """No id tells the two calls apart, so all that was said before them has to be the same."""
     memory = TurnMemory(2**20)
-    scripts = {"a": SAID, "b": SAID.replace("I need it.", "SECRET")}
+    scripts = {"a": MODEL_OUTPUT, "b": MODEL_OUTPUT.replace("I need it.", "SECRET")}
     async with serving(scripts, memory=memory, layout=LAYOUT) as served:
         first, second = user("[[script:a,x]] One"), user("[[script:b,x]] Two")
         for asking in (first, second):
@@ -145,15 +145,15 @@ async def test_a_thought_of_another_conversation_is_not_taken_for_this_ones() ->
 
 
 CUT = [
-    ("cut in its arguments", SAID[: SAID.index("days")], "length"),
-    ("broken", SAID[: SAID.index("days")] + "</tool_call>", "stop"),
+    ("cut in its arguments", MODEL_OUTPUT[: MODEL_OUTPUT.index("days")], "length"),
+    ("broken", MODEL_OUTPUT[: MODEL_OUTPUT.index("days")] + "</tool_call>", "stop"),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("said", "ended"), [c[1:] for c in CUT], ids=[c[0] for c in CUT])
-async def test_a_call_that_is_not_complete_is_never_shown(said: str, ended: str, stream: bool) -> None:
-    script = Script(said, cut_after=len(TOKENIZER.encode(said)) - 1) if ended == "length" else said
+@pytest.mark.parametrize(("output", "ended"), [c[1:] for c in CUT], ids=[c[0] for c in CUT])
+async def test_a_call_that_is_not_complete_is_never_shown(output: str, ended: str, stream: bool) -> None:
+    script = Script(output, cut_after=len(TOKENIZER.encode(output)) - 1) if ended == "length" else output
     async with serving({"a": script}) as served:
         made, reason = await message(served, asked([user("[[script:a]]")]), stream=stream)
     assert "function_call" not in made
@@ -177,7 +177,7 @@ async def test_a_function_may_be_asked_for_or_forbidden() -> None:
 
 
 async def test_the_official_sdk_reads_it() -> None:
-    async with serving({"a": SAID}) as served, openai_sdk(served.client) as sdk:
+    async with serving({"a": MODEL_OUTPUT}) as served, openai_sdk(served.client) as sdk:
         sent: Any = asked([user("[[script:a]]")])
         whole = await sdk.chat.completions.create(**sent)
         async with sdk.chat.completions.stream(**sent) as stream:

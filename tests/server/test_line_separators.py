@@ -14,9 +14,9 @@ import pytest
 from protocols import event_stream
 from protocols.shapes import USAGE
 from singletree.conversation import Conversation, Request
-from singletree.engines.scripted.scripts import Script
 from singletree.errors import EngineFailed
 from singletree.server.turn.protocol import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from singletree.testing.scripts import Script
 
 from .memory import events
 from .serving import body, serving
@@ -56,7 +56,7 @@ async def test_every_line_reader_finds_the_same_lines(path: str, chunk: int) -> 
     text = reply.body.decode()
     assert text.splitlines() == text.removesuffix("\n").split("\n")
     assert all(f"\\u{code}" in text for code in ("2028", "2029", "0085"))
-    assert "\u2027" in "".join(said(events(reply.body)))
+    assert "\u2027" in "".join(strings_in(events(reply.body)))
 
 
 @pytest.mark.parametrize("protocol", [CHAT, MESSAGES, RESPONSES, COMPLETIONS], ids=lambda p: p.__name__)
@@ -67,10 +67,10 @@ def test_an_error_inside_a_stream_too(protocol: Any) -> None:
     assert text.splitlines() == text.removesuffix("\n").split("\n")
 
 
-def said(value: Any) -> list[str]:
+def strings_in(value: Any) -> list[str]:
     """Every string in ``value``."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
-        return [s for v in value.values() for s in said(v)]
-    return [s for v in value for s in said(v)] if isinstance(value, list | tuple) else []
+        return [s for v in value.values() for s in strings_in(v)]
+    return [s for v in value for s in strings_in(v)] if isinstance(value, list | tuple) else []

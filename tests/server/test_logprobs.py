@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from conformance.sdk import openai_sdk
-from singletree.engines.engine import Chunk
-from singletree.engines.scripted.scripts import Script
+from singletree.engines.engine import Chunk, EngineInfo
+from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
 from .memory import events
@@ -21,7 +22,7 @@ READ = {"type": "function", "function": {"name": "read", "parameters": {"type": 
 chunked = pytest.mark.parametrize("chunk", [1, 3, 100])
 
 
-def told(stream: bytes, name: str) -> list[Any]:
+def joined(stream: bytes, name: str) -> list[Any]:
     """What the chunks of a stream have under ``name``, joined."""
     choices = [choice for _, data in events(stream)[:-1] for choice in data["choices"]]
     if name == "token_ids":
@@ -41,7 +42,7 @@ async def test_of_every_token(chunk: int) -> None:  # C9
     assert utf8.decode() == f"{TURN}<|im_end|>", "of the reasoning and the markers too, half characters too"
     assert [token["token"] for token in content[-3:]] == ["\ufffd", "\ufffd", "<|im_end|>"]
     assert all(token["logprob"] == 0.0 for token in content)
-    assert told(streamed.body, "logprobs") == content
+    assert joined(streamed.body, "logprobs") == content
     assert "token_ids" not in whole
 
 
@@ -58,15 +59,15 @@ async def test_token_ids_lose_nothing(chunk: int) -> None:
     assert whole["prompt_token_ids"] == list(played.prompt)
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
     assert whole["usage"]["completion_tokens"] == len(choice["token_ids"])
-    assert told(streamed.body, "token_ids") == choice["token_ids"]
-    assert told(streamed.body, "logprobs") == choice["logprobs"]["content"]
+    assert joined(streamed.body, "token_ids") == choice["token_ids"]
+    assert joined(streamed.body, "logprobs") == choice["logprobs"]["content"]
     assert events(streamed.body)[0][1]["prompt_token_ids"] == whole["prompt_token_ids"]
 
 
-async def test_alternatives_are_the_likeliest_whatever_the_engine_tells() -> None:
+async def test_alternatives_are_the_likeliest_whatever_the_engine_reports() -> None:
     engine = EngineByHand()
     a, b, c, d, e = TOKENIZER.encode("ABCDE")
-    engine.say(
+    engine.emit(
         Chunk([a], logprobs=[[(a, -3.0), (b, -0.5), (c, -1.0)]]),
         Chunk([d], logprobs=[()]),
         Chunk([e]),
@@ -82,7 +83,7 @@ async def test_alternatives_are_the_likeliest_whatever_the_engine_tells() -> Non
     assert engine.sampling.logprobs == 2
 
 
-async def test_nothing_is_told_unasked() -> None:
+async def test_nothing_is_reported_unasked() -> None:
     async with serving({"s": TURN}) as served:
         reply = await served.client.post(CHAT, body(CHAT, "[[script:s]]", stream=True))
         whole = (await served.client.post(CHAT, body(CHAT, "[[script:s]]"))).json
@@ -91,7 +92,7 @@ async def test_nothing_is_told_unasked() -> None:
     assert b"token_ids" not in reply.body
 
 
-async def test_thoughts_are_not_cut_where_tokens_are_told() -> None:
+async def test_thoughts_are_not_cut_where_tokens_are_reported() -> None:
     asked = body(CHAT, "[[script:s]]", return_token_ids=True, stream=True)
     headers = {"x-singletree-reasoning-dispatch": "1"}
     async with serving({"s": TURN}) as served:
@@ -102,7 +103,7 @@ async def test_thoughts_are_not_cut_where_tokens_are_told() -> None:
     assert thoughts == ["Hm."] or [thought.strip() for thought in thoughts] == ["Hm."]
 
 
-async def test_a_stop_string_is_told_and_not_shown() -> None:
+async def test_a_stop_string_is_reported_and_not_shown() -> None:
     asked = body(CHAT, "[[echo:one two three]]", stop=["two"], return_token_ids=True)
     async with serving() as served:
         choice = (await served.client.post(CHAT, asked)).json["choices"][0]
@@ -111,9 +112,9 @@ async def test_a_stop_string_is_told_and_not_shown() -> None:
 
 
 async def test_the_sdk_reads_them() -> None:
-    said: Any = [{"role": "user", "content": "[[echo:Hi]]"}]
+    messages: Any = [{"role": "user", "content": "[[echo:Hi]]"}]
     async with serving() as served, openai_sdk(served.client) as sdk:
-        asked: Any = {"model": MODEL, "messages": said, "logprobs": True, "top_logprobs": 1}
+        asked: Any = {"model": MODEL, "messages": messages, "logprobs": True, "top_logprobs": 1}
         whole = await sdk.chat.completions.create(**asked)
         async with sdk.chat.completions.stream(**asked) as stream:
             streamed = await stream.get_final_completion()
@@ -121,3 +122,72 @@ async def test_the_sdk_reads_them() -> None:
         logprobs = completion.choices[0].logprobs
         assert logprobs is not None
         assert [token.token for token in logprobs.content or ()] == ["H", "i", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 3])
+async def test_details_are_beside_the_text_that_they_describe(path: str, n: int, chunk: int) -> None:
+    """Each chunk of text has the tokens of this text and the counts; none has them without text but the last."""
+    prompt = {"prompt": "[[script:s]]"} if path == "/v1/completions" else {}
+    logprobs = {"logprobs": True} if path == CHAT else {"logprobs": 1}
+    counts = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    asked = {**body(path, "[[script:s]]"), **prompt, **logprobs, **counts}
+    asked |= {"n": n, "stream": True, "return_token_ids": True, "max_tokens": 100}
+    async with serving({"s": Script("Hello there.", chunk=chunk)}) as served:
+        reply = await served.client.post(path, asked)
+    seen: dict[int, list[tuple[str, str, int]]] = {}
+    for _, data in events(reply.body)[:-1]:
+        for choice in data["choices"]:
+            text = choice["delta"].get("content") if path == CHAT else choice["text"]
+            if not text and not choice.get("token_ids"):
+                continue
+            reported = choice["logprobs"]
+            names = [token["token"] for token in reported["content"]] if path == CHAT else reported["tokens"]
+            assert "".join(names) == TOKENIZER.decode(choice["token_ids"])
+            counted = data["usage"]["completion_tokens"]
+            seen.setdefault(choice["index"], []).append((text or "", "".join(names), counted))
+            is_last = choice["finish_reason"] is not None
+            assert "".join(names) == ("<|im_end|>" if is_last else text)
+    assert len(seen) == n
+    for chunks in seen.values():
+        assert "".join(text for text, _, _ in chunks) == "Hello there."
+        counts_seen = [count for _, _, count in chunks]
+        assert counts_seen == sorted(counts_seen)
+        assert counts_seen[-1] == len("Hello there.") + 1
+
+
+async def test_details_of_markers_that_are_no_text_are_reported_alone_and_in_order() -> None:
+    asked = body(CHAT, "[[script:s]]", logprobs=True, stream=True, return_token_ids=True)
+    async with serving({"s": TURN}) as served:
+        reply = await served.client.post(CHAT, asked)
+    choices = [choice for _, data in events(reply.body)[:-1] for choice in data["choices"]]
+    texts = {
+        choice["delta"].get("content") or choice["delta"].get("reasoning_content") or ""
+        for choice in choices
+        if not choice.get("token_ids")
+    }
+    assert texts == {""}, "each text has its tokens"
+    assert joined(reply.body, "token_ids") == [*TOKENIZER.encode(TURN), END]
+
+
+class ScoringEngine(EngineByHand):
+    """Says that it reports log-probabilities of the prompt."""
+
+    def info(self) -> EngineInfo:
+        return replace(super().info(), returns_prompt_logprobs=True)
+
+
+async def test_an_echo_has_its_log_probabilities_beside_it_or_comes_without_them() -> None:
+    asked = {"model": MODEL, "prompt": "ab", "echo": True, "logprobs": 1, "stream": True, "max_tokens": 1}
+    a, b = TOKENIZER.encode("ab")
+    for rows in ([(), ((b, -0.5),)], None):
+        engine = ScoringEngine()
+        engine.emit(Chunk([a], prompt_logprobs=rows), Chunk((), "length"))
+        async with serving(engine=engine) as served:
+            reply = await served.client.post("/v1/completions", asked)
+        texts = [choice["text"] for _, data in events(reply.body)[:-1] for choice in data["choices"]]
+        assert "".join(texts) == "aba"
+        if rows:
+            first = events(reply.body)[0][1]["choices"][0]
+            assert (first["text"], first["logprobs"]["tokens"]) == ("ab", ["a", "b"])

@@ -6,28 +6,28 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.scripted.scripts import Script
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
+from singletree.testing.scripts import Script
 
 from .memory import Exchange, Reply, events, scope
 from .serving import MODEL, TEMPLATE, TOKENIZER, body, serving
 
 PATH = "/v1/messages"
 TOOL = {"name": "ls", "description": "List.", "input_schema": {"type": "object"}}
-SAY = "[[echo:yes]]"
+ECHO = "[[echo:yes]]"
 YES = [{"type": "text", "text": "yes", "citations": None}]
 
 
 def user(*blocks: dict[str, Any] | str) -> dict[str, Any]:
-    said = [{"type": "text", "text": block} if isinstance(block, str) else block for block in blocks]
-    return {"role": "user", "content": said}
+    output = [{"type": "text", "text": block} if isinstance(block, str) else block for block in blocks]
+    return {"role": "user", "content": output}
 
 
 async def ask(**fields: Any) -> tuple[Reply, str]:
     """The answer to a request with ``fields``, and the prompt that the model read for it."""
     async with serving() as served:
-        reply = await served.client.post(PATH, body(PATH, SAY) | fields)
+        reply = await served.client.post(PATH, body(PATH, ECHO) | fields)
         played = list(served.engine.log)
     return reply, TOKENIZER.decode(played[-1].prompt_token_ids) if played else ""
 
@@ -51,9 +51,9 @@ PLAIN: dict[str, dict[str, Any]] = {
     "adaptive": {"thinking": {"type": "adaptive", "display": "updates"}, "output_config": {"effort": "high"}},
     "cache_control at the top": {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
     "cache_control on a block": {
-        "messages": [user({"type": "text", "text": SAY, "cache_control": {"type": "x"}})]
+        "messages": [user({"type": "text", "text": ECHO, "cache_control": {"type": "x"}})]
     },
-    "empty blocks": {"messages": [user("", SAY, "")]},
+    "empty blocks": {"messages": [user("", ECHO, "")]},
     "unknown fields": {
         "speed": "fast",
         "service_tier": "auto",
@@ -119,8 +119,8 @@ async def test_examples_of_a_tools_input_are_shown() -> None:
 
 
 async def test_a_trailing_assistant_message_is_gone_on_with() -> None:  # C36
-    said = [user(SAY), {"role": "assistant", "content": "So far, so"}]
-    reply, prompt = await ask(messages=said)
+    messages = [user(ECHO), {"role": "assistant", "content": "So far, so"}]
+    reply, prompt = await ask(messages=messages)
     assert prompt.endswith("<|im_start|>assistant\nSo far, so")
     assert reply.json["content"] == YES
 
@@ -128,7 +128,7 @@ async def test_a_trailing_assistant_message_is_gone_on_with() -> None:  # C36
 async def test_reasoning_of_others_is_no_harm() -> None:  # C37
     thinking = {"type": "thinking", "thinking": "theirs", "signature": "EqQBCgIYAhIkFOREIGN=="}
     blocks = [{"type": "redacted_thinking", "data": "Emw"}, thinking, {"type": "text", "text": "k"}]
-    reply, prompt = await ask(messages=[user("a"), {"role": "assistant", "content": blocks}, user(SAY)])
+    reply, prompt = await ask(messages=[user("a"), {"role": "assistant", "content": blocks}, user(ECHO)])
     assert reply.status == 200
     assert "theirs" in prompt
     assert "FOREIGN" not in prompt
@@ -156,8 +156,8 @@ UNSEEN: list[tuple[dict[str, Any], str]] = [
 async def test_what_a_model_cannot_see_leaves_a_word(block: dict[str, Any], words: str) -> None:  # C35
     result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
     call = {"type": "tool_use", "id": "t", "name": "ls", "input": {}}
-    said = [user(SAY, block), {"role": "assistant", "content": [call]}, user(result)]
-    reply, prompt = await ask(messages=said, tools=[TOOL])
+    messages = [user(ECHO, block), {"role": "assistant", "content": [call]}, user(result)]
+    reply, prompt = await ask(messages=messages, tools=[TOOL])
     assert reply.status == 200
     assert prompt.count(words) == 2
     assert "QUJD" not in prompt
@@ -165,7 +165,7 @@ async def test_what_a_model_cannot_see_leaves_a_word(block: dict[str, Any], word
 
 async def test_a_text_document_is_read() -> None:  # C35
     source = {"type": "text", "media_type": "text/plain", "data": "the text of it"}
-    _, prompt = await ask(messages=[user({"type": "document", "title": "T", "source": source}, SAY)])
+    _, prompt = await ask(messages=[user({"type": "document", "title": "T", "source": source}, ECHO)])
     assert "T\n\nthe text of it" in prompt
 
 
@@ -189,7 +189,7 @@ async def test_a_format_holds_the_text_to_its_schema() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     async with serving() as served:
         for asked in ({"output_config": {"format": {"type": "json_schema", "schema": schema}}}, {}):
-            await served.client.post(PATH, body(PATH, SAY, **asked))
+            await served.client.post(PATH, body(PATH, ECHO, **asked))
         constrained = [play.constraint is not None for play in served.engine.log]
         prompts = {play.prompt_token_ids for play in served.engine.log}
     assert constrained == [True, False]
@@ -199,11 +199,11 @@ async def test_a_format_holds_the_text_to_its_schema() -> None:
 COUNTED: dict[str, dict[str, Any]] = {
     "plain": {},
     "system and tools": {"system": [{"type": "text", "text": "Be brief."}], "tools": [TOOL]},
-    "prefill": {"messages": [user(SAY), {"role": "assistant", "content": "So"}]},
+    "prefill": {"messages": [user(ECHO), {"role": "assistant", "content": "So"}]},
     "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
     "forced": {"tools": [TOOL], "tool_choice": {"type": "any"}},
     "a picture": {
-        "messages": [user(SAY, {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}})]
+        "messages": [user(ECHO, {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}})]
     },
 }
 
@@ -211,7 +211,7 @@ COUNTED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", COUNTED)
 async def test_the_count_is_that_of_the_prompt(name: str) -> None:  # C27
     async with serving({"s": Script("yes")}) as served:
-        asked = body(PATH, SAY) | COUNTED[name]
+        asked = body(PATH, ECHO) | COUNTED[name]
         whole = await served.client.post(PATH, asked)
         del asked["max_tokens"]
         counted = await served.client.post(f"{PATH}/count_tokens", asked)
@@ -267,8 +267,8 @@ async def test_keys_outside_ascii(encoding: str) -> None:
 
 async def test_a_stream_from_its_start_to_its_end() -> None:  # C11 C16
     async with serving() as served:
-        stream = await served.client.post(PATH, body(PATH, SAY, stream=True))
-    said = events(stream.body)
-    assert [name for name, _ in said[:2]] == ["message_start", "ping"]
-    assert said[-2][1]["usage"].keys() < said[0][1]["message"]["usage"].keys()
+        stream = await served.client.post(PATH, body(PATH, ECHO, stream=True))
+    streamed = events(stream.body)
+    assert [name for name, _ in streamed[:2]] == ["message_start", "ping"]
+    assert streamed[-2][1]["usage"].keys() < streamed[0][1]["message"]["usage"].keys()
     assert b"[DONE]" not in stream.body

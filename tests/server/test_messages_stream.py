@@ -12,8 +12,8 @@ import pytest
 from protocols import grammar_messages
 from protocols.grammar_messages import Grammar
 from singletree.engines.engine import Chunk
-from singletree.engines.scripted.scripts import Script
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
+from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
 from .memory import Exchange, events
@@ -27,7 +27,7 @@ DISPATCH = {"x-singletree-tool-dispatch": "1"}
 each_protocol = pytest.mark.parametrize("path", PATHS)
 
 
-async def told_by_now(exchange: Exchange, engine: EngineByHand) -> bytes:
+async def sent_by_now(exchange: Exchange, engine: EngineByHand) -> bytes:
     """What has left for the client once the engine waits again."""
     await engine.waiting.wait()
     for _ in range(10):
@@ -38,12 +38,12 @@ async def told_by_now(exchange: Exchange, engine: EngineByHand) -> bytes:
 
 async def played(served: Served, engine: EngineByHand, chunks: Iterable[Chunk], **more: Any) -> Grammar:
     """The stream of a turn that comes in ``chunks``."""
-    engine.say(*chunks)
+    engine.emit(*chunks)
     asked = body(PATH, "x", stream=True, tools=[TOOLS[PATH]], **more)
     return grammar_messages.check((await served.client.post(PATH, asked)).body)
 
 
-def said(stream: Grammar) -> tuple[Any, ...]:
+def content_of(stream: Grammar) -> tuple[Any, ...]:
     """What a stream says, without the ids of its calls."""
     blocks = [(b.type, b.start.get("name"), b.text) for b in stream.blocks]
     return blocks, stream.last["delta"], stream.last["usage"]
@@ -68,32 +68,44 @@ async def test_a_call_is_over_with_the_token_that_completes_its_arguments(path: 
     ):
         left = []
         for token in turn:
-            engine.say(Chunk([token]))
-            left.append(await told_by_now(exchange, engine))
-        engine.say(Chunk((), "stop"))
+            engine.emit(Chunk([token]))
+            left.append(await sent_by_now(exchange, engine))
+        engine.emit(Chunk((), "stop"))
         last = await exchange.rest()
     for mark in (b"event: tool_call_dispatch", COMPLETE.get(path, b"event: tool_call_dispatch")):
-        assert next(at for at, told in enumerate(left, 1) if mark in told) == completing
-    assert sum(told.count(b"event: tool_call_dispatch") for told in (*left, last)) == 1
-    live = [at for at, told in enumerate(left, 1) if ARGUMENTS[path] in told]
+        assert next(at for at, reported in enumerate(left, 1) if mark in reported) == completing
+    assert sum(reported.count(b"event: tool_call_dispatch") for reported in (*left, last)) == 1
+    live = [at for at, reported in enumerate(left, 1) if ARGUMENTS[path] in reported]
     assert live[0] <= begun + 3, "arguments leave while they are written"
 
 
-async def test_any_tokens_together_say_the_same() -> None:  # C9
+async def test_a_stream_begins_without_the_count_of_its_end() -> None:  # C8
+    """Also where the engine has written the whole turn by then."""
+    engine = EngineByHand()
+    async with serving(engine=engine) as served:
+        engine.emit(Chunk(TOKENS, "stop"))
+        reply = await served.client.post(PATH, body(PATH, "x", stream=True))
+    (_, start), *_, (_, last), _ = events(reply.body)
+    assert start["message"]["usage"]["output_tokens"] == 0
+    assert start["message"]["usage"]["output_tokens_details"] == {"thinking_tokens": 0}
+    assert last["usage"]["output_tokens"] == len(TOKENS)
+
+
+async def test_any_tokens_together_give_the_same() -> None:  # C9
     engine = EngineByHand()
     async with serving(engine=engine) as served:
         one_by_one = await played(served, engine, [*(Chunk([t]) for t in TOKENS), Chunk((), "stop")])
         for size in (2, 3, 5, 7, 16, len(TOKENS)):
             pieces = [TOKENS[at : at + size] for at in range(0, len(TOKENS), size)]
             stream = await played(served, engine, [*map(Chunk, pieces), Chunk((), "stop")])
-            assert said(stream) == said(one_by_one)
+            assert content_of(stream) == content_of(one_by_one)
         for cut in range(len(TOKENS)):
             stream = await played(served, engine, [Chunk(TOKENS[:cut]), Chunk(TOKENS[cut:], "stop")])
-            assert said(stream) == said(one_by_one)
+            assert content_of(stream) == content_of(one_by_one)
     assert [b.type for b in one_by_one.blocks] == ["thinking", "text", "tool_use", "tool_use"]
 
 
-async def test_a_failure_at_any_token_ends_the_open_block_with_what_was_said() -> None:  # C39
+async def test_a_failure_at_any_token_ends_the_open_block_with_what_was_written() -> None:  # C39
     whole = None
     async with serving({"s": TURN}) as served:
         reply = await served.client.post(
@@ -108,8 +120,8 @@ async def test_a_failure_at_any_token_ends_the_open_block_with_what_was_said() -
         assert (stream.seen[-1], stream.last["error"]["type"]) == ("error", "api_error")
         for block, complete in zip(stream.blocks, whole.blocks, strict=False):
             assert (block.type, complete.text.startswith(block.text)) == (complete.type, True)
-        told = [d["tool_call"] for name, d in events(reply.body) if name == "tool_call_dispatch"]
-        assert all(json.loads(call["function"]["arguments"]) == {"path": "a"} for call in told)
+        dispatched = [d["tool_call"] for name, d in events(reply.body) if name == "tool_call_dispatch"]
+        assert all(json.loads(call["function"]["arguments"]) == {"path": "a"} for call in dispatched)
 
 
 async def test_a_stop_string_in_arguments_is_no_call() -> None:  # C15 C16
@@ -147,13 +159,13 @@ async def test_thoughts_that_are_not_shown_are_no_silence() -> None:  # C11
         serving(engine=engine, config=Config(keep_alive_seconds=0.02)) as served,
         served.client.open("POST", PATH, asked) as (exchange, _),
     ):
-        engine.say(*[Chunk([t]) for t in TOKENIZER.encode("<think>\n")])
+        engine.emit(*[Chunk([t]) for t in TOKENIZER.encode("<think>\n")])
         while alive < 4:
-            engine.say(Chunk([TOKENIZER.encode("h")[0]]))
+            engine.emit(Chunk([TOKENIZER.encode("h")[0]]))
             await asyncio.sleep(0.005)
-            seen += await told_by_now(exchange, engine)
+            seen += await sent_by_now(exchange, engine)
             alive = seen.count(b"event: ping")
-        engine.say(Chunk(TOKENIZER.encode("\n</think>\n\nyes"), "stop"))
+        engine.emit(Chunk(TOKENIZER.encode("\n</think>\n\nyes"), "stop"))
         seen += await exchange.rest()
     stream = grammar_messages.check(seen)
     assert [(b.type, b.text) for b in stream.blocks] == [("thinking", ""), ("text", "yes")]
@@ -161,11 +173,11 @@ async def test_thoughts_that_are_not_shown_are_no_silence() -> None:  # C11
 
 async def test_many_counts_at_once_and_beyond_the_window() -> None:  # C27
     tools = [{"name": f"t{at}", "input_schema": {"type": "object"}} for at in range(25)]
-    said = [{"role": "user", "content": "x" * 300}]
+    messages = [{"role": "user", "content": "x" * 300}]
     async with serving(context_window=100) as served:
 
         async def count(**more: Any) -> int:
-            asked = {"model": MODEL, "messages": said, **more}
+            asked = {"model": MODEL, "messages": messages, **more}
             reply = await served.client.post(f"{PATH}/count_tokens?beta=true", asked)
             assert reply.status == 200
             return int(reply.json["input_tokens"])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from cyclopts.exceptions import CycloptsError
 
+from singletree.cli.model_tables import MODEL_FIELDS, with_each_model
 from singletree.errors import BadConfiguration
-from singletree.server.models.config import Config
-from singletree.server.models.model_tables import MODEL_FIELDS, with_each_model
+from singletree.server.settings.config import Config
 
 from .test_config import read
 
@@ -62,8 +62,33 @@ def test_model_several_times() -> None:
     assert [(each.model, each.slots) for each in config.each_model] == [("a", 3), ("b", 3)]
 
 
+def test_without_any_model_there_is_one_for_words_and_one_for_agents() -> None:
+    config = with_each_model(read("--slots", "2", "--port", "9"))
+    words, agents = config.each_model
+    assert config.built_in
+    assert (words.model, words.load, words.slots) == ("SmolLM2-135M-Instruct", "start", 2)
+    assert (agents.model, agents.load, agents.slots) == ("Qwen2.5-Coder-1.5B-Instruct", "lazy", 2)
+    assert agents.context_window == 32_768
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--context-window", "4096"),
+        ("--model-name", "mine"),
+        ("--engine", "scripted"),
+        ("--engine", "vllm"),
+        ("--engine-url", "http://127.0.0.1:1"),
+        ("--chat-template", "a.jinja"),
+        ("--turn-memory-path", "a", "--capsule-key", "b"),
+    ],
+)
+def test_a_setting_of_one_model_leaves_one_model(given: tuple[str, ...]) -> None:
+    config = read(*given)
+    assert with_each_model(config) is config
+
+
 def test_one_model_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert with_each_model(read()) == Config()
     one = read("--model", "a")
     assert with_each_model(one) is one
     assert (one.model, one.each_model) == ("a", ())

@@ -21,9 +21,8 @@ from singletree.conversation import (
 from singletree.parsing.family import Family, Form
 from singletree.parsing.render_turn import render_turn
 from singletree.prompts.template.thinking import is_wanted, thinking_arguments
-from singletree.server.models import catalog
-from singletree.server.models.catalog import ChatFormat
-from singletree.server.models.config import Config
+from singletree.server.models.chat_format import ChatFormat, load_chat_format
+from singletree.server.settings.config import Config
 
 ACME = Family(
     name="acme",
@@ -32,7 +31,7 @@ ACME = Family(
         Form(
             call="<|act|>{id}\n{args}<|done|>",
             id=r"(?P<name>[^#]+)(?:#\d+)?",
-            id_picture="{name}#{index}",
+            id_format="{name}#{index}",
         ),
     ),
     stop_markers=("<|stop|>",),
@@ -72,7 +71,7 @@ def acme(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "acme.jinja").write_text(TEMPLATE)
     flags: dict[str, Any] = request.param
     tokenizer = vocabulary(dict.fromkeys(SPECIAL, True))
-    return catalog.load_chat_format(Config(chat_template=tmp_path / "acme.jinja", **flags), tokenizer)
+    return load_chat_format(Config(chat_template=tmp_path / "acme.jinja", **flags), tokenizer)
 
 
 def test_its_stop_markers_stop_the_engine_and_its_other_markers_do_not(acme: ChatFormat) -> None:

@@ -10,10 +10,10 @@ import pytest
 from singletree.parsing.parser import parse
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template import chat_template
-from singletree.server.turn import rendered_turn
+from singletree.server.turn import round_trip
 
 from .serving import TOKENIZER, Served, serving
-from .test_replay import LAYOUT, SAID, ask, results
+from .test_replay import LAYOUT, MODEL_OUTPUT, ask, results
 
 TURNS = 12
 LONG = "a line of a file\n" * 200
@@ -35,7 +35,7 @@ class Counted:
         encoder, added = TOKENIZER._later, TOKENIZER._added
         monkeypatch.setattr(encoder, "encode", _watched(encoder.encode, self._encoded))
         monkeypatch.setattr(added, "guard", _watched(added.guard, self._guarded))
-        monkeypatch.setattr(rendered_turn, "parse", _watched(parse, self._read))
+        monkeypatch.setattr(round_trip, "parse", _watched(parse, self._read))
         monkeypatch.setattr(
             chat_template, "printed_list", _watched(chat_template.printed_list, self._printed)
         )
@@ -59,10 +59,10 @@ class Counted:
 
 async def _turn(served: Served, messages: list[dict[str, Any]], number: int) -> None:
     blocks = await ask(served, messages)
-    told = results(blocks)
-    for result in told["content"]:
+    reported = results(blocks)
+    for result in reported["content"]:
         result["content"] = f"{number} {LONG} [[script:a]]"
-    messages += [{"role": "assistant", "content": blocks}, told]
+    messages += [{"role": "assistant", "content": blocks}, reported]
 
 
 async def test_a_turn_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:  # C7 C41
@@ -70,14 +70,14 @@ async def test_a_turn_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None
     messages = [first]
     counted = Counted(monkeypatch)
     async with serving(
-        {"a": SAID}, memory=TurnMemory(2**20), layout=LAYOUT, context_window=1 << 20
+        {"a": MODEL_OUTPUT}, memory=TurnMemory(2**20), layout=LAYOUT, context_window=1 << 20
     ) as served:
         for number in range(TURNS):
             counted.clear()
             await _turn(served, messages, number)
             if not number:
                 continue
-            new = len(LONG) + 2 * len(SAID) + 200
+            new = len(LONG) + 2 * len(MODEL_OUTPUT) + 200
             assert counted.encoded <= new
             assert counted.guarded <= new
             assert counted.read <= 2, "the turn that came back first, and no other"

@@ -9,15 +9,15 @@ import pytest
 
 from singletree.engines import detection
 from singletree.engines.engine import EngineInfo
-from singletree.engines.llamacpp import engine as llamacpp
 from singletree.engines.remote import engine as remote
-from singletree.engines.sglang.server import SglangServer
 from singletree.engines.weights import resolve as weights
 from singletree.engines.weights.progress import no_progress
 from singletree.engines.weights.resolve import Checkpoint
 from singletree.errors import BadConfiguration, WeightsUnavailable
-from singletree.server.models import byte_model, loaders
-from singletree.server.models.config import Config
+from singletree.llamacpp import source as llamacpp
+from singletree.server.models import model_source
+from singletree.server.settings.config import Config
+from singletree.testing import byte_model
 
 
 class Engine:
@@ -41,6 +41,10 @@ class Engine:
         """Stop."""
         self.runs = False
 
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of the tokenizer in these tests."""
+        return list(byte_model.byte_tokenizer().encode(text))
+
     def use_sampling_defaults(self, defaults: dict[str, float]) -> None:
         """As vLLM's."""
 
@@ -54,7 +58,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The models that were asked for, and whether a GGUF file was needed."""
     wanted: list[tuple[str, bool]] = []
 
-    def resolve(model: str, *, progress: Any, gguf: bool = False) -> Checkpoint:
+    def resolve(
+        model: str, *, progress: Any, packages: bool, gguf: bool = False, weights: bool = False
+    ) -> Checkpoint:
         wanted.append((model, gguf))
         if model == "missing":
             raise WeightsUnavailable("there is none")
@@ -67,7 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
 
 async def test_llamacpp(asked: list[tuple[str, bool]]) -> None:
-    found = await loaders.find_model_source(Config(slots=2, threads=3, context_window=1024), no_progress)
+    found = await model_source.find_model_source(Config(slots=2, threads=3, context_window=1024), no_progress)
     assert asked == [(weights.DEFAULT_MODEL, True)]
     assert found.names == (weights.DEFAULT_MODEL, "short")
     await found.start_workers(byte_model.byte_tokenizer())
@@ -77,13 +83,13 @@ async def test_llamacpp(asked: list[tuple[str, bool]]) -> None:
 
 
 async def test_what_is_not_set_is_the_engines_to_choose() -> None:
-    found = await loaders.find_model_source(Config(model="org/m", engine="llamacpp"), no_progress)
+    found = await model_source.find_model_source(Config(model="org/m", engine="llamacpp"), no_progress)
     await found.start_workers(byte_model.byte_tokenizer())
     assert "slots" not in Engine.last.settings
 
 
-async def test_vllm_tells_what_it_serves(asked: list[tuple[str, bool]]) -> None:
-    found = await loaders.find_model_source(
+async def test_vllm_reports_what_it_serves(asked: list[tuple[str, bool]]) -> None:
+    found = await model_source.find_model_source(
         Config(engine="vllm", engine_url=("http://127.0.0.1:1",)), no_progress
     )
     assert asked == [("org/model", False)]
@@ -99,13 +105,13 @@ async def test_vllm_tells_what_it_serves(asked: list[tuple[str, bool]]) -> None:
 async def test_a_url_alone_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str | None]] = []
 
-    async def detect(url: str, key: str | None) -> SglangServer:
+    async def detect(url: str, key: str | None) -> str:
         asked.append((url, key))
-        return SglangServer()
+        return "sglang"
 
     monkeypatch.setattr(detection, "detect_server", detect)
     config = Config(engine_url=("http://127.0.0.1:1",), engine_api_key="k", context_window=1000)
-    await loaders.find_model_source(config, no_progress)
+    await model_source.find_model_source(config, no_progress)
     assert asked == [("http://127.0.0.1:1", "k")]
     assert Engine.last.given[0].title == "SGLang"
     assert Engine.last.completed["window"] == 1000
@@ -124,24 +130,24 @@ def test_scripts_have_no_url() -> None:
 
 async def test_vllm_is_left_when_its_tokenizer_is_not_to_be_had() -> None:
     with pytest.raises(WeightsUnavailable):
-        await loaders.find_model_source(
+        await model_source.find_model_source(
             Config(engine="vllm", engine_url=("http://127.0.0.1:1",), model="missing"), no_progress
         )
     assert not Engine.last.runs
 
 
 async def test_scripted_plays_for_any_model(asked: list[tuple[str, bool]]) -> None:
-    found = await loaders.find_model_source(Config(engine="scripted", model="org/m"), no_progress)
+    found = await model_source.find_model_source(Config(engine="scripted", model="org/m"), no_progress)
     assert asked == [("org/m", False)]
     [worker] = await found.start_workers(byte_model.byte_tokenizer())
     assert worker.engine.info().context_window == byte_model.CONTEXT_WINDOW
 
 
 def test_the_tokenizer_alone(asked: list[tuple[str, bool]]) -> None:
-    name, tokenizer = loaders.find_tokenizer(Config(engine="scripted"), no_progress)
+    name, tokenizer = model_source.find_tokenizer(Config(engine="scripted"), no_progress)
     assert (name, tokenizer.decode(tokenizer.encode("h\u00e9"))) == ("scripted", "h\u00e9")
     with pytest.raises(BadConfiguration, match="--model"):
-        loaders.find_tokenizer(Config(engine="vllm", engine_url=("http://127.0.0.1:1",)), no_progress)
+        model_source.find_tokenizer(Config(engine="vllm", engine_url=("http://127.0.0.1:1",)), no_progress)
     with pytest.raises(WeightsUnavailable):
-        loaders.find_tokenizer(Config(model="missing"), no_progress)
+        model_source.find_tokenizer(Config(model="missing"), no_progress)
     assert asked == [("missing", False)]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Sampling
-from singletree.engines import queueing
+from singletree.engines import sharing
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
-from singletree.engines.queueing import QueueingEngine
+from singletree.engines.sharing import QueueingEngine
 from singletree.errors import Overloaded
-from singletree.server.models.config import Config
-from singletree.server.models.served_models import load_models
+from singletree.server.models.catalog import load_models
+from singletree.server.settings.config import Config
 
 from .memory import Reply, events
 from .serving import TOKENIZER, body, serving
@@ -27,7 +27,7 @@ each_protocol = pytest.mark.parametrize("path", PATHS)
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queueing, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(sharing, "PAUSE_SECONDS", 0.01)
 
 
 class Full:
@@ -87,7 +87,7 @@ async def test_first_come_first_served() -> None:
     for name in "abcd":
         asking.append(asyncio.create_task(run(engine, name)))
         await until(lambda: engine.waiting == len(asking))
-    await asyncio.sleep(10 * queueing.PAUSE_SECONDS)
+    await asyncio.sleep(10 * sharing.PAUSE_SECONDS)
     assert set(full.refused) == {"a"}, "only the first in line tries"
     full.free = 1
     late = asyncio.create_task(run(engine, "e"))
@@ -110,7 +110,7 @@ async def test_who_leaves_the_line_lets_the_next_one_go() -> None:
 
 
 async def test_a_generation_that_ends_wakes_the_first_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queueing, "PAUSE_SECONDS", 60)
+    monkeypatch.setattr(sharing, "PAUSE_SECONDS", 60)
     full = Full(1)
     engine = QueueingEngine(full, 60)
     running, waiting = (asyncio.create_task(run(engine, name)) for name in "ab")

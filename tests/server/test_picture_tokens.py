@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from singletree.conversation import Image
-from singletree.engines.engine import FIRST_PICTURE_NUMBER, Chunk, comparable_tokens
-from singletree.pictures import Picture, PromptPicture
-from singletree.prompts.template.picture_places import place_pictures, positions_of
-from singletree.server.models.eyes import Eyes
-from singletree.server.turn.picture_tokens import known_length, learn_counts, without_expansion
+from singletree.engines.engine import Chunk
+from singletree.pictures import FIRST_PICTURE_NUMBER, Picture, PromptPicture, comparable_tokens
+from singletree.prompts.template.pictures import place_pictures, positions_of
+from singletree.server.models.eyes import Eyes, known_length, learn_counts, without_expansion
 
 PAD = 257
 
@@ -69,7 +68,7 @@ def test_counts_are_learned_from_the_whole_or_from_each() -> None:
     )
 
 
-def test_cached_tokens_are_told_in_ids() -> None:
+def test_cached_tokens_are_reported_in_ids() -> None:
     seen, pictures = eyes(), placed(2, 4, keys="ab")
     learn_counts(seen, 8, pictures, Chunk((), prompt_tokens=8 + 2 + 3, picture_tokens=[3, 4]))
     # Read as: 0 1 [a a a] 3 [b b b b] 5 6 7

@@ -71,13 +71,13 @@ async def test_pictures_of_all_protocols_stand_where_they_were_sent(path: str) -
         body = asked(*content)
     elif path == "/v1/chat/completions":
         urls = [{"type": "image_url", "image_url": {"url": data_url(each)}} for each in (red, blue)]
-        said = [{"type": "text", "text": text} for text in texts]
-        content = [said[0], urls[0], said[1], urls[1], said[2]]
+        fields = [{"type": "text", "text": text} for text in texts]
+        content = [fields[0], urls[0], fields[1], urls[1], fields[2]]
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
     else:
         parts = [{"type": "input_image", "image_url": data_url(each)} for each in (red, blue)]
-        said = [{"type": "input_text", "text": text} for text in texts]
-        content = [said[0], parts[0], said[1], parts[1], said[2]]
+        fields = [{"type": "input_text", "text": text} for text in texts]
+        content = [fields[0], parts[0], fields[1], parts[1], fields[2]]
         body = {"model": MODEL, "input": [{"role": "user", "content": content}]}
     async with serving(**seeing(media_types=frozenset({"image/png", "image/jpeg"}))) as served:
         reply = await served.client.post(path, body)
@@ -151,8 +151,23 @@ async def test_a_user_s_unusable_picture_is_refused_and_a_tool_s_becomes_a_note(
     assert served.engine.log[0].pictures == ()
 
 
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/chat/completions", "messages"), ("/v1/responses", "input")]
+)
+async def test_a_refusal_names_the_field_of_the_protocol(path: str, field: str) -> None:
+    url = data_url(b"GIF? No.")
+    shown: dict[str, Any] = {"type": "input_image", "image_url": url}
+    if field == "messages":
+        shown = {"type": "image_url", "image_url": {"url": url}}
+    async with serving(**seeing()) as served:
+        refused = await served.client.post(
+            path, {"model": MODEL, field: [{"role": "user", "content": [shown]}]}
+        )
+    assert (refused.status, refused.json["error"]["param"]) == (400, field)
+
+
 async def test_too_many_bytes_are_refused() -> None:
-    from singletree.server.models.config import Config
+    from singletree.server.settings.config import Config
 
     red = picture("red")
     async with serving(config=Config(picture_limit=len(red) - 1), **seeing()) as served:
@@ -170,7 +185,7 @@ async def test_what_is_no_base64_is_refused() -> None:
     assert refused.status == 400
 
 
-async def test_url_is_not_fetched_and_told() -> None:
+async def test_url_is_not_fetched_and_reported() -> None:
     url = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/secret.png"}}
     async with serving(**seeing()) as served:
         reply = await served.client.post(MESSAGES, asked(url, QUESTION))
@@ -179,7 +194,7 @@ async def test_url_is_not_fetched_and_told() -> None:
     assert "127.0.0.1" not in prompt_of(served)
 
 
-async def test_a_model_without_eyes_gets_the_note_of_today_and_the_client_is_told() -> None:
+async def test_a_model_without_eyes_gets_the_note_of_today_and_the_client_a_warning() -> None:
     async with serving() as served:
         reply = await served.client.post(MESSAGES, asked(block(b"anything"), QUESTION))
     assert reply.status == 200
@@ -384,7 +399,7 @@ async def test_cleared_pictures_are_not_reported_as_lost() -> None:
     assert served.engine.log[0].pictures == ()
 
 
-async def test_the_model_list_tells_that_it_sees() -> None:
+async def test_the_model_list_reports_that_it_sees() -> None:
     async with serving(**seeing()) as served:
         info = served.model.info()
     assert info.input_modalities == ("text", "image")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from singletree.prefix_breaks.causes import CAUSES
 from singletree.prefixes import common_prefix
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
-from singletree.server.models import byte_model
-from singletree.server.sessions.break_causes import CAUSES
+from singletree.testing import byte_model
 
-from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
+from .serving import MODEL, SWITCHABLE, TEMPLATE, TOKENIZER, Served, serving, template_settings
 
 LAYOUT = TEMPLATE.layout(TOKENIZER)
 CALLS = '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "ls", "arguments": {"n": 1}}\n</tool_call>'
@@ -49,8 +49,11 @@ async def three_turns(served: Served, **more: Any) -> Body:
     called, _ = await send(served, body)
     result = {"type": "tool_result", "tool_use_id": called[-1]["id"], "content": "a.txt"}
     messages += [{"role": "assistant", "content": called}, {"role": "user", "content": [result]}]
-    said, _ = await send(served, body)
-    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "[[script:c]] and now?"}]
+    answer, _ = await send(served, body)
+    messages += [
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "[[script:c]] and now?"},
+    ]
     last, headers = await send(served, body)
     assert headers["x-singletree-course"] == "appended"
     messages += [{"role": "assistant", "content": last}, {"role": "user", "content": "more"}]
@@ -118,7 +121,8 @@ BREAKS: dict[str, tuple[Mutation, str]] = {
 @pytest.mark.parametrize("cause", BREAKS)
 async def test_each_cause_is_named(cause: str) -> None:
     change, place = BREAKS[cause]
-    async with serving(SCRIPTS, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+    model = template_settings(SWITCHABLE)
+    async with serving(SCRIPTS, memory=TurnMemory(2**20), **model) as served:
         body = await three_turns(served)
         change(body)
         _, headers = await send(served, body)
@@ -204,8 +208,8 @@ async def test_a_block_that_always_stands_last() -> None:
         body = {"model": MODEL, "max_tokens": 500, "messages": messages, "tools": [TOOL]}
         called, _ = await send(served, body)
         result = {"type": "tool_result", "tool_use_id": called[-1]["id"], "content": "a.txt"}
-        said = {"role": "assistant", "content": called}
-        body["messages"] = [messages[0], said, {"role": "user", "content": [result]}, context]
+        history = {"role": "assistant", "content": called}
+        body["messages"] = [messages[0], history, {"role": "user", "content": [result]}, context]
         _, headers = await send(served, body)
     assert headers["x-singletree-break"] == "message_moved; message 1 (user)"
 
@@ -225,9 +229,9 @@ async def test_thinking_that_the_template_drops() -> None:  # C4
         called, _ = await send(served, body)
         result = {"type": "tool_result", "tool_use_id": called[-1]["id"], "content": "a.txt"}
         messages += [{"role": "assistant", "content": called}, {"role": "user", "content": [result]}]
-        said, headers = await send(served, body)
+        answer, headers = await send(served, body)
         assert headers["x-singletree-course"] == "appended"
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
         _, headers = await send(served, body)
     assert headers["x-singletree-break"] == "thinking_dropped; message 1 (assistant)"
 

@@ -13,7 +13,7 @@ import pytest
 from singletree.prompts.history.canonicalization import PLACEHOLDER_TOOL, RULES
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate, load_chat_template
-from singletree.server.models import byte_model
+from singletree.testing import byte_model
 
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 from .test_sessions import compacted
@@ -146,8 +146,8 @@ async def test_a_cache_mark_that_moves_on_changes_no_token(path: str) -> None:  
     plain["messages"] += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "More"}]
     async with serving() as served:
         before = await prompt(served, path, plain)
-        told = {await prompt(served, path, marked(plain, at)) for at in range(len(plain["messages"]))}
-    assert told == {before}
+        reported = {await prompt(served, path, marked(plain, at)) for at in range(len(plain["messages"]))}
+    assert reported == {before}
 
 
 def chat(**more: Any) -> Body:
@@ -226,7 +226,7 @@ async def test_nudges_stay_where_they_stand(template: ChatTemplate) -> None:  # 
             asked["messages"] += [{"role": "assistant", "content": [call]}, *(last if n % 2 else last[::-1])]
     for before, after in pairwise(prompts):
         assert after.startswith(before.removesuffix("<|im_start|>assistant\n"))
-    places = [prompts[-1].index(said.format(n)) for n in range(19) for said in ("result {}", NUDGE)]
+    places = [prompts[-1].index(fields.format(n)) for n in range(19) for fields in ("result {}", NUDGE)]
     assert places == sorted(places)
 
 
@@ -275,8 +275,8 @@ def parallel(*order: str) -> Body:
     """Three calls at once, their results in this order."""
     calls = [{"type": "tool_use", "id": id, "name": "ls", "input": {"z": id}} for id in "abc"]
     results = [{"type": "tool_result", "tool_use_id": id, "content": f"of {id}"} for id in order]
-    said = [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
-    return claude(messages=[{"role": "user", "content": "hi"}, *said])
+    messages = [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    return claude(messages=[{"role": "user", "content": "hi"}, *messages])
 
 
 def split_system() -> Body:
@@ -343,7 +343,7 @@ USAGE: dict[str, Callable[[Any], tuple[int, int]]] = {
 
 @pytest.mark.parametrize("template", [TEMPLATE, strict()], ids=["takes any", "strict"])
 async def test_the_counts_add_up_and_are_the_same_on_three_protocols(template: ChatTemplate) -> None:  # C8
-    told: dict[str, list[tuple[int, int]]] = {}
+    reported: dict[str, list[tuple[int, int]]] = {}
     for path, made in (
         ("/v1/messages", claude),
         ("/v1/chat/completions", chat),
@@ -353,9 +353,9 @@ async def test_the_counts_add_up_and_are_the_same_on_three_protocols(template: C
             asked = made() | ({"system": ""} if path == "/v1/messages" else {})
             for _ in range(2):
                 reply = await served.client.post(path, {"model": MODEL, **asked})
-                told.setdefault(path, []).append(USAGE[path](json.loads(reply.body)["usage"]))
+                reported.setdefault(path, []).append(USAGE[path](json.loads(reply.body)["usage"]))
                 played = served.engine.log[-1]
-                assert told[path][-1] == (len(played.prompt_token_ids), played.cached_tokens)
-    first, again = next(iter(told.values()))
-    assert all(each == [first, again] for each in told.values())
+                assert reported[path][-1] == (len(played.prompt_token_ids), played.cached_tokens)
+    first, again = next(iter(reported.values()))
+    assert all(each == [first, again] for each in reported.values())
     assert (first[1], again[1]) == (0, again[0] - 1)

@@ -11,8 +11,7 @@ import pytest
 
 from singletree.conversation import Reasoning, Text, Turn
 from singletree.prefixes import common_text_prefix
-from singletree.prompts.replay.fingerprint import fingerprint
-from singletree.prompts.replay.history_digests import HistoryDigests
+from singletree.prompts.replay.turn_keys import HistoryDigests, fingerprint
 from singletree.server.sessions.divergence import WIDTH, PromptRecord, ToolList
 from singletree.server.sessions.sessions import Session, Sessions
 

@@ -20,7 +20,7 @@ def _call(path: str) -> str:
     return f'<tool_call>\n{{"name": "get_weather",  "arguments": {{"city":  "{path}"}}}}\n</tool_call>'
 
 
-SAID = {
+MODEL_OUTPUT = {
     "in words": f"<think>\nHm.\n</think>\n\nA turn ends in {QUOTED} so.\n{_call('Paris')}",
     "in a thought": f"<think>\nIt ends in {QUOTED} so.\n</think>\n\nWell.\n{_call('Paris')}",
     "in a call": f"<think>\nHm.\n</think>\n\n{_call('a<|im_end|>'.replace('|im', chr(0xDFFF) + '|im'))}",
@@ -30,17 +30,17 @@ SAID = {
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
-@pytest.mark.parametrize("said", SAID)
-async def test_from_memory_every_token_is_in_place(said: str, mutate: Mutation) -> None:
-    one, generated, two = await two_turns(SAID[said], mutate)
+@pytest.mark.parametrize("output", MODEL_OUTPUT)
+async def test_from_memory_every_token_is_in_place(output: str, mutate: Mutation) -> None:
+    one, generated, two = await two_turns(MODEL_OUTPUT[output], mutate)
     assert two[: len(one) + len(generated)] == one + generated
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mutate", [unchanged, without_words], ids=lambda m: m.__name__)
-@pytest.mark.parametrize("said", ["in words", "in a thought", "in a call", "by half"])
-async def test_from_a_capsule_what_it_holds_is_in_place(path: str, mutate: Any, said: str) -> None:
-    text = SAID[said]
+@pytest.mark.parametrize("output", ["in words", "in a thought", "in a call", "by half"])
+async def test_from_a_capsule_what_it_holds_is_in_place(path: str, mutate: Any, output: str) -> None:
+    text = MODEL_OUTPUT[output]
     tokens, kept, _ = await moved(path, text, mutate, stream=False)
     assert kept == tokens
     _, kept, prompt = await moved(path, text, mutate, stream=True)

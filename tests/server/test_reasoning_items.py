@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from protocols.test_responses_encode import FORMS
-from singletree.engines.scripted.scripts import Script
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.models.config import Config
-from singletree.server.models.turn_journal import JournalledMemory
+from singletree.server.settings.config import Config
 from singletree.server.storage.response_store import Store
+from singletree.testing.scripts import Script
 
 from .carrying import INTERLEAVED, LAYOUT, capsules, kept_in, last_prompt
 from .memory import events
 from .serving import MODEL, TOKENIZER, Served, serving
 from .test_websocket import connected
+from .turn_stores import memory_in
 
 PATH = "/v1/responses"
 THOUGHT = "Which one? \n\nThis one."
@@ -115,18 +115,18 @@ async def test_a_thought_alone_is_found_by_its_id(stream: bool) -> None:
 async def test_a_thought_is_found_by_its_id_after_a_restart(tmp_path: Path) -> None:
     asked = user("[[script:a,b]] Well?")
     seals, path = capsules(), tmp_path / "turns"
-    memory = JournalledMemory(2**20, path, seals)
+    memory = memory_in(path)
     async with remembering({"a": ONLY, "b": "Fine."}, memory=memory, capsules=seals) as served:
         output = (await ask(served, [asked]))["output"]
     memory.close()
-    memory = JournalledMemory(2**20, path, seals)
+    memory = memory_in(path)
     async with remembering({"a": ONLY, "b": "Fine."}, memory=memory, capsules=seals) as served:
         await ask(served, [asked, *output, {"role": "developer", "content": "Go on."}])
         assert CUT in TOKENIZER.decode(last_prompt(served))
     memory.close()
 
 
-async def test_the_id_tells_two_turns_of_the_same_words_apart() -> None:
+async def test_two_turns_of_the_same_words_have_different_ids() -> None:
     """As a sampler makes them: one prompt, one answer, two thoughts."""
     memory, asked, made = TurnMemory(2**20), user("[[script:a,b]] Well?"), []
     for thought in ("By luck.", "By reason."):
@@ -215,9 +215,9 @@ async def test_a_thought_is_shown_while_it_is_made_where_a_summary_was_asked_for
     async with remembering({"a": Script(ANSWER, chunk=1)}) as served:
         asked = {"model": MODEL, "input": "[[script:a]] Well?", "stream": True}
         reply = await served.client.post(PATH, asked | {"reasoning": {"summary": "auto"}})
-    told = [data for name, data in events(reply.body) if name == "response.reasoning_summary_text.delta"]
-    assert len(told) > 5
-    assert "".join(data["delta"] for data in told) == THOUGHT
+    reported = [data for name, data in events(reply.body) if name == "response.reasoning_summary_text.delta"]
+    assert len(reported) > 5
+    assert "".join(data["delta"] for data in reported) == THOUGHT
 
 
 async def test_a_private_field_that_a_client_sends_is_read_as_reasoning_or_refused() -> None:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from singletree.conversation import ToolCall, Turn
-from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
+from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt, TurnMemory
 
-from .serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
+from .serving import MODEL, SWITCHABLE, TEMPLATE, TOKENIZER, Served, serving, template_settings
 
 ARGUMENTS = '{"unit": "celsius",  "city": "Par\\u00eds", "days":3.0}'
 CALL = f'<tool_call>\n{{"name": "get_weather",  "arguments": {ARGUMENTS}}}\n</tool_call>'
-SAID = f"<think>\nI need the weather.\n\nAnd more. \n</think>\n\nLet me check.\n{CALL}"
+MODEL_OUTPUT = f"<think>\nI need the weather.\n\nAnd more. \n</think>\n\nLet me check.\n{CALL}"
 INTERLEAVED = f"<think>\nFirst.\n</think>\n\nChecking.\n{CALL}\n<think>\nNow the other.\n</think>\n\n{CALL}"
 TOOL = {"name": "get_weather", "description": "", "input_schema": {"type": "object"}}
 LAYOUT = TEMPLATE.layout(TOKENIZER)
@@ -77,39 +76,39 @@ def results(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "user", "content": found[::-1]}
 
 
-async def two_turns(said: str, mutate: Mutation, **settings: Any) -> tuple[list[int], list[int], list[int]]:
+async def two_turns(output: str, mutate: Mutation, **settings: Any) -> tuple[list[int], list[int], list[int]]:
     """(prompt of turn 1, what was generated, prompt of turn 2)."""
     first = {"role": "user", "content": "[[script:a,b]] How is it?"}
     memory = TurnMemory(2**20)
-    async with serving({"a": said, "b": "Fine."}, memory=memory, layout=LAYOUT, **settings) as served:
+    async with serving({"a": output, "b": "Fine."}, memory=memory, layout=LAYOUT, **settings) as served:
         blocks = mutate(await ask(served, [first]))
         await ask(served, [first, {"role": "assistant", "content": blocks}, results(blocks)])
         one, two = (list(record.prompt_token_ids) for record in served.engine.log)
-    return one, TOKENIZER.encode(said), two
+    return one, TOKENIZER.encode(output), two
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
-@pytest.mark.parametrize("said", [SAID, INTERLEAVED], ids=["one", "interleaved"])
-async def test_every_generated_token_is_in_place(said: str, mutate: Mutation) -> None:  # C3 C5
-    one, generated, two = await two_turns(said, mutate)
+@pytest.mark.parametrize("output", [MODEL_OUTPUT, INTERLEAVED], ids=["one", "interleaved"])
+async def test_every_generated_token_is_in_place(output: str, mutate: Mutation) -> None:  # C3 C5
+    one, generated, two = await two_turns(output, mutate)
     assert two[: len(one)] == one
     assert two[len(one) : len(one) + len(generated)] == generated
 
 
 async def test_replayed_turns_are_counted() -> None:
     first = {"role": "user", "content": "[[script:a,b]] How is it?"}
-    async with serving({"a": SAID, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+    async with serving({"a": MODEL_OUTPUT, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
         blocks = await ask(served, [first])
         await ask(served, [first, {"role": "assistant", "content": blocks}, results(blocks)])
-        told = served.service.tracing.exposition().decode()
-    assert f'singletree_replayed_turns_total{{model="{MODEL}"}} 1.0' in told
+        reported = served.service.tracing.exposition().decode()
+    assert f'singletree_replayed_turns_total{{model="{MODEL}"}} 1.0' in reported
 
 
 async def test_an_edited_turn_is_rendered_as_edited() -> None:
     def edit(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [b | {"text": "Let me NOT check."} if b["type"] == "text" else b for b in blocks]
 
-    _, generated, two = await two_turns(SAID, edit)
+    _, generated, two = await two_turns(MODEL_OUTPUT, edit)
     text = TOKENIZER.decode(two)
     assert "Let me NOT check." in text
     assert "Let me check." not in text
@@ -117,13 +116,14 @@ async def test_an_edited_turn_is_rendered_as_edited() -> None:
 
 
 async def test_reasoning_is_restored_only_where_it_may_be() -> None:
-    _, _, two = await two_turns(SAID, no_thoughts, restore_reasoning=False)
+    _, _, two = await two_turns(MODEL_OUTPUT, no_thoughts, restore_reasoning=False)
     assert "I need the weather." not in TOKENIZER.decode(two)
 
 
 async def test_reasoning_is_not_restored_against_the_clients_word() -> None:
     first = {"role": "user", "content": "[[script:a,b]] How is it?"}
-    async with serving({"a": SAID, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+    model = template_settings(SWITCHABLE)
+    async with serving({"a": MODEL_OUTPUT, "b": "Fine."}, memory=TurnMemory(2**20), **model) as served:
         blocks = no_thoughts(await ask(served, [first]))
         messages: list[dict[str, Any]] = [first, {"role": "assistant", "content": blocks}, results(blocks)]
         await ask(served, messages, thinking={"type": "disabled"})
@@ -133,26 +133,26 @@ async def test_reasoning_is_not_restored_against_the_clients_word() -> None:
 
 async def test_without_a_memory_the_turn_is_rendered() -> None:
     first = {"role": "user", "content": "[[script:a,b]] How is it?"}
-    async with serving({"a": SAID, "b": "Fine."}) as served:
+    async with serving({"a": MODEL_OUTPUT, "b": "Fine."}) as served:
         blocks = await ask(served, [first])
         await ask(served, [first, {"role": "assistant", "content": blocks}, results(blocks)])
         text = TOKENIZER.decode(served.engine.log[1].prompt_token_ids)
-    assert SAID not in text
+    assert MODEL_OUTPUT not in text
     assert "get_weather" in text
 
 
 async def test_turns_of_another_session_are_not_taken_for_this_one() -> None:
     """Two calls alike but for their ids are two turns; each comes back with its own spelling."""
     memory = TurnMemory(2**20)
-    other = SAID.replace('"days":3.0', '"days": 3.0')
+    other = MODEL_OUTPUT.replace('"days":3.0', '"days": 3.0')
     first = {"role": "user", "content": "[[script:a,b]] How is it?"}
     second = {"role": "user", "content": "[[script:c,b]] How is it?"}
-    async with serving({"a": SAID, "b": "Fine.", "c": other}, memory=memory, layout=LAYOUT) as served:
+    async with serving({"a": MODEL_OUTPUT, "b": "Fine.", "c": other}, memory=memory, layout=LAYOUT) as served:
         mine, yours = await ask(served, [first]), await ask(served, [second])
         await ask(served, [first, {"role": "assistant", "content": mine}, results(mine)])
         await ask(served, [second, {"role": "assistant", "content": yours}, results(yours)])
         texts = [TOKENIZER.decode(record.prompt_token_ids) for record in served.engine.log]
-    assert SAID in texts[2]
+    assert MODEL_OUTPUT in texts[2]
     assert other in texts[3]
 
 
@@ -177,8 +177,8 @@ def chat_turn(body: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for call in message["tool_calls"]
     ]
-    said = {"role": "assistant", "content": message["content"].strip(), "tool_calls": calls}
-    return [said, *({"role": "tool", "tool_call_id": call["id"], "content": "Sunny."} for call in calls)]
+    messages = {"role": "assistant", "content": message["content"].strip(), "tool_calls": calls}
+    return [messages, *({"role": "tool", "tool_call_id": call["id"], "content": "Sunny."} for call in calls)]
 
 
 def responses_turn(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -212,17 +212,17 @@ class Session:
     def __init__(self, served: Served, path: str) -> None:
         self._served, self._path = served, path
         self._field, self._settings, self._returned = PATHS[path]
-        self.said: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
 
     def ask(self, text: str) -> None:
-        self.said.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": text})
 
     async def go_on(self) -> None:
         """One turn more, its calls answered."""
-        self.said += self._returned(await self.send(self.said))
+        self.messages += self._returned(await self.send(self.messages))
 
-    async def send(self, said: list[dict[str, Any]]) -> dict[str, Any]:
-        given = {"model": MODEL, self._field: said, **self._settings}
+    async def send(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        given = {"model": MODEL, self._field: messages, **self._settings}
         answer = await self._served.client.post(self._path, given)
         assert answer.status == 200, answer.body
         body: dict[str, Any] = json.loads(answer.body)
@@ -235,29 +235,31 @@ def prompts(served: Served) -> list[list[int]]:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_tool_loop_is_only_appended_to(path: str) -> None:  # C3 C5
-    scripts = {"a": SAID, "b": INTERLEAVED, "c": SAID.replace("check", "look"), "d": "Fine."}
+    scripts = {"a": MODEL_OUTPUT, "b": INTERLEAVED, "c": MODEL_OUTPUT.replace("check", "look"), "d": "Fine."}
     async with serving(scripts, memory=TurnMemory(2**20), layout=LAYOUT) as served:
         session = Session(served, path)
         session.ask("[[script:a,b,c,d]] How is it?")
         for _ in range(3):
             await session.go_on()
-        await session.send(session.said)
-        told = prompts(served)
-    for before, after, said in zip(told, told[1:], scripts.values(), strict=False):
-        whole = before + TOKENIZER.encode(said)
+        await session.send(session.messages)
+        written_prompts = prompts(served)
+    for before, after, output in zip(written_prompts, written_prompts[1:], scripts.values(), strict=False):
+        whole = before + TOKENIZER.encode(output)
         assert after[: len(whole)] == whole
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_fork_and_a_resumed_session_replay(path: str) -> None:
-    async with serving({"a": SAID, "b": INTERLEAVED}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+    async with serving(
+        {"a": MODEL_OUTPUT, "b": INTERLEAVED}, memory=TurnMemory(2**20), layout=LAYOUT
+    ) as served:
         session = Session(served, path)
         session.ask("[[script:a,b]] How is it?")
         await session.go_on()
-        fork = list(session.said)
+        fork = list(session.messages)
         await session.go_on()
         await session.send(fork)  # the same turn again, from its first results on
-        await session.send(session.said)
+        await session.send(session.messages)
         one, two, forked, resumed = prompts(served)
     assert forked == two
     assert resumed[: len(two)] == two
@@ -267,43 +269,43 @@ async def test_a_fork_and_a_resumed_session_replay(path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 async def test_sub_agents_replay_beside_their_session(path: str) -> None:  # C3
     """They share its head and its tools, and run in turn with it; a side request comes between."""
-    scripts = {"a": SAID, "b": INTERLEAVED, "c": SAID.replace("check", "look"), "d": "Fine."}
+    scripts = {"a": MODEL_OUTPUT, "b": INTERLEAVED, "c": MODEL_OUTPUT.replace("check", "look"), "d": "Fine."}
     async with serving(scripts, memory=TurnMemory(2**20), layout=LAYOUT) as served:
         agents = [Session(served, path) for _ in range(3)]
-        told: list[list[list[int]]] = [[] for _ in agents]
+        reported: list[list[list[int]]] = [[] for _ in agents]
         for number, agent in enumerate(agents):
             agent.ask(f"[[script:a,b,c,d]] Task {number}: how is it?")
         for _ in range(3):
-            for agent, its in zip(agents, told, strict=True):
+            for agent, its in zip(agents, reported, strict=True):
                 await agent.go_on()
                 its.append(prompts(served)[-1])
             await agents[0].send([{"role": "user", "content": "Write a title."}])
-    for its in told:
-        for before, after, said in zip(its, its[1:], scripts.values(), strict=False):
-            whole = before + TOKENIZER.encode(said)
+    for its in reported:
+        for before, after, output in zip(its, its[1:], scripts.values(), strict=False):
+            whole = before + TOKENIZER.encode(output)
             assert after[: len(whole)] == whole
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_compacted_session_replays_what_is_left(path: str) -> None:
     """The beginning is gone and a summary stands for it; the last turn stays as the model wrote it."""
-    async with serving({"a": SAID, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+    async with serving({"a": MODEL_OUTPUT, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
         session = Session(served, path)
         session.ask("[[script:a,b]] How is it?")
         await session.go_on()
-        session.said[0] = {"role": "user", "content": "Summary: they asked for the weather."}
-        await session.send(session.said)
+        session.messages[0] = {"role": "user", "content": "Summary: they asked for the weather."}
+        await session.send(session.messages)
         text = TOKENIZER.decode(prompts(served)[1])
-    assert SAID in text
+    assert MODEL_OUTPUT in text
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
 async def test_an_open_turn_at_the_end_does_not_hide_the_others(path: str) -> None:
-    async with serving({"a": SAID, "b": "ne."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+    async with serving({"a": MODEL_OUTPUT, "b": "ne."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
         session = Session(served, path)
         session.ask("[[script:a,b]] How is it?")
         await session.go_on()
-        await session.send([*session.said, {"role": "assistant", "content": "It is fi"}])
+        await session.send([*session.messages, {"role": "assistant", "content": "It is fi"}])
         text = TOKENIZER.decode(prompts(served)[1])
-    assert SAID in text
+    assert MODEL_OUTPUT in text
     assert text.endswith("It is fi")

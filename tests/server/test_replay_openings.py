@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.scripted.scripts import Script
 from singletree.prompts.template.chat_template import ChatTemplate
-from singletree.server.models.turn_journal import JournalledMemory
+from singletree.testing.scripts import Script
 
-from .carrying import ONE, THOUGHT, Client, capsules, last_prompt, server, without_words
+from .carrying import ONE, THOUGHT, Client, last_prompt, server, without_words
 from .serving import TOKENIZER
+from .turn_stores import memory_in
 
-_SAID = """\
+_MODEL_OUTPUT = """\
 {{- m.content }}{% for c in m.tool_calls %}
 <tool_call>
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
@@ -24,7 +24,7 @@ _SAID = """\
 NO_HEADER = f"""\
 {{%- for m in messages %}}
 {{%- if m.role == 'tool' %}}<result>{{{{ m.content }}}}</result>
-{{%- elif m.role == 'assistant' %}}<|im_start|>{_SAID}
+{{%- elif m.role == 'assistant' %}}<|im_start|>{_MODEL_OUTPUT}
 {{%- else %}}<user>{{{{ m.content }}}}{{% endif %}}{{% endfor %}}
 {{%- if add_generation_prompt and messages[-1].role != 'tool' %}}<|im_start|>{{% endif %}}"""
 """In the manner of axolotl's DeepSeek V3: behind a result nothing opens the turn that is asked for, and the header
@@ -35,7 +35,7 @@ ASKED_ONLY = f"""\
 {{%- for m in messages %}}
 {{%- if m.role == 'tool' %}}[{{{{ m.content }}}}]
 {{%- elif m.role == 'assistant' %}}
-{{{{- '<|im_start|>' if loop.previtem is undefined or loop.previtem.role != 'tool' }}}}{_SAID}
+{{{{- '<|im_start|>' if loop.previtem is undefined or loop.previtem.role != 'tool' }}}}{_MODEL_OUTPUT}
 {{%- else %}}<user>{{{{ m.content }}}}{{% endif %}}{{% endfor %}}
 {{%- if add_generation_prompt %}}<|im_start|>{{% endif %}}"""
 """In the manner of Apertus: the other way round."""
@@ -44,7 +44,7 @@ COUNTED = f"""\
 {{%- for m in messages %}}
 {{%- if m.role == 'tool' %}}<result>{{{{ m.content }}}}</result>{{{{ '</results>' if loop.index0 == 2 }}}}
 {{%- elif m.role == 'assistant' %}}
-{{{{- '<|im_start|>' if loop.previtem is undefined or loop.previtem.role != 'tool' }}}}{_SAID}
+{{{{- '<|im_start|>' if loop.previtem is undefined or loop.previtem.role != 'tool' }}}}{_MODEL_OUTPUT}
 {{%- else %}}<user>{{{{ m.content }}}}{{% endif %}}{{% endfor %}}
 {{%- if add_generation_prompt and messages[-1].role != 'tool' %}}<|im_start|>{{% endif %}}"""
 """In the manner of DeepSeek V3.2: what ends the results is not the same everywhere."""
@@ -91,11 +91,11 @@ async def test_in_capsules(name: str, path: str) -> None:  # C3 C34
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-async def test_in_the_journal(name: str, tmp_path: Path) -> None:  # C3
+async def test_in_the_file(name: str, tmp_path: Path) -> None:  # C3
     client = Client("/v1/messages", "[[script:a]] How is it?", stream=True)
     prompts = []
     for _ in range(TURNS):
-        kept = JournalledMemory(2**20, tmp_path / "turns", capsules())
+        kept = memory_in(tmp_path / "turns")
         async with server(SCRIPTS, capsules=None, memory=kept, **settings(name)) as served:
             client.take(await client.ask(served))
             prompts.append(last_prompt(served))

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from singletree.cli.perfetto import timeline
-from singletree.cli.trace_records import Agent, Replay, RequestEnd, TraceRecord, read_records
-from singletree.cli.trace_replay import (
+from benchmarks.trace_records import Agent, Replay, RequestEnd, TraceRecord, read_records
+from benchmarks.trace_replay import (
     ReplayOrder,
     Sent,
     prompt_text,
@@ -22,11 +20,18 @@ from singletree.cli.trace_replay import (
     session_headers,
     summary,
 )
+
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.answers.record_file import BLOCK_TOKENS, RecordFile, sequence_hashes
-from singletree.server.answers.record_queue import DROPPED_RECORDS, AnswerRecords, RecordQueue
-from singletree.server.answers.request_records import RequestRecords
+from singletree.records.record_queue import (
+    BLOCK_TOKENS,
+    AnswerRecords,
+    RecordFile,
+    RecordQueue,
+    sequence_hashes,
+)
+from singletree.records.request_records import RequestRecords
+from singletree.server.telemetry.tracing import DROPPED_RECORDS
 
 from .carrying import ONE, Client
 from .serving import MODEL, TEMPLATE, TOKENIZER, serving
@@ -185,19 +190,6 @@ async def test_session_and_parent_come_from_the_headers_of_each_harness(
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match="--trace-path"):
         RecordFile(tmp_path / "no" / "folder", 1000)
-
-
-async def test_a_timeline_has_a_slice_for_each_turn_and_tool(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    await recorded(path, "/v1/messages", stream=True)
-    events = timeline(read_records([path]))["traceEvents"]
-    kinds = [(event["ph"], event.get("cat")) for event in events]
-    assert kinds.count(("X", "request")) == 2
-    assert kinds.count(("b", "tool")) == kinds.count(("e", "tool")) == 1
-    assert {event["name"] for event in events if event["ph"] == "M"} == {"process_name", "thread_name"}
-    opened, closed = (event for event in events if event.get("cat") == "tool")
-    assert opened["ts"] <= closed["ts"]
-    assert opened["id"] == closed["id"]
 
 
 def test_texts_of_prompts_share_what_the_prompts_shared() -> None:

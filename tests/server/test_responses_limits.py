@@ -55,9 +55,9 @@ async def test_a_truncated_history_loses_its_middle(stream: bool) -> None:
         length = len(served.engine.log[0].prompt_token_ids)
     assert reply.status == 200
     assert "truncation: " in reply.headers["x-singletree-warning"]
-    said = events(reply.body)[-1][1]["response"] if stream else reply.json
-    assert (said["truncation"], said["status"]) == ("auto", "completed")
-    assert said["usage"]["input_tokens"] == length == counted.json["input_tokens"]
+    streamed = events(reply.body)[-1][1]["response"] if stream else reply.json
+    assert (streamed["truncation"], streamed["status"]) == ("auto", "completed")
+    assert streamed["usage"]["input_tokens"] == length == counted.json["input_tokens"]
     assert length <= WINDOW - 300, "the answer has room"
     assert "Rules." in prompt
     assert "The task." in prompt
@@ -80,11 +80,11 @@ async def test_a_truncated_history_goes_on_from_itself() -> None:  # C1
     async with serving({"s": "Done."}, context_window=WINDOW) as served:
         for count in range(13, 40):
             assert (await ask(served, loop(count), truncation="auto")).status == 200
-        told = prompts(served)
+        written_prompts = prompts(served)
     ends = "<|im_start|>assistant\n"
-    goes_on = [after.startswith(before.removesuffix(ends)) for before, after in pairwise(told)]
+    goes_on = [after.startswith(before.removesuffix(ends)) for before, after in pairwise(written_prompts)]
     assert goes_on.count(False) <= 5, "it breaks when a piece is cut, not with every turn"
-    assert len(told[-1]) < WINDOW
+    assert len(written_prompts[-1]) < WINDOW
 
 
 async def test_a_task_that_does_not_fit_is_refused_all_the_same() -> None:  # C43
@@ -100,7 +100,7 @@ async def test_so_many_calls_and_no_more(most: int | None, called: int, stream: 
     async with serving({"s": "\n".join([CALL] * 4)}) as served:
         reply = await ask(served, "[[script:s]]", max_tool_calls=most, stream=stream)
         played = served.engine.log[-1]
-    said = events(reply.body)[-1][1]["response"] if stream else reply.json
-    assert [item["type"] for item in said["output"]] == ["function_call"] * called
-    assert (said["status"], said["max_tool_calls"]) == ("completed", most)
+    streamed = events(reply.body)[-1][1]["response"] if stream else reply.json
+    assert [item["type"] for item in streamed["output"]] == ["function_call"] * called
+    assert (streamed["status"], streamed["max_tool_calls"]) == ("completed", most)
     assert (played.finish is None) == (most is not None and most <= 4), "the engine was left"

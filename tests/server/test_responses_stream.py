@@ -11,7 +11,7 @@ from conformance.test_sdks import steady
 from protocols.grammar_responses import Grammar
 from protocols.item_kinds import KINDS, PICTURE
 from singletree.engines.engine import Chunk
-from singletree.engines.scripted.scripts import Script
+from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
 from .memory import events
@@ -27,9 +27,9 @@ def call(n: int) -> str:
     return f'<tool_call>\n{{"name": "ls", "arguments": {{"path": "{n}"}}}}\n</tool_call>'
 
 
-async def answered(served: Served, said: Any, **more: Any) -> dict[str, Any]:
+async def answered(served: Served, output: Any, **more: Any) -> dict[str, Any]:
     """The response object, streamed and whole: they are the same."""
-    asked = {"model": MODEL, "input": said, "tools": [TOOLS[PATH]], **more}
+    asked = {"model": MODEL, "input": output, "tools": [TOOLS[PATH]], **more}
     whole = await served.client.post(PATH, asked)
     streamed = await served.client.post(PATH, asked | {"stream": True})
     assert (whole.status, streamed.status) == (200, 200), whole.body
@@ -40,12 +40,12 @@ async def answered(served: Served, said: Any, **more: Any) -> dict[str, Any]:
 
 async def played(served: Served, engine: EngineByHand, chunks: Iterable[Chunk]) -> Any:
     """The response of a turn that comes in ``chunks``."""
-    engine.say(*chunks)
+    engine.emit(*chunks)
     asked = body(PATH, "x", stream=True, tools=[TOOLS[PATH]])
     return steady(Grammar((await served.client.post(PATH, asked)).body, judged=False).response)
 
 
-async def test_any_tokens_together_say_the_same() -> None:  # C9 C32
+async def test_any_tokens_together_give_the_same() -> None:  # C9 C32
     engine = EngineByHand()
     async with serving(engine=engine) as served:
         one_by_one = await played(served, engine, [*(Chunk([t]) for t in TOKENS), Chunk((), "stop")])
@@ -63,12 +63,15 @@ async def test_any_tokens_together_say_the_same() -> None:  # C9 C32
 async def test_cut_at_every_token_the_body_is_what_the_stream_ends_in() -> None:  # C15 C16
     for after in range(1, len(TOKENS), 3):
         async with serving({"s": Script(TURN, cut_after=after)}) as served:
-            said = await answered(served, "[[script:s]]")
-        assert (said["status"], said["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-        assert all(item["status"] == "completed" for item in said["output"][:-1])
+            answer = await answered(served, "[[script:s]]")
+        assert (answer["status"], answer["incomplete_details"]) == (
+            "incomplete",
+            {"reason": "max_output_tokens"},
+        )
+        assert all(item["status"] == "completed" for item in answer["output"][:-1])
 
 
-async def test_a_failure_at_any_token_closes_what_was_said() -> None:  # C39
+async def test_a_failure_at_any_token_closes_what_was_written() -> None:  # C39
     for after in range(1, len(TOKENS), 7):
         async with serving({"s": Script(TURN, fail_after=after)}) as served:
             asked = body(PATH, "[[script:s]]", stream=True, tools=[TOOLS[PATH]])
@@ -81,9 +84,9 @@ async def test_a_failure_at_any_token_closes_what_was_said() -> None:  # C39
 
 async def test_calls_side_by_side_are_not_mixed() -> None:  # C13
     async with serving({"s": "\n".join(map(call, range(3)))}) as served:
-        said = (await answered(served, "[[script:s]]"))["output"]
-    assert [item["arguments"] for item in said] == [f'{{"path": "{n}"}}' for n in range(3)]
-    assert len({item["id"] for item in said} | {item["call_id"] for item in said}) == 6
+        answer = (await answered(served, "[[script:s]]"))["output"]
+    assert [item["arguments"] for item in answer] == [f'{{"path": "{n}"}}' for n in range(3)]
+    assert len({item["id"] for item in answer} | {item["call_id"] for item in answer}) == 6
 
 
 MARKED = [
@@ -98,11 +101,11 @@ async def test_marks_are_text_where_they_mark_nothing_and_never_leak(text: str) 
     """Each byte is a token here, so every mark comes in pieces."""
     async with serving({"s": text, "t": f"{text}\n{call(0)}"}) as served:
         [message] = (await answered(served, "[[script:s]]"))["output"]
-        said = (await answered(served, "[[script:t]]"))["output"]
+        answer = (await answered(served, "[[script:t]]"))["output"]
     assert message["content"][0]["text"] == text
     if "<tool_call>" not in text:
-        assert [item["type"] for item in said] == ["message", "function_call"]
-        assert said[0]["content"][0]["text"].rstrip() == text
+        assert [item["type"] for item in answer] == ["message", "function_call"]
+        assert answer[0]["content"][0]["text"].rstrip() == text
 
 
 IMAGE = {"type": "input_image", "image_url": PICTURE}
@@ -110,14 +113,14 @@ IMAGE = {"type": "input_image", "image_url": PICTURE}
 
 async def test_what_a_model_cannot_see_leaves_a_word() -> None:  # C35
     called = {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"}
-    said = [
+    written = [
         {"role": "user", "content": [{"type": "input_text", "text": "[[script:s]]"}, IMAGE]},
         called,
         {"type": "function_call_output", "call_id": "c", "output": [IMAGE]},
         {"type": "custom_tool_call_output", "call_id": "d", "output": [IMAGE]},
     ]
     async with serving({"s": "Done."}) as served:
-        await answered(served, said)
+        await answered(served, written)
         prompt = TOKENIZER.decode(served.engine.log[0].prompt_token_ids)
     assert prompt.count("cannot see images") == 3
     assert "iVBORw0KGgo" not in prompt
@@ -168,20 +171,20 @@ async def test_tools_that_run_elsewhere_are_named_in_a_header() -> None:  # C26
         asked = body(PATH, "[[echo:x]]", tools=[{"type": "web_search"}, {"type": "mcp", "server_label": "s"}])
         reply = await served.client.post(PATH, asked)
     assert reply.status == 200
-    told = reply.headers["x-singletree-warning"]
-    assert "tools.0: type 'web_search'" in told
-    assert "tools.1: type 'mcp'" in told
+    reported = reply.headers["x-singletree-warning"]
+    assert "tools.0: type 'web_search'" in reported
+    assert "tools.1: type 'mcp'" in reported
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 async def test_log_probabilities_of_the_text(chunk: int) -> None:
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
     async with serving({"s": Script("<think>\nHm.\n</think>\n\nHi é", chunk=chunk)}) as served:
-        said = await answered(served, "[[script:s]]", **asked)
-    [message] = [item for item in said["output"] if item["type"] == "message"]
-    told = message["content"][0]["logprobs"]
-    assert bytes(byte for token in told for byte in token["bytes"]).decode().strip() == "Hi é"
-    assert said["top_logprobs"] == 1
+        answer = await answered(served, "[[script:s]]", **asked)
+    [message] = [item for item in answer["output"] if item["type"] == "message"]
+    reported = message["content"][0]["logprobs"]
+    assert bytes(byte for token in reported for byte in token["bytes"]).decode().strip() == "Hi é"
+    assert answer["top_logprobs"] == 1
 
 
 async def test_the_stream_of_a_background_response_can_be_read_again_from_anywhere() -> None:

@@ -11,7 +11,7 @@ import pytest
 from prompts.template_sources import COLLECTED
 from singletree import families
 from singletree.conversation import Conversation, Text, ToolResult, Turn
-from singletree.prompts.history.results_in_text import read_results
+from singletree.prompts.history.context_editing import read_results
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate
 from singletree.protocols import chat
@@ -145,13 +145,13 @@ def test_what_is_no_answer_stays_as_it_is() -> None:
 
 async def test_the_thought_is_restored_for_a_client_that_carries_none() -> None:
     """The loop begins with the question, not with its last result; every generated token is in place."""
-    template, said = ChatTemplate(QWEN), f"<think>\nA thought.\n</think>\n\nSo.\n{CALL}"
+    template, output = ChatTemplate(QWEN), f"<think>\nA thought.\n</think>\n\nSo.\n{CALL}"
     settings: dict[str, Any] = {
         "template": template,
         "layout": template.layout(TOKENIZER),
         "memory": TurnMemory(2**20),
     }
-    async with serving({"a": said, "b": f"Then.\n{CALL}", "c": "Fine."}, **settings) as served:
+    async with serving({"a": output, "b": f"Then.\n{CALL}", "c": "Fine."}, **settings) as served:
         messages = [SYSTEM, {"role": "user", "content": "[[script:a,b,c]] How is it?"}]
         for result in ("one", "two", ""):
             answer = await served.client.post("/v1/chat/completions", {"model": MODEL, "messages": messages})
@@ -161,6 +161,6 @@ async def test_the_thought_is_restored_for_a_client_that_carries_none() -> None:
                 {"role": "user", "content": _written(result)},
             ]
         prompts = [list(record.prompt_token_ids) for record in served.engine.log]
-    for prompt, longer, generated in zip(prompts, prompts[1:], (said, f"Then.\n{CALL}"), strict=False):
+    for prompt, longer, generated in zip(prompts, prompts[1:], (output, f"Then.\n{CALL}"), strict=False):
         whole = prompt + TOKENIZER.encode(generated)
         assert longer[: len(whole)] == whole

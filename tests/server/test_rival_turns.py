@@ -10,15 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from benchmarks.returned_turns import PROTOCOLS, Mutation, Protocol, as_given, first_thought, no_thoughts
 
+from clients.returned_turns import first_thought, request_of
+from singletree.checking.returned_turns import PROTOCOLS, Mutation, TurnProtocol, as_given, no_thoughts
 from singletree.conversation import Conversation, Reasoning, Text, ToolCall, ToolResult, Turn
-from singletree.engines.scripted.engine import ScriptedEngine
-from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.prompts.replay.history_digests import HistoryDigests
 from singletree.prompts.replay.recall import RecallTurns
-from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
+from singletree.prompts.replay.turn_keys import HistoryDigests
+from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt, TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate
+from singletree.testing.scripted_engine import ScriptedEngine
 
 from .carrying import Client, Items, capsules, kept_in, last_prompt, unchanged, without_words
 from .serving import MODEL, TOKENIZER, Served, serving
@@ -76,13 +76,13 @@ class Moody:
 class Plain:
     """A client with one habit that carries no capsules."""
 
-    def __init__(self, protocol: Protocol, habit: Mutation) -> None:
+    def __init__(self, protocol: TurnProtocol, habit: Mutation) -> None:
         self.protocol, self.habit = protocol, habit
         self.turns: Items = []
 
     async def go_on(self, served: Served) -> tuple[list[int], str]:
         """One more turn: the tokens of its prompt, and they as text."""
-        given = self.protocol.request(ASKED, self.turns, TOOLS) | {"model": MODEL}
+        given = request_of(self.protocol, ASKED, self.turns, TOOLS) | {"model": MODEL}
         answer = await served.client.post(self.protocol.path, given)
         assert answer.status == 200, answer.body
         self.turns += self.protocol.turn(self.habit(self.protocol.blocks(json.loads(answer.body))), False)
@@ -103,7 +103,7 @@ async def alternate(one: Any, other: Any, sealing: Any = None) -> list[tuple[lis
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-async def test_without_reasoning_neither_gets_a_thought_that_is_not_certain(protocol: Protocol) -> None:
+async def test_without_reasoning_neither_gets_a_thought_that_is_not_certain(protocol: TurnProtocol) -> None:
     made = await alternate(Plain(protocol, no_thoughts), Plain(protocol, no_thoughts))
     for number, (_, text) in enumerate(made):
         assert (B if number % 2 == 0 else A) not in text, number
@@ -112,13 +112,13 @@ async def test_without_reasoning_neither_gets_a_thought_that_is_not_certain(prot
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-async def test_reasoning_that_comes_along_tells_whose_turn_it_is(protocol: Protocol) -> None:
+async def test_returned_reasoning_identifies_the_turn(protocol: TurnProtocol) -> None:
     made = await alternate(Plain(protocol, as_given), Plain(protocol, first_thought))
     for thought, prompts in ((A, made[0::2]), (B, made[1::2])):
         for number in (0, 1):
-            said = TOKENIZER.encode(kimi(thought, number))
+            token_ids = TOKENIZER.encode(kimi(thought, number))
             (before, _), (after, _) = prompts[number : number + 2]
-            assert kept_in(after, before, said) == len(said)
+            assert kept_in(after, before, token_ids) == len(token_ids)
 
 
 class Carrying(Client):
@@ -149,9 +149,9 @@ async def test_each_has_its_own_thoughts_where_capsules_come_along(
     made = await alternate(one, other, capsules())
     for thought, prompts in ((A, made[0::2]), (B, made[1::2])):
         for number in (0, 1):
-            said = TOKENIZER.encode(kimi(thought, number))
+            token_ids = TOKENIZER.encode(kimi(thought, number))
             (before, _), (after, _) = prompts[number : number + 2]
-            assert kept_in(after, before, said) == len(said), (thought, number)
+            assert kept_in(after, before, token_ids) == len(token_ids), (thought, number)
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
@@ -188,8 +188,8 @@ async def test_the_same_answer_after_other_thoughts() -> None:
     clients = [Plain(PROTOCOLS[1], no_thoughts) for _ in range(2)]
     for _ in range(2):
         for client, thought in zip(clients, (A, B), strict=True):
-            said = {"a": f"<think>\n{thought}\n</think>\n\nDone.", "b": "Fine."}
-            async with serving(said, memory=memory, layout=layout, template=template) as served:
+            output = {"a": f"<think>\n{thought}\n</think>\n\nDone.", "b": "Fine."}
+            async with serving(output, memory=memory, layout=layout, template=template) as served:
                 texts.append((await client.go_on(served))[1])
     assert not any(thought in text for text in texts for thought in (A, B))
 
@@ -200,7 +200,7 @@ def conversation() -> Conversation:
     return Conversation((Turn("user", (Text("a"),)), Turn("assistant", (call,)), result))
 
 
-def said(thought: str, tokens: int = 1, words: str = "") -> GeneratedTurn:
+def generated_turn(thought: str, tokens: int = 1, words: str = "") -> GeneratedTurn:
     given = conversation()
     turn = Turn("assistant", (Reasoning(thought), Text(words), *given.turns[1].tool_calls))
     return GeneratedTurn(turn, GenerationPrompt(), array("I", [tokens] * 500), HistoryDigests(given.turns)[1])
@@ -211,25 +211,25 @@ def thought_of(memory: TurnMemory) -> str:
     return recalled.conversation.turns[1].reasoning
 
 
-def test_the_same_turn_said_twice_is_no_rival() -> None:
+def test_the_same_turn_generated_twice_is_no_rival() -> None:
     memory = TurnMemory(2**20)
     for tokens in (1, 1, 2):
-        memory.remember(said("one", tokens))
+        memory.remember(generated_turn("one", tokens))
         assert thought_of(memory) == "one"
-    memory.remember(said("one ", 3))
+    memory.remember(generated_turn("one ", 3))
     assert thought_of(memory) == "one "
 
 
-def test_a_rival_that_the_client_may_mean_counts_even_if_it_said_more() -> None:
+def test_a_rival_that_the_client_may_mean_counts_even_if_it_wrote_more() -> None:
     memory = TurnMemory(2**20)
-    memory.remember(said("one"))
-    memory.remember(said("two", words="Looking."))
+    memory.remember(generated_turn("one"))
+    memory.remember(generated_turn("two", words="Looking."))
     assert thought_of(memory) == ""
 
 
 def test_a_rival_that_was_forgotten_counts_too() -> None:
     """It may be the one that comes back."""
-    one, two = said("one"), said("two", 2)
+    one, two = generated_turn("one"), generated_turn("two", 2)
     memory = TurnMemory(2**20)
     memory.remember(one)
     room = memory.bytes
@@ -244,11 +244,11 @@ def test_rivals_are_bounded() -> None:
     memory = TurnMemory(2**24)
     sizes = []
     for number in range(40):
-        memory.remember(said(f"thought {number:02}", number))
+        memory.remember(generated_turn(f"thought {number:02}", number))
         sizes.append(memory.bytes)
     assert sizes[-1] == sizes[-2] == sizes[10]
     assert thought_of(memory) == ""
-    found = memory.find(said("thought 39").turn, HistoryDigests(conversation().turns)[1])
+    found = memory.find(generated_turn("thought 39").turn, HistoryDigests(conversation().turns)[1])
     assert found is not None
     assert found.turn.reasoning == "thought 39"
 
@@ -256,9 +256,9 @@ def test_rivals_are_bounded() -> None:
 def test_what_is_forgotten_leaves_nothing_behind() -> None:
     memory = TurnMemory(20_000)
     for number in range(300):
-        known = said(f"thought {number}", number)
+        known = generated_turn(f"thought {number}", number)
         memory.remember(replace(known, history_digest=f"place {number % 7} of {number % 50}"))
-        memory.remember(said("x", number % 3))
+        memory.remember(generated_turn("x", number % 3))
     slots = [slot for rivals in memory._rivals.values() for slot in rivals]
     assert sorted(slots) == sorted(memory._by_slot)
     assert memory._incomplete <= memory._rivals.keys()
@@ -271,7 +271,7 @@ def test_what_is_still_remembered_is_what_a_search_would_find_again(room: int) -
     memory, chance = TurnMemory(room), random.Random(room)
     turns = []
     for _ in range(400):
-        known = said(f"thought {chance.randint(0, 3)}", chance.randint(0, 3))
+        known = generated_turn(f"thought {chance.randint(0, 3)}", chance.randint(0, 3))
         known = replace(known, history_digest=f"place {chance.randint(0, 60)}")
         turns.append(known)
         memory.remember(chance.choice(turns[-20:]), behind=chance.sample(turns, min(3, len(turns))))
@@ -279,10 +279,11 @@ def test_what_is_still_remembered_is_what_a_search_would_find_again(room: int) -
         for each in turns[-30:]:
             found, is_complete = memory.find_candidates(each.turn, each.history_digest, lambda *_: True)
             is_alone = is_complete and len(found) == 1 and found[0] is each
-            assert memory.still_remembered({3: each}) == ({3: each} if is_alone else {})
-    alone = {at: each for at, each in enumerate(turns) if memory.still_remembered({at: each})}
-    assert memory.still_remembered(alone) == alone
-    assert memory.still_remembered(dict(enumerate(turns))) == alone
+            assert memory.still_remembered({0: each}, [each.turn]) == ({0: each} if is_alone else {})
+    came = [known.turn for known in turns]
+    alone = {at: each for at, each in enumerate(turns) if memory.still_remembered({at: each}, came)}
+    assert memory.still_remembered(alone, came) == alone
+    assert memory.still_remembered(dict(enumerate(turns)), came) == alone
     assert memory._certain <= memory._entries.keys()
 
 
@@ -309,7 +310,7 @@ async def test_an_id_of_the_models_beside_one_of_the_servers_is_in_every_convers
 
 
 def test_a_turn_that_is_remembered_twice_is_held_once() -> None:
-    memory, one = TurnMemory(2**20), said("one")
+    memory, one = TurnMemory(2**20), generated_turn("one")
     memory.remember(one)
     size = memory.bytes
     memory.remember(one)

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from singletree.cli import explain
+from singletree.cli.session_commands import explain
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, Route
-from singletree.server.answers.record_file import RecordFile
-from singletree.server.answers.record_queue import RecordQueue
-from singletree.server.answers.request_records import RequestRecords
-from singletree.server.http.session_report import PATH as SESSIONS
+from singletree.records.record_queue import RecordFile, RecordQueue
+from singletree.records.request_records import RequestRecords
+from singletree.server.sessions.session_report import PATH as SESSIONS
 
 from .serving import MODEL, body, serving
 
@@ -167,6 +166,6 @@ def test_explain_names_the_engine(
         "lost_tokens": 0,
     }
     session = {"id": "s", "model": "m", "requests": 1, "steps": [step]}
-    monkeypatch.setattr("singletree.cli.explain.fetch", lambda *_: session)
-    explain.explain("s")
+    monkeypatch.setattr("singletree.cli.running_server.fetch", lambda *_: session)
+    explain("s")
     assert line in capsys.readouterr().out.splitlines()

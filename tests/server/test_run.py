@@ -6,17 +6,19 @@ import asyncio
 import errno
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from singletree.engines.remote import token_json
+from singletree import request_limits
+from singletree.engines.remote.wire import _token_texts, limit_texts
 from singletree.errors import BadConfiguration
 from singletree.protocols import wire
 from singletree.server.http import run
 from singletree.server.http.run import choose_address
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
 
 from .memory import Client, events
 from .serving import body
@@ -82,17 +84,17 @@ def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listener, "fault", None)
 
 
-async def started(config: Config) -> tuple[asyncio.Task[None], Client]:
+async def started(config: Config) -> tuple[asyncio.Task[bool], Client]:
     """A server that says it is ready, and a client of it."""
-    said: list[str] = []
+    lines: list[str] = []
     ready = asyncio.Event()
 
-    def say(line: str) -> None:
-        said.append(line)
+    def log_line(line: str) -> None:
+        lines.append(line)
         if line.startswith("ready"):
             ready.set()
 
-    serving = asyncio.create_task(run.run_server(config, say))
+    serving = asyncio.create_task(run.run_server(config, log_line))
     await asyncio.wait({serving, asyncio.create_task(ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()
@@ -105,17 +107,27 @@ async def test_an_idle_server_stops_at_once(number: int) -> None:
     assert Listener.last.address == ("127.0.0.1", 4321, False)
     assert (await client.get("/health")).status == 200
     os.kill(os.getpid(), number)
-    await asyncio.wait_for(serving, 5)
+    assert await asyncio.wait_for(serving, 5) is (number == signal.SIGINT)
     assert Listener.last.stopped
 
 
 async def test_the_memory_for_requests_is_divided() -> None:
     serving, _ = await started(Config(engine="scripted", port=0, request_memory=4_000_000))
     try:
-        assert (wire._KNOWN._limit, token_json._texts._limit) == (3_000_000, 1_000_000)
+        assert (wire._KNOWN._limit, _token_texts._limit) == (3_000_000, 1_000_000)
     finally:
         wire.limit_known_values(96 * 2**20)
-        token_json.limit_texts(32 * 2**20)
+        limit_texts(32 * 2**20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(serving, 5)
+
+
+async def test_a_server_has_the_limits_of_its_configuration(set_limits: Callable[..., None]) -> None:
+    set_limits()
+    serving, _ = await started(Config(engine="scripted", port=0, limit=("stop_strings=5",)))
+    try:
+        assert request_limits.current().stop_strings == 5
+    finally:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(serving, 5)
 
@@ -131,11 +143,11 @@ async def test_streams_get_their_end(grace: float, signals: int) -> None:
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(0.01)
-        said = events(await exchange.rest())
+        streamed = events(await exchange.rest())
         assert (await client.get("/health")).status == 503
     await asyncio.wait_for(serving, 5)
-    assert said[-1][0] == "error"
-    assert "closed" in said[-1][1]["error"]["message"]
+    assert streamed[-1][0] == "error"
+    assert "closed" in streamed[-1][1]["error"]["message"]
 
 
 async def test_a_generation_may_finish() -> None:
@@ -144,9 +156,9 @@ async def test_a_generation_may_finish() -> None:
     async with client.open("POST", "/v1/messages", asked) as (exchange, _):
         await exchange.read()
         os.kill(os.getpid(), signal.SIGTERM)
-        said = events(await exchange.rest())
+        streamed = events(await exchange.rest())
     await asyncio.wait_for(serving, 5)
-    assert said[-1][0] == "message_stop"
+    assert streamed[-1][0] == "message_stop"
 
 
 async def test_while_streams_end_nothing_new_begins() -> None:
@@ -162,9 +174,9 @@ async def test_while_streams_end_nothing_new_begins() -> None:
         for path, status in (("/v1/messages", 529), ("/v1/chat/completions", 503), ("/v1/responses", 503)):
             refused = await client.post(path, body(path, "x") | {"model": "scripted"})
             assert (refused.status, int(refused.headers["retry-after"]) > 0) == (status, True)
-        said = events(await exchange.rest())
+        streamed = events(await exchange.rest())
     await asyncio.wait_for(serving, 5)
-    assert said[-1][0] == "message_stop"
+    assert streamed[-1][0] == "message_stop"
 
 
 async def test_a_port_that_is_taken_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,18 +212,50 @@ def test_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "keys", "warned"),
-    [("0.0.0.0", (), True), ("::", (), True), ("0.0.0.0", ("key",), False), ("127.0.0.1", (), False)],
+    ("config", "port", "following"),
+    [
+        (Config(), 8000, ""),
+        (Config(), 4321, " --base-url http://127.0.0.1:4321"),
+        (Config(host="0.0.0.0"), 8000, ""),
+        (Config(host="::"), 8000, " --base-url http://[::1]:8000"),
+        (Config(host="10.0.0.5"), 8000, " --base-url http://10.0.0.5:8000"),
+        (Config(api_key=("secret",)), 8000, "    (with a key in SINGLETREE_API_KEY)"),
+    ],
 )
-async def test_an_open_door_is_said(host: str, keys: tuple[str, ...], warned: bool) -> None:
-    said: list[str] = []
-    config = Config(engine="scripted", host=host, port=0, api_key=keys)
-    serving = asyncio.create_task(run.run_server(config, said.append))
-    while not said or not said[-1].startswith("ready"):
+def test_the_next_command_is_printed_when_the_server_is_ready(
+    config: Config, port: int, following: str
+) -> None:
+    ready, following_line = run.describe_ready(config, port)
+    assert ready.startswith("ready      http://")
+    assert following_line == f"next       singletree launch pi{following}"
+
+
+async def test_the_next_command_is_the_last_line_of_the_start() -> None:
+    lines: list[str] = []
+    serving = asyncio.create_task(run.run_server(Config(engine="scripted", port=0), lines.append))
+    while not any(line.startswith("ready") for line in lines):
         await asyncio.wait({serving}, timeout=0.01)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, 5)
-    assert any("--api-key" in line for line in said) is warned
+    assert lines[-2:] == [
+        "ready      http://127.0.0.1:4321",
+        "next       singletree launch pi --base-url http://127.0.0.1:4321",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"),
+    [("0.0.0.0", (), True), ("::", (), True), ("0.0.0.0", ("key",), False), ("127.0.0.1", (), False)],
+)
+async def test_an_open_port_is_reported(host: str, keys: tuple[str, ...], warned: bool) -> None:
+    lines: list[str] = []
+    config = Config(engine="scripted", host=host, port=0, api_key=keys)
+    serving = asyncio.create_task(run.run_server(config, lines.append))
+    while not any(line.startswith("ready") for line in lines):
+        await asyncio.wait({serving}, timeout=0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, 5)
+    assert any("--api-key" in line for line in lines) is warned
 
 
 @pytest.mark.parametrize(
@@ -222,8 +266,8 @@ def test_the_limit_of_open_files_is_raised(
     limits: tuple[int, int], raised: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resource = pytest.importorskip("resource")
-    said: list[tuple[int, int]] = []
+    lines: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda which, wanted: said.append(wanted))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, wanted: lines.append(wanted))
     run.allow_open_files()
-    assert said == ([] if raised is None else [(raised, limits[1])])
+    assert lines == ([] if raised is None else [(raised, limits[1])])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from singletree.protocols.answer import Frame
-from singletree.server.answers.send_buffer import SendBuffer
+from singletree.server.answers.stream import SendBuffer
 
 FRAME: Frame = ("", b"0123456789")
 

@@ -8,8 +8,8 @@ import pytest
 
 from singletree.prompts.history.canonicalization import SESSION_CLOCK
 from singletree.prompts.template.chat_template import ChatTemplate
-from singletree.server.models import byte_model
 from singletree.server.turn import prompt
+from singletree.testing import byte_model
 
 from .carrying import ONE, Client, last_prompt, server, without_words
 from .serving import TOKENIZER
@@ -45,48 +45,48 @@ async def times(hours: Hours, passing: list[float], **settings: Any) -> tuple[li
     """What each prompt of a session shows, so much later than the one before; and the counts."""
     layout = TEMPLATE.layout(TOKENIZER)
     client = Client("/v1/messages", "[[script:a]] How is it?", stream=True)
-    told = []
+    reported = []
     async with server({"a": ONE}, capsules=None, template=TEMPLATE, layout=layout, **settings) as served:
         for seconds in passing:
             hours.now += seconds
             client.take(await client.ask(served))
-            told.append(shown(last_prompt(served)))
+            reported.append(shown(last_prompt(served)))
         counts = (await served.client.get("/metrics")).body.decode()
-    return told, counts
+    return reported, counts
 
 
 async def test_the_clock_stands_for_a_day(hours: Hours) -> None:
-    told, counts = await times(hours, [0, 61, 3600, DAY, 5])
-    assert told[0] == told[1] == told[2]
-    assert told[3] == told[4] != told[0]
+    reported, counts = await times(hours, [0, 61, 3600, DAY, 5])
+    assert reported[0] == reported[1] == reported[2]
+    assert reported[3] == reported[4] != reported[0]
     assert f"{COUNTED} 3.0" in counts
 
 
 async def test_the_rule_has_a_switch(hours: Hours) -> None:
-    told, counts = await times(hours, [0, 61], stability_off=frozenset({SESSION_CLOCK.name}))
-    assert told[0] != told[1]
+    reported, counts = await times(hours, [0, 61], stability_off=frozenset({SESSION_CLOCK.name}))
+    assert reported[0] != reported[1]
     assert COUNTED not in counts
 
 
 async def test_it_goes_from_replica_to_replica(hours: Hours) -> None:  # C34
     layout = TEMPLATE.layout(TOKENIZER)
     client = Client("/v1/messages", "[[script:a]] How is it?", stream=True)
-    told = set()
+    reported = set()
     for _ in range(3):
         hours.now += 61
         async with server({"a": ONE}, template=TEMPLATE, layout=layout) as served:
             client.take(without_words(await client.ask(served)))
-            told.add(shown(last_prompt(served)))
-    assert len(told) == 1
+            reported.add(shown(last_prompt(served)))
+    assert len(reported) == 1
 
 
 async def test_another_session_has_its_own(hours: Hours) -> None:
     layout = TEMPLATE.layout(TOKENIZER)
-    told = []
+    reported = []
     async with server({"a": ONE}, template=TEMPLATE, layout=layout, capsules=None) as served:
         for question in ("How is it?", "And how is it now?"):
             hours.now += 61
             client = Client("/v1/messages", f"[[script:a]] {question}", stream=True)
             client.take(await client.ask(served))
-            told.append(shown(last_prompt(served)))
-    assert told[0] != told[1]
+            reported.append(shown(last_prompt(served)))
+    assert reported[0] != reported[1]

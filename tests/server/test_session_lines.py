@@ -32,15 +32,15 @@ Body = dict[str, Any]
 class Agent:
     """A client on Chat Completions. ``said`` are its messages; ``courses`` how its prompts went on."""
 
-    def __init__(self, served: Served, *said: Body, headers: Mapping[str, str] = {}) -> None:
+    def __init__(self, served: Served, *output: Body, headers: Mapping[str, str] = {}) -> None:
         self.served, self.headers = served, {**headers, "x-singletree-explain": "1"}
-        self.said: list[Body] = list(said)
+        self.messages: list[Body] = list(output)
         self.courses: list[str] = []
         self.lost = 0
 
-    async def ask(self, said: list[Body] | None = None) -> Body:
+    async def ask(self, messages: list[Body] | None = None) -> Body:
         """The message that answers ``said``."""
-        asked = {"model": MODEL, "messages": said or self.said, "tools": [TOOL]}
+        asked = {"model": MODEL, "messages": messages or self.messages, "tools": [TOOL]}
         reply = await self.served.client.post(CHAT, asked, headers=self.headers)
         assert reply.status == 200, reply.body
         self.courses.append(reply.headers["x-singletree-course"])
@@ -51,11 +51,11 @@ class Agent:
     async def step(self) -> None:
         """One turn, and what follows it: a call's result, or the next question."""
         answer = await self.ask()
-        self.said.append(answer)
+        self.messages.append(answer)
         for call in answer.get("tool_calls") or []:
-            self.said.append({"role": "tool", "tool_call_id": call["id"], "content": "a.txt"})
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "a.txt"})
         if not answer.get("tool_calls"):
-            self.said.append({"role": "user", "content": f"question {len(self.said)}"})
+            self.messages.append({"role": "user", "content": f"question {len(self.messages)}"})
 
 
 def task(text: str) -> Body:
@@ -75,7 +75,7 @@ ORDERS = [
 
 @named_or_not
 @pytest.mark.parametrize("order", ORDERS)
-async def test_agents_with_one_beginning_are_told_apart(headers: dict[str, str], order: Any) -> None:
+async def test_agents_with_one_beginning_are_distinguished(headers: dict[str, str], order: Any) -> None:
     """A harness whose first message of the user is the environment, and the task a message of its own."""
     async with remembering() as served:
         agents = [
@@ -90,7 +90,7 @@ async def test_agents_with_one_beginning_are_told_apart(headers: dict[str, str],
 
 @named_or_not
 @pytest.mark.parametrize("order", ORDERS)
-async def test_agents_with_the_same_examples_are_told_apart(headers: dict[str, str], order: Any) -> None:
+async def test_agents_with_the_same_examples_are_distinguished(headers: dict[str, str], order: Any) -> None:
     """Turns of the assistant that the model did not say stand before the task."""
     examples = [SYSTEM, {"role": "user", "content": "one?"}, {"role": "assistant", "content": "One."}]
     async with remembering() as served:
@@ -125,9 +125,9 @@ async def test_samples_of_one_prompt_go_on_each_from_its_own(headers: dict[str, 
             asking = [asyncio.create_task(agent.ask()) for agent in agents]
             await asyncio.sleep(0.01)
             for letter in range(len(agents)):
-                engine.say(Chunk((65 + letter, 75 + turn), "stop"))
+                engine.emit(Chunk((65 + letter, 75 + turn), "stop"))
             for agent, answer in zip(agents, await asyncio.gather(*asking), strict=True):
-                agent.said += [answer, {"role": "user", "content": "more"}]
+                agent.messages += [answer, {"role": "user", "content": "more"}]
     assert [agent.courses for agent in agents] == [["first", "appended", "appended"]] * count
     assert sum(agent.lost for agent in agents) == 0
 
@@ -140,7 +140,7 @@ async def test_a_prompt_that_comes_again_later_is_a_retry(headers: dict[str, str
         agent = Agent(served, SYSTEM, ENVIRONMENT, task("mend"), headers=headers)
         prompts = []
         for _ in range(turns):
-            prompts.append(list(agent.said))
+            prompts.append(list(agent.messages))
             await agent.step()
         before = agent.courses[:]
         for prompt in prompts:
@@ -157,7 +157,7 @@ async def test_a_line_that_is_extended_as_a_whole_comes_before_its_fork(headers:
         main = Agent(served, SYSTEM, ENVIRONMENT, task("mend"), headers=headers)
         await main.step()
         await main.step()
-        fork = [*main.said[:-1], {"role": "user", "content": "quite another thing"}]
+        fork = [*main.messages[:-1], {"role": "user", "content": "quite another thing"}]
         await main.step()
         for _ in range(3):  # forks that share the header of the next message with what follows
             await main.ask(fork)
@@ -174,7 +174,7 @@ async def test_a_task_that_was_changed_in_place_is_still_a_break(memory: int) ->
         agent = Agent(served, SYSTEM, ENVIRONMENT, task("mend"))
         for turn in range(3):
             await agent.step()
-            agent.said[2] = task(f"mend, {turn}")
+            agent.messages[2] = task(f"mend, {turn}")
         await agent.step()
     assert agent.courses == ["first", "broken", "broken", "broken"]
 
@@ -184,6 +184,6 @@ async def test_words_that_moved_behind_a_later_message_are_still_a_break() -> No
     async with remembering() as served:
         agent = Agent(served, SYSTEM, ENVIRONMENT, context)
         await agent.ask()
-        agent.said = [SYSTEM, ENVIRONMENT, {"role": "user", "content": "by the way"}, context]
+        agent.messages = [SYSTEM, ENVIRONMENT, {"role": "user", "content": "by the way"}, context]
         await agent.ask()
     assert agent.courses == ["first", "broken"]

@@ -14,9 +14,9 @@ from singletree.engines.engine import Chunk
 from singletree.lru import ENTRY_BYTES
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.protocols import chat, messages, responses
-from singletree.server.models.config import Config
 from singletree.server.sessions.divergence import PromptRecord
-from singletree.server.sessions.session_names import session_key
+from singletree.server.sessions.request_headers import session_key
+from singletree.server.settings.config import Config
 
 from .by_hand import EngineByHand
 from .serving import MODEL, TEMPLATE, TOKENIZER, Served, body, serving
@@ -55,24 +55,24 @@ Body = dict[str, Any]
     ],
 )
 def test_the_headers_of_every_harness(headers: Mapping[str, str], key: str | None) -> None:
-    said = Conversation((Turn("user", (Text("hi"),)),))
-    assert session_key(headers, Request("m", said)) == key
-    assert session_key(headers, Request("m", said, session="body")) == (key or "body")
+    conversation = Conversation((Turn("user", (Text("hi"),)),))
+    assert session_key(headers, Request("m", conversation)) == key
+    assert session_key(headers, Request("m", conversation, session="body")) == (key or "body")
 
 
 def test_the_fields_of_every_protocol() -> None:
-    said = {"messages": [{"role": "user", "content": "x"}], "model": "m", "max_tokens": 5}
+    history = {"messages": [{"role": "user", "content": "x"}], "model": "m", "max_tokens": 5}
     claude = {"metadata": {"user_id": json.dumps({"device_id": "d", "account_uuid": "", "session_id": "u1"})}}
     older = {"metadata": {"user_id": "user_0a_account__session_0a1b2c3d-0000"}}
     other = {"metadata": {"user_id": "somebody"}}
     for fields, key in ((claude, "u1"), (older, "0a1b2c3d-0000"), (other, "somebody"), ({}, None)):
-        assert messages.decode(json.dumps(said | fields).encode()).session == key
-    assert chat.decode(json.dumps(said | {"prompt_cache_key": "k"}).encode()).session == "k"
+        assert messages.decode(json.dumps(history | fields).encode()).session == key
+    assert chat.decode(json.dumps(history | {"prompt_cache_key": "k"}).encode()).session == "k"
     for given, key in (
         ({"agent_context": {"session_id": "run", "trajectory_id": "run:a"}}, "run/run:a"),
         ({"agent_context": {"session_id": "run"}}, "run"),
     ):
-        assert chat.decode(json.dumps(said | {"nvext": given}).encode()).session == key
+        assert chat.decode(json.dumps(history | {"nvext": given}).encode()).session == key
     asked = {"model": "m", "input": "x", "prompt_cache_key": "k"}
     assert responses.decode(json.dumps(asked).encode()).session == "k"
 
@@ -86,18 +86,21 @@ class Harness:
             "x-singletree-explain": "1",
             **({"x-session-id": "s"} if headers is None else headers),
         }
-        self.said: list[Body] = [{"role": "user", "content": first}]
+        self.messages: list[Body] = [{"role": "user", "content": first}]
 
-    async def send(self, said: list[Body], **more: Any) -> tuple[list[Any], dict[str, str]]:
-        asked = {"model": MODEL, "max_tokens": 200, "messages": said, **more}
+    async def send(self, messages: list[Body], **more: Any) -> tuple[list[Any], dict[str, str]]:
+        asked = {"model": MODEL, "max_tokens": 200, "messages": messages, **more}
         reply = await self._served.client.post("/v1/messages", asked, headers=self._headers)
         assert reply.status == 200, reply.body
         return json.loads(reply.body)["content"], dict(reply.headers)
 
     async def go_on(self, text: str = "", **more: Any) -> str:
         """One turn, and then a question; how its prompt went on."""
-        content, headers = await self.send(self.said, **more)
-        self.said += [{"role": "assistant", "content": content}, {"role": "user", "content": text or "more"}]
+        content, headers = await self.send(self.messages, **more)
+        self.messages += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": text or "more"},
+        ]
         return headers["x-singletree-course"]
 
 
@@ -109,9 +112,9 @@ async def test_a_session_is_only_appended_to() -> None:
     async with remembering() as served:
         main = Harness(served, "hi")
         assert [await main.go_on() for _ in range(5)] == ["first", *["appended"] * 4]
-        told = (await served.client.get(f"{SESSIONS}/s")).json
+        reported = (await served.client.get(f"{SESSIONS}/s")).json
         log = list(served.engine.log)
-    for before, step, after in zip([None, *log], told["steps"], log, strict=False):
+    for before, step, after in zip([None, *log], reported["steps"], log, strict=False):
         assert step["prompt_tokens"] == len(after.prompt_token_ids)
         assert step["cached_tokens"] == after.cached_tokens
         assert step["generated_tokens"] == len(after.token_ids)
@@ -119,7 +122,12 @@ async def test_a_session_is_only_appended_to() -> None:
             whole = [*before.prompt_token_ids, *before.token_ids]
             assert list(after.prompt_token_ids)[: step["matched_tokens"]] == whole[: step["matched_tokens"]]
             assert step["matched_tokens"] >= len(whole) - 1
-    assert (told["requests"], told["lines"], told["breaks"], told["lost_tokens"]) == (5, 1, 0, 0)
+    assert (reported["requests"], reported["lines"], reported["breaks"], reported["lost_tokens"]) == (
+        5,
+        1,
+        0,
+        0,
+    )
 
 
 async def test_side_requests_break_nothing() -> None:
@@ -131,7 +139,7 @@ async def test_side_requests_break_nothing() -> None:
             courses.append(await main.go_on(f"step {n}"))
             side = Harness(served, f"a title for {n}")
             assert await side.go_on(system="You write titles.") == "first"
-            again = [*main.said[:-1], {"role": "user", "content": "In short?"}]
+            again = [*main.messages[:-1], {"role": "user", "content": "In short?"}]
             _, headers = await main.send(again)
             assert headers["x-singletree-course"] == "appended"
         assert courses == ["first", "back", "back", "back"]
@@ -165,13 +173,13 @@ async def test_forks_and_retries_lose_nothing() -> None:
     async with remembering() as served:
         main = Harness(served, "hi")
         await main.go_on("one")
-        fork = list(main.said)
+        fork = list(main.messages)
         await main.go_on("two")
         await main.go_on("three")
         _, headers = await main.send([*fork[:-1], {"role": "user", "content": "another way"}])
         assert (headers["x-singletree-course"], headers["x-singletree-lost-tokens"]) == ("back", "0")
         assert await main.go_on() == "appended"
-        _, headers = await main.send(main.said[:-2])
+        _, headers = await main.send(main.messages[:-2])
         assert headers["x-singletree-course"] == "back"
 
 
@@ -179,7 +187,7 @@ async def test_a_prompt_that_is_sent_again_is_kept_once() -> None:
     async with remembering() as served:
         main = Harness(served, "hi")
         for _ in range(3):
-            await main.send(main.said)
+            await main.send(main.messages)
         (session,) = served.service.sessions
         first, *others = [record.prompt for record in session.records.values()]
         assert len(others) == 2
@@ -191,14 +199,14 @@ async def test_what_is_left_of_a_compacted_session_is_a_new_line() -> None:
         main = Harness(served, "hi")
         for _ in range(3):
             await main.go_on(system="Be good.")
-        main.said = [{"role": "user", "content": "Summary: they said hi."}]
+        main.messages = [{"role": "user", "content": "Summary: they said hi."}]
         assert await main.go_on(system="Be good.") == "first"
         assert await main.go_on(system="Be good.") == "appended"
-        (told,) = (await served.client.get(SESSIONS)).json["data"]
-    assert (told["requests"], told["lines"], told["breaks"]) == (5, 2, 0)
+        (reported,) = (await served.client.get(SESSIONS)).json["data"]
+    assert (reported["requests"], reported["lines"], reported["breaks"]) == (5, 2, 0)
 
 
-async def test_sessions_without_a_name_are_told_by_their_prompts() -> None:
+async def test_sessions_without_a_name_are_identified_by_their_prompts() -> None:
     async with remembering() as served:
         clients = [Harness(served, f"task {n}", {}) for n in range(3)]
         for turn in range(3):
@@ -258,18 +266,18 @@ async def test_two_that_go_on_from_one_line_at_once() -> None:
     engine = EngineByHand()
     async with serving(engine=engine, layout=LAYOUT, memory=TurnMemory(2**20)) as served:
         main = Harness(served, "hi")
-        engine.say(Chunk((65,), "stop", cached_tokens=0))
+        engine.emit(Chunk((65,), "stop", cached_tokens=0))
         await main.go_on()
-        both = [[*main.said[:-1], {"role": "user", "content": text}] for text in ("one way", "other way")]
-        asking = [asyncio.create_task(main.send(said)) for said in both]
+        both = [[*main.messages[:-1], {"role": "user", "content": text}] for text in ("one way", "other way")]
+        asking = [asyncio.create_task(main.send(written)) for written in both]
         await asyncio.sleep(0.01)
         for _ in both:
-            engine.say(Chunk((66,), "stop"))
+            engine.emit(Chunk((66,), "stop"))
         answers = await asyncio.gather(*asking)
         assert [headers["x-singletree-course"] for _, headers in answers] == ["appended", "appended"]
-        for said, (content, _) in zip(both, answers, strict=True):
-            engine.say(Chunk((67,), "stop"))
-            on = [*said, {"role": "assistant", "content": content}, {"role": "user", "content": "x"}]
+        for written, (content, _) in zip(both, answers, strict=True):
+            engine.emit(Chunk((67,), "stop"))
+            on = [*written, {"role": "assistant", "content": content}, {"role": "user", "content": "x"}]
             _, headers = await main.send(on)
             assert headers["x-singletree-course"] == "appended"
 
@@ -282,10 +290,10 @@ async def test_a_client_that_left_has_no_turn_to_go_on_from() -> None:
             exchange,
             _,
         ):
-            engine.say(Chunk((65,), cached_tokens=0))
+            engine.emit(Chunk((65,), cached_tokens=0))
             await asyncio.sleep(0.01)
             exchange.leave()
-        engine.say(Chunk((66,), "stop", cached_tokens=3))
+        engine.emit(Chunk((66,), "stop", cached_tokens=3))
         _, headers = await Harness(served, "hi").send([{"role": "user", "content": "hi"}])
     assert headers["x-singletree-course"] == "appended"
     assert headers["x-singletree-cached-tokens"] == "3"
@@ -304,26 +312,26 @@ async def test_headers_on_request_or_by_flag(path: str, stream: bool) -> None:
         "lost-tokens",
     }
 
-    def told(headers: Mapping[str, str]) -> set[str]:
+    def reported(headers: Mapping[str, str]) -> set[str]:
         return {name.removeprefix("x-singletree-") for name in headers if name.startswith("x-singletree-")}
 
     asked = body(path, "hi", stream=stream)
     async with serving() as served:
-        assert told((await served.client.post(path, asked)).headers) == set()
-        said = {"x-singletree-explain": "1", "x-session-id": "a\xff b"}
-        headers = (await served.client.post(path, asked, headers=said)).headers
-        assert told(headers) == wanted
+        assert reported((await served.client.post(path, asked)).headers) == set()
+        fields = {"x-singletree-explain": "1", "x-session-id": "a\xff b"}
+        headers = (await served.client.post(path, asked, headers=fields)).headers
+        assert reported(headers) == wanted
         assert headers["x-singletree-session"].isascii()
     async with serving(config=Config(explain=True)) as served:
-        assert told((await served.client.post(path, asked)).headers) == wanted
+        assert reported((await served.client.post(path, asked)).headers) == wanted
 
 
-async def test_the_log_tells_numbers_and_no_words(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_reports_numbers_and_no_words(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "singletree.requests")
     async with remembering() as served:
         main = Harness(served, "SECRET hi", {"x-session-id": "a b\n"})
         await main.go_on("SECRET")
-        main.said[0]["content"] = "SECRET ho"
+        main.messages[0]["content"] = "SECRET ho"
         await main.go_on("SECRET")
     lines = [record.getMessage() for record in caplog.records]
     assert "session=a_b matched=0" in lines[0]
@@ -380,15 +388,18 @@ COMPACT = {"role": "user", "content": "You are performing a CONTEXT CHECKPOINT C
 
 async def compacted(served: Served, **more: Any) -> tuple[list[Body], Mapping[str, str]]:
     """A tool loop on Responses, and then Codex's request for a summary: its output, and its headers."""
-    said: list[Body] = [{"role": "user", "content": "[[script:call]] hi"}]
+    messages: list[Body] = [{"role": "user", "content": "[[script:call]] hi"}]
     settings = {"model": MODEL, "store": False, "prompt_cache_key": "c"}
-    asked = settings | {"input": said, "tools": [FUNCTION]}
+    asked = settings | {"input": messages, "tools": [FUNCTION]}
     first = (await served.client.post("/v1/responses", asked)).json
     call = first["output"][-1]
-    said += [*first["output"], {"type": "function_call_output", "call_id": call["call_id"], "output": "a"}]
-    asked = settings | {"input": said, "tools": [FUNCTION]}
-    said += (await served.client.post("/v1/responses", asked)).json["output"]
-    asked = settings | {"input": [*said, COMPACT], "parallel_tool_calls": False} | more
+    messages += [
+        *first["output"],
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "a"},
+    ]
+    asked = settings | {"input": messages, "tools": [FUNCTION]}
+    messages += (await served.client.post("/v1/responses", asked)).json["output"]
+    asked = settings | {"input": [*messages, COMPACT], "parallel_tool_calls": False} | more
     reply = await served.client.post("/v1/responses", asked, headers={"x-singletree-explain": "1"})
     assert reply.status == 200, reply.body
     return reply.json["output"], reply.headers
@@ -410,12 +421,12 @@ async def test_a_compaction_keeps_the_tools_of_its_session() -> None:  # C6
 async def test_no_other_request_gets_tools_that_it_did_not_send() -> None:
     async with remembering() as served:
         await compacted(served)
-        for said in (
+        for written in (
             [{"role": "user", "content": "hi"}],
             [{"role": "user", "content": "[[script:call]] hi"}, COMPACT],
             [{"role": "user", "content": "You write titles."}, {"role": "user", "content": "hi"}],
         ):
-            asked = {"model": MODEL, "prompt_cache_key": "c", "input": said}
+            asked = {"model": MODEL, "prompt_cache_key": "c", "input": written}
             await served.client.post("/v1/responses", asked)
             assert "lists" not in TOKENIZER.decode(served.engine.log[-1].prompt_token_ids)
     async with remembering(stability_off=frozenset({"compaction_tools"})) as served:

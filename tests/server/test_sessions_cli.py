@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 from singletree.cli import main
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
 
 from .memory import Client, Reply
 from .test_sessions import Harness, remembering
@@ -31,7 +31,7 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> None:
         main = Harness(served, "hi", {"x-session-id": "s", "x-api-key": "k"})
         await main.go_on("one\x1b[31m")
         await main.go_on("two")
-        main.said[0]["content"] = "h\x1b[31mo"
+        main.messages[0]["content"] = "h\x1b[31mo"
         await main.go_on("three")
         known = await answers(served.client, {"x-api-key": "k"})
         refused = await answers(served.client, {})
@@ -69,17 +69,17 @@ def test_sessions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("served")
-def test_a_session_is_told_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_session_is_reported_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("s") == 0
-    said = capsys.readouterr().out
-    assert "session s, model org/test-model: 3 requests" in said
-    assert "a new conversation" in said
-    assert "continues the last prompt and turn completely" in said
-    assert "BREAK in message 0 (user)" in said
-    assert "message_changed" in said
-    assert "was     i<|im_end|>" in said
-    assert "is      \\x1b[31mo<|im_end|>" in said
-    assert "\x1b" not in said
+    printed = capsys.readouterr().out
+    assert "session s, model org/test-model: 3 requests" in printed
+    assert "a new conversation" in printed
+    assert "continues the last prompt and turn completely" in printed
+    assert "BREAK in message 0 (user)" in printed
+    assert "message_changed" in printed
+    assert "was     i<|im_end|>" in printed
+    assert "is      \\x1b[31mo<|im_end|>" in printed
+    assert "\x1b" not in printed
 
 
 @pytest.mark.usefixtures("served")
@@ -99,7 +99,9 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["s", "--url", "nowhere"], "--base-url 'nowhere' is not a URL"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_reported(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*arguments) == 1
     assert says in capsys.readouterr().err
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from singletree.errors import BadConfiguration, WeightsUnavailable
-from singletree.server.answers.tracing import Tracing
 from singletree.server.http.app import App
-from singletree.server.http.routes import Service
-from singletree.server.models import pending_model, served_models
-from singletree.server.models.catalog import Model, load_model
-from singletree.server.models.config import Config
-from singletree.server.models.served_models import Catalog, load_models
+from singletree.server.http.service import Service
+from singletree.server.models import catalog as catalog_module
+from singletree.server.models.catalog import Catalog, load_models
+from singletree.server.models.model import Model, load_model
+from singletree.server.settings.config import Config
+from singletree.server.telemetry.tracing import Tracing
 
 from .memory import Client, events
 from .serving import body
@@ -35,11 +35,11 @@ GONE = Config(engine="scripted", model="/srv/secret/gone.gguf", model_name=("gon
 @asynccontextmanager
 async def serving(*each: Config) -> AsyncIterator[tuple[Client, Catalog, list[str]]]:
     """A server of several models, and what its start reported."""
-    said: list[str] = []
+    lines: list[str] = []
     config = Config(each_model=each)
-    catalog = await load_models(config, said.append)
+    catalog = await load_models(config, lines.append)
     try:
-        yield Client(App(Service(config, catalog, Tracing()))), catalog, said
+        yield Client(App(Service(config, catalog, Tracing()))), catalog, lines
     finally:
         await catalog.close()
 
@@ -52,6 +52,29 @@ async def listed(client: Client) -> list[str]:
 async def asked(client: Client, model: str, path: str = PATHS[0], **more: Any) -> Any:
     """The answer to a request for ``model``."""
     return await client.post(path, {**body(path, "hi"), "model": model, **more})
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/completions"])
+async def test_the_error_for_a_missing_model_names_the_models(path: str) -> None:
+    async with serving(BIG, SMALL) as (client, _, _):
+        asked = {name: value for name, value in body(path, "hi").items() if name != "model"}
+        reply = await client.post(path, asked | ({"prompt": "hi"} if path == "/v1/completions" else {}))
+        assert reply.status == 400
+        assert "model is not given, and several are served: big, small" in reply.json["error"]["message"]
+
+
+async def test_of_the_built_in_models_the_first_is_for_requests_that_name_none() -> None:
+    catalog = await load_models(Config(each_model=(BIG, SMALL), built_in=True), lambda _: None)
+    try:
+        assert catalog.get("").name == "big"
+    finally:
+        await catalog.close()
+
+
+async def test_without_the_first_of_the_built_in_models_there_is_no_server() -> None:
+    later = replace(SMALL, load="lazy")
+    with pytest.raises(WeightsUnavailable):
+        await load_models(Config(each_model=(GONE, later), built_in=True), lambda _: None)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -137,8 +160,8 @@ async def test_the_turns_of_a_model_are_not_those_of_another() -> None:
 
 @pytest.mark.parametrize(("path", "status"), [*zip(PATHS, (503, 529, 503), strict=True)])
 async def test_one_that_does_not_start_stops_no_other(path: str, status: int) -> None:
-    async with serving(GONE, BIG) as (client, _, said):
-        assert [line for line in said if line.startswith("WARNING")] == [
+    async with serving(GONE, BIG) as (client, _, lines):
+        assert [line for line in lines if line.startswith("WARNING")] == [
             "WARNING    gone did not start: no model at '/srv/secret/gone.gguf': check the path"
         ]
         assert await listed(client) == ["big"]
@@ -155,7 +178,7 @@ async def test_one_that_does_not_start_stops_no_other(path: str, status: int) ->
 
 async def test_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template = tmp_path / "t.jinja"
-    monkeypatch.setattr(pending_model, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(catalog_module, "RETRY_SECONDS", 0.0)
     async with serving(replace(SMALL, chat_template=template), BIG) as (client, _, _):
         assert (await asked(client, "small")).status == 503
         template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
@@ -172,10 +195,23 @@ async def test_without_any_model_there_is_no_server() -> None:
 
 async def test_two_of_one_name_are_not_mixed() -> None:
     unnamed = Config(engine="scripted")
-    async with serving(unnamed, unnamed) as (client, _, said):
-        assert any("another model is already called 'scripted'" in line for line in said)
+    async with serving(unnamed, unnamed) as (client, _, lines):
+        assert any("another model is already called 'scripted'" in line for line in lines)
         assert await listed(client) == ["scripted"]
         assert (await asked(client, "scripted")).status == 200
+
+
+@pytest.mark.parametrize("first", ["start", "lazy"])
+async def test_a_lazy_model_has_no_name_of_another(first: Any) -> None:
+    one = replace(BIG, model_name=("big", "both"), load=first, context_window=4096)
+    same, other = replace(one, load="lazy"), replace(one, load="lazy", model_name=("both", "other"))
+    async with serving(one, same, other) as (client, catalog, lines):
+        assert any("another model is already called 'big'" in line for line in lines)
+        assert await listed(client) == ["big", "other"]
+        for name in ("both", "other", "big"):
+            assert (await asked(client, name)).status == 200
+        assert [catalog.get(name).name for name in ("both", "other", "big")] == ["big", "other", "big"]
+        assert await listed(client) == ["big", "other"]
 
 
 @pytest.fixture
@@ -188,14 +224,14 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         order.append(config.model_name[0])
         return await load(config, *more)
 
-    monkeypatch.setattr(served_models, "load_model", loading)
+    monkeypatch.setattr("singletree.server.models.catalog.load_model", loading)
     return order
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_lazy_model_is_loaded_by_its_first_request(path: str, loads: list[str]) -> None:
-    async with serving(replace(SMALL, load="lazy"), BIG) as (client, _, said):
-        assert "model      small: loaded by its first request" in said
+    async with serving(replace(SMALL, load="lazy"), BIG) as (client, _, lines):
+        assert "model      small: loaded by its first request" in lines
         assert await listed(client) == ["small", "big"]
         shown = (await client.get("/v1/models/tiny")).json
         assert (shown["id"], shown["context_window"]) == ("small", 4096)
@@ -215,7 +251,7 @@ async def test_a_request_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyP
         return await load(config, *more)
 
     async with serving(BIG, replace(SMALL, load="lazy", hold_seconds=0)) as (client, catalog, _):
-        monkeypatch.setattr(served_models, "load_model", slow)
+        monkeypatch.setattr("singletree.server.models.catalog.load_model", slow)
         refused = await asked(client, "small")
         assert (refused.status, refused.headers["retry-after"]) == (503, "5")
         assert "'small' is being loaded" in refused.body.decode()
@@ -228,7 +264,9 @@ async def test_a_request_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyP
 
 async def test_closing_ends_the_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(BIG, replace(SMALL, load="lazy", hold_seconds=0)) as (client, _, _):
-        monkeypatch.setattr(served_models, "load_model", lambda *given: asyncio.Event().wait())
+        monkeypatch.setattr(
+            "singletree.server.models.catalog.load_model", lambda *given: asyncio.Event().wait()
+        )
         assert (await asked(client, "small")).status == 503
     assert len(asyncio.all_tasks()) == 1
 
@@ -238,7 +276,7 @@ async def test_an_unforeseen_fault_is_no_crash(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("/home/me is broken")
 
     async with serving(BIG, replace(SMALL, load="lazy")) as (client, _, _):
-        monkeypatch.setattr(served_models, "load_model", broken)
+        monkeypatch.setattr("singletree.server.models.catalog.load_model", broken)
         refused = await asked(client, "small")
         assert (refused.status, "internal error" in refused.body.decode()) == (503, True)
         assert "/home" not in refused.body.decode()
@@ -246,8 +284,8 @@ async def test_an_unforeseen_fault_is_no_crash(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_wrong_card_of_a_lazy_model_is_its_failure(tmp_path: Path) -> None:
     lazy = replace(SMALL, load="lazy", model_card=tmp_path / "none.toml")
-    async with serving(lazy, BIG) as (client, _, said):
-        assert any("small did not start" in line for line in said)
+    async with serving(lazy, BIG) as (client, _, lines):
+        assert any("small did not start" in line for line in lines)
         assert await listed(client) == ["big"]
     with pytest.raises(BadConfiguration):
         await load_models(lazy, print)

@@ -10,23 +10,24 @@ from pathlib import Path
 import pytest
 
 from singletree.conversation import Text, Turn
-from singletree.prompts.replay.history_digests import HistoryDigests
+from singletree.prompts.replay.turn_keys import HistoryDigests
 from singletree.prompts.replay.turn_memory import GeneratedTurn
-from singletree.server.models.shared_turns import STORE_FAILURES, SharedTurnMemory
-from singletree.server.models.turn_store import SqliteTurnStore, StoredTurn, StoreUnavailable
+from singletree.server.telemetry.tracing import STORE_FAILURES
+from singletree.turn_stores.store import SqliteTurnStore, StoredTurn, StoreUnavailable
+from singletree.turn_stores.stored_memory import StoredTurnMemory
 
 from .carrying import capsules
 from .turn_stores import conversation, generated
 
 ROOM = 2**20
 
-Process = Callable[[], SharedTurnMemory]
+Process = Callable[[], StoredTurnMemory]
 
 
 @pytest.fixture
 def process(tmp_path: Path) -> Process:
     """Start one more process that shares the turns."""
-    return lambda: SharedTurnMemory(ROOM, SqliteTurnStore(tmp_path / "turns", ROOM), capsules())
+    return lambda: StoredTurnMemory(ROOM, SqliteTurnStore(tmp_path / "turns", ROOM), capsules())
 
 
 def digest(turns: Sequence[Turn] = (Turn("user", (Text("Go on."),)),)) -> str:
@@ -65,7 +66,7 @@ async def test_rivals_have_the_same_order_everywhere(process: Process) -> None:
         assert is_complete
 
 
-def is_certain(memory: SharedTurnMemory, known: GeneratedTurn) -> bool:
+def is_certain(memory: StoredTurnMemory, known: GeneratedTurn) -> bool:
     """Whether the turn is found, and no other one that was forgotten can be meant."""
     turns, digests = conversation(known)
     memory.refresh(turns, digests)
@@ -80,16 +81,16 @@ async def test_a_rival_that_the_file_forgot_counts_too(tmp_path: Path) -> None:
     rivals = [generated(text, digest=digest()) for text in ("Yes.", "Yes .", "Y es.")]
 
     async def remember(turn: GeneratedTurn) -> None:
-        memory = SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
+        memory = StoredTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
         memory.remember(turn)
         await memory.settled()
 
     for each in rivals:
         await remember(each)
-    assert not is_certain(SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules()), rivals[-1])
+    assert not is_certain(StoredTurnMemory(ROOM, SqliteTurnStore(path, room), capsules()), rivals[-1])
     await remember(generated("Something else.", digest="elsewhere"))
     await remember(rivals[0])
-    assert is_certain(SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules()), rivals[0]), (
+    assert is_certain(StoredTurnMemory(ROOM, SqliteTurnStore(path, room), capsules()), rivals[0]), (
         "nothing is left of a key whose turns are all gone"
     )
 
@@ -100,11 +101,11 @@ async def test_a_rival_that_was_evicted_alone_counts_too() -> None:
     store.is_up = True
     rivals = [generated(text, digest=digest(), reasoning="Hm.") for text in ("Yes.", "Y es.")]
     for each in rivals:
-        memory = SharedTurnMemory(ROOM, store, capsules())
+        memory = StoredTurnMemory(ROOM, store, capsules())
         memory.remember(each)
         await memory.settled()
     store.evicted = {store.added[0].name}
-    assert not is_certain(SharedTurnMemory(ROOM, store, capsules()), rivals[1])
+    assert not is_certain(StoredTurnMemory(ROOM, store, capsules()), rivals[1])
     store.evicted.clear()
 
 
@@ -126,7 +127,7 @@ async def test_another_key_reads_nothing(tmp_path: Path, process: Process) -> No
     known = generated("Secret words.", digest=digest())
     here.remember(known)
     await here.settled()
-    stranger = SharedTurnMemory(ROOM, SqliteTurnStore(tmp_path / "turns", ROOM), capsules(key=b"x" * 32))
+    stranger = StoredTurnMemory(ROOM, SqliteTurnStore(tmp_path / "turns", ROOM), capsules(key=b"x" * 32))
     turns, digests = conversation(known)
     stranger.refresh(turns, digests)
     assert stranger.find(turns[1], digests[1]) is None
@@ -175,7 +176,7 @@ def failures(access: str) -> float:
 
 async def test_a_store_that_is_down_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     store, time = BrokenStore(), [0.0]
-    memory = SharedTurnMemory(ROOM, store, capsules(), now=lambda: time[0])
+    memory = StoredTurnMemory(ROOM, store, capsules(), now=lambda: time[0])
     first, second = generated("one", call="call_1"), generated("two", call="call_2")
     STORE_FAILURES.labels("write").inc(0)
     before = failures("write")
@@ -190,28 +191,43 @@ async def test_a_store_that_is_down_stops_nothing(caplog: pytest.LogCaptureFixtu
     memory.remember(third := generated("three", call="call_3"))
     await memory.settled()
     # What was generated meanwhile is stored, too.
-    other = SharedTurnMemory(ROOM, store, capsules())
+    other = StoredTurnMemory(ROOM, store, capsules())
     turns, digests = conversation(first, second, third)
     other.refresh(turns, digests)
     assert [other.find(turn) is not None for turn in turns[1::2]] == [True, True, True]
 
 
+async def test_what_a_store_missed_is_stored_at_the_end_and_nothing_after_it() -> None:
+    store = BrokenStore()
+    memory = StoredTurnMemory(ROOM, store, capsules(), now=lambda: 0.0)
+    memory.remember(generated("one", call="call_1"))
+    await memory.settled()
+    assert store.added == []
+    store.is_up = True
+    memory.close()
+    assert len(store.added) == 1
+    # A turn may end while the server does.
+    memory.remember(generated("two", call="call_2"))
+    await memory.settled()
+    assert len(store.added) == 1
+
+
 async def test_the_least_recently_used_conversation_goes_first(tmp_path: Path) -> None:
-    path, room = tmp_path / "turns", 800
-    memory = SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
+    path, room = tmp_path / "turns", 820
+    memory = StoredTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
     chains: dict[str, list[GeneratedTurn]] = {"a": [], "b": [], "c": []}
     for name in "aabbcc":
         turn = generated(f"{name}{len(chains[name])}" * 300, call=f"call_{name}{len(chains[name])}")
         memory.remember(turn, behind=chains[name])
         chains[name].append(turn)
     await memory.settled()
-    fresh = SharedTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
+    fresh = StoredTurnMemory(ROOM, SqliteTurnStore(path, room), capsules())
     kept: dict[str, list[bool]] = {}
     for name, chain in chains.items():
         turns, digests = conversation(*chain)
         fresh.refresh(turns, digests)
         kept[name] = [fresh.find(turn) is not None for turn in turns[1::2]]
     with closing(sqlite3.connect(path)) as file:
-        [size] = file.execute("SELECT sum(bytes) FROM shared_turns").fetchone()
+        [size] = file.execute("SELECT sum(bytes) FROM stored_turns").fetchone()
     assert size <= room
     assert kept == {"a": [True, False], "b": [True, True], "c": [True, True]}

@@ -19,11 +19,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 from singletree.conversation import Text, ToolResult, Turn
 from singletree.errors import BadConfiguration, EngineFailed
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.answers import span_export, span_names
-from singletree.server.answers.invocations import questions
-from singletree.server.answers.record_queue import RecordQueue
-from singletree.server.answers.request_records import RequestRecords
-from singletree.server.answers.span_export import SpanExport, exports_content, find_exporter
+from singletree.records import span_attributes as spans
+from singletree.records import span_export
+from singletree.records.invocations import questions
+from singletree.records.record_queue import RecordQueue
+from singletree.records.request_records import RequestRecords
+from singletree.records.span_export import SpanExport, exports_content, find_exporter
 
 from .agent_traffic import CALL, LAYOUT, TOOL, Agent
 from .carrying import ONE, Client
@@ -128,20 +129,20 @@ async def test_texts_are_exported_when_the_variable_of_the_conventions_asks_for_
     collector = exporting.close()
     first, second = (span.attributes for span in collector.named("chat"))
     [tool] = collector.named("execute_tool get_weather")
-    asked = json.loads(second[span_names.INPUT_MESSAGES])
+    asked = json.loads(second[spans.INPUT_MESSAGES])
     assert [message["role"] for message in asked] == ["user", "assistant", "tool"]
     assert asked[0]["parts"] == [{"type": "text", "content": "[[script:a]] How is it?"}]
     assert asked[2]["parts"][0]["response"] == "Sunny."
-    [answered] = json.loads(first[span_names.OUTPUT_MESSAGES])
+    [answered] = json.loads(first[spans.OUTPUT_MESSAGES])
     assert [part["type"] for part in answered["parts"]] == ["reasoning", "text", "tool_call"]
     assert answered["finish_reason"] == "tool_call"
-    arguments = json.loads(tool.attributes[span_names.TOOL_ARGUMENTS])
+    arguments = json.loads(tool.attributes[spans.TOOL_ARGUMENTS])
     assert arguments == answered["parts"][2]["arguments"] == asked[1]["parts"][2]["arguments"]
-    assert tool.attributes[span_names.TOOL_RESULT] == "Sunny."
+    assert tool.attributes[spans.TOOL_RESULT] == "Sunny."
     [invocation] = collector.named("invoke_agent")
-    assert json.loads(invocation.attributes[span_names.INPUT_MESSAGES]) == asked[:1]
-    assert invocation.attributes[span_names.OUTPUT_MESSAGES] == second[span_names.OUTPUT_MESSAGES]
-    assert json.loads(first[span_names.TOOL_DEFINITIONS])[0]["name"] == "get_weather"
+    assert json.loads(invocation.attributes[spans.INPUT_MESSAGES]) == asked[:1]
+    assert invocation.attributes[spans.OUTPUT_MESSAGES] == second[spans.OUTPUT_MESSAGES]
+    assert json.loads(first[spans.TOOL_DEFINITIONS])[0]["name"] == "get_weather"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ async def test_texts_are_exported_when_the_variable_of_the_conventions_asks_for_
     ],
 )
 def test_the_variable_of_the_conventions(value: str, asks: bool) -> None:
-    assert exports_content({span_names.CONTENT_VARIABLE: value}) is asks
+    assert exports_content({spans.CONTENT_VARIABLE: value}) is asks
     assert not exports_content({})
 
 
@@ -198,10 +199,10 @@ async def test_each_question_is_an_invocation_and_one_that_is_left_ends() -> Non
         served.service.records = exporting.records
         agent = Agent(served, "[[script:done,call,done]] One.", {"x-session-id": "s"})
         await agent.ask()
-        agent.said.append({"role": "user", "content": "Two."})
+        agent.messages.append({"role": "user", "content": "Two."})
         await agent.ask()
-        agent.said[-1] = {"role": "user", "content": "No, three."}  # without the result of the call
-        agent.said[-2] = {"role": "assistant", "content": "I stop."}
+        agent.messages[-1] = {"role": "user", "content": "No, three."}  # without the result of the call
+        agent.messages[-2] = {"role": "assistant", "content": "I stop."}
         await agent.ask()
     collector = exporting.close()
     invocations = collector.named("invoke_agent")
@@ -292,8 +293,8 @@ async def test_a_collector_that_does_not_answer_holds_up_nothing(monkeypatch: py
 
 def test_the_names_are_those_of_the_conventions() -> None:
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
-    used = {name for names in span_names._ATTRIBUTES.values() for name in names}
-    used |= {value for value in vars(span_names).values() if isinstance(value, str)}
+    used = {name for names in spans._ATTRIBUTES.values() for name in names}
+    used |= {value for value in vars(spans).values() if isinstance(value, str)}
     own = {name for name in used if name.startswith("gen_ai.")}
     assert len(own) > 20
     assert own <= known

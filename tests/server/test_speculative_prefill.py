@@ -17,12 +17,12 @@ from .test_takeover import until
 
 HINT = {"x-singletree-speculative-prefill": "true", "x-singletree-session": "s"}
 QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather? [[script:a,b]]"}
-SAID = (
+MODEL_OUTPUT = (
     "<think>\nI need the weather.\n\nAnd more. \n</think>\n\nLet me check.\n"
     '<tool_call>\n{"name": "get_weather",  "arguments": {"unit": "celsius",  "city": "Paris, near the river, where '
     'it rains more than in all the rest of the town"}}\n</tool_call>'
 )
-SCRIPTS = {"a": SAID, "b": "Sunny."}
+SCRIPTS = {"a": MODEL_OUTPUT, "b": "Sunny."}
 
 
 def asked(*messages: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +81,7 @@ async def test_what_the_engine_holds_is_not_read_again() -> None:
 async def test_the_next_request_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = asyncio.Event(), []
 
-    async def endless(generation: Generation, as_objects: bool) -> None:
-        assert as_objects
+    async def endless(generation: Generation) -> None:
         began.set()
         try:
             await asyncio.Event().wait()

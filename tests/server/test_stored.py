@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.scripted.scripts import Script
 from singletree.server.storage.response_store import Store
+from singletree.testing.scripts import Script
 
 from .memory import Reply, events
 from .serving import MODEL, Served, serving
@@ -38,13 +38,13 @@ async def storing(*turns: str | Script) -> AsyncIterator[Served]:
             served.service.store.close()
 
 
-def said(input: Any, **more: Any) -> dict[str, Any]:
+def request_body(input: Any, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "input": input, "tools": TOOLS, **more}
 
 
 async def ask(served: Served, input: Any, **more: Any) -> dict[str, Any]:
     """The response object, however it is sent."""
-    reply = await served.client.post(PATH, said(input, **more))
+    reply = await served.client.post(PATH, request_body(input, **more))
     assert reply.status == 200, reply.body
     if not more.get("stream"):
         return dict(reply.json)
@@ -83,7 +83,7 @@ async def test_a_response_can_be_had_again_and_forgotten() -> None:
         assert gone.json == {"id": made["id"], "object": "response", "deleted": True}
         message = refused(await served.client.get(f"{PATH}/{made['id']}"), 404, None, None)
         assert message == f"Response with id '{made['id']}' not found."
-        reply = await served.client.post(PATH, said("More", previous_response_id=made["id"]))
+        reply = await served.client.post(PATH, request_body("More", previous_response_id=made["id"]))
         refused(reply, 400, "previous_response_not_found", "previous_response_id")
 
 
@@ -94,11 +94,11 @@ async def test_store_false_stores_nothing() -> None:
         assert (await served.client.get(f"{PATH}/{made['id']}")).status == 404
 
 
-async def test_without_a_store_a_request_is_told_so() -> None:
+async def test_without_a_store_a_request_is_refused() -> None:
     async with serving({"s0": "Hello."}) as served:
-        made = await served.client.post(PATH, said("Hi [[script:s0]]"))
+        made = await served.client.post(PATH, request_body("Hi [[script:s0]]"))
         assert made.json["store"] is False
-        reply = await served.client.post(PATH, said("Hi", previous_response_id="resp_1"))
+        reply = await served.client.post(PATH, request_body("Hi", previous_response_id="resp_1"))
         assert "does not store responses" in refused(reply, 400, None, "previous_response_id")
         assert (await served.client.get(f"{PATH}/resp_1")).status == 400
 
@@ -144,7 +144,7 @@ async def test_a_reference_stands_for_the_item() -> None:
 async def test_tokens_of_what_goes_on_are_counted_whole() -> None:  # C27
     async with storing("Hello.", "More.") as served:
         first = await ask(served, "Hi [[script:s0]]")
-        body = said("And?", previous_response_id=first["id"])
+        body = request_body("And?", previous_response_id=first["id"])
         counted = await served.client.post(f"{PATH}/input_tokens", body)
         made = (await served.client.post(PATH, body)).json
         assert counted.json["input_tokens"] == made["usage"]["input_tokens"]
@@ -170,19 +170,19 @@ async def test_a_conversation_grows_with_its_responses() -> None:
         assert (await served.client.get(f"{path}/items/{items[1]['id']}")).status == 404
         more = await served.client.post(f"{path}/items", {"items": [{"role": "user", "content": "Last"}]})
         assert more.json["data"][0]["content"][0]["text"] == "Last"
-        told = await served.client.post(path, {"metadata": {"topic": "y"}})
-        assert told.json["metadata"] == {"topic": "y"}
-        assert (await served.client.get(path)).json == told.json
+        reported = await served.client.post(path, {"metadata": {"topic": "y"}})
+        assert reported.json["metadata"] == {"topic": "y"}
+        assert (await served.client.get(path)).json == reported.json
         gone = await served.client.request("DELETE", path)
         assert gone.json == {"id": conversation["id"], "object": "conversation.deleted", "deleted": True}
         assert "not found" in refused(await served.client.get(path), 404, None, None)
-        reply = await served.client.post(PATH, said("Hi", conversation=conversation["id"]))
+        reply = await served.client.post(PATH, request_body("Hi", conversation=conversation["id"]))
         assert "not found" in refused(reply, 404, None, None)
 
 
 async def test_a_failed_response_is_stored_as_failed() -> None:  # C39
     async with storing(Script("Hello, and then", fail_after=5)) as served:
-        reply = await served.client.post(PATH, said("Hi [[script:s0]]", stream=True))
+        reply = await served.client.post(PATH, request_body("Hi [[script:s0]]", stream=True))
         last = events(reply.body)[-1][1]["response"]
         assert last["status"] == "failed"
         assert (await served.client.get(f"{PATH}/{last['id']}")).json == last

@@ -71,15 +71,15 @@ async def test_the_second_takes_the_place(
         async with served.client.open("POST", path, asked, headers) as (first, _):
             for at in range(tokens):
                 await engine.waiting.wait()
-                engine.say(Chunk([at + 65]))
+                engine.emit(Chunk([at + 65]))
             await engine.waiting.wait()
             engine.waiting.clear()
             clock.seconds += SOONEST_REPETITION
             async with served.client.open("POST", path, asked, headers) as (second, _):
                 rest = await first.rest()
-                assert (engine.told, engine.freed) == (tokens, 1), "within one token"
+                assert (engine.emitted, engine.freed) == (tokens, 1), "within one token"
                 await engine.waiting.wait()
-                engine.say(Chunk([70], "stop"))
+                engine.emit(Chunk([70], "stop"))
                 assert await second.rest()
                 assert second.status == 200
         assert served.service.tracing.running == 0
@@ -116,7 +116,7 @@ async def test_what_differs_runs_side_by_side(path: str) -> None:
             await asyncio.sleep(0)
         assert served.service.tracing.running == len(others), "nobody was told to give way"
         for _ in others:
-            engine.say(Chunk([65], "stop"))
+            engine.emit(Chunk([65], "stop"))
         replies = await asyncio.gather(*asking)
     assert [reply.status for reply in replies] == [200] * len(others)
     assert engine.freed == 0
@@ -135,7 +135,7 @@ async def test_samples_under_one_session_are_all_answered(path: str, stream: boo
             asking.append(asyncio.create_task(served.client.post(path, asked, {header: "s"})))
             await until(lambda: served.service.tracing.running == len(asking))
             clock.seconds += 60
-        engine.say(*(Chunk([65], "stop") for _ in asking))
+        engine.emit(*(Chunk([65], "stop") for _ in asking))
         assert [reply.status for reply in await asyncio.gather(*asking)] == [200] * len(asking)
     assert engine.freed == 0
 
@@ -152,14 +152,14 @@ async def test_agents_with_one_task_that_start_at_once_are_all_answered() -> Non
             asking.append(asyncio.create_task(served.client.post(MESSAGES, asked, SESSION)))
             await until(lambda: served.service.tracing.running == len(asking))
             clock.seconds += seconds
-        engine.say(*(Chunk([65], "stop") for _ in asking))
+        engine.emit(*(Chunk([65], "stop") for _ in asking))
         assert [reply.status for reply in await asyncio.gather(*asking)] == [200] * len(asking)
         assert not served.service.in_flight._held
 
 
 async def test_the_same_request_afterwards_is_another() -> None:
     engine = EngineByHand()
-    engine.say(Chunk([65], "stop"), Chunk([65], "stop"))
+    engine.emit(Chunk([65], "stop"), Chunk([65], "stop"))
     async with serving(engine=engine) as served:
         for _ in range(2):
             assert (await served.client.post(MESSAGES, body(MESSAGES, "x"), SESSION)).status == 200
@@ -177,7 +177,7 @@ async def test_a_third_takes_the_place_of_the_second() -> None:
             engine.waiting.clear()
             clock.seconds += SOONEST_REPETITION
         await until(lambda: engine.freed == 2)
-        engine.say(Chunk([65], "stop"))
+        engine.emit(Chunk([65], "stop"))
         replies = await asyncio.gather(*asking)
         assert not served.service.in_flight._held
     assert [reply.status for reply in replies] == [409, 409, 200]
@@ -205,18 +205,18 @@ async def test_compression_is_not_the_request() -> None:
         clock.seconds += SOONEST_REPETITION
         second = asyncio.create_task(served.client.post(MESSAGES, plain, SESSION))
         assert (await first).status == 409
-        engine.say(Chunk([65], "stop"))
+        engine.emit(Chunk([65], "stop"))
         assert (await second).status == 200
 
 
 def test_who_left_frees_nobody_elses_place() -> None:
-    clock, told = Clock(), []
+    clock, reported = Clock(), []
     places, place = InFlight(clock), RequestKey(b"p")
-    with places.guard(place, lambda: told.append("first")):
+    with places.guard(place, lambda: reported.append("first")):
         clock.seconds += SOONEST_REPETITION
-        with places.guard(place, lambda: told.append("second")):
+        with places.guard(place, lambda: reported.append("second")):
             clock.seconds += SOONEST_REPETITION
-        with places.guard(place, lambda: told.append("third")):
+        with places.guard(place, lambda: reported.append("third")):
             pass
-    assert told == ["first"]
+    assert reported == ["first"]
     assert not places._held

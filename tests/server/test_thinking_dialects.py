@@ -41,7 +41,7 @@ KINDS = {
 """Nemotron 3; DeepSeek V3.1; MiniMax M3; gpt-oss; Hunyuan 3; Seed-OSS."""
 
 
-class Told(NamedTuple):
+class Printed(NamedTuple):
     """What each kind of template is told; empty where nothing is."""
 
     switch: str = " "
@@ -52,14 +52,14 @@ class Told(NamedTuple):
     budget: str = ""
 
 
-NOTHING = Told()
-ON = Told("True False", "True", "enabled", "", "high")
+NOTHING = Printed()
+ON = Printed("True False", "True", "enabled", "", "high")
 LOW = ON._replace(effort="low", off_word="low")
 MEDIUM = ON._replace(effort="medium", off_word="low")
 HIGH = ON._replace(effort="high", off_word="high")
-OFF = Told("False ", "False", "disabled", "low", "no_think")
+OFF = Printed("False ", "False", "disabled", "low", "no_think")
 
-DIALECTS: list[tuple[str, dict[str, Any], Told]] = [
+DIALECTS: list[tuple[str, dict[str, Any], Printed]] = [
     (MESSAGES, {}, NOTHING),
     (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 4000}}, ON._replace(budget="4000")),
     (MESSAGES, {"thinking": {"type": "enabled"}}, ON),
@@ -110,7 +110,7 @@ DIALECTS: list[tuple[str, dict[str, Any], Told]] = [
 ]
 
 
-async def told(path: str, asked: dict[str, Any], **settings: Any) -> dict[str, str]:
+async def printed_by_kind(path: str, asked: dict[str, Any], **settings: Any) -> dict[str, str]:
     """What the template of each kind printed at the end of the prompt."""
     printed = {}
     for kind, template in KINDS.items():
@@ -124,12 +124,12 @@ async def told(path: str, asked: dict[str, Any], **settings: Any) -> dict[str, s
 
 @pytest.mark.parametrize(("path", "asked", "expected"), DIALECTS, ids=lambda value: str(value)[:70])
 async def test_a_dialect_is_what_a_template_reads(
-    path: str, asked: dict[str, Any], expected: Told
+    path: str, asked: dict[str, Any], expected: Printed
 ) -> None:  # C4
-    assert await told(path, asked) == dict(zip(KINDS, expected, strict=True))
+    assert await printed_by_kind(path, asked) == dict(zip(KINDS, expected, strict=True))
 
 
-SERVER: list[tuple[Thinking, dict[str, Any], Told]] = [
+SERVER: list[tuple[Thinking, dict[str, Any], Printed]] = [
     (Thinking(enabled=False), {}, OFF),
     (Thinking(enabled=False), {"reasoning_effort": "high"}, HIGH),
     (Thinking(enabled=False), {"enable_thinking": True}, ON),
@@ -150,9 +150,9 @@ SERVER: list[tuple[Thinking, dict[str, Any], Told]] = [
 
 @pytest.mark.parametrize(("default", "asked", "expected"), SERVER, ids=lambda value: str(value)[:70])
 async def test_a_request_comes_before_the_server(
-    default: Thinking, asked: dict[str, Any], expected: Told
+    default: Thinking, asked: dict[str, Any], expected: Printed
 ) -> None:
-    assert await told(CHAT, asked, thinking=default) == dict(zip(KINDS, expected, strict=True))
+    assert await printed_by_kind(CHAT, asked, thinking=default) == dict(zip(KINDS, expected, strict=True))
 
 
 async def test_reasoning_in_play_keeps_itself_for_that_request_only() -> None:  # C4 C5

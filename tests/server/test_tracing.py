@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from singletree.events import Finished
-from singletree.server.answers.tracing import Trace, Tracing
-from singletree.server.sessions.sessions import Step
+from singletree.server.sessions.step import Step
+from singletree.server.telemetry.tracing import Trace, Tracing
 
 from .serving import MODEL, Served, serving
 from .test_sessions import Harness, remembering
@@ -42,7 +42,7 @@ async def test_tokens_are_counted_by_how_they_go_on() -> None:
         main = Harness(served, "hi")
         await main.go_on("one")
         await main.go_on("two")
-        main.said[0]["content"] = "ho"
+        main.messages[0]["content"] = "ho"
         await main.go_on("three")
         steps = (await served.client.get("/v1/singletree/sessions/s")).json["steps"]
         metrics = (await served.client.get("/metrics")).body.decode()
@@ -169,7 +169,7 @@ def test_processes_that_share_metrics_know_each_count_when_its_request_ends(
 ) -> None:
     script = """if True:
         from pathlib import Path
-        from singletree.server.answers.tracing import Trace, Tracing
+        from singletree.server.telemetry.tracing import Trace, Tracing
 
         tracing = Tracing()
         trace = Trace(tracing, "GET", "/health", "req_1")
@@ -180,16 +180,16 @@ def test_processes_that_share_metrics_know_each_count_when_its_request_ends(
         other = Tracing()
         print(other.exposition().decode())
     """
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert 'singletree_requests_total{route="/health",status="200"} 1.0' in told
-    assert 'singletree_stability_rules_total{rule="sorted keys"} 1.0' in told
-    assert "singletree_generations_in_flight 0.0" in told
+    assert 'singletree_requests_total{route="/health",status="200"} 1.0' in reported
+    assert 'singletree_stability_rules_total{rule="sorted keys"} 1.0' in reported
+    assert "singletree_generations_in_flight 0.0" in reported
 
 
 def test_names_have_units_and_labels_are_few() -> None:

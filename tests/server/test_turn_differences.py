@@ -11,14 +11,20 @@ from singletree import families
 from singletree.conversation import Reasoning, Text, Tool, ToolCall, Turn
 from singletree.parsing.family import markers
 from singletree.parsing.render_turn import render_turn
-from singletree.server.sessions.turn_differences import Difference, difference
-from singletree.server.sessions.turn_tokens import ids_between, rest_of_turn, turn_at, turn_start, turn_starts
+from singletree.prefix_breaks.context import (
+    ids_between,
+    rest_of_turn,
+    turn_at,
+    turn_start,
+    turn_starts,
+)
+from singletree.prefix_breaks.turn_differences import Difference, difference
 
 from .forging import speech, vocabulary
 
 TEMPLATES = Path(__file__).parents[1] / "families" / "templates"
 CALL = ToolCall("ls", '{"path": "a"}', "functions.ls:0")
-SAID = Turn("assistant", (Reasoning("I look."), Text("Let me see."), CALL))
+MODEL_OUTPUT = Turn("assistant", (Reasoning("I look."), Text("Let me see."), CALL))
 TOOLS = (Tool("ls", parameters={"type": "object", "properties": {"path": {"type": "string"}}}),)
 
 
@@ -32,14 +38,14 @@ def test_a_turn_of_several_messages_is_read_as_one(name: str) -> None:
     )
     assert spoken.layout is not None
     header, end = spoken.layout.headers[0], spoken.layout.ends[-1]
-    said = render_turn(family, SAID.parts).removeprefix(header)
-    assert family.message_header in said
-    behind = f"{end.removesuffix(said[-len(end) :])}<|start|>user<|message|>And now?{end}"
-    tokens = spoken.tokenizer.encode(header + said + behind)
+    generated = render_turn(family, MODEL_OUTPUT.parts).removeprefix(header)
+    assert family.message_header in generated
+    behind = f"{end.removesuffix(generated[-len(end) :])}<|start|>user<|message|>And now?{end}"
+    tokens = spoken.tokenizer.encode(header + generated + behind)
     packed = b"".join(id.to_bytes(4, "little") for id in tokens)
     start = len(spoken.tokenizer.encode(header))
     read = turn_at(packed, start, TOOLS, spoken)
-    expected = SAID if family.reasoning else Turn("assistant", SAID.parts[1:])
+    expected = MODEL_OUTPUT if family.reasoning else Turn("assistant", MODEL_OUTPUT.parts[1:])
     assert difference(read, (expected,), family, TOOLS) == "none"
     twice = packed * 2
     places = [start, start + len(tokens)]
@@ -73,6 +79,6 @@ BOTH = Turn("assistant", (ONE, Text("I look."), CALL, TWO, Text("And more."), CA
         ("Something else.", "edited"),
     ],
 )
-def test_text_is_compared_with_all_that_was_said(name: str, text: str, expected: Difference) -> None:
+def test_text_is_compared_with_all_that_was_written(name: str, text: str, expected: Difference) -> None:
     returned = Turn("assistant", (Text(text), CALL, CALL))
     assert difference(BOTH, (returned,), families.get(name), TOOLS) == expected

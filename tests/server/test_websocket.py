@@ -13,13 +13,13 @@ from starlette.types import Message
 
 from protocols.grammar_responses import Grammar
 from singletree.engines.engine import Chunk
-from singletree.protocols import sse
-from singletree.server.models.config import Config
+from singletree.protocols.answer import encode_sse
+from singletree.server.settings.config import Config
 
 from .by_hand import EngineByHand
 from .memory import scope
 from .serving import TOKENIZER, Served, serving
-from .test_stored import CALL, CARRIED, said, storing
+from .test_stored import CALL, CARRIED, request_body, storing
 
 
 class Connection:
@@ -40,14 +40,14 @@ class Connection:
         """The next ASGI message."""
         return await asyncio.wait_for(self._came.get(), 5)
 
-    def say(self, message: Any) -> None:
+    def send_message(self, message: Any) -> None:
         """Send one; what is no text goes as JSON."""
         text = message if isinstance(message, str) else json.dumps(message)
         self._sent.put_nowait({"type": "websocket.receive", "text": text})
 
     def create(self, input: Any, **more: Any) -> None:
         """Ask for a response."""
-        self.say({"type": "response.create", **said(input, store=False, **more)})
+        self.send_message({"type": "response.create", **request_body(input, store=False, **more)})
 
     async def event(self) -> dict[str, Any]:
         """The next event."""
@@ -61,7 +61,7 @@ class Connection:
             assert event["type"] != "error", event
             frames.append((event["type"], json.dumps(event).encode()))
             if "response" in event and event["response"]["status"] != "in_progress":
-                assert Grammar(sse.encode(frames)).response == event["response"]
+                assert Grammar(encode_sse(frames)).response == event["response"]
                 return dict(event["response"])
 
     def leave(self) -> None:
@@ -126,11 +126,11 @@ async def test_messages_are_answered_one_after_another() -> None:
 
 async def test_what_is_stored_can_be_had_over_http_and_gone_on_from_here() -> None:
     async with storing("Hello.", "More.") as served, connected(served) as connection:
-        connection.say({"type": "response.create", **said("Hi [[script:s0]]")})
+        connection.send_message({"type": "response.create", **request_body("Hi [[script:s0]]")})
         made = await connection.response()
         assert (await served.client.get(f"/v1/responses/{made['id']}")).json == made
         over_http = (
-            await served.client.post("/v1/responses", said("Go on", previous_response_id=made["id"]))
+            await served.client.post("/v1/responses", request_body("Go on", previous_response_id=made["id"]))
         ).json
         connection.create("And?", previous_response_id=over_http["id"])
         assert (await connection.response())["status"] == "completed"
@@ -141,9 +141,9 @@ async def test_what_is_stored_can_be_had_over_http_and_gone_on_from_here() -> No
     [
         ("no JSON", None, None),
         ({"type": "response.append"}, None, "type"),
-        ({"type": "response.create", "input": "Hi"}, None, "model"),
+        ({"type": "response.create", "input": "Hi", "model": 3}, None, "model"),
         (
-            {"type": "response.create", **said("Hi", previous_response_id="resp_1")},
+            {"type": "response.create", **request_body("Hi", previous_response_id="resp_1")},
             "previous_response_not_found",
             "previous_response_id",
         ),
@@ -153,7 +153,7 @@ async def test_a_refusal_leaves_the_connection_open(
     message: Any, code: str | None, param: str | None
 ) -> None:
     async with serving({"s0": "Hello."}) as served, connected(served) as connection:
-        connection.say(message)
+        connection.send_message(message)
         refused = await connection.event()
         assert (refused["type"], refused["status"]) == ("error", 400)
         assert (refused["error"]["code"], refused["error"]["param"]) == (code, param)
@@ -166,7 +166,7 @@ async def test_hanging_up_frees_the_engine() -> None:  # C40
     async with serving(engine=engine) as served:
         async with connected(served) as connection:
             connection.create("Hi")
-            engine.say(Chunk(tuple(TOKENIZER.encode("Hello"))))
+            engine.emit(Chunk(tuple(TOKENIZER.encode("Hello"))))
             await engine.waiting.wait()
         assert engine.freed == 1
         assert served.service.tracing.running == 0
@@ -174,7 +174,9 @@ async def test_hanging_up_frees_the_engine() -> None:  # C40
 
 async def test_a_response_in_the_background_comes_as_messages_too() -> None:
     async with storing("Hello.") as served, connected(served) as connection:
-        connection.say({"type": "response.create", **said("Hi [[script:s0]]", background=True)})
+        connection.send_message(
+            {"type": "response.create", **request_body("Hi [[script:s0]]", background=True)}
+        )
         made = await connection.response()
         assert made["output"][0]["content"][0]["text"] == "Hello."
         assert (await served.client.get(f"/v1/responses/{made['id']}")).json == made

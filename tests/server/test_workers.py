@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from singletree.errors import BadConfiguration
+from singletree.prefix_breaks.causes import CAUSES
+from singletree.processes.worker_processes import check_shareable, for_processes
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.answers.tracing import Tracing
-from singletree.server.http.worker_processes import check_shareable, for_processes
-from singletree.server.models.config import Config
-from singletree.server.sessions.break_causes import CAUSES
 from singletree.server.sessions.duplicate_requests import InFlight, RequestKey, is_repetition
 from singletree.server.sessions.sessions import MovedSession, Sessions
+from singletree.server.sessions.step import Break
+from singletree.server.settings.config import Config
+from singletree.server.telemetry.tracing import Tracing
 
 from .serving import serving
 from .test_replay import LAYOUT
@@ -72,7 +73,9 @@ def test_settings_that_exclude_each_other_are_refused(settings: dict[str, Any], 
 
 
 def test_the_causes_of_breaks_go_to_another_process() -> None:
-    assert all(pickle.loads(pickle.dumps(cause)) is cause for cause in CAUSES)
+    for cause in CAUSES:
+        broken = Break(cause.name, cause.reason, cause.cure, 1, "user", "a", "b", "c", 5, change=cause.change)
+        assert pickle.loads(pickle.dumps(broken)) == broken
 
 
 async def _ask(served: Any, content: str, *earlier: dict[str, str]) -> dict[str, str]:

@@ -1,24 +1,23 @@
-"""``singletree doctor``: check a model before it is served."""
+"""``singletree doctor``: check a model before it is served, or show what this machine has and which models fit."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from singletree.cli.inspect import print_value, read_text
-from singletree.cli.machine_report import print_machine
-from singletree.cli.model_flags import ModelFlags
+from singletree.cli.inspect import ModelFlags, print_value, read_text
 from singletree.errors import BadConfiguration
-from singletree.server.models import byte_model
+from singletree.testing import byte_model
 
 if TYPE_CHECKING:
-    from singletree.server.models.catalog import ChatFormat
-    from singletree.server.models.config import Config
-    from singletree.server.models.diagnosis import Finding
+    from singletree.drafting.diagnosis import Finding
+    from singletree.server.models.chat_format import ChatFormat
+    from singletree.server.settings.config import Config
+
 
 _TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
 
@@ -48,7 +47,7 @@ def doctor(
     json
         Print JSON.
     """
-    from singletree.server.models.diagnosis import diagnose
+    from singletree.drafting.diagnosis import diagnose
 
     if machine:
         print_machine(json=json)
@@ -73,27 +72,26 @@ def doctor(
 
 def _format_of_model(config: Config) -> tuple[str, ChatFormat]:
     from singletree.engines.weights.progress import TerminalProgress
-    from singletree.server.models import loaders
-    from singletree.server.models.catalog import load_chat_format
+    from singletree.server.models import model_source
+    from singletree.server.models.chat_format import load_chat_format
 
     with TerminalProgress() as progress:
-        name, tokenizer = loaders.find_tokenizer(config, progress)
+        name, tokenizer = model_source.find_tokenizer(config, progress)
     return name, load_chat_format(config, tokenizer)
 
 
 def _format_of_template(config: Config) -> ChatFormat:
     """Return the chat format of a template alone, with a tokenizer of bytes in place of the model's."""
-    from singletree.server.models import catalog
-    from singletree.server.models.checkpoint_family import template_alone
+    from singletree.server.models.chat_format import ChatFormat, choose_family, disabled_rules, template_alone
 
     template = template_alone(read_text(str(config.chat_template)))
-    family, why = catalog.choose_family(config, template)
-    return catalog.ChatFormat(
+    family, why = choose_family(config, template)
+    return ChatFormat(
         tokenizer=byte_model.byte_tokenizer(),
         template=template,
         family=family,
         why=why,
-        stability_off=catalog.disabled_rules(config),
+        stability_off=disabled_rules(config),
     )
 
 
@@ -121,3 +119,77 @@ def _print(name: str, findings: list[Finding]) -> None:
     for finding in problems:
         console.print(f"\n{_MARKS[finding.level]}  {finding.topic}: {escape(finding.matter)}")
         console.print(f"      → {escape(finding.cure)}")
+
+
+_PLACES = {"memory": "llama.cpp", "gpu": "vLLM, SGLang"}
+_GIB = 2**30
+
+
+def print_machine(*, json: bool) -> None:
+    """Print memory, devices, installed engines, and which models fit.
+
+    Args:
+        json: print JSON instead of tables.
+    """
+    report = machine_report()
+    if json:
+        print_value(report)
+    else:
+        _print_machine(report)
+
+
+def machine_report() -> dict[str, Any]:
+    """Return what ``singletree doctor --machine`` prints, as JSON values; memory is in bytes."""
+    from singletree.engines.devices import (
+        ENGINE_PACKAGES,
+        find_gpus,
+        installed_version,
+        processor_name,
+        usable_cores,
+        usable_memory,
+    )
+    from singletree.server.models.model_sizes import find_fits
+
+    gpus, memory = find_gpus(), usable_memory()
+    return {
+        "processor": processor_name(),
+        "cores": usable_cores(),
+        "memory": memory,
+        "gpus": [dataclasses.asdict(gpu) for gpu in gpus],
+        "engines": {title: installed_version(names) for title, _, names in ENGINE_PACKAGES.values()},
+        "models": [dataclasses.asdict(fit) for fit in find_fits(memory, gpus)],
+    }
+
+
+def _print_machine(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from singletree.engines.devices import ENGINE_PACKAGES
+    from singletree.server.models.model_sizes import AGENT_WINDOW
+
+    console = Console(highlight=False)
+    machine = Table(box=None, pad_edge=False, show_header=False)
+    machine.add_row("processor", escape(f"{report['processor']}, {report['cores']} cores to use"))
+    machine.add_row("memory", f"{report['memory'] / _GIB:.1f} GiB")
+    for gpu in report["gpus"]:
+        free = "" if gpu["free"] is None else f", {gpu['free'] / _GIB:.1f} free"
+        machine.add_row("GPU", escape(f"{gpu['name']}, {gpu['memory'] / _GIB:.1f} GiB{free}"))
+    if not report["gpus"]:
+        machine.add_row("GPU", "none")
+    for extra, (title, version) in zip(ENGINE_PACKAGES, report["engines"].items(), strict=True):
+        machine.add_row(title, escape(version or f"not installed: pip install 'singletree[{extra}]'"))
+    console.print(machine)
+    models = Table(box=None, pad_edge=False, title_justify="left")
+    for column in ("model", "engine", "weights", "window", "streams"):
+        models.add_column(column, justify="left" if column in ("model", "engine") else "right", no_wrap=True)
+    for fit in report["models"]:
+        fits = (f"{fit['window']:,}", str(fit["streams"])) if fit["window"] else ("does not fit", "")
+        models.add_row(fit["model"], _PLACES[fit["where"]], f"{fit['weights_bytes'] / 10**9:.1f} GB", *fits)
+    console.print()
+    console.print(models)
+    console.print(
+        f"\nstreams: sessions of {AGENT_WINDOW:,} tokens, or of the window if that is shorter, in the KV cache at "
+        "once. GGUF files have about 4 bits a weight, the others the checkpoint's own."
+    )

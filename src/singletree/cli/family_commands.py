@@ -3,19 +3,104 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from singletree.cli.inspect import list_families, read_text
+from singletree import families
+from singletree.cli.inspect import read_text
+from singletree.conversation import Part, Reasoning, Text, ToolCall
 from singletree.errors import BadConfiguration
+from singletree.parsing.family import Family
+from singletree.parsing.render_turn import render_turn
 
 if TYPE_CHECKING:
-    from singletree.server.models.template_turns import Trial
+    from singletree.drafting.template_turns import Trial
+
+
+_HEADS = ("name", "reads", "also called", "models", "begins", "sample", "source")
+_HEAD = """# Model families
+
+Made by `singletree families --markdown`. *begins*: where a turn begins when the prompt does not decide it. *sample*: a
+thought and a call (or an answer) as the model writes them, line breaks as ⏎. How each family is parsed, case by case:
+[family-cases.md](family-cases.md).
+"""
+_TAG = re.compile(r"<[^<>\s]+>")
+
+
+def markdown_table() -> str:
+    """Return the table in Markdown, with tags in code spans: GitHub hides them otherwise."""
+    rows = [
+        (*_cells(family), _code(_sample(family)), _tags_as_code(family.source)) for family in families.table()
+    ]
+    lines = (_HEADS, ("---",) * len(_HEADS), *rows)
+    return "\n".join(
+        [_HEAD, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)]
+    )
+
+
+def show_table() -> None:
+    """Print the table to a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text as Plain
+
+    table = Table(box=None, pad_edge=False)
+    for head in _HEADS[:-1]:
+        table.add_column(head, overflow="fold")
+    for family in families.table():
+        table.add_row(*map(Plain, (*_cells(family, code=False), _sample(family))))
+    Console().print(table)
+
+
+def _cells(family: Family, *, code: bool = True) -> Sequence[str]:
+    models = ", ".join(family.models)
+    begins = "in reasoning" if family.starts_open else ""
+    return family.name, family.kind, _aliases(family), _tags_as_code(models) if code else models, begins
+
+
+def _aliases(family: Family) -> str:
+    halves = [(n, "tools") for n in family.tool_aliases] + [
+        (n, "reasoning") for n in family.reasoning_aliases
+    ]
+    return ", ".join([*sorted(family.aliases), *(f"{name} ({half} only)" for name, half in sorted(halves))])
+
+
+def _sample(family: Family) -> str:
+    last: Part = ToolCall("get_weather", '{"city": "Paris"}', "abcdefghi") if family.forms else Text("Hi")
+    parts: list[Part] = [Reasoning("plan"), last] if family.reasoning else [last]
+    return render_turn(family, parts).replace("\n", "⏎")
+
+
+def _code(text: str) -> str:
+    """Return a code span, fenced by more backticks than the text contains."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence, pad = "`" * (longest + 1), " " if longest or text[:1] == " " else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def _tags_as_code(text: str) -> str:
+    return _TAG.sub(lambda found: _code(found.group()), text)
+
 
 app = App(name="families", help="List the model families, or draft a new one.")
-app.default(list_families)
+
+
+@app.default
+def list_families(*, markdown: Annotated[bool, Parameter(negative="")] = False) -> None:
+    """List the model families.
+
+    Parameters
+    ----------
+    markdown
+        Print a Markdown table.
+    """
+    if markdown:
+        print(markdown_table())
+    else:
+        show_table()
 
 
 @app.command
@@ -38,10 +123,10 @@ def draft(
     """
     import sys
 
+    from singletree.drafting.draft import sample_of, source_of
+    from singletree.drafting.template_turns import draft_from_template, try_family
     from singletree.errors import BadFamily
-    from singletree.parsing.drafting.source_code import sample_of, source_of
-    from singletree.server.models.checkpoint_family import template_alone
-    from singletree.server.models.template_turns import draft_from_template, try_family
+    from singletree.server.models.chat_format import template_alone
 
     chat_template = template_alone(read_text(str(template)))
     family_name = name or re.sub(r"\W+", "_", template.name.partition(".jinja")[0]).strip("_").lower()

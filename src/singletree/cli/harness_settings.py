@@ -44,12 +44,18 @@ class Served:
         key: API key.
         model: name of the model.
         window: its context window in tokens; None when the server does not report it.
+        calls_tools: whether its chat template prints tools; None when the server does not report it.
+        is_loaded: whether the server has loaded it.
+        prompt_speed: how many tokens of a prompt it reads in a second, or an estimate; None when there is none.
     """
 
     base_url: str
     key: str
     model: str
     window: int | None
+    calls_tools: bool | None = None
+    is_loaded: bool = True
+    prompt_speed: float | None = None
 
     def url(self, api: Api) -> str:
         """Return the base URL of ``api`` as the harnesses expect it: with the version for OpenAI's APIs."""
@@ -186,6 +192,24 @@ _PI_APIS: Mapping[Api, str] = {
 def pi_models(served: Served, api: Api) -> dict[str, Any]:
     """Return pi's ``models.json``."""
     return {"providers": {PROVIDER: _pi_provider(served, api)}}
+
+
+def pi_settings(served: Served) -> dict[str, Any]:
+    """Return what pi's ``settings.json`` needs for the window of the model.
+
+    By default pi compacts a session when fewer than 16,384 tokens of the window are left, and keeps the last 20,000: in
+    a small window it would compact in every turn.
+    """
+    reserve = min(_PI_RESERVE, served.context_window // 4)
+    kept = min(_PI_KEPT, served.context_window // 4)
+    return {
+        "compaction": {"reserveTokens": reserve, "keepRecentTokens": kept},
+        "branchSummary": {"reserveTokens": reserve},
+    }
+
+
+_PI_RESERVE = 16_384
+_PI_KEPT = 20_000
 
 
 def openclaw_configuration(served: Served, api: Api) -> dict[str, Any]:

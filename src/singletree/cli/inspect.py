@@ -1,19 +1,18 @@
-"""``singletree parse``, ``render`` and ``families``: show what the server would do, without a server."""
+"""``singletree parse`` and ``render``: show what the server would do, without a server."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
 
 from singletree import families
-from singletree.cli import families_table
-from singletree.cli.model_flags import ModelFlags
 from singletree.conversation import Part, Tool
 from singletree.errors import BadConfiguration, InvalidRequest
 from singletree.events import Event, fold
@@ -21,7 +20,47 @@ from singletree.parsing.family import Family
 from singletree.parsing.parser import Parser
 from singletree.protocols import wire
 
+if TYPE_CHECKING:
+    from singletree.server.settings.config import Config
+
+
 Protocol = Literal["messages", "chat", "responses"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """What replaces the chat template and the family that a model comes with."""
+
+    chat_template: Annotated[Path | None, Parameter(name=["--chat-template", "--custom-jinja-template"])] = (
+        None
+    )
+    """Jinja file to use instead of the model's own chat template."""
+
+    tool_call_parser: Annotated[
+        str | None, Parameter(name=["--tool-call-parser", "--dyn-tool-call-parser"])
+    ] = None
+    """Family of the model's tool calls."""
+
+    reasoning_parser: Annotated[
+        str | None, Parameter(name=["--reasoning-parser", "--dyn-reasoning-parser"])
+    ] = None
+    """Family of the model's reasoning."""
+
+    def config(self, model: str | None, **others: Any) -> Config:
+        """Return the configuration for ``model`` (None for the default one), with further fields ``others``."""
+        from singletree.server.settings.config import Config
+        from singletree.testing import byte_model
+
+        scripted = model == byte_model.NAME
+        return Config(
+            model=None if scripted else model,
+            engine="scripted" if scripted else "llamacpp",
+            chat_template=self.chat_template,
+            tool_call_parser=self.tool_call_parser,
+            reasoning_parser=self.reasoning_parser,
+            **others,
+        )
 
 
 def parse(
@@ -71,7 +110,7 @@ def render(
     *,
     protocol: Protocol = "chat",
     model: Annotated[str | None, Parameter(name=["--model", "--model-path"])] = None,
-    flags: ModelFlags = ModelFlags(),  # noqa: B008 (frozen)
+    flags: ModelFlags = ModelFlags(),
     ids: bool = True,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -94,8 +133,8 @@ def render(
     from singletree.engines.weights.resolve import DEFAULT_MODEL
     from singletree.prompts.tokenizer.added_tokens import strip_guards
     from singletree.protocols.messages.request import decode_count
-    from singletree.server.models import loaders
-    from singletree.server.models.catalog import load_chat_format
+    from singletree.server.models import model_source
+    from singletree.server.models.chat_format import load_chat_format
     from singletree.server.turn.prompt import write_prompt
     from singletree.server.turn.protocol import CHAT, RESPONSES
 
@@ -107,7 +146,7 @@ def render(
         raise InvalidRequest(f"{at}: {error.message} (read as {protocol})", param=error.param) from None
     config = flags.config(model)
     with TerminalProgress() as progress:
-        _, tokenizer = loaders.find_tokenizer(config, progress)
+        _, tokenizer = model_source.find_tokenizer(config, progress)
     prompt = write_prompt(load_chat_format(config, tokenizer), request)
     text = strip_guards(prompt.text)
     if json:
@@ -128,20 +167,6 @@ def _with_model(body: bytes, name: str) -> bytes:
         return body
     before, _, rest = body.partition(b"{")
     return before + b'{"model":' + msgspec.json.encode(name) + (b"," if fields else b"") + rest
-
-
-def list_families(*, markdown: Annotated[bool, Parameter(negative="")] = False) -> None:
-    """List the model families.
-
-    Parameters
-    ----------
-    markdown
-        Print a Markdown table.
-    """
-    if markdown:
-        print(families_table.markdown())
-    else:
-        families_table.show()
 
 
 def read_text(file: str) -> str:

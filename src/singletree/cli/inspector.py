@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
-from singletree.cli.running_server import DEFAULT_URL, fetch, fetch_bytes
+from singletree.cli.running_server import RunningServer
 from singletree.errors import BadConfiguration
+from singletree.private_files import create_private
 
 _PAGE = "/inspect"
 _EXPORT_SECONDS = 120
@@ -20,10 +21,7 @@ _EXPORT_SECONDS = 120
 def inspect(
     session: str | None = None,
     *,
-    base_url: Annotated[
-        str, Parameter(name=["--base-url", "--url"], env_var="SINGLETREE_BASE_URL")
-    ] = DEFAULT_URL,
-    api_key: Annotated[str | None, Parameter(env_var="SINGLETREE_API_KEY")] = None,
+    server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
     open: bool = True,
     export: str | None = None,
     output: Annotated[Path | None, Parameter(name=["-o", "--output"])] = None,
@@ -35,10 +33,6 @@ def inspect(
     ----------
     session
         The session to show, by its id or by its name in the server's log; the list of sessions by default.
-    base_url
-        URL of the server.
-    api_key
-        API key for the server.
     open
         Open a browser; the URL is printed in any case.
     export
@@ -48,20 +42,19 @@ def inspect(
     without_texts
         Leave prompts, answers and requests out of the file.
     """
-    root, key = base_url.rstrip("/").removesuffix("/v1"), api_key or ""
     # Says how to start the server where the inspector is off.
-    state = fetch(root, key, f"{_PAGE}/api/server")
+    state = server.fetch(f"{_PAGE}/api/server")
     if export is not None:
-        _export(root, key, export, output, without_texts=without_texts)
+        _export(server, export, output, without_texts=without_texts)
         return
     if output is not None or without_texts:
         raise BadConfiguration("--output and --without-texts belong to --export SESSION; give that as well")
     place = "/sessions" if session is None else f"/sessions/{_session_id(session)}"
-    url = f"{root}{_PAGE}#{place}"
+    url = f"{server.root}{_PAGE}#{place}"
     print(url)
     if not state.get("content"):
         print("texts are not kept; start the server with --inspect-content to see them", file=sys.stderr)
-    if key:
+    if server.api_key:
         # It is not put into the URL: the command line of a browser can be read by others.
         print("the page asks for the API key", file=sys.stderr)
     if open:
@@ -69,7 +62,7 @@ def inspect(
 
 
 def _session_id(session: str) -> str:
-    from singletree.server.inspect.turn_record import known_session_id
+    from singletree.inspector.turn_record import known_session_id
 
     return known_session_id(session)
 
@@ -83,12 +76,13 @@ def _open(url: str) -> None:
     webbrowser.open(url)
 
 
-def _export(root: str, key: str, session: str, output: Path | None, *, without_texts: bool) -> None:
+def _export(server: RunningServer, session: str, output: Path | None, *, without_texts: bool) -> None:
     texts = "0" if without_texts else "1"
     path = f"{_PAGE}/api/export?session={quote(session, safe='')}&texts={texts}"
-    document = fetch_bytes(root, key, path, seconds=_EXPORT_SECONDS)
+    document = server.fetch_bytes(path, seconds=_EXPORT_SECONDS)
     file = output or Path(f"singletree-{_session_id(session)}.html")
     try:
+        create_private(file)
         file.write_bytes(document)
     except OSError as error:
         raise BadConfiguration(f"{file}: {error.strerror}; give a file that can be written with -o") from None

@@ -15,11 +15,13 @@ from urllib.parse import quote
 from cyclopts import App, Parameter
 
 from singletree.cli import harness_settings
+from singletree.cli.flag_values import Secret
 from singletree.cli.harness_settings import Api, QwenApi, Served
 from singletree.cli.running_server import DEFAULT_URL, fetch
-from singletree.engines.weights.resolve import cache_folder
+from singletree.engines.weights.resolve import DEFAULT_AGENT_MODEL, cache_folder, packaged_size
 from singletree.errors import BadConfiguration
-from singletree.server.models.preambles import PREAMBLES
+from singletree.private_files import FOLDER_MODE, create_private
+from singletree.server.models.preambles import PREAMBLES, describe_duration
 
 app = App(name="launch", help="Start a harness against a running server.")
 
@@ -36,10 +38,10 @@ class Target:
     """URL of the server."""
 
     model: str | None = None
-    """Name of the model; the server's first model by default."""
+    """Name of the model; by default the server's first model that calls tools."""
 
-    api_key: Annotated[str | None, Parameter(env_var="SINGLETREE_API_KEY")] = None
-    """API key for the server."""
+    api_key: Secret = ""
+    """API key for the server, or @FILE."""
 
 
 Arguments = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -80,11 +82,34 @@ class Harness:
     def run(self, arguments: tuple[str, ...], api: Api, target: Target) -> None:
         """Start the harness for the server ``target``, with the user's ``arguments``."""
         served = fetch_served(target)
-        if served.window is not None and served.window < self.preamble_tokens:
-            # No error: arguments and settings of the harness can make its preamble shorter.
-            print(f"WARNING    {self._window_problem(served.model, served.window)}", file=sys.stderr)
+        for line in self.forecast(served):
+            print(line, file=sys.stderr)
         environment, own = self.settings(served, api)
         exec_harness(self.program, f"npm install -g {self.package}", (*own, *arguments), environment)
+
+    def forecast(self, served: Served) -> list[str]:
+        """Return lines that tell the user what to expect of ``served``: what will not work, and how long it takes."""
+        lines = [f"model      {served.model}"]
+        if not served.is_loaded:
+            size = packaged_size(served.model)
+            fetched = f", and fetches it if it is not there ({size / 1e9:.1f} GB)" if size else ""
+            lines.append(f"first turn loads the model{fetched}")
+        if served.calls_tools is False:
+            lines.append(
+                f"WARNING    {served.model} is never told of any tool, so that {self.title} can only chat: serve a "
+                f"model that calls tools, such as `singletree serve --model {DEFAULT_AGENT_MODEL}`"
+            )
+        if served.window is not None and served.window < self.preamble_tokens:
+            # No error: arguments and settings of the harness can make its preamble shorter.
+            lines.append(f"WARNING    {self._window_problem(served.model, served.window)}")
+        if served.prompt_speed and served.window and served.window >= self.preamble_tokens:
+            seconds = describe_duration(self.preamble_tokens / served.prompt_speed)
+            lines.append(
+                f"first turn about {seconds} until the first word, unless the server has read the beginning before: "
+                f"{self.title} begins with {self.preamble_tokens:,} tokens, and {served.prompt_speed:.0f} are read in "
+                f"a second"
+            )
+        return lines
 
     def _window_problem(self, model: str, window: int) -> str:
         """Return why the preamble does not fit the window, and the cure."""
@@ -124,6 +149,9 @@ def _opencode(served: Served, api: Api) -> tuple[Environment, tuple[str, ...]]:
 
 def _pi(served: Served, api: Api) -> tuple[Environment, tuple[str, ...]]:
     file = _write_configuration("pi/models.json", harness_settings.pi_models(served, api))
+    _write_configuration(
+        "pi/settings.json", _merged("pi/settings.json", harness_settings.pi_settings(served))
+    )
     chosen = ("--provider", harness_settings.PROVIDER, "--model", served.model)
     return {**os.environ, "PI_CODING_AGENT_DIR": str(file.parent)}, chosen
 
@@ -174,11 +202,20 @@ for _harness in HARNESSES:
 def _write_configuration(name: str, content: str | dict[str, Any]) -> Path:
     """Write a configuration file into the cache, readable by its owner only: it may contain a key."""
     path = cache_folder() / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     text = content if isinstance(content, str) else json.dumps(content, indent=2)
-    path.touch(mode=0o600)
+    create_private(path)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _merged(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in the file ``name`` of the cache, which the harness writes too, with ``settings`` added."""
+    try:
+        found = json.loads((cache_folder() / name).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        found = None
+    return {**(found if isinstance(found, dict) else {}), **settings}
 
 
 def fetch_served(target: Target) -> Served:
@@ -194,7 +231,10 @@ def fetch_served(target: Target) -> Served:
         models = {str(model["id"]): model for model in listed["data"]}
     except (KeyError, TypeError):
         raise BadConfiguration(f"{base_url} does not list its models; is it singletree?") from None
-    model = target.model or next(iter(models), "")
+    model = target.model or next(
+        (name for name, each in models.items() if each.get("calls_tools") is not False),
+        next(iter(models), ""),
+    )
     if not models:
         raise BadConfiguration(f"{base_url} serves no model")
     known = models.get(model)
@@ -204,8 +244,29 @@ def fetch_served(target: Target) -> Served:
             raise BadConfiguration(
                 f"{base_url} does not serve the model {model!r}; give --model one of {', '.join(models)}"
             )
-    window = known.get("context_window") if known else None
-    return Served(base_url, key, model, window if isinstance(window, int) else None)
+    known = known or {}
+    window, speed = known.get("context_window"), _prompt_speed(model, known, models)
+    return Served(
+        base_url,
+        key,
+        model,
+        window if isinstance(window, int) else None,
+        calls_tools=known.get("calls_tools"),
+        is_loaded=known.get("is_loaded") is not False,
+        prompt_speed=speed,
+    )
+
+
+def _prompt_speed(model: str, known: dict[str, Any], models: dict[str, dict[str, Any]]) -> float | None:
+    """Return the measured speed of ``model``; before it is loaded, an estimate from the size of a measured one."""
+    for name, each in ((model, known), *models.items()):
+        speed, size, own = each.get("prompt_tokens_per_second"), packaged_size(name), packaged_size(model)
+        if isinstance(speed, int | float) and speed > 0:
+            if name == model:
+                return speed
+            if size and own:
+                return speed * size / own
+    return None
 
 
 def _under_another_name(base_url: str, key: str, model: str) -> dict[str, Any] | None:

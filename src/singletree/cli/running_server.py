@@ -5,15 +5,46 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from cyclopts import Parameter
+
+from singletree.cli.flag_values import Secret
 from singletree.errors import BadConfiguration
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _SECONDS = 5
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    """The running server that a command asks."""
+
+    base_url: Annotated[str, Parameter(name=["--base-url", "--url"], env_var="SINGLETREE_BASE_URL")] = (
+        DEFAULT_URL
+    )
+    """URL of the server."""
+
+    api_key: Secret = ""
+    """API key for the server, or @FILE."""
+
+    @property
+    def root(self) -> str:
+        """The URL without ``/v1``."""
+        return self.base_url.rstrip("/").removesuffix("/v1")
+
+    def fetch(self, path: str) -> dict[str, Any]:
+        """Get the JSON object at ``path``. Raises BadConfiguration as ``fetch`` does."""
+        return fetch(self.root, self.api_key, path)
+
+    def fetch_bytes(self, path: str, *, seconds: float) -> bytes:
+        """Get what is at ``path`` within ``seconds``. Raises BadConfiguration as ``fetch_bytes`` does."""
+        return fetch_bytes(self.root, self.api_key, path, seconds=seconds)
 
 
 def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:

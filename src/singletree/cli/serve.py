@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from singletree.server.models.config import Config, read_settings
-from singletree.server.models.model_tables import with_each_model
+from singletree.cli.flags import read_settings
+from singletree.cli.model_tables import with_each_model
+from singletree.server.settings.config import Config
 
 app = App(name="serve", config=read_settings, help="Serve a model to agent harnesses.")
 
@@ -34,25 +35,30 @@ def serve(
     gc.disable()  # Imports make a hundred thousand objects and no garbage.
     try:
         from singletree.engines.weights.progress import TerminalProgress
-        from singletree.server.http import run, worker_processes
+        from singletree.server.http import run
     finally:
         gc.enable()
 
     if config.workers > 1:
-        asyncio.run(worker_processes.run_workers(config, _print_line))
+        from singletree.processes import worker_processes
+
+        if asyncio.run(worker_processes.run_workers(config, _print_line)):
+            raise KeyboardInterrupt
         return
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     with TerminalProgress() as progress:
-        _event_loop_runner()(run.run_server(config, _print_line, progress))
+        interrupted = _event_loop_runner()(run.run_server(config, _print_line, progress))
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _event_loop_runner() -> Callable[[Coroutine[Any, Any, None]], None]:
+def _event_loop_runner() -> Callable[[Coroutine[Any, Any, bool]], bool]:
     """Return uvloop's ``run`` where uvloop is installed (not on Windows), else asyncio's."""
     try:
         import uvloop

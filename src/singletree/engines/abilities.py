@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from singletree.engines.engine import ConstraintKind, EngineInfo, PictureSupport
+from singletree.engines.engine import ConstraintKind, EngineInfo, LogprobKind, PictureSupport
 
 ALL_SAMPLING = frozenset({"min_tokens", "bad_words", "allowed_token_ids"})
 """Every field of ``EngineInfo.optional_sampling``."""
@@ -22,9 +22,11 @@ class EngineAbilities:
             that takes each.
         streams_every_id: whether each generated token id is streamed; otherwise some are recovered from the text.
         logprobs: whether it reports log-probabilities of generated tokens.
+        logprob_kind: of which distribution they are, see ``EngineInfo``.
         prompt_logprobs: the same for the tokens of the prompt.
         cached_tokens: whether it can report how much of a prompt was cached.
         priorities: whether ``GenerationJob.priority`` has an effect.
+        salts: whether its prefix cache keeps prompts of different salts (``cache_salt``) apart.
         pictures: how a request can hold token ids and pictures; None if it cannot.
         abort: how a generation is ended early.
         kv_events: whether the server can publish what its prefix cache holds.
@@ -32,6 +34,7 @@ class EngineAbilities:
             ``generation_config.json`` by themselves; otherwise singletree reads that file and sends them.
         resumable: see ``EngineInfo``.
         optional_sampling: see ``EngineInfo``.
+        has_special_tags: see ``EngineInfo``.
         options: flags of the server that some abilities need, and what each is for.
         tested: how these facts are held: on which version, or from which source.
     """
@@ -40,15 +43,18 @@ class EngineAbilities:
     constraints: Mapping[ConstraintKind, str] = field(default_factory=dict)
     streams_every_id: bool = True
     logprobs: bool = True
+    logprob_kind: LogprobKind = "raw"
     prompt_logprobs: bool = False
     cached_tokens: bool = True
     priorities: bool = True
+    salts: bool = True
     pictures: PictureSupport | None = None
     abort: str = "the connection is closed"
     kv_events: bool = False
     model_defaults: bool = True
     resumable: bool = True
     optional_sampling: frozenset[str] = frozenset()
+    has_special_tags: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     tested: str = ""
 
@@ -61,13 +67,14 @@ class EngineAbilities:
         *,
         constraints: tuple[ConstraintKind, ...] | None = None,
         blindness: str | None = None,
+        salts: bool = True,
     ) -> EngineInfo:
         """Return the ``EngineInfo`` of a model behind this interface.
 
         Args:
             name, context_window, slots, details: as in ``EngineInfo``.
-            constraints: replaces the kinds.
             blindness: why this model takes no pictures, and the cure; None if it takes them as the interface does.
+            salts: False for a model whose prompts the interface does not keep apart, although it does others'.
         """
         return EngineInfo(
             name,
@@ -80,6 +87,10 @@ class EngineAbilities:
             self.optional_sampling,
             pictures=self.pictures if blindness is None else None,
             blindness=blindness or "",
+            salts=salts and self.salts,
+            has_special_tags=self.has_special_tags,
+            logprobs=self.logprob_kind,
+            streams_every_id=self.streams_every_id,
         )
 
 
@@ -141,11 +152,13 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         _LLAMACPP_CONSTRAINTS,
         streams_every_id=False,
         priorities=False,
+        salts=False,
         tested="the server inside xllamacpp",
     ),
     "vllm": EngineAbilities(
         "vLLM, in the server's process",
         _VLLM_CONSTRAINTS,
+        has_special_tags=True,
         prompt_logprobs=True,
         pictures=_PLACED_IN_IDS,
         abort=_IN_PROCESS,
@@ -155,6 +168,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
     "vllm-generate": EngineAbilities(
         "vLLM: `/inference/v1/generate`",
         _VLLM_CONSTRAINTS,
+        has_special_tags=True,
         pictures=_PLACED_IN_IDS,
         kv_events=True,
         model_defaults=False,
@@ -165,6 +179,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
     "vllm-completions": EngineAbilities(
         "vLLM: `/v1/completions`",
         _VLLM_CONSTRAINTS,
+        has_special_tags=True,
         prompt_logprobs=True,
         kv_events=True,
         optional_sampling=ALL_SAMPLING,
@@ -174,15 +189,18 @@ ABILITIES: Mapping[str, EngineAbilities] = {
     "sglang": EngineAbilities(
         "SGLang, in the server's process",
         _SGLANG_CONSTRAINTS,
+        has_special_tags=True,
         prompt_logprobs=True,
         pictures=_PLACED_IN_TEXT,
         abort=_IN_PROCESS,
         optional_sampling=frozenset({"min_tokens"}),
+        logprob_kind="scaled",
         tested="SGLang 0.5.23, on the CPU",
     ),
     "sglang-generate": EngineAbilities(
         "SGLang: `/generate`",
         _SGLANG_CONSTRAINTS,
+        has_special_tags=True,
         prompt_logprobs=True,
         pictures=_PLACED_IN_TEXT,
         abort="the connection is closed; it frees the request after 2 s",
@@ -196,18 +214,21 @@ ABILITIES: Mapping[str, EngineAbilities] = {
             "--enable-multimodal": "pictures, with models that SGLang serves without them by default",
             "--kv-events-config": "KV events",
         },
+        logprob_kind="scaled",
         tested="SGLang 0.5.23",
     ),
     "tensorrt-llm": EngineAbilities(
         "TensorRT-LLM: `/v1/completions`",
         {"structural_tag": "response_format", "json_schema": "response_format", "regex": "response_format"},
         kv_events=True,
+        salts=False,
         model_defaults=False,
         optional_sampling=frozenset({"min_tokens"}),
         options={
             "guided_decoding_backend: xgrammar": "constraints",
             "waiting_queue_policy: priority": "priorities",
         },
+        logprob_kind="unknown",
         tested="by source, not run",
     ),
 }

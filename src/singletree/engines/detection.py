@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from singletree.engines.llamacpp.server import LlamaServer
-from singletree.engines.remote.engine import check_key, root_url
 from singletree.engines.remote.http_client import HttpTransport
-from singletree.engines.remote.model_list import MODELS, check_status, decode_models
-from singletree.engines.remote.transport import ConnectionLost, Transport
-from singletree.engines.remote.wire import GetPage, Server
-from singletree.engines.sglang.server import SglangServer
-from singletree.engines.tensorrt_llm.server import TensorRtServer
-from singletree.engines.vllm.server import VllmServer
+from singletree.engines.remote.transport import ConnectionLost, Transport, check_key, root_url
+from singletree.engines.remote.wire import MODELS, GetPage, check_status, decode_models
 from singletree.errors import BadConfiguration, EngineFailed
 
-_TITLE = "inference"
+_TITLE = "an inference server"
 _READ_SECONDS = 30.0
 
-SERVERS: Mapping[str, Callable[[], Server]] = {
-    "vllm": VllmServer,
-    "sglang": SglangServer,
-    "tensorrt-llm": TensorRtServer,
-    "llama-server": LlamaServer,
-}
-"""The kinds of server that take and return token ids, by name."""
+KINDS = ("vllm", "sglang", "tensorrt-llm", "llama-server")
+"""The kinds of server that take and return token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +26,6 @@ class TextServer:
     """A server that takes only text. Its template and tokenizer decide the prompt, so that no prefix is exact.
 
     Attributes:
-        title: its name.
         cure: how to serve the same model so that singletree can use it.
     """
 
@@ -104,22 +92,18 @@ SIGNS = (
 """What tells servers apart whose model list does not, as behind a gateway; the first that fits decides."""
 
 
-async def detect_server(
-    url: str, api_key: str | None = None, *, transport: Transport | None = None
-) -> Server:
-    """Return the kind of server that answers at ``url``.
+async def detect_server(url: str, api_key: str | None = None, *, transport: Transport | None = None) -> str:
+    """Return the kind of server that answers at ``url``, one of ``KINDS``.
 
     Args:
         url: address of the server; ``/v1`` at the end is accepted.
-        api_key: its API key.
-        transport: replaces HTTP in tests.
 
     Raises:
         EngineFailed: no server answers, or it is not ready.
-        BadConfiguration: it refuses the key, takes only text, or is none that is known.
+        BadConfiguration: it refuses the key, accepts only text, or is of an unknown kind.
     """
     root = root_url(url, _TITLE)
-    check_key(api_key, _TITLE)
+    check_key(api_key)
     host = urlsplit(root).hostname or ""
     if host in HOSTS:
         raise BadConfiguration(_refusal(root, TextServer(f"the API of {HOSTS[host]}", _OWN_MODEL)))
@@ -131,7 +115,7 @@ async def detect_server(
         await chosen.close()
     if kind in TEXT_SERVERS:
         raise BadConfiguration(_refusal(root, TEXT_SERVERS[kind]))
-    return SERVERS[kind]()
+    return kind
 
 
 def _refusal(url: str, server: TextServer) -> str:
@@ -166,7 +150,7 @@ async def _kind(url: str, get: GetPage) -> str:
             return sign.kind
     if any(model.max_model_len for model in models):
         return "vllm"  # the probe at start-up refuses it if it is not
-    known = ", ".join(SERVERS)
+    known = ", ".join(KINDS)
     found = f"{MODELS} lists {models[0].id!r}" if models else f"{MODELS} lists no models"
     raise BadConfiguration(
         f"{url} is no inference server that is known to take token ids ({found}); give the URL of one of {known}, and "

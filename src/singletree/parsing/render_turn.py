@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from singletree.conversation import Part, Reasoning, Text, ToolCall
-from singletree.parsing.arguments import nested_tags
+from singletree.parsing.arguments.tag_parameters import ITEM
 from singletree.parsing.family import SLOT, Family, Form, Literals
 
 _BARE_KEY = re.compile(r"[A-Za-z_][\w.-]*\Z")
@@ -28,44 +28,30 @@ def render_turn(family: Family, parts: Iterable[Part]) -> str:
             rendered.append(family.before_calls if before is Text else "")
             rendered.append(family.message_header if before else "")
             calls = [p for p in group if isinstance(p, ToolCall)]
-            rendered.append(render_calls(family.forms[0], calls, message_header=family.message_header))
+            rendered.append(render_calls(family.forms[0], calls, family.message_header))
         elif kind is Text or (kind is Reasoning and family.reasoning):
             if before is ToolCall:
                 rendered.append("\n" * family.forms[0].joiner.count("\n"))
             elif before is Text and family.reasoning and family.reasoning[0][:1].isalnum():
                 rendered.append("\n")  # words open a thought only at the start of a line
+            opener, closer = (family.text if kind is Text else family.reasoning) or ("", "")
             for i, part in enumerate(group):
+                assert isinstance(part, Text | Reasoning)
                 rendered.append(family.message_header if before or i else "")
-                rendered.append(_render_prose(family, part))
+                rendered.append(f"{opener}{part.text}{closer}")
         else:
             continue
         before = kind
     return "".join(rendered)
 
 
-def _render_prose(family: Family, part: Part) -> str:
-    if isinstance(part, Text):
-        around = family.text or ("", "")
-    elif isinstance(part, Reasoning) and family.reasoning:
-        around = family.reasoning
-    else:
-        return ""
-    return f"{around[0]}{part.text}{around[1]}"
+def render_calls(form: Form, calls: Iterable[ToolCall], message_header: str = "") -> str:
+    """Return the calls of a turn in the notation of ``form``.
 
-
-def render_calls(
-    form: Form, calls: Iterable[ToolCall], first_index: int = 0, message_header: str = ""
-) -> str:
-    """Return a run of calls in the notation of ``form``.
-
-    Args:
-        form: how the calls are written.
-        calls: the calls, in order.
-        first_index: number of the first call, for formats that count them (Kimi).
-        message_header: header of each message, in families whose turn is several messages.
+    ``message_header`` is the header of each message, in families whose turn is several messages.
     """
     joiner = form.between(message_header)
-    written = [render_call(form, call, first_index + i) for i, call in enumerate(calls)]
+    written = [render_call(form, call, i) for i, call in enumerate(calls)]
     return joiner.join(written) if form.wrap_each else f"{form.calls[0]}{joiner.join(written)}{form.calls[1]}"
 
 
@@ -74,44 +60,51 @@ def render_call(form: Form, call: ToolCall, index: int) -> str:
 
     ``index`` is the number of the call, counted from 0.
     """
+    arguments = call.arguments or "{}"
+    name = json.dumps(call.name, ensure_ascii=False)[1:-1] if form.is_json else form.escaped(call.name)
     values = {
-        "name": _escaped(form, call.name),
+        "name": name,
         "id": _wire_id(form, call, index),
-        "args": call.arguments or "{}",
+        "args": arguments,
+        "index": str(index + 1),
+        "any": "",
     }
-    values |= {"index": str(index + 1), "any": ""}
-    if form.is_json:
-        values["name"] = json.dumps(call.name, ensure_ascii=False)[1:-1]
     if form.parameter:
-        values["params"] = "".join(_parameters(form, call.arguments or "{}"))
+        values["params"] = "".join(_parameters(form, arguments))
     if form.literals:
-        values["literals"] = render_literals(form.literals, call.arguments or "{}")
+        values["literals"] = render_literals(form.literals, arguments)
     opener, closer = form.calls if form.wrap_each else ("", "")
     return SLOT.sub(lambda m: values[m[1]], f"{opener}{form.call}{closer}")
 
 
 def _wire_id(form: Form, call: ToolCall, index: int) -> str:
-    if form.id_picture:
-        own = re.escape(form.id_picture.replace("{name}", call.name)).replace(r"\{index\}", r"\d+")
-        if "{name}" in form.id_picture and re.fullmatch(own, call.id):
+    if form.id_format:
+        own = re.escape(form.id_format.replace("{name}", call.name)).replace(r"\{index\}", r"\d+")
+        if "{name}" in form.id_format and re.fullmatch(own, call.id):
             return call.id  # counted over the conversation, which is not known here
-        return form.id_picture.replace("{name}", call.name).replace("{index}", str(index))
+        return form.id_format.replace("{name}", call.name).replace("{index}", str(index))
     return call.id
-
-
-def _escaped(form: Form, text: str) -> str:
-    for character, escape in reversed(form.escapes):
-        text = text.replace(character, escape)
-    return text
 
 
 def _parameters(form: Form, arguments: str) -> Iterable[str]:
     for key, value in _members(arguments).items():
-        slots = {"key": _escaped(form, key), "value": _text_of(value), "type": _type(value)}
-        slots["string"] = "true" if slots["type"] == "string" else "false"
+        type_ = next((name for kind, name in _TYPES if isinstance(value, kind)), "null")
+        slots = {"key": form.escaped(key), "value": _text_of(value), "type": type_}
+        slots["string"] = "true" if type_ == "string" else "false"
         if form.nested:
-            slots["value"] = nested_tags.render_nested(form.parameter, value, _text_of)
+            slots["value"] = _nested(form.parameter, value)
         yield SLOT.sub(lambda m, slots=slots: slots[m[1]], form.parameter)  # type: ignore[misc]
+
+
+def _nested(pattern: str, value: Any) -> str:
+    """Return the content of an element; scalars, and empty objects and arrays, are text."""
+    if not value or not isinstance(value, dict | list):
+        return _text_of(value)
+    elements = []
+    for key, inner in value.items() if isinstance(value, dict) else ((ITEM, each) for each in value):
+        head, _, tail = (part.replace("{key}", key) for part in pattern.partition("{value}"))
+        elements.append(head + _nested(pattern, inner) + tail)
+    return "".join(elements)
 
 
 class _Number(str):
@@ -126,46 +119,28 @@ def _members(arguments: str) -> Mapping[str, Any]:
 _TYPES = ((_Number, "number"), (str, "string"), (bool, "boolean"), (dict, "object"), (list, "array"))
 
 
-def _type(value: Any) -> str:
-    return next((name for kind, name in _TYPES if isinstance(value, kind)), "null")
-
-
 def _text_of(value: Any) -> str:
-    return value if isinstance(value, str) else _json(value)
+    return value if isinstance(value, str) else _literal(_JSON, value)
 
 
-def _json(value: Any) -> str:
-    """Return JSON text in which numbers keep their digits."""
-    if isinstance(value, _Number):
-        return str(value)
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{json.dumps(k, ensure_ascii=False)}: {_json(v)}" for k, v in value.items())
-            + "}"
-        )
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_json, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+_JSON = Literals(words=("true", "false", "null"))
 
 
 def render_literals(dialect: Literals, arguments: str) -> str:
     """Return the members of the JSON object ``arguments`` as ``key=value`` in ``dialect``."""
-    written = (
-        f"{key}{dialect.assign}{_literal(dialect, value)}" for key, value in _members(arguments).items()
+    members = _members(arguments).items()
+    return dialect.separator.join(
+        f"{key}{dialect.assign}{_literal(dialect, value)}" for key, value in members
     )
-    return dialect.separator.join(written)
 
 
 def _literal(dialect: Literals, value: Any) -> str:
     if isinstance(value, _Number):
         return str(value)
+    if isinstance(value, str) and dialect.verbatim:
+        return f"{dialect.quote}{value}{dialect.quote}"
     if isinstance(value, str):
-        return (
-            f"{dialect.quote}{value}{dialect.quote}"
-            if dialect.verbatim
-            else json.dumps(value, ensure_ascii=False)
-        )
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):
         return "[" + dialect.separator.join(_literal(dialect, v) for v in value) + "]"
     if isinstance(value, dict):

@@ -17,10 +17,9 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from itertools import count, islice
 from threading import Lock
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
@@ -49,16 +48,11 @@ class Stage(Protocol[ValueT, ResultT, CheckpointT]):
     """One step from a conversation to the tokens of its prompt. Its fields are the settings of the request."""
 
     def run(self, value: ValueT, checkpoint: CheckpointT | None) -> tuple[ResultT, CheckpointT]:
-        """Return the next value, and the checkpoint of this prompt.
-
-        Args:
-            value: the result of the stage before.
-            checkpoint: that of an earlier prompt; None to begin at the first turn.
-
-        Raises:
-            InvalidRequest: the conversation cannot be served.
-        """
+        """Return the next value, and the checkpoint of this prompt. Raises InvalidRequest if it cannot be served."""
         ...
+
+
+_Heads = dict[int, dict[int, None]]
 
 
 class _Entry(NamedTuple):
@@ -68,44 +62,43 @@ class _Entry(NamedTuple):
     size: int
     heads: tuple[int, ...]
     settings: object
+    by_head: _Heads
 
     @property
     def needed(self) -> int:
-        """Return how many turns another conversation must have in common with this one to take its place.
-
-        They end with the last assistant turn: the next prompt need not have what was not answered.
-        """
+        """Return how many turns a longer conversation has in common: up to the last answer; the others may go."""
         unanswered = next((i for i, turn in enumerate(reversed(self.turns)) if turn.role == "assistant"), 0)
         return len(self.turns) - unanswered
 
 
 class PromptCache:
-    """Keeps the checkpoints of the last prompts of conversations; the oldest go first. Safe to use from many threads.
-
-    Args:
-        limit: the size in bytes at which the oldest prompts are evicted.
-
-    Attributes:
-        bytes: the size of all checkpoints now.
-    """
+    """Keeps the checkpoints of the last prompts, up to ``limit`` bytes; the oldest go first. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._shared = _Shared(limit)
         # The numbers of the entries by the hashes of their first turns: no request is compared with all conversations.
-        self._by_head: dict[int, dict[int, None]] = {}
-        self._numbers = count()
-        self._lock = Lock()
-        self.bytes = 0
+        self._by_head: _Heads = {}
+        self._parts: dict[str, PromptCache] = {}
+
+    @property
+    def bytes(self) -> int:
+        return self._shared.bytes
+
+    def of(self, owner: str) -> PromptCache:
+        """Return the cache of one owner, which shares the limit of this one and finds nothing of others."""
+        if not owner:
+            return self
+        with self._shared.lock:
+            part = self._parts.get(owner)
+            if part is None:
+                part = self._parts[owner] = PromptCache(0)
+                part._shared = self._shared
+            return part
 
     def resume(
         self, turns: Sequence[Turn], tools: tuple[Tool, ...] = (), settings: object = None
     ) -> Continuation:
-        """Begin a prompt of ``turns``, with the checkpoints of the prompt that has most of them in common.
-
-        Args:
-            settings: what else the prompt depends on, for ``new_turns``.
-        """
+        """Begin a prompt of ``turns``, with the checkpoints of the prompt that has most of them in common."""
         heads = _heads(turns)
         number, entry, most = self._most_similar(turns, heads)
         if entry is None:
@@ -130,7 +123,6 @@ class PromptCache:
     def _most_similar(
         self, turns: Sequence[Turn], heads: tuple[int, ...]
     ) -> tuple[int | None, _Entry | None, int]:
-        """Return the entry that has most turns in common with a conversation, its number, and how many they are."""
         number, entry, most = None, None, 0
         for candidate, other in self._candidates(heads):
             same = common_prefix(turns, other.turns, is_same_turn)
@@ -139,50 +131,56 @@ class PromptCache:
         return number, entry, most
 
     def _candidates(self, heads: tuple[int, ...]) -> list[tuple[int, _Entry]]:
-        """Return the entries that may begin like a conversation with these heads, and their numbers; the latest first.
-
-        They are those with the same two first turns. Of those with only the first in common, one is as good as another.
-        """
-        with self._lock:
-            for head in heads:
+        """Return the entries with the same two first turns, or else one with the same first; the latest first."""
+        entries = self._shared.entries
+        with self._shared.lock:
+            for head in heads:  # of the first two turns, then of the first one
                 if found := self._by_head.get(head):
                     numbers = islice(reversed(found), 1 if head is heads[-1] else None)
-                    return [(number, self._entries[number]) for number in numbers]
+                    return [(number, entries[number]) for number in numbers]
         return []
 
     def keep(self, work: Continuation, checkpoints: Mapping[type, Any]) -> None:
-        """Store the checkpoints of a prompt, by the types of their stages. ``Continuation.keep`` calls it."""
         size = 0
         for each in checkpoints.values():
             size += each.bytes
-        with self._lock:
-            self._drop(work.replaces)
-            if size > self._limit:
+        kept = self._shared
+        with kept.lock:
+            kept.drop(work.replaces)
+            if size > kept.limit:
                 return
-            number = next(self._numbers)
-            self._entries[number] = _Entry(
-                work.turns, work.tools, checkpoints, size, work.heads, work.settings
+            number = next(kept.numbers)
+            kept.entries[number] = _Entry(
+                work.turns, work.tools, checkpoints, size, work.heads, work.settings, self._by_head
             )
             for head in work.heads:
                 self._by_head.setdefault(head, {})[number] = None
-            self.bytes += size
-            while self.bytes > self._limit:
-                self._drop(next(iter(self._entries)))
+            kept.bytes += size
+            while kept.bytes > kept.limit:
+                kept.drop(next(iter(kept.entries)))
 
-    def _drop(self, number: int | None) -> None:
-        dropped = None if number is None else self._entries.pop(number, None)
+
+class _Shared:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.entries: OrderedDict[int, _Entry] = OrderedDict()
+        self.numbers = count()
+        self.lock = Lock()
+        self.bytes = 0
+
+    def drop(self, number: int | None) -> None:
+        dropped = None if number is None else self.entries.pop(number, None)
         if number is None or dropped is None:
             return
         self.bytes -= dropped.size
         for head in dropped.heads:
-            numbers = self._by_head[head]
+            numbers = dropped.by_head[head]
             del numbers[number]
             if not numbers:
-                del self._by_head[head]
+                del dropped.by_head[head]
 
 
 def _heads(turns: Sequence[Turn]) -> tuple[int, ...]:
-    """Return the hashes of the first two turns and of the first one, as far as there are so many."""
     if not turns:
         return ()
     first = hash(turns[0])
@@ -206,51 +204,37 @@ def _rest(tools: tuple[Tool, ...]) -> bytes:
     )
 
 
+@dataclass(eq=False, slots=True)
 class Continuation:
     """Runs the stages of one prompt, each from its own checkpoint. Use it for one prompt, in one thread.
 
-    Args:
-        cache: gets the checkpoints of this prompt.
-        turns: the conversation, by which the next prompt finds them.
-        tools: its tools.
-        heads: the hashes under which the cache finds it.
-        earlier: the checkpoints of an earlier prompt, by the types of the stages.
-        replaces: the number of the cache's entry whose conversation this one continues; None for none.
-        settings: what else the prompt depends on.
-
     Attributes:
+        cache: gets the checkpoints of this prompt.
         turns: the conversation. Those turns that the earlier prompt has, too, are the same objects as there, and so are
             the tools if none of them changed: stages compare them by identity.
+        heads: the hashes under which the cache finds the conversation.
+        earlier: the checkpoints of an earlier prompt, by the types of the stages.
+        replaces: the number of the cache's entry whose conversation this one continues; None for none.
+        settings: what else the prompt depends on, for ``PromptCache.new_turns``.
+        made: the checkpoints of this prompt.
     """
 
-    def __init__(
-        self,
-        cache: PromptCache,
-        turns: tuple[Turn, ...],
-        tools: tuple[Tool, ...],
-        heads: tuple[int, ...],
-        earlier: Mapping[type, Any] = MappingProxyType({}),
-        replaces: int | None = None,
-        settings: object = None,
-    ) -> None:
-        self._cache = cache
-        self._earlier = earlier
-        self._made: dict[type, Any] = {}
-        self.turns = turns
-        self.tools = tools
-        self.heads = heads
-        self.replaces = replaces
-        self.settings = settings
+    cache: PromptCache
+    turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...]
+    heads: tuple[int, ...]
+    earlier: Mapping[type, Any] = field(default_factory=dict)
+    replaces: int | None = None
+    settings: object = None
+    made: dict[type, Any] = field(default_factory=dict)
 
     def run(self, stage: Stage[GivenT, MadeT, CheckpointT], value: GivenT) -> MadeT:
-        """Return the result of ``stage`` for ``value``. Raises what the stage raises."""
         kind = type(stage)
-        result, self._made[kind] = stage.run(value, self._earlier.get(kind))
+        result, self.made[kind] = stage.run(value, self.earlier.get(kind))
         return result
 
     def keep(self) -> None:
-        """Store the checkpoints of all stages that were run, for the next prompt of the conversation."""
-        self._cache.keep(self, self._made)
+        self.cache.keep(self, self.made)
 
 
 def is_same_turn(one: Turn, other: Turn) -> bool:
@@ -259,7 +243,6 @@ def is_same_turn(one: Turn, other: Turn) -> bool:
 
 
 def _is_same(one: Turn | Part, other: Turn | Part) -> bool:
-    """Return whether two equal values are equal in the fields that ``==`` ignores, too, and so are their parts."""
     if one is other:
         return True
     for name in _IGNORED_FIELDS[type(one)]:

@@ -12,37 +12,27 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from singletree.conversation import (
-    AppliedEdit,
-    ClearThinking,
-    Conversation,
-    Reasoning,
-    Request,
-    Text,
-    Thinking,
-    Tool,
-    ToolCall,
-    Turn,
-)
+from singletree.conversation import Conversation, Reasoning, Request, Thinking, Tool, Turn
 from singletree.errors import InvalidRequest
 from singletree.pictures import PromptPicture
 from singletree.prompts.history.canonicalization import Canonicalize, ToolsOf, no_session
-from singletree.prompts.history.edit_history import edit_history
+from singletree.prompts.history.context_editing import apply_edits, read_results
 from singletree.prompts.prompt_cache import PromptCache
-from singletree.prompts.replay.fingerprint import Fingerprint
-from singletree.prompts.replay.history_digests import HistoryDigests
-from singletree.prompts.replay.recall import CapsuleReader, Recalled, RecallTurns
-from singletree.prompts.replay.splice_turns import RenderedTurns, SpliceTurns
-from singletree.prompts.replay.splicing import ParseTurn, TurnDelimiters
+from singletree.prompts.replay.recall import CapsuleReader, Recalled, RecallTurns, RestoredReasoning
+from singletree.prompts.replay.splicing import ParseTurn, RenderedTurns, SpliceTurns
+from singletree.prompts.replay.turn_comparison import generated_parts, written_text
+from singletree.prompts.replay.turn_keys import Fingerprint, HistoryDigests
 from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
+from singletree.prompts.replay.turn_places import TurnDelimiters
 from singletree.prompts.template.capabilities import CLOCK
 from singletree.prompts.template.chat_template import ChatTemplate, RenderPrompt
+from singletree.prompts.template.content import part_text
 from singletree.prompts.template.messages import RenderParts
-from singletree.prompts.template.picture_places import place_pictures, shown_pictures
-from singletree.prompts.template.plain_text import part_text
-from singletree.prompts.template.thinking import holds_reasoning, is_wanted, thinking_arguments
+from singletree.prompts.template.pictures import place_pictures, shown_pictures
+from singletree.prompts.template.thinking import holds_reasoning, is_switched_off, thinking_arguments
 from singletree.prompts.tokenizer.encode_prompt import EncodePrompt
 from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
+from singletree.request_options import AppliedEdit, ClearThinking
 
 _PROBE = "probe-thought"
 
@@ -51,38 +41,29 @@ _ROLES_OF_STEPS = ("assistant", "tool")
 
 
 class PromptClock(Protocol):
-    """The clock of a template that prints the time.
+    """The clock of a template that prints the time, called with a format of ``strftime``.
 
-    Attributes:
-        at: the time that it shows, in unix seconds.
-        rules: the names of the stability rules that changed what the template printed.
+    It shows ``at``, in unix seconds; ``rules`` names the stability rules that changed what the template printed.
     """
 
     at: float
     rules: tuple[str, ...]
 
-    def __call__(self, format: str) -> str:
-        """Return the time in ``format``, a format of ``strftime``."""
-        ...
+    def __call__(self, format: str) -> str: ...
 
 
 class Prompt(NamedTuple):
     """A prompt for the model, with what later stages need to know about it.
 
     Attributes:
-        text: the rendered prompt.
-        token_ids: its tokens.
         turns: the turns of the conversation, after edits and canonicalization.
         rules: names of the stability rules that changed something in them.
         replayed: number of earlier turns that are in the prompt by their own tokens.
-        applied_edits: what was removed from the history at the client's request.
-        tools: the tools of the conversation.
         digests: digests of the history before each turn, under which the turn memory may hold it.
         remembered: the turns that the turn memory holds, in order.
         settings: the template variables for reasoning that the client asked for.
         clock: the clock that the template printed; None if it prints no time.
         given: the turns that the template received, with remembered turns in their places.
-        pictures: its pictures, with their places.
         pictures_lost: the number of pictures that are notes in the prompt, since the template left some of them out.
         prints_thought: returns whether the template would print reasoning in the turn with this index.
         piece_ends: the number of tokens up to the end of each piece but the last; text and replayed turns alternate.
@@ -109,8 +90,11 @@ class Prompt(NamedTuple):
 
     @property
     def fingerprints(self) -> tuple[Fingerprint, ...]:
-        """Return the fingerprint of each of its turns."""
         return () if self.digests is None else self.digests.fingerprints
+
+
+_SHORT_TEXT = 65_536
+"""Characters that may always be tokenized, however small the window is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +102,10 @@ class PromptWriter:
     """Writes the prompts of one model.
 
     Attributes:
-        template: the chat template.
-        tokenizer: the model's tokenizer.
-        cache: the checkpoints of this model's last prompts.
         render_parts: writes parts of an assistant turn in the model's own format.
         parser_for: returns the parser of the model's turns, for the tools of a conversation.
         own_guard: keeps special tokens out of text that comes back as the assistant's.
         delimiters: what the template writes around an assistant's turn; None if turns cannot be separated.
-        memory: the generated turns; None if none are kept.
         reasoning_tags: the markers of the model's reasoning.
         call_opener: the text that opens a call; empty if there is none.
         rules_off: the names of the canonicalization rules that are switched off.
@@ -133,8 +113,7 @@ class PromptWriter:
         thinking: the defaults for requests that do not mention reasoning.
         placeholder_id: the token that stands for a picture; None if the model gets no pictures.
         picture_mark: the text that stands for a picture in a message; empty where the template has a form for it.
-        capsules_for: returns what opens the capsules in a conversation; None where there are no capsules.
-        clock_for: returns the clock for a conversation; None if the template prints no time.
+        is_minted: returns whether a server of this kind has made the id of a call.
     """
 
     template: ChatTemplate
@@ -154,24 +133,27 @@ class PromptWriter:
     picture_mark: str = ""
     capsules_for: Callable[[Conversation], CapsuleReader | None] = lambda _: None
     clock_for: Callable[[Recalled], PromptClock | None] = lambda _: None
+    is_minted: Callable[[str], bool] = lambda _: False
 
-    def write(self, request: Request, tools_of: ToolsOf = no_session) -> Prompt:
+    def write(
+        self,
+        request: Request,
+        tools_of: ToolsOf = no_session,
+        check_characters: Callable[[int], None] = lambda _: None,
+    ) -> Prompt:
         """Render and tokenize the prompt of ``request``.
 
-        Args:
-            tools_of: returns the tools that earlier requests of the session sent.
-
-        Raises:
-            InvalidRequest: the template refuses the conversation, or a capsule was changed and that is refused.
+        ``tools_of`` returns the tools that earlier requests of the session sent. ``check_characters`` is called with
+        the length of the rendered text before it is tokenized, unless it is short; what it raises refuses the prompt.
+        Raises InvalidRequest if the template refuses the conversation, or if a capsule was changed and that is refused.
         """
         capabilities = self.template.capabilities
-        edited, applied_edits = edit_history(
-            request.conversation,
-            request.context_edits,
-            self._count_tokens,
-            capabilities.result_marks,
-            self.call_opener,
-        )
+
+        def count_tokens(text: str) -> int:
+            return len(self.tokenizer.encode_array(text))
+
+        edited, applied_edits = apply_edits(request.conversation, request.context_edits, count_tokens)
+        edited = read_results(edited, capabilities.result_marks, self.call_opener)
         work = self.cache.resume(edited.turns, edited.tools, _settings(request))
         given = Conversation(work.turns, work.tools)
         canonical = work.run(Canonicalize(self.rules_off, tools_of), given)
@@ -182,10 +164,13 @@ class PromptWriter:
         parse = self.parser_for(known.conversation.tools)
         splice = SpliceTurns(self.delimiters, parse, self.tokenizer.guard)
         pieces = work.run(splice, RenderedTurns(text, self._without_placeholders(request, known)))
-        token_ids, ends = work.run(EncodePrompt(self.tokenizer), pieces)
+        if len(text) > _SHORT_TEXT:
+            check_characters(len(text))
+        encoded = work.run(EncodePrompt(self.tokenizer), pieces)
+        token_ids = encoded.tail.token_ids
         pictures = self._placed(request, known.conversation, token_ids)
         if pictures is None:
-            blind = replace(self, placeholder_id=None).write(request, tools_of)
+            blind = replace(self, placeholder_id=None).write(request, tools_of, check_characters)
             return blind._replace(pictures_lost=len(request.pictures))
         work.keep()
         return Prompt(
@@ -203,7 +188,7 @@ class PromptWriter:
             known.conversation.turns,
             partial(self._prints_thought, request, known.conversation, settings),
             pictures,
-            piece_ends=ends,
+            piece_ends=encoded.ends,
             rule_places=canonical.places,
         )
 
@@ -225,10 +210,9 @@ class PromptWriter:
         return self.placeholder_id is not None and bool(request.pictures)
 
     def _without_placeholders(self, request: Request, known: Recalled) -> Recalled:
-        """Return ``known`` without the turns in which the model itself wrote the placeholder of a picture.
+        """Return ``known`` without the turns in which the model itself wrote the placeholder of a picture, or its text.
 
-        They become text, in which the token is broken: an engine would take it for the place of a picture. So do turns
-        with the text of such a token, if the engine reads text.
+        They become text, in which the token is broken: an engine would take it for the place of a picture.
         """
         if not self._shows_pictures(request):
             return known
@@ -243,30 +227,28 @@ class PromptWriter:
     def _placed(
         self, request: Request, conversation: Conversation, token_ids: array[int]
     ) -> tuple[PromptPicture, ...] | None:
-        """Return the pictures of the prompt; None where the template left some of them out."""
         if self.placeholder_id is None or not request.pictures:
             return ()
         shown = shown_pictures(conversation.turns, in_text=bool(self.picture_mark))
         return place_pictures(self.placeholder_id, token_ids, shown, request.pictures)
 
-    def _count_tokens(self, text: str) -> int:
-        return len(self.tokenizer.encode_array(text))
-
     def _recall(self, request: Request, conversation: Conversation) -> RecallTurns:
         return RecallTurns(
             self.memory,
-            self.restore_reasoning and self._may_restore_reasoning(request),
+            self._restored_reasoning(request),
             self.template.capabilities.unanswered,
             self.reasoning_tags,
             self.capsules_for(conversation),
+            self.is_minted,
         )
 
-    def _may_restore_reasoning(self, request: Request) -> bool:
-        """Return whether reasoning that the client left out may be restored: not if it disables or clears reasoning."""
+    def _restored_reasoning(self, request: Request) -> RestoredReasoning:
         edits = request.context_edits
         cleared = any(isinstance(edit, ClearThinking) and edit.keep_turns is not None for edit in edits)
-        wanted = is_wanted(request.thinking, self.thinking, self.template.capabilities.switches)
-        return wanted is not False and not cleared
+        if cleared or not self.restore_reasoning:
+            return "none"
+        is_off = is_switched_off(request.thinking, self.thinking, self.template.capabilities)
+        return "written_while_off" if is_off else "all"
 
     def _render(
         self,
@@ -315,12 +297,5 @@ def _settings(request: Request) -> object:
 
 
 def _has_text(turn: Turn, texts: Collection[str]) -> bool:
-    """Return whether one of ``texts`` is in what the model wrote in ``turn``."""
-    if not texts:
-        return False
-    written = [
-        part.arguments if isinstance(part, ToolCall) else part.text
-        for part in turn.parts
-        if isinstance(part, ToolCall | Text | Reasoning)
-    ]
+    written = map(written_text, generated_parts(turn) if texts else ())
     return any(text in each for each in written for text in texts)

@@ -1,7 +1,8 @@
 """What an answer is made of: its context, the frames of its stream, its finished choices.
 
-An encoder turns events into frames. Frames are not bytes of a transport: server-sent events (``sse``), a WebSocket and
-the log of a background response each write the same frames in their own way, so nothing reads what was just written.
+An encoder turns events into frames. Frames are not bytes of a transport: server-sent events (``encode_sse``), a
+WebSocket and the log of a background response each write the same frames in their own way, so nothing reads what was
+just written.
 """
 
 from __future__ import annotations
@@ -26,17 +27,8 @@ KEEP_ALIVE: Frame = ("", b"")
 Seal = Callable[[int], str]
 """Returns the capsule for a finished span of reasoning, by the index of the span."""
 
-
-class SealEnd(Protocol):
-    """Makes the capsule of the part of a turn that follows its last reasoning."""
-
-    def __call__(self, *, as_objects: bool) -> str:
-        """Return the capsule, once the turn is over; empty if none is needed.
-
-        Args:
-            as_objects: whether the protocol carries the arguments of calls as objects.
-        """
-        ...
+SealEnd = Callable[[], str]
+"""Returns the capsule of what follows the last reasoning of a turn that is over; empty if none is needed."""
 
 
 class EncodedItem(NamedTuple):
@@ -59,11 +51,9 @@ class AnswerContext:
     """What the encoder of one choice needs to know besides the events.
 
     Attributes:
-        id: the id of the answer.
-        created: when it was created, in unix seconds.
+        created: when the answer was created, in unix seconds.
         new_id: creates ids for items, from their prefix; for ``req_`` it returns the id of the request.
         usage: the token counts that are known before the first token.
-        index: the index of the choice.
         seal: makes the capsule of a span of reasoning; None for no capsules.
         seal_end: makes the capsule of what follows the last span; None for none.
         keep: gets the finished response of an API that stores responses, before it is sent; None to store nothing.
@@ -81,9 +71,13 @@ class AnswerContext:
     keep: Callable[[EncodedResponse], None] | None = None
     clock: Callable[[], float] = time.time
 
+    def sealed_end(self, finished: Finished) -> str:
+        """Return the capsule of what follows the last reasoning of a turn that ended by itself; empty for none."""
+        return self.seal_end() if self.seal_end is not None and finished.reason == "stop" else ""
+
 
 class FinishedChoice(NamedTuple):
-    """One finished choice."""
+    """A choice that is over."""
 
     context: AnswerContext
     turn: Turn
@@ -124,3 +118,30 @@ class EventEncoder(Protocol):
     def side_event(self, name: str, data: Mapping[str, Any]) -> list[Frame]:
         """Return an event ``name`` outside the protocol, with ``data`` in a no-op event of the protocol."""
         ...
+
+
+class _Around(dict[str, tuple[bytes, bytes]]):
+    """The bytes before and after the data of an event, by its name. The names are those of protocols, so they are few.
+
+    ``bytes.join`` puts the data between the two, which costs less than a concatenation or a format.
+    """
+
+    def __missing__(self, event: str) -> tuple[bytes, bytes]:
+        head = b"event: %b\ndata: " % event.encode() if event else b"data: "
+        around = self[event] = head, b"\n\n"
+        return around
+
+
+_AROUND = _Around()
+_COMMENT = b": keep-alive\n\n"
+
+
+def encode_sse(frames: Sequence[Frame]) -> bytes:
+    """Encode ``frames`` as server-sent events, in one piece. Their data must not contain a newline (JSON never does).
+
+    https://html.spec.whatwg.org/multipage/server-sent-events.html
+    """
+    if len(frames) == 1:
+        [(event, data)] = frames
+        return data.join(_AROUND[event]) if data else _COMMENT
+    return b"".join([data.join(_AROUND[event]) if data else _COMMENT for event, data in frames])

@@ -33,12 +33,11 @@ def anthropic_tool(kind: str) -> Tool | None:
     wanted = _VERSION.fullmatch(kind)
     if wanted is None:
         return None
-    known = [
-        found for name in ANTHROPIC if (found := _VERSION.fullmatch(name)) and found["name"] == wanted["name"]
-    ]
-    if not known:
+    dates = sorted(
+        date for name, _, date in (kind.rpartition("_") for kind in ANTHROPIC) if name == wanted["name"]
+    )
+    if not dates:
         return None
-    dates = sorted(found["date"] for found in known)
     date = max((date for date in dates if date <= wanted["date"]), default=dates[0])
     return ANTHROPIC[f"{wanted['name']}_{date}"]
 
@@ -79,14 +78,12 @@ _VIEW_RANGE = _whole_numbers("For view of a file: the first and the last line, f
 def _text_editor(name: str, *more_commands: str, insert_field: str) -> Tool:
     """Return a text editor; ``insert_field`` names the argument with the text for the command insert."""
     commands = ("view", "create", "str_replace", "insert", *more_commands)
-    new_text = {
-        "new_str": _text("For str_replace: the text that takes the place of old_str."),
-        "insert_text": _text("For insert: the text to put in."),
-    }
+    new_text = {"new_str": _text("For str_replace: the text that takes the place of old_str.")}
     if insert_field == "new_str":
-        new_text = {
-            "new_str": _text("For str_replace: the text in place of old_str. For insert: the text to put in.")
-        }
+        both = "For str_replace: the text in place of old_str. For insert: the text to put in."
+        new_text = {"new_str": _text(both)}
+    else:
+        new_text["insert_text"] = _text("For insert: the text to put in.")
     return Tool(
         name,
         "Views, creates and edits text files. view shows a file with line numbers, or lists a folder; create writes a "

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from singletree.conversation import Conversation, Request, Turn
-from singletree.errors import InvalidRequest, SingletreeError
+from singletree.errors import InvalidRequest
 from singletree.events import (
     Event,
     Finished,
@@ -23,28 +24,38 @@ from singletree.events import (
     Usage,
     UsageUpdate,
 )
-from singletree.protocols import limits, wire
+from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
 from singletree.protocols.chat import request as chat
-from singletree.protocols.openai import engine_fields, errors
-from singletree.protocols.openai.chunks import FINISH_REASONS, CompletionStream, usage_object
-from singletree.protocols.openai.logprobs import TokenDetails, check_logprobs, ids_of, prompt_of, tokens_of
+from singletree.protocols.limits import MAX_CHOICES, check_logprobs, refused
+from singletree.protocols.openai import answers, engine_fields
+from singletree.protocols.openai.answers import (
+    FINISH_REASONS,
+    CompletionStream,
+    TokenDetails,
+    ids_of,
+    prompt_of,
+    tokens_of,
+    usage_object,
+)
 from singletree.protocols.openai.nvext import agent_of, cache_salt_of, hints_of, session_of
 from singletree.protocols.wire import encode_ascii
 from singletree.request_options import CompletionOptions
 
-__all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "Encoder", "decode", "encode", "encode_error"]
 
-ROUTES: list[tuple[str, str, str]] = [("POST", "/v1/completions", "complete")]
 ID_PREFIX = "cmpl-"
+encode_error = partial(answers.encode_error, prompt="prompt")
 
 _DEFAULT_TOKENS = 16
 
 CompletionPrompt = str | tuple[int, ...]
 
 
-class _Body(chat.SamplingFields, kw_only=True):
-    model: str
+class CompletionsBody(chat.SamplingFields, kw_only=True):
+    """The body of a request."""
+
+    model: str = ""
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
@@ -55,23 +66,15 @@ class _Body(chat.SamplingFields, kw_only=True):
 
 
 def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
-    """Decode the JSON ``body`` into a request with an empty conversation.
-
-    ``options.completion`` holds the prompts.
-
-    Raises:
-        InvalidRequest: a field is invalid; ``param`` names it.
-    """
-    wanted = wire.decode_body(body, _Body)
-    if not wanted.model:
-        raise InvalidRequest("model is empty; send the name of a served model", param="model")
+    """Decode the JSON ``body`` into a request with an empty conversation; ``options.completion`` holds the prompts."""
+    wanted = wire.decode_body(body, CompletionsBody)
     choices = chat.choices_of(wanted)
     _refuse_unsupported(wanted, choices)
     prompts = _prompts(wanted.prompt)
     generated = len(prompts) * max(choices, wanted.best_of or 0)
-    if generated > limits.MAX_CHOICES:
+    if generated > MAX_CHOICES:
         total = f"{len(prompts)} prompts with n and best_of make {generated} choices"
-        raise InvalidRequest(f"{total}; request at most {limits.MAX_CHOICES}", param="prompt")
+        raise InvalidRequest(f"{total}; request at most {MAX_CHOICES}", param="prompt")
     most = _DEFAULT_TOKENS if wanted.max_tokens is None else wanted.max_tokens
     sampling = chat.sampling_of(wanted, most, wanted.logprobs)
     if wanted.echo and wanted.logprobs is not None:
@@ -105,18 +108,14 @@ def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
     )
 
 
-def _refuse_unsupported(body: _Body, choices: int) -> None:
+def _refuse_unsupported(body: CompletionsBody, choices: int) -> None:
     chat.check_sampling_fields(body)
     check_logprobs(body.logprobs, "logprobs")
     if body.suffix:
-        at = "suffix"
-        raise InvalidRequest(
-            f"{at} is not supported; write the model's own markers for it in prompt", param=at
-        )
+        raise refused("suffix", "is not supported; write the model's own markers for it in prompt")
     if body.best_of is not None and (body.best_of < choices or (body.stream and body.best_of > choices)):
-        values = f"best_of is {body.best_of!s:.40} and n is {choices}"
         cure = "a stream cannot be ranked: send stream=false" if body.stream else "send best_of of at least n"
-        raise InvalidRequest(f"{values}; {cure}", param="best_of")
+        raise refused("best_of", f"is {body.best_of!s:.40} and n is {choices}; {cure}")
 
 
 def _prompts(sent: str | list[str | int | list[int]]) -> tuple[CompletionPrompt, ...]:
@@ -127,7 +126,7 @@ def _prompts(sent: str | list[str | int | list[int]]) -> tuple[CompletionPrompt,
     lists = [each for each in sent if isinstance(each, list)]
     if not sent or len(sent) not in (len(texts), len(ids), len(lists)):
         cure = "send a string, a list of strings, a list of token ids, or a list of such lists"
-        raise InvalidRequest(f"prompt is {'mixed' if sent else 'empty'}; {cure}", param="prompt")
+        raise refused("prompt", f"is {'mixed' if sent else 'empty'}; {cure}")
     if ids:
         return (tuple(ids),)
     each: Sequence[CompletionPrompt] = texts or [tuple(one) for one in lists]
@@ -136,7 +135,7 @@ def _prompts(sent: str | list[str | int | list[int]]) -> tuple[CompletionPrompt,
 
 def _not_empty(prompt: CompletionPrompt, at: str) -> CompletionPrompt:
     if not prompt:
-        raise InvalidRequest(f"{at} is empty; send at least one token", param=at)
+        raise refused(at, "is empty; send at least one token")
     return prompt
 
 
@@ -149,51 +148,72 @@ class Encoder(CompletionStream):
         super().__init__(context, b"text_completion")
         request = context.request
         self._index = context.index
-        self._details = TokenDetails.of(request)
         self._prompt = request.prompt_report.token_ids
         self._echoed = request.prompt_report.text
         self._offset = 0
+        self._beside: dict[str, Any] = {}
+        self._waiting = ""
         self._is_silent = request.options.completion.echo_only
         start = b'%b{"index":%d,"text":' % (self._head, context.index)
         self._text = start, b',"logprobs":null,"finish_reason":null}]}'
 
     def start(self) -> list[Frame]:
-        """Return the echoed prompt and its token ids, if requested."""
-        ids: dict[str, Any] = (
-            {} if self._prompt is None else {"prompt_token_ids": self._prompt, "token_ids": []}
-        )
+        ids: dict[str, Any] = {}
+        if self._prompt is not None:
+            ids = {"prompt_token_ids": self._prompt, "token_ids": []}
+        if self._details.logprobs and self._echoed:
+            # The log-probabilities of the prompt come with its text.
+            self._beside, self._waiting = ids, self._echoed
+            return []
         return [self._chunk(self._echoed, **ids)] if self._echoed or ids else []
 
     def feed(self, event: Event) -> list[Frame]:
-        """Encode ``event``; no frames if it adds nothing."""
         if type(event) is TextDelta:
             text = event.text
             if not text or self._is_silent:
                 return []
+            if not self._is_plain:
+                return [self._detailed_chunk(text)]
             return [("", (encode_ascii(text) if text.isascii() else wire.dump(text)).join(self._text))]
         if isinstance(event, UsageUpdate):
-            return [self._chunk("", b',"usage":%b' % wire.dump(usage_object(event.usage)))]
+            self.count(_shown_usage(event.usage, is_silent=self._is_silent))
         if isinstance(event, PromptLogprobs):
-            return self._token_details(event.tokens, of_prompt=True)
+            fields = self._logprobs(event.tokens)
+            return [self._detailed_chunk("", **fields)] if fields else []
         if isinstance(event, TokenLogprobs) and not self._is_silent:
             return self._token_details(event.tokens)
         return []
 
     def end(self, finished: Finished) -> list[Frame]:
-        """End the choice with its finish reason."""
-        return [self._chunk("", finish_reason=FINISH_REASONS[finished.reason])]
+        if self._counted:
+            self.count(_shown_usage(finished.usage, is_silent=self._is_silent))
+        return [self._detailed_chunk("", finish_reason=FINISH_REASONS[finished.reason])]
 
-    def _token_details(self, tokens: Sequence[Token], *, of_prompt: bool = False) -> list[Frame]:
-        fields: dict[str, Any] = {}
-        if self._details.logprobs:
-            fields["logprobs"] = self._details.legacy(tokens, self._offset)
-            self._offset += sum(len(token.text) for token in tokens)
-        if self._details.ids and not of_prompt:
-            fields["token_ids"] = ids_of(tokens)
-        return [self._chunk("", **fields)] if fields else []
+    def tail(self, usage: Usage) -> list[Frame]:
+        return super().tail(_shown_usage(usage, is_silent=self._is_silent))
+
+    def _token_details(self, tokens: Sequence[Token]) -> list[Frame]:
+        # They wait for the chunk of their text. Those before them are sent now: their tokens have no text.
+        without_text = [self._detailed_chunk("")] if self._beside else []
+        self._beside = self._logprobs(tokens)
+        if self._details.ids:
+            self._beside["token_ids"] = ids_of(tokens)
+        return without_text
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        if not self._details.logprobs:
+            return {}
+        offset = self._offset
+        self._offset += sum(len(token.text) for token in tokens)
+        return {"logprobs": self._details.legacy(tokens, offset)}
+
+    def _detailed_chunk(self, text: str, **more: Any) -> Frame:
+        """Return a chunk with the text and the details that were kept for it, and the counts."""
+        beside, self._beside = self._beside, {}
+        text, self._waiting = self._waiting + text, ""
+        return self._chunk(text, self._counted, **{**beside, **more})
 
     def _chunk(self, text: str, behind: bytes = b"", **more: Any) -> Frame:
-        """Return a chunk with ``more`` fields of the choice, and ``behind`` the choices."""
         choice = {"index": self._index, "text": text, "logprobs": None, "finish_reason": None} | more
         return "", b"%b%b]%b}" % (self._head, wire.dump(choice), behind)
 
@@ -201,6 +221,7 @@ class Encoder(CompletionStream):
 def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
     """Encode a response as one body; ``usage`` is the sum over all choices."""
     context = choices[0].context
+    is_silent = context.request.options.completion.echo_only
     return wire.dump(
         {
             "id": context.id,
@@ -208,19 +229,23 @@ def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
             "created": context.created,
             "model": context.request.model,
             "choices": [_choice(index, *choice) for index, choice in enumerate(choices)],
-            "usage": usage_object(usage),
+            "usage": usage_object(_shown_usage(usage, is_silent=is_silent)),
         }
     )
 
 
+def _shown_usage(usage: Usage, *, is_silent: bool) -> Usage:
+    """Return ``usage``, without the one token that engines generate at least where no token is shown."""
+    return replace(usage, completion_tokens=0, reasoning_tokens=0) if is_silent else usage
+
+
 def _choice(index: int, context: AnswerContext, turn: Turn, finished: Finished) -> dict[str, Any]:
     request = context.request
-    details, options, prompt = TokenDetails.of(request), request.options.completion, request.prompt_report
-    is_silent = options.echo_only
-    tokens = () if is_silent else tokens_of(turn)
+    details, options, prompt = TokenDetails(request), request.options.completion, request.prompt_report
+    tokens = () if options.echo_only else tokens_of(turn)
     choice = {
         "index": index,
-        "text": prompt.text + ("" if is_silent else turn.text),
+        "text": prompt.text + ("" if options.echo_only else turn.text),
         "logprobs": details.legacy([*(prompt_of(turn) if options.echo else ()), *tokens], 0),
         "finish_reason": FINISH_REASONS[finished.reason],
     }
@@ -229,8 +254,3 @@ def _choice(index: int, context: AnswerContext, turn: Turn, finished: Finished) 
     if options.prompt_logprobs:
         choice["prompt_logprobs"] = details.prompt(turn)
     return choice
-
-
-def encode_error(error: SingletreeError) -> tuple[int, bytes]:
-    """Return the HTTP status and the JSON body for ``error``."""
-    return errors.encode_error(error, prompt="prompt")

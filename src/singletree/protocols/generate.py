@@ -7,14 +7,14 @@ earlier form of log-probabilities, so each token has both: ``token_id``, and ``t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from singletree.conversation import Conversation, Hints, Request
-from singletree.errors import InvalidRequest, SingletreeError
 from singletree.events import (
     Event,
     Finished,
@@ -25,18 +25,26 @@ from singletree.events import (
     Usage,
     UsageUpdate,
 )
-from singletree.protocols import limits, wire
+from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
 from singletree.protocols.chat import request as chat
-from singletree.protocols.openai import errors
-from singletree.protocols.openai.chunks import DONE, ChunkStream, usage_object
-from singletree.protocols.openai.logprobs import TokenDetails, check_logprobs, ids_of, json_logprob, tokens_of
+from singletree.protocols.limits import CacheSalt, check_logprobs, malformed
+from singletree.protocols.openai import answers
+from singletree.protocols.openai.answers import (
+    DONE,
+    ChunkStream,
+    TokenDetails,
+    ids_of,
+    json_logprob,
+    tokens_of,
+    usage_object,
+)
 from singletree.request_options import CompletionOptions, RequestOptions
 
-__all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "Encoder", "decode", "encode", "encode_error"]
 
-ROUTES: list[tuple[str, str, str]] = [("POST", "/inference/v1/generate", "complete")]
 ID_PREFIX = "generate-"
+encode_error = partial(answers.encode_error, prompt="token_ids")
 
 _NO_LOGPROB = -9999.0
 """vLLM's value for an unknown log-probability; the field has to be a number."""
@@ -54,17 +62,14 @@ _AT_THE_END: dict[str, Any] = {"routed_experts": None, "sampling_mask": None, "w
 _WITHOUT_EFFECT = ("kv_transfer_params", "ec_transfer_params")
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
 class _Sampling(chat.SamplingFields, kw_only=True):
     logprobs: int | None = None
     skip_special_tokens: bool | None = None
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """The body of a request."""
+
     token_ids: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
     sampling_params: _Sampling = msgspec.field(default_factory=_Sampling)
     request_id: str | None = None
@@ -72,33 +77,26 @@ class _Body(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     output_mode: Literal["tokens", "text"] = "tokens"
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: chat.StreamOptions | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
     features: Any = None
     content_parts: Any = None
-    cache_salt: limits.CacheSalt | None = None
+    cache_salt: CacheSalt | None = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
 
 
 def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
-    """Decode the JSON ``body`` into a request with an empty conversation; ``model`` may be empty.
-
-    ``options.completion`` holds the prompt.
-
-    Raises:
-        InvalidRequest: a field is invalid; ``param`` names it.
-    """
-    wanted = wire.decode_body(body, _Body)
+    """Decode the JSON ``body`` into a request with an empty conversation; ``options.completion`` holds the prompt."""
+    wanted = wire.decode_body(body, GenerateBody)
     for at in ("features", "content_parts"):
         if getattr(wanted, at):
-            raise InvalidRequest(f"{at}: images are not supported; omit it", param=at)
+            raise malformed(at, "images are not supported; omit it")
     params = wanted.sampling_params
     params.stream = wanted.stream
     chat.check_sampling_fields(params)
     check_logprobs(params.logprobs, "sampling_params.logprobs")
-    choices = chat.choices_of(params)
-    options = wanted.stream_options or _StreamOptions()
+    choices, options = chat.choices_of(params), wanted.stream_options or chat.StreamOptions()
     return Request(
         model=wanted.model or "",
         conversation=Conversation(()),
@@ -141,13 +139,11 @@ class Encoder(ChunkStream):
         self._usage: Usage | None = None
 
     def start(self) -> list[Frame]:
-        """Return the prompt's token ids, if requested."""
         if self._index or not self._options.return_prompt_token_ids:
             return []
         return [self._chunk([], prompt_token_ids=self._request.prompt_report.token_ids)]
 
     def feed(self, event: Event) -> list[Frame]:
-        """Encode ``event``; no frames if it adds nothing."""
         if isinstance(event, TokenLogprobs):
             return [self._choice(event.tokens)]
         if isinstance(event, TextDelta) and self._options.return_text and event.text:
@@ -157,17 +153,14 @@ class Encoder(ChunkStream):
         return []
 
     def end(self, finished: Finished) -> list[Frame]:
-        """End the choice with its finish reason."""
         return [self._choice((), **_ending(finished))]
 
     def tail(self, usage: Usage) -> list[Frame]:
-        """End the stream: the usage if requested, then ``[DONE]``."""
         wanted = self._request.options.include_usage
         self._usage = usage
         return [self._chunk([], usage=True), DONE] if wanted else [DONE]
 
     def side_event(self, name: str, data: Mapping[str, Any]) -> list[Frame]:
-        """Return an event that the API does not have; clients that do not know ``name`` see a chunk without choices."""
         return [(name, wire.dump({**self._head, "choices": [], **data}))]
 
     def _choice(self, tokens: Sequence[Token], text: str = "", **more: Any) -> Frame:
@@ -197,15 +190,10 @@ def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
                 for index, each in enumerate(choices)
             ],
             "usage": usage_object(usage),
-            "prompt_logprobs": TokenDetails.of(request).prompt(first),
+            "prompt_logprobs": TokenDetails(request).prompt(first),
             "prompt_token_ids": prompt_ids,
         }
     )
-
-
-def encode_error(error: SingletreeError) -> tuple[int, bytes]:
-    """Return the HTTP status and the JSON body for ``error``."""
-    return errors.encode_error(error, prompt="token_ids")
 
 
 def _mode(request: Request) -> str:
@@ -213,7 +201,7 @@ def _mode(request: Request) -> str:
 
 
 def _choice(request: Request, index: int, tokens: Sequence[Token], text: str) -> dict[str, Any]:
-    details, has_text = TokenDetails.of(request), request.options.completion.return_text
+    details, has_text = TokenDetails(request), request.options.completion.return_text
     logprobs = details.chat(tokens) if has_text else {"content": [*map(_logprob, tokens)]}
     choice = {
         "index": index,
@@ -227,8 +215,8 @@ def _choice(request: Request, index: int, tokens: Sequence[Token], text: str) ->
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    ending: dict[str, Any] = {"finish_reason": _FINISH_REASONS[finished.reason]}
-    ending["stop_reason"] = finished.stop_sequence
+    reason, stop = _FINISH_REASONS[finished.reason], finished.stop_sequence
+    ending: dict[str, Any] = {"finish_reason": reason, "stop_reason": stop}
     if finished.weight_versions:
         ending["weight_versions"] = [asdict(each) for each in finished.weight_versions]
     if finished.routed_experts is not None:
@@ -237,11 +225,8 @@ def _ending(finished: Finished) -> dict[str, Any]:
 
 
 def _logprob(token: Token) -> dict[str, Any]:
-    return _candidate(token) | {"top_logprobs": _candidates(token.alternatives), "bytes": None}
-
-
-def _candidates(tokens: Iterable[Token]) -> list[dict[str, Any]]:
-    return [_candidate(token) | {"rank": rank} for rank, token in enumerate(tokens, 1)]
+    others = [_candidate(each) | {"rank": rank} for rank, each in enumerate(token.alternatives, 1)]
+    return _candidate(token) | {"top_logprobs": others, "bytes": None}
 
 
 def _candidate(token: Token) -> dict[str, Any]:

@@ -14,10 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
-ROUTES: list[tuple[str, str, str]] = [
-    ("GET", "/v1/models", "list_models"),
-    ("GET", "/v1/models/{id:path}", "get_model"),
-]
+from singletree.errors import InvalidRequest
+from singletree.protocols.limits import check_values
 
 Style = Literal["openai", "anthropic", "codex"]
 
@@ -41,6 +39,9 @@ class ModelInfo:
         default_effort: the effort of a request that names none.
         instructions: Codex's base instructions for this model; empty for a short general text.
         tool_output_tokens: how much of a tool's output Codex keeps.
+        calls_tools: whether the chat template prints tools; None where that is not known.
+        is_loaded: whether it is loaded; the first request loads it otherwise.
+        prompt_speed: how many tokens of a prompt are read in a second, as measured; None where that is not known.
         codex: fields of Codex's ``ModelInfo`` that replace those built here.
     """
 
@@ -56,6 +57,9 @@ class ModelInfo:
     default_effort: str | None = None
     instructions: str = ""
     tool_output_tokens: int = 10_000
+    calls_tools: bool | None = None
+    is_loaded: bool = True
+    prompt_speed: float | None = None
     codex: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -66,8 +70,9 @@ class _Named(msgspec.Struct):
 def requested_model(body: bytes) -> str:
     """Return the name of the model in a request body; empty if it has none, or is not valid."""
     try:
+        check_values(body)
         return msgspec.json.decode(body, type=_Named).model
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidRequest):
         return ""
 
 
@@ -103,6 +108,9 @@ def _openai(model: ModelInfo) -> dict[str, Any]:
         "context_length": model.context_window,
         "max_model_len": model.context_window,
         "max_output_tokens": model.max_output_tokens or model.context_window,
+        **({} if model.calls_tools is None else {"calls_tools": model.calls_tools}),
+        **({} if model.is_loaded else {"is_loaded": False}),
+        **({} if model.prompt_speed is None else {"prompt_tokens_per_second": round(model.prompt_speed, 1)}),
     }
 
 

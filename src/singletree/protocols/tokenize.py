@@ -16,22 +16,13 @@ from singletree.errors import InvalidRequest
 from singletree.protocols import wire
 from singletree.protocols.chat import request as chat
 
-ROUTES: list[tuple[str, str, str]] = [
-    ("POST", "/v1/tokenize", "tokenize"),
-    ("POST", "/v1/detokenize", "detokenize"),
-    ("POST", "/tokenize", "tokenize"),
-    ("POST", "/detokenize", "detokenize"),
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """A request to tokenize a text, or a conversation as rendered by the model's chat template.
+    """A request to tokenize a text (``prompt``) or a conversation (``chat``) as the model's template renders it.
 
     Attributes:
         model: the model's name; empty for the model that is served.
-        prompt: the text, or None.
-        chat: the conversation (as Chat Completions decodes it), or None. One of the two is given.
         add_special_tokens: whether the tokenizer adds its own special tokens (such as a beginning of text).
         return_token_strs: whether to return the text of each token too.
     """
@@ -43,39 +34,29 @@ class TokenizeRequest:
     return_token_strs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DetokenizeRequest:
-    """A request to decode token ids to text; ``model`` is empty for the model that is served."""
+class TokenizeBody(chat.ChatBody, kw_only=True):
+    """The body of a request for the tokens of a text or of a conversation."""
 
-    model: str
-    tokens: tuple[int, ...]
-
-
-class _Tokenize(chat.ChatBody, kw_only=True):
-    model: str | None = None  # type: ignore[assignment]  # optional here, unlike in a chat
+    model: str | None = None  # type: ignore[assignment]  # null is taken here, unlike in a chat
     messages: list[msgspec.Raw] | None = None  # type: ignore[assignment]
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
-class _Detokenize(msgspec.Struct):
+class DetokenizeBody(msgspec.Struct):
+    """The body of a request for the text of tokens; it may name no model, for the one that is served."""
+
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
     model: str | None = None
 
 
 def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> TokenizeRequest:
-    """Decode the JSON ``body``; ``messages`` are decoded as in Chat Completions.
-
-    Raises:
-        InvalidRequest: a field is invalid; ``param`` names it.
-    """
-    wanted = wire.decode_body(body, _Tokenize)
+    """Decode the JSON ``body``; ``messages`` are decoded as in Chat Completions. Raises InvalidRequest."""
+    wanted = wire.decode_body(body, TokenizeBody)
     if (wanted.prompt is None) == (wanted.messages is None):
-        present = (
-            "neither prompt nor messages is" if wanted.prompt is None else "both prompt and messages are"
-        )
-        raise InvalidRequest(f"{present} given; send one of the two", param="prompt")
+        given = "neither prompt nor messages is" if wanted.prompt is None else "both prompt and messages are"
+        raise InvalidRequest(f"{given} given; send one of the two", param="prompt")
     request = None if wanted.messages is None else chat.build_request(wanted)
     special = wanted.add_special_tokens
     return TokenizeRequest(
@@ -88,14 +69,9 @@ def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> TokenizeReq
     )
 
 
-def decode_detokenize(body: bytes, headers: Mapping[str, str] = {}) -> DetokenizeRequest:
-    """Decode the JSON ``body``.
-
-    Raises:
-        InvalidRequest: a field is invalid; ``param`` names it.
-    """
-    wanted = wire.decode_body(body, _Detokenize)
-    return DetokenizeRequest(wanted.model or "", tuple(wanted.tokens))
+def decode_detokenize(body: bytes, headers: Mapping[str, str] = {}) -> DetokenizeBody:
+    """Decode the JSON ``body``. Raises InvalidRequest."""
+    return wire.decode_body(body, DetokenizeBody)
 
 
 def encode_tokenize(

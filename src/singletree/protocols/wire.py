@@ -1,4 +1,4 @@
-"""Decode request bodies with msgspec, with errors that name the field; encode JSON safely.
+"""JSON on the wire: requests decoded once for each value, with errors that name the field; text encoded safely.
 
 Each protocol declares its types as ``msgspec.Struct`` classes, which skip unknown fields. Responses are encoded with
 ``dump``, which accepts any text that a model may write.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from operator import is_
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from singletree import request_limits
 from singletree.errors import InvalidRequest
 from singletree.lru import LruCache, find_bytes
+from singletree.protocols.limits import check_schema_fields, check_values, malformed
 
 T = TypeVar("T")
 Built = TypeVar("Built")
@@ -23,9 +26,16 @@ JSON_SPACE = " \t\r\n"
 """White space between the tokens of JSON (https://www.rfc-editor.org/rfc/rfc8259#section-2)."""
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
-_ESCAPE = re.compile(
-    rb"\\(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}|u(?P<half>[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+_WHOLE_OR_HALF = re.compile(
+    rb"""
+      (?P<whole> (?: [^\\]++
+                   | \\ (?!u[dD][89a-fA-F]) .
+                   | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2} ){1,1000} )
+    | \\u[dD][89a-fA-F][0-9a-fA-F]{2}
+    """,
+    re.VERBOSE | re.DOTALL,
 )
+"""A part of JSON without half a surrogate pair, or such a half. A part is short: other threads run in between."""
 _KEY_OF = re.compile(r"`(?P<field>[^`]+)`")
 
 
@@ -76,9 +86,9 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 def decode_body(body: bytes, kind: type[T]) -> T:
     """Decode the JSON ``body`` into a value of ``kind``.
 
-    Raises:
-        InvalidRequest: the body is invalid; ``param`` is a path such as ``messages.0.content``.
+    Raises InvalidRequest, with ``param`` as a path such as ``messages.0.content``; also for too many values.
     """
+    check_values(body)
     try:
         return _decode(body, kind)
     except msgspec.ValidationError as error:
@@ -102,12 +112,9 @@ def decode_each(
     Args:
         make: returns a value that may be shared and never changes; it depends on the bytes, and on the path only
             where ``keeps`` is False.
-        at: the path of the elements.
         keeps: returns whether a result may be kept and reused at another path.
-
-    Raises:
-        InvalidRequest: an element is invalid; ``param`` is below ``at``.
     """
+    request_limits.check("messages", len(elements), what="messages or items", param=at)
     sent = list(map(bytes, elements))
     prefix, looked_up = _longest_prefix(make, sent, at) if len(sent) >= _LONG else (_Prefix(), [])
     last: Any = None
@@ -120,7 +127,7 @@ def decode_each(
             # Also of one that was not found above: an equal one may be before it.
             key, known = find_bytes(_KNOWN, make, element)
         if known is None:
-            known = element, make(_read_element(element, kind, f"{at}.{i}"), f"{at}.{i}")
+            known = element, make(decode_raw(element, kind, f"{at}.{i}"), f"{at}.{i}")
             if not keeps(known[1]):
                 made.append(known[1])
                 unshared += len(element)
@@ -176,21 +183,23 @@ def _longest_prefix(make: Callable[..., Any], sent: list[bytes], at: str) -> tup
     return _Prefix(), looked_up
 
 
-def decode_field(field: msgspec.Raw, kind: Any, make: Callable[[Any, str], Built], at: str) -> Built:
+def decode_field(
+    field: msgspec.Raw, kind: Any, make: Callable[[Any, str], Built], at: str, *, has_schemas: bool = False
+) -> Built:
     """Decode one field of a body as ``kind``, and return the result of ``make``, as ``decode_each`` does.
 
     Args:
         field: as sent; empty for a field that is absent, which is decoded like null.
         make: returns a value that may be shared and never changes; it depends on the bytes alone.
         at: the path of the field, which is always the same for one ``make``.
-
-    Raises:
-        InvalidRequest: the field is invalid; ``param`` is ``at``, or below it.
+        has_schemas: whether it consists of JSON schemas, whose size is limited.
     """
     sent = bytes(field) or b"null"
     key, known = find_bytes(_KNOWN, make, sent)
     if known is None:
-        known = sent, make(_read_element(sent, kind, at), at)
+        if has_schemas:
+            check_schema_fields(sent, at)
+        known = sent, make(decode_raw(sent, kind, at), at)
         _KNOWN.put(key, known, _VALUE_BYTES + _PARSED_FACTOR * len(sent))
     return known[1]
 
@@ -232,13 +241,14 @@ _PARSED_FACTOR = 10
 """The same for a field, which may hold schemas: their objects take more memory than text."""
 
 
-def _read_element(sent: bytes, kind: type[T], at: str) -> T:
+def decode_raw(sent: bytes, kind: Any, at: str) -> Any:
+    """Decode a part of a body, whose path is ``at``, as ``kind``. Raises InvalidRequest."""
     try:
         return _decode(sent, kind)
     except msgspec.ValidationError as error:
         raise field_error(error, at) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{at}: not valid JSON ({error})", param=at) from None
+        raise malformed(at, f"not valid JSON ({error})") from None
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
@@ -251,18 +261,14 @@ def _decode(body: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError:
         # Harnesses that cut a string inside an emoji send half of it as an escape, and repeat it with every
         # later turn; refusing it would end the session.
-        mended = _ESCAPE.sub(lambda m: rb"\ufffd" if m["half"] else m.group(), body)
+        mended = _WHOLE_OR_HALF.sub(lambda m: m["whole"] or rb"\ufffd", body)
         if mended == body:
             raise
         return decode(mended)  # type: ignore[no-any-return]
 
 
 def convert(value: Any, kind: type[T], at: str) -> T:
-    """Convert ``value``, an untyped part of a body, to ``kind``; ``at`` is its path.
-
-    Raises:
-        InvalidRequest: the value is invalid; ``param`` is below ``at``.
-    """
+    """Convert ``value``, an untyped part of a body whose path is ``at``, to ``kind``. Raises InvalidRequest."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -282,3 +288,46 @@ def field_error(error: msgspec.ValidationError, at: str = "") -> InvalidRequest:
         text = "Field required"
     where = ".".join(p for p in (at, path) if p)
     return InvalidRequest(f"{where}: {text}" if where else text, param=where or None)
+
+
+_ITEM_BYTES = 24
+"""Memory of an item's place in a prefix, and in what was made of it."""
+
+
+class KnownPrefix(NamedTuple, Generic[Built]):
+    """The first items of a request, what was made of them, and the size of all that in bytes."""
+
+    items: Sequence[object]
+    made: Built
+    size: int
+
+
+class KnownPrefixes(Generic[Built]):
+    """Prefixes of conversations, and what was made of them, in ``limit`` bytes. Safe to use from several threads.
+
+    Every request contains the whole conversation, and the items that it had before are the same objects as before
+    (``decode_each``). So what is known of a request is found by identity, at the cost of its new items.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._known: LruCache[tuple[int, int], KnownPrefix[Built]] = LruCache(limit)
+
+    def longest(self, items: Sequence[object]) -> KnownPrefix[Built] | None:
+        """Return the longest prefix of ``items`` that is known; None if there is none."""
+        for length in range(len(items), 0, -1):
+            # While the prefix is kept, no other object has the id of its last item.
+            known = self._known.peek((length, id(items[length - 1])))
+            if known is not None and all(map(is_, known.items, items)):
+                return self._known.get(_key(known.items))
+        return None
+
+    def keep(self, known: KnownPrefix[Built], continued: KnownPrefix[Built] | None = None) -> None:
+        """Keep ``known``, in place of the prefix ``continued``: a conversation goes on from its end."""
+        if continued is not None:
+            self._known.pop(_key(continued.items))
+        if known.items:
+            self._known.put(_key(known.items), known, known.size + _ITEM_BYTES * len(known.items))
+
+
+def _key(items: Sequence[object]) -> tuple[int, int]:
+    return len(items), id(items[-1])

@@ -17,12 +17,12 @@ from cyclopts.exceptions import CycloptsError
 from ray import serve
 from ray.serve import Application
 
+from singletree.cli.flags import read_settings
+from singletree.cli.model_tables import with_each_model
 from singletree.errors import BadConfiguration
-from singletree.ray.engine_replica import EngineReplica
-from singletree.ray.kv_publishing import can_publish
+from singletree.ray.engine_replica import EngineReplica, can_publish
 from singletree.ray.server_replica import ServerReplica
-from singletree.server.models.config import Config, read_settings
-from singletree.server.models.model_tables import with_each_model
+from singletree.server.settings.config import Config
 
 GPU_FLAGS: dict[str, tuple[str, ...]] = {
     "vllm": ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
@@ -51,7 +51,6 @@ class RaySettings:
     """What the application is made from.
 
     Attributes:
-        config: the settings of singletree.
         engines: how many engines each model has.
         engine_options: options of Ray Serve for the deployment of each engine, such as ``ray_actor_options`` and
             ``placement_group_bundles``.
@@ -110,6 +109,9 @@ def read_ray_settings(arguments: Mapping[str, Any]) -> RaySettings:
         if not isinstance(options[name], Mapping):
             raise BadConfiguration(f"{name} is {options[name]!r}; give a mapping of options of Ray Serve")
     config = with_each_model(_read_config(flags))
+    if config.built_in:
+        # A replica starts its engine at once: one that waits for its first request would be fetched for nothing.
+        config = config.each_model[0]
     for model in config.each_model or (config,):
         if model.engine == "auto" and not model.engine_url:
             raise BadConfiguration(

@@ -1,22 +1,73 @@
-"""An engine in a replica of Ray Serve."""
+"""An engine in a replica of Ray Serve, which may publish its KV events for the router."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import ray
 
-from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, count_picture_tokens
+from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, KvPublisher, count_picture_tokens
 from singletree.engines.weights.progress import no_progress
 from singletree.errors import SingletreeError
 from singletree.pictures import PromptPicture
-from singletree.ray.kv_publishing import publish_kv_events
-from singletree.server.models.catalog import load_chat_format
-from singletree.server.models.config import Config
-from singletree.server.models.loaders import find_model_source
+from singletree.server.models.chat_format import load_chat_format
+from singletree.server.models.model_source import find_model_source
+from singletree.server.settings.config import Config
+
+_FLAG = "--kv-events-config"
+_NOT_WITH = frozenset((_FLAG, "--data-parallel-size", "-dp", "--dp-size", "--dp"))
+"""Arguments of engines that are left alone: those with settings of their own for KV events, and those with several
+ranks, each of which has a cache and publishes at a port of its own.
+"""
+_ENABLED: Mapping[str, Mapping[str, Any]] = {
+    "vllm": {"enable_kv_cache_events": True, "publisher": "zmq", "topic": ""},
+    "sglang": {"publisher": "zmq", "topic": ""},
+}
+"""For each engine that publishes KV events: its settings but for the endpoints."""
+
+
+def can_publish(config: Config) -> bool:
+    """Return whether the engine of the model publishes KV events with the settings made here."""
+    given = {word.partition("=")[0].replace("_", "-") for word in config.engine_arguments}
+    return config.engine in _ENABLED and not given & _NOT_WITH
+
+
+def publish_kv_events(config: Config, address: str) -> tuple[Config, KvPublisher]:
+    """Return the settings with which the engine publishes its KV events, and where it does so.
+
+    The ports are free now. If another program takes one before the engine does, the engine does not start, and Ray
+    starts another replica, which chooses other ports.
+
+    Args:
+        config: the settings of the model; ``can_publish`` is true for it.
+        address: the address of this node in the cluster.
+    """
+    events, replays = _free_ports(2)
+    settings = {
+        **_ENABLED[config.engine],
+        "endpoint": f"tcp://*:{events}",
+        "replay_endpoint": f"tcp://*:{replays}",
+    }
+    words = (*config.engine_arguments, _FLAG, json.dumps(settings))
+    host = f"[{address}]" if ":" in address else address
+    publisher = KvPublisher(f"tcp://{host}:{events}", f"tcp://{host}:{replays}")
+    return replace(config, engine_arguments=words), publisher
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
 
 Delivery = Sequence[Chunk] | SingletreeError
 """What is sent at once: the chunks that are ready, or the error that ends the generation."""
@@ -26,7 +77,6 @@ class EngineReplica:
     """Run the engine of a model, and generate for the server replicas.
 
     Args:
-        config: the settings of the model.
         publishes_kv_events: whether the engine publishes its KV events on this node.
     """
 
@@ -43,16 +93,13 @@ class EngineReplica:
         self._engine = worker.engine
 
     async def info(self) -> EngineInfo:
-        """Return what the engine reports."""
         info = self._engine.info()
         return info if self._kv_publisher is None else replace(info, kv_publisher=self._kv_publisher)
 
     async def abort(self, request_id: str) -> None:
-        """End that generation."""
         await self._engine.abort(request_id)
 
     async def count_picture_tokens(self, picture: PromptPicture) -> int:
-        """Return what the engine counts. Raises what it raises."""
         return await count_picture_tokens(self._engine, picture)
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Delivery, None]:

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
-from singletree.errors import BadConfiguration, ForbiddenHost, ForbiddenOrigin
+from singletree.errors import BadConfiguration, ForbiddenAddress, ForbiddenHost, ForbiddenOrigin
 
 LOCAL_NAMES = ("localhost", "*.localhost", "host.docker.internal", "host.containers.internal")
 """Names of this machine that nobody else can register: RFC 6761 reserves ``.localhost``, and ICANN reserves
@@ -54,7 +54,6 @@ class Origin(NamedTuple):
     port: str = ""
 
     def matches(self, other: Origin) -> bool:
-        """Tell whether this pattern covers the origin ``other``."""
         if self == _ANY_ORIGIN:
             return True
         if self.host == _ANY and not self.port:
@@ -65,7 +64,6 @@ class Origin(NamedTuple):
 
 
 _ANY_ORIGIN = Origin(_ANY)
-_OPAQUE = Origin("null")
 
 
 def read_origin(text: str) -> Origin | None:
@@ -97,22 +95,29 @@ class CrossOriginPolicy:
     literal_addresses: bool = False
 
     def check(self, scope: Scope) -> str | None:
-        """Check the origin and the host name of a request.
-
-        Returns:
-            The request's foreign origin, if it has one; None for any other request.
+        """Check the origin and the host name of a request, and return its foreign origin; None where it has none.
 
         Raises:
             ForbiddenHost: the name under which the client reached the server is not known.
             ForbiddenOrigin: the request comes from a page of another origin that is not allowed.
         """
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        hosts = _named_hosts(scope)
         for host in hosts:
             if not self._knows(host):
                 raise ForbiddenHost(host[:_SHOWN])
         if _BROWSER_HEADERS.isdisjoint(dict(scope["headers"])):
             return None
         return self._check_page(Headers(scope=scope), hosts)
+
+    def check_trusted_name(self, scope: Scope) -> None:
+        """Check that no web page can have chosen the host name of a request that ``check`` has passed.
+
+        Where any name is allowed, only those of loopback are certain: a page may have its own name resolve to here.
+        Raises ForbiddenAddress for another name.
+        """
+        for host in _named_hosts(scope):
+            if self.hosts is None and not _LOOPBACK._knows(host):
+                raise ForbiddenAddress(host[:_SHOWN])
 
     def _check_page(self, headers: Headers, hosts: Sequence[str]) -> str | None:
         foreign = None
@@ -134,11 +139,8 @@ class CrossOriginPolicy:
         return origin is not None and any(pattern.matches(origin) for pattern in self.origins)
 
     def headers(self, origin: str | None, answer: Iterable[Header]) -> list[Header]:
-        """Return the headers that let a page of ``origin`` read an answer.
-
-        Args:
-            origin: as ``check`` returned it.
-            answer: the headers that the answer already has.
+        """Return the headers that let a page of ``origin``, as ``check`` returned it, read an answer with other
+        headers.
         """
         # A cache must not send an answer for one origin to another.
         varies = [(b"vary", b"Origin")] if self.origins else []
@@ -152,9 +154,15 @@ class CrossOriginPolicy:
         ]
 
 
+_LOOPBACK = CrossOriginPolicy(hosts=LOCAL_NAMES)
+
+
+def _named_hosts(scope: Scope) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+
+
 @lru_cache(_HOSTS)
 def _is_covered(policy: CrossOriginPolicy, host: str) -> bool:
-    """Tell whether the name in ``host``, which may have a port, is one of those of ``policy``."""
     name = _plain_host(_split_port(host)[0])
     address = _address(name)
     if address is not None and (policy.literal_addresses or address.is_loopback):
@@ -165,19 +173,15 @@ def _is_covered(policy: CrossOriginPolicy, host: str) -> bool:
 def policy_for(
     host: str, address: str | None, *, allowed_origins: Sequence[str] = (), allowed_hosts: Sequence[str] = ()
 ) -> CrossOriginPolicy:
-    """Make the policy of a server.
+    """Make the policy of a server that is configured to listen on ``host``.
 
     Where the server listens only on loopback, the names of loopback, ``host`` and ``allowed_hosts`` are allowed.
     Elsewhere the server cannot know the names that clients use, so any name is allowed unless ``allowed_hosts`` is set.
 
     Args:
-        host: the configured host to listen on.
         address: the IP address that it listens on; None where another program listens for it.
-        allowed_origins: patterns of foreign origins.
-        allowed_hosts: patterns of further names.
 
-    Raises:
-        BadConfiguration: a pattern cannot be read.
+    Raises BadConfiguration where a pattern cannot be read.
     """
     origins = tuple(_origin_pattern(text) for text in allowed_origins)
     listed = tuple(_host_pattern(text) for text in allowed_hosts)
@@ -212,9 +216,8 @@ def preflight_answer(scope: Scope) -> Response:
 
 
 def _is_hidden_page(headers: Headers) -> bool:
-    """Tell whether a page of another site sent a request without its origin, as for an image or a script.
-
-    Following a link to the server is not such a request: the page cannot read the answer.
+    """Tell whether a page of another site sent a request without its origin, as for an image or a script. Following a
+    link to the server is not such a request: the page cannot read the answer.
     """
     sent_by = headers.get("sec-fetch-site", "")
     return sent_by in _OTHER_SITES and headers.get("sec-fetch-mode") != "navigate" and "origin" not in headers

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from singletree.server.answers.frame_sinks import WRITE_NOW
+from singletree.server.answers.client_link import WRITE_NOW
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.http import connection as limits
 from singletree.server.http.connection import Connection

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,7 +16,7 @@ from clients.sockets.test_http_server import serving as listening
 from server.serving import MODEL, serving
 from singletree.server.http import websocket_connection
 from singletree.server.http.app import App
-from singletree.server.models.config import Config
+from singletree.server.settings.config import Config
 
 PATH = "/v1/responses"
 HANDSHAKE = (
@@ -137,3 +140,116 @@ async def test_a_client_that_leaves_in_the_middle_is_noticed() -> None:
         await until(lambda: served.service.tracing.running)
         client.writer.transport.abort()
         await until(lambda: not served.service.tracing.running)
+
+
+async def test_pings_of_a_client_that_does_not_read_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket_connection, "MOST_CONTROL_FRAMES", 10_000)
+    async with (
+        serving({}) as served,
+        listening(App(served.service), websocket_limit=10_000) as (server, port),
+        connected(port) as client,
+    ):
+        client.send(HANDSHAKE)
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 101 ")
+        [protocol] = server.connections
+        protocol.pause_writing()
+        for _ in range(100):
+            client.send((b"\x89\xfdmask" + b"x" * 125) * 100)
+            await asyncio.sleep(0.001)
+        await until(lambda: not protocol.conn.reader.buffer)
+        assert protocol.transport.get_write_buffer_size() == 0
+        protocol.resume_writing()
+        client.send(b"\x89\x80mask")
+        assert await client.reader.readexactly(2) == b"\x8a\x00"
+
+
+@pytest.mark.parametrize("frame", [b"\x89\x80mask", b"\x8a\x80mask"])
+async def test_many_pings_in_a_second_end_the_connection(frame: bytes) -> None:
+    async with (
+        serving({}) as served,
+        listening(App(served.service), websocket_limit=10_000) as (server, port),
+        connected(port) as client,
+    ):
+        client.send(HANDSHAKE)
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 101 ")
+        [protocol] = server.connections
+        client.send(frame * websocket_connection.MOST_CONTROL_FRAMES)
+        await until(lambda: protocol._control_frames == websocket_connection.MOST_CONTROL_FRAMES)
+        protocol.check_time(0.0)
+        client.send(frame * 2000)
+        assert b"\x03\xf0too many pings" in await client.rest()
+        assert protocol._control_frames < 1000
+        await until(lambda: not server.connections)
+
+
+async def test_messages_that_arrive_or_wait_are_bounded_together(set_limits: Callable[..., None]) -> None:
+    set_limits(bytes_in_preparation=100_000)
+    async with serving() as served:
+        admission = served.service.admission
+        app = App(served.service)
+        async with (
+            listening(app, websocket_limit=10**6, admission=admission) as (server, port),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"http://127.0.0.1:{port}{PATH}") as busy,
+            connected(port) as client,
+        ):
+            await busy.send_str(_create("[[gen:1000:1:0.02]]"))
+            await busy.receive(timeout=5)
+            await busy.send_str(_create("x" * 60_000))  # waits, and is the smaller one
+            await until(lambda: admission.arriving > 60_000)
+            client.send(HANDSHAKE)
+            assert (await client.answer())[0].startswith(b"HTTP/1.1 101 ")
+            client.send(b"\x81\xff" + (500_000).to_bytes(8, "big") + b"mask" + b"x" * 90_000)
+            await until(lambda: len(server.connections) == 1)
+            assert 60_000 < admission.arriving < 61_000
+        await until(lambda: not server.connections and not admission.arriving)
+
+
+async def test_a_message_that_was_dropped_while_it_waited_is_refused(set_limits: Callable[..., None]) -> None:
+    set_limits(bytes_in_preparation=100_000)
+    async with (
+        serving() as served,
+        listening(App(served.service), websocket_limit=10**6) as (_, port),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"http://127.0.0.1:{port}{PATH}") as socket,
+    ):
+        await socket.send_str(_create("[[gen:20:1:0.02]]"))
+        await socket.receive(timeout=5)
+        await socket.send_str(_create("x" * 90_000))
+        await socket.send_str(_create("x" * 80_000))
+        events = []
+        while "error" not in events:
+            event = json.loads(await socket.receive_str(timeout=5))
+            events.append(event["type"])
+        assert event["status"] == 503
+        assert "response.completed" in events
+        assert "--limit bytes_in_preparation" in event["error"]["message"]
+
+
+async def test_an_answered_message_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        serving({"a": "One."}) as served,
+        listening(App(served.service), websocket_limit=10**6) as (_, port),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"http://127.0.0.1:{port}{PATH}") as socket,
+    ):
+        await socket.send_str(_create("x [[script:a]]")[:-1] + ', "ignored": "%s"}' % ("y" * 500_000))
+        event = {"type": ""}
+        while event["type"] != "response.completed":
+            event = json.loads(await socket.receive_str(timeout=5))
+        del event
+        gc.collect()
+        assert not [each for each in _texts() if "y" * 1000 in each]
+
+
+def _texts() -> list[str]:
+    """Return the long texts that frames of waiting coroutines refer to."""
+    found: list[str] = []
+    for task in asyncio.all_tasks():
+        coroutine: Any = task.get_coro()
+        while coroutine is not None and hasattr(coroutine, "cr_frame"):
+            values = [] if coroutine.cr_frame is None else [*coroutine.cr_frame.f_locals.values()]
+            values += [each.get("text") for each in values if isinstance(each, dict)]
+            found += [str(each) for each in values if isinstance(each, str | bytes) and len(each) > 1000]
+            coroutine = coroutine.cr_await
+    return found

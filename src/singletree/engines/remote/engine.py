@@ -7,23 +7,25 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import structs
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import (
-    Chunk,
-    ConstraintKind,
-    Deliver,
-    EngineInfo,
-    GenerationJob,
-    token_limit,
-)
-from singletree.engines.in_flight import InFlightRequest
+from singletree.engines.engine import Chunk, ConstraintKind, EngineInfo, GenerationJob, token_limit
+from singletree.engines.remote.events import TokenId, TokenRelay
 from singletree.engines.remote.http_client import HttpTransport
-from singletree.engines.remote.pictures import pictures_of
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, Transport, read_answer
+from singletree.engines.remote.pictures import count_by_generating, pictures_of, silence
+from singletree.engines.remote.transport import (
+    ConnectionLost,
+    InFlightRequest,
+    StreamedResponse,
+    Transport,
+    ask,
+    check_key,
+    read_answer,
+    root_url,
+)
 from singletree.engines.remote.wire import Server, ServerOffer, Wire, WireReader
 from singletree.errors import (
     BadConfiguration,
@@ -39,13 +41,15 @@ from singletree.pictures import PromptPicture
 _LOG = logging.getLogger(__name__)
 PROBE_ID = "singletree-probe"
 """The request id of the single token that is generated at start-up."""
-COUNT_ID = "singletree-count"
-"""The request id of the token that is generated to count what a picture takes."""
 _PROBE_PROMPT = (0,)  # every vocabulary has this id
 _MAX_ERROR_BYTES = 65536  # of the body of an error response
+_TOKENIZE_SECONDS = 10.0
 _SLOTS = 256
-_NO_TOKENS = Chunk(())
 _UNKNOWN_WINDOW = 2**31
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[TokenId]
 
 
 class RemoteEngine:
@@ -82,7 +86,7 @@ class RemoteEngine:
     ) -> None:
         self._server = server
         self._url = root_url(url, server.title)
-        check_key(api_key, server.title)
+        check_key(api_key)
         self._requested_model = model
         self._slots = slots
         self._constraints = None if constraints is None else tuple(constraints)
@@ -92,7 +96,7 @@ class RemoteEngine:
         self._model_defaults: Mapping[str, Any] = {}
         self._reports_cached: bool | None = None
         self._blindness: str | None = ""
-        self._in_flight: set[InFlightRequest[StreamedResponse]] = set()
+        self._in_flight: set[InFlightRequest] = set()
         self._info: EngineInfo | None = None  # as it was made of ``_info_of``: every request asks for it
         self._info_of: tuple[Any, ...] = ()
 
@@ -172,6 +176,28 @@ class RemoteEngine:
         scores = any(wire.abilities.prompt_logprobs for wire in served.wires)
         return replace(info, returns_prompt_logprobs=scores, checkpoint=served.checkpoint)
 
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the server's token ids of ``text``, without those that it adds to a prompt.
+
+        Raises EngineUnfit when the server does not tokenize, EngineFailed when it does not answer within 10 s.
+        """
+        if self._served.tokenize is None:
+            raise EngineUnfit(f"{self._server.title} has no endpoint that tokenizes")
+        path, question = self._served.tokenize(text)
+        try:
+            async with asyncio.timeout(_TOKENIZE_SECONDS):
+                status, body = await self._ask(path, question)
+        except TimeoutError:
+            raise EngineFailed(f"{path} did not answer within {_TOKENIZE_SECONDS:g} s") from None
+        except ConnectionLost as lost:
+            raise self._connection_failure(lost) from lost
+        if status != 200:
+            raise EngineUnfit(f"{path} answers with HTTP {status}")
+        try:
+            return msgspec.json.decode(body, type=_Tokens).tokens
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise EngineUnfit(f"{path} answers without token ids") from None
+
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """Generate, with the contract of ``Engine.generate``. The last chunk has the token that ended the turn.
 
@@ -190,13 +216,13 @@ class RemoteEngine:
         if not wire.abilities.model_defaults:
             job = self._with_model_defaults(job)
         reader = wire.reader(job, max_tokens=max_tokens)
-        request: InFlightRequest[StreamedResponse] = InFlightRequest(job.request_id)
+        request = InFlightRequest(job.request_id)
         self._in_flight.add(request)
         silence = self._limit_silence(request, wire, job) if job.pictures else None
         try:
             try:
                 answer = await self._open(request, wire, job, max_tokens)
-                relay = _TokenRelay(reader, answer)
+                relay = TokenRelay(reader, answer)
                 while not reader.done:
                     chunk = await relay.next_chunk()
                     if silence is not None:
@@ -223,31 +249,20 @@ class RemoteEngine:
             request.hang_up()
 
     def _limit_silence(
-        self, request: InFlightRequest[StreamedResponse], wire: Wire, job: GenerationJob
+        self, request: InFlightRequest, wire: Wire, job: GenerationJob
     ) -> asyncio.TimerHandle | None:
         """End the request with EngineFailed if its answer does not begin in time; None where the wire has no limit."""
         seconds = wire.first_answer_seconds(job)
         if seconds is None:
             return None
-        failure = EngineFailed(
-            f"{self._server.title} did not begin to answer a prompt with pictures within {seconds:g} s; it may be "
-            "overloaded, or may have lost the request: its log has the cause"
-        )
+        failure = silence(self._server.title, seconds)
         return asyncio.get_running_loop().call_later(seconds, request.end, failure)
 
     async def count_picture_tokens(self, picture: PromptPicture) -> int:
-        """Generate one token behind the picture: the server keeps what its processor made of it for later prompts."""
-        if self._blindness is not None:
-            raise EngineUnfit(f"the engine takes no pictures: {self._blindness}")
-        prompt, alone = picture.alone()
-        job = GenerationJob(prompt, Sampling(max_tokens=1), COUNT_ID, pictures=(alone,))
-        counts = [chunk.picture_tokens[0] async for chunk in self.generate(job) if chunk.picture_tokens]
-        if not counts:
-            raise EngineFailed(f"{self._server.title} reported no length of a picture; try again")
-        return counts[0]
+        return await count_by_generating(self, self._server.title, picture)
 
     async def _open(
-        self, request: InFlightRequest[StreamedResponse], wire: Wire, job: GenerationJob, max_tokens: int
+        self, request: InFlightRequest, wire: Wire, job: GenerationJob, max_tokens: int
     ) -> StreamedResponse:
         """Send the job and return the accepted answer. Raises ConnectionLost, and the error for a refusal."""
         while request.outcome is None:
@@ -266,12 +281,7 @@ class RemoteEngine:
 
     async def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of a short answer. Raises ConnectionLost."""
-        answer = self._transport.post(path, body)
-        try:
-            await answer.begin()
-            return answer.status, await read_answer(answer, _MAX_ERROR_BYTES)
-        finally:
-            answer.close()
+        return await ask(self._transport, path, body, _MAX_ERROR_BYTES)
 
     async def _find_blindness(self) -> str | None:
         """Return why the model takes no pictures with token ids, and the cure; None if it takes them."""
@@ -385,57 +395,3 @@ class RemoteEngine:
             ) from error
         if not found:
             raise BadConfiguration(f"{probe} and returned no token id. {self._server.hint}")
-
-
-class _TokenRelay:
-    """Reads an answer, and delivers its tokens where they are received, up to what is more than tokens.
-
-    Attributes:
-        deliver: takes the tokens; None while they are to be returned in chunks.
-    """
-
-    __slots__ = ("_answer", "_new", "_reader", "deliver")
-
-    def __init__(self, reader: WireReader, answer: StreamedResponse) -> None:
-        self._reader, self._answer = reader, answer
-        self._new: list[int] | Chunk | None = None
-        self.deliver: Deliver | None = None
-
-    async def next_chunk(self) -> Chunk | None:
-        """Return the next chunk that was not delivered; None if what came completes none. Raises ConnectionLost."""
-        await self._answer.relay(self._take)
-        new, self._new = self._new, None
-        if isinstance(new, list):
-            return Chunk(new) if new else None
-        return new
-
-    def _take(self, data: bytes) -> bool:
-        self._new = new = self._reader.feed(data) if data else self._reader.close()
-        deliver = self.deliver
-        if deliver is None or not isinstance(new, list):
-            return False
-        if not new or deliver(new):
-            return True
-        self._new = _NO_TOKENS
-        return False
-
-
-def check_key(api_key: str | None, title: str) -> None:
-    """Raise BadConfiguration for a key that cannot be sent in an HTTP header; ``title`` names the server."""
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise BadConfiguration(
-            f"the {title} API key has a line break or a character that cannot be sent in an HTTP header; "
-            "check the key"
-        )
-
-
-def root_url(url: str, title: str) -> str:
-    """Return the URL without ``/v1`` and slashes at its end. Raises BadConfiguration for a malformed one."""
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise BadConfiguration(f"{url!r} is not the URL of a {title} server: it must be http://HOST:PORT")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, ClassVar
 
 import msgspec
 
-from singletree.engines.engine import Chunk, LogprobRow, StopKind
+from singletree.engines.engine import Chunk, Deliver, LogprobRow, StopKind
 from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal
-from singletree.engines.remote.wire import Lookup
+from singletree.engines.remote.transport import StreamedResponse
+from singletree.engines.remote.wire import Lookup, WireReader
 from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
 from singletree.events import WeightVersion
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """A token id that can be one."""
 
+_NO_TOKENS = Chunk(())
 _EVENT_FIELDS = (b":", b"data:", b"event:", b"id:", b"retry:")
 _MAX_LINE_BYTES = 2**26  # far more than the longest echoed prompt takes
+_COUNTED_BYTES = 2**20  # of a line: the values of a longer one are counted before it is decoded
+_MAX_VALUES = 1_000_000  # of a line, beside those of an echoed prompt
+_PROMPT_VALUES = (
+    100  # for each token of the prompt: 20 alternatives with id, text, log probability and rank, and some
+)
 MALFORMED = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
 """What decoding an event may raise. ValueError is for text that is not UTF-8 and for counts that do not match."""
+
+
+class PromptDetails(msgspec.Struct):
+    """What a server reports of the prompt."""
+
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class TokenUsage(msgspec.Struct):
+    """Counts, in the event behind the last token."""
+
+    prompt_tokens_details: PromptDetails | None = None
 
 
 class EventReader:
@@ -29,6 +48,7 @@ class EventReader:
     ``max_tokens`` end the generation with ``length``, whatever the server goes on to send.
 
     Attributes:
+        finishes: the server's finish reasons of a generation that did not fail.
         failure: the error that the stream reported or contains; None if there is none.
         done: whether the chunk with the finish reason was returned or ``failure`` is set; nothing follows.
         cut: whether more tokens came than were asked for.
@@ -37,29 +57,11 @@ class EventReader:
 
     Args:
         words: the server's name and the patterns of its errors.
-        prompt_tokens: the length of the prompt.
         max_tokens: how many tokens were asked for.
         stops: tokens that end the generation although the server does not stop at them.
     """
 
-    __slots__ = (
-        "_finish",
-        "_has_more",
-        "_is_stream",
-        "_partial",
-        "_partial_bytes",
-        "_prompt_logprobs",
-        "_prompt_tokens",
-        "_room",
-        "_started",
-        "_stops",
-        "_weight_versions",
-        "_words",
-        "cached_tokens",
-        "cut",
-        "done",
-        "failure",
-    )
+    finishes: ClassVar[Mapping[str, StopKind]]
 
     def __init__(
         self, words: RefusalWords, prompt_tokens: int, max_tokens: int, stops: Iterable[int] = ()
@@ -87,11 +89,9 @@ class EventReader:
         return None
 
     def resolve(self, status: int, body: bytes) -> Chunk | None:
-        """Return None: nothing is looked up."""
         return None
 
     def feed(self, data: bytes) -> list[int] | Chunk | None:
-        """Return what ``data`` completed; see ``WireReader``."""
         partial = self._partial
         if partial:
             partial.append(data)
@@ -106,6 +106,8 @@ class EventReader:
         logprobs: list[LogprobRow] = []
         for line in lines:
             if line[:5] == b"data:":
+                if len(line) > _COUNTED_BYTES and self._has_too_many_values(line):
+                    break
                 try:
                     self._take_event(line[5:], token_ids, logprobs)
                 except MALFORMED:
@@ -141,6 +143,15 @@ class EventReader:
         self._fail(EngineFailed(f"{self._words.title} sent a line of more than {_MAX_LINE_BYTES} bytes"))
         return None
 
+    def _has_too_many_values(self, line: bytes) -> bool:
+        """Fail if decoding ``line`` would take seconds; return whether it would."""
+        values, most = line.count(b","), _MAX_VALUES + _PROMPT_VALUES * self._prompt_tokens
+        if values <= most:
+            return False
+        title = self._words.title
+        self._fail(EngineFailed(f"{title} sent an event of {values} values; at most {most} are expected"))
+        return True
+
     def _cut(self, token_ids: list[int], logprobs: list[LogprobRow], end: int, finish: StopKind) -> None:
         del token_ids[end:], logprobs[end:]
         self.done = self.cut = True
@@ -169,7 +180,7 @@ class EventReader:
         rest = b"".join(self._partial).lstrip()
         begins = any(rest[: len(field)] == field[: len(rest)] for field in _EVENT_FIELDS)
         if not (self._is_stream and begins):
-            return EngineUnfit(f"{title} sent no event stream; check that --engine-url is a {title} server")
+            return EngineUnfit(f"{title} sent no event stream; check that {title} runs at --engine-url")
         return EngineFailed(f"{title} ended its stream without a finish reason")
 
     def _chunk(self, token_ids: list[int], logprobs: list[LogprobRow]) -> Chunk | None:
@@ -192,7 +203,7 @@ class EventReader:
         title = self._words.title
         self._fail(
             EngineUnfit(
-                f"{title} sent an event that is not a completion chunk; check that --engine-url is a {title} server"
+                f"{title} sent an event that is not a completion chunk; check that {title} runs at --engine-url"
             )
         )
 
@@ -210,12 +221,52 @@ class EventReader:
             converted = EngineFailed(f"{self._words.title} failed during the generation: {converted.message}")
         self._fail(converted)
 
-    def _unknown_finish(self, reason: object) -> None:
-        self._fail(
-            EngineFailed(
-                f"{self._words.title} ended the generation with an unknown finish reason: {str(reason)[:40]!r}"
+    def _take_usage(self, error: ServerRefusal | None, usage: TokenUsage | None, *, has_tokens: bool) -> None:
+        """Take what an event has beside tokens: an error, or counts."""
+        if error is not None:
+            self._stream_error(error, has_tokens)
+        elif usage is not None and usage.prompt_tokens_details is not None:
+            self.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+    def _take_finish(self, reason: str) -> None:
+        self._finish = self.finishes.get(reason)
+        if self._finish is None:
+            self._fail(
+                EngineFailed(
+                    f"{self._words.title} ended the generation with an unknown finish reason: {reason[:40]!r}"
+                )
             )
-        )
 
     def _fail(self, failure: SingletreeError) -> None:
         self.failure, self.done = failure, True
+
+
+class TokenRelay:
+    """Reads an answer, and delivers its tokens where they are received, up to what is more than tokens.
+
+    Attributes:
+        deliver: takes the tokens; None while they are to be returned in chunks.
+    """
+
+    def __init__(self, reader: WireReader, answer: StreamedResponse) -> None:
+        self._reader, self._answer = reader, answer
+        self._new: list[int] | Chunk | None = None
+        self.deliver: Deliver | None = None
+
+    async def next_chunk(self) -> Chunk | None:
+        """Return the next chunk that was not delivered; None if what came completes none. Raises ConnectionLost."""
+        await self._answer.relay(self._take)
+        new, self._new = self._new, None
+        if isinstance(new, list):
+            return Chunk(new) if new else None
+        return new
+
+    def _take(self, data: bytes) -> bool:
+        self._new = new = self._reader.feed(data) if data else self._reader.close()
+        deliver = self.deliver
+        if deliver is None or not isinstance(new, list):
+            return False
+        if not new or deliver(new):
+            return True
+        self._new = _NO_TOKENS
+        return False

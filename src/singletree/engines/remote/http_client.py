@@ -1,4 +1,4 @@
-"""The HTTP client of engines on other servers: HTTP/1.1 with connections that are used again."""
+"""The HTTP client: HTTP/1.1 over TCP, TLS and UNIX sockets, with connections that are used again."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class HttpTransport:
         api_key: sent as a bearer token; None to send none.
         read_timeout: seconds without a byte after which the server counts as lost; None for no limit.
         connect: opens connections; None for TCP, and TLS if the URL is one of https.
+        keep_alive: whether a connection carries another request after the first.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class HttpTransport:
         api_key: str | None = None,
         read_timeout: float | None = None,
         connect: Connect | None = None,
+        keep_alive: bool = True,
     ) -> None:
         parts = urlsplit(url)
         self._prefix = parts.path
-        self._head = _common_head(url, api_key)
+        self._head = _common_head(url, api_key) + (b"" if keep_alive else b"Connection: close\r\n")
         self._read_timeout = read_timeout
-        self._connect = connect or _Addresses(url).connect
+        self._keep_alive = keep_alive
+        self._connect = connect or Addresses(url).connect
         # Kept, because Python 3.11 asks the system for the process each time that the running loop is looked up.
         self._loop: asyncio.AbstractEventLoop | None = None  # while it is open
         self._connections: set[HttpConnection] = set()
@@ -66,7 +69,7 @@ class HttpTransport:
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """See ``Transport``."""
-        response = self._send(b"GET", path, b"", b"")
+        response = self.stream(path)
         try:
             await response.begin()
             body = await read_answer(response, _MAX_PAGE_BYTES)
@@ -75,6 +78,10 @@ class HttpTransport:
         if len(body) >= _MAX_PAGE_BYTES:
             raise ConnectionLost(f"it sent a page of more than {_MAX_PAGE_BYTES} bytes")
         return response.status, body
+
+    def stream(self, path: str) -> StreamedResponse:
+        """Send a GET and return the answer to come. Raises ConnectionLost if the client is not open."""
+        return self._send(b"GET", path, b"", b"")
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
         """See ``Transport``."""
@@ -118,7 +125,8 @@ class HttpTransport:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 connection = await self._connect(self._make_connection)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            failure.__cause__ = error
             response.fail(failure)
         else:
             connection.send(response, request)
@@ -146,6 +154,9 @@ class HttpTransport:
 
     def released(self, connection: HttpConnection) -> None:
         """Keep the connection for the next request."""
+        if not self._keep_alive:
+            connection.drop()
+            return
         self._idle.append(connection)
         self._rest(connection, _IDLE_SECONDS)
 
@@ -204,7 +215,24 @@ def _common_head(url: str, api_key: str | None) -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 
-class _Addresses:
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def over_unix(path: str) -> Connect:
+    """Return what opens connections to a UNIX socket."""
+
+    async def connect(make: MakeConnection) -> HttpConnection:
+        _, connection = await asyncio.get_running_loop().create_unix_connection(make, path)
+        return connection
+
+    return connect
+
+
+class Addresses:
     """The addresses of a server's host, tried one after the other, with a short delay between."""
 
     def __init__(self, url: str) -> None:
@@ -212,7 +240,6 @@ class _Addresses:
         self._host = parts.hostname or ""
         self._is_secure = parts.scheme == "https"
         self._port = parts.port or (443 if self._is_secure else 80)
-        self._context: ssl.SSLContext | None = None
         self._resolved: Sequence[str] = ()
         self._resolved_until = 0.0
         with suppress(ValueError):
@@ -221,16 +248,13 @@ class _Addresses:
 
     async def connect(self, make: MakeConnection) -> HttpConnection:
         """Open a connection to the first address that answers. Raises OSError or ValueError."""
-        if self._is_secure and self._context is None:
-            self._context = ssl.create_default_context()
-            self._context.set_alpn_protocols(["http/1.1"])
-        waiting = deque(await self._resolve())
+        waiting = deque(await self.resolve())
         trying: set[asyncio.Task[HttpConnection]] = set()
         failure: BaseException = OSError("the name has no address")
         try:
             while waiting or trying:
                 if waiting:
-                    trying.add(asyncio.create_task(self._connect_to(waiting.popleft(), make)))
+                    trying.add(asyncio.create_task(self.connect_to(waiting.popleft(), make)))
                 delay = _STAGGER_SECONDS if waiting else None
                 done, trying = await asyncio.wait(trying, timeout=delay, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -243,7 +267,8 @@ class _Addresses:
                 task.cancel()
         raise failure
 
-    async def _resolve(self) -> Sequence[str]:
+    async def resolve(self) -> Sequence[str]:
+        """Return the addresses. Raises OSError or ValueError."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._resolved_until:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
@@ -251,9 +276,10 @@ class _Addresses:
             self._resolved_until = loop.time() + _RESOLVED_SECONDS
         return self._resolved
 
-    async def _connect_to(self, address: str, make: MakeConnection) -> HttpConnection:
-        name = None if self._context is None else self._host
+    async def connect_to(self, address: str, make: MakeConnection) -> HttpConnection:
+        """Open a connection to one address. Raises OSError or ValueError."""
+        context, name = (_tls(), self._host) if self._is_secure else (None, None)
         _, connection = await asyncio.get_running_loop().create_connection(
-            make, address, self._port, ssl=self._context, server_hostname=name
+            make, address, self._port, ssl=context, server_hostname=name
         )
         return connection

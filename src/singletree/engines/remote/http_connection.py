@@ -13,14 +13,13 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from singletree.engines.remote.transport import ConnectionLost, Take
+from singletree.engines.remote.transport import ConnectionLost, Redirected, Take
 
 _BROKE = "the connection broke"
 _MAX_UNREAD_BYTES = 2**17  # of an answer that nobody takes; then the server is stopped
 _MAX_MARKUP_BYTES = (
     2**16
 )  # that may come in a row and are no body: of a head, of trailers, of the sizes of chunks
-_MAX_LOCATION_LENGTH = 200  # characters of a redirection's address that an error repeats
 
 
 class ConnectionOwner(Protocol):
@@ -118,7 +117,7 @@ class HttpResponse:
             self.fail(ConnectionLost(_BROKE))
         elif self._connection is not None:
             self._unread.clear()
-            self._connection.drop(_BROKE)
+            self._connection.drop()
 
     # What the connection and its owner call:
 
@@ -229,7 +228,7 @@ class HttpConnection(asyncio.Protocol):
         self.on_body = self._body.append  # so that the parser calls no Python for it
         self._headers: dict[bytes, bytes] = {}
         self._is_in_body = self._is_complete = self._ends_with_connection = self._may_be_reused = False
-        self._refusal = _BROKE
+        self._refusal: ConnectionLost | None = None
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._feed: Callable[[bytes], None] = self._parser.feed_data
         self.rests_until: float | None = None
@@ -279,14 +278,23 @@ class HttpConnection(asyncio.Protocol):
         """Whether it cannot carry a request any more."""
         return self._transport is None or self._transport.is_closing()
 
-    def drop(self, reason: str = _BROKE) -> None:
-        """Close the connection at once; a pending answer fails with ``reason``."""
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The addresses of the other end and of this one; empty where there is none."""
+        names = (
+            self._transport and self._transport.get_extra_info(name) for name in ("peername", "sockname")
+        )
+        peer, own = (str(name[0]) if name else "" for name in names)
+        return peer, own
+
+    def drop(self, failure: ConnectionLost | None = None) -> None:
+        """Close the connection at once; a pending answer fails with ``failure``."""
         self._feed = _ignore
         response, self._response, self._take = self._response, None, None
         if self._transport is not None:
             self._transport.abort()
         if response is not None:
-            response.fail(ConnectionLost(reason))
+            response.fail(failure or ConnectionLost(_BROKE))
 
     def _check_silence(self) -> None:
         self._timer = None
@@ -298,7 +306,7 @@ class HttpConnection(asyncio.Protocol):
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_silence)
         else:
-            self.drop("it sent nothing for too long")
+            self.drop(ConnectionLost("it sent nothing for too long"))
 
     # What the event loop calls
 
@@ -421,8 +429,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._is_in_body = True
         self._refusal = _refused(status, headers)
-        if self._refusal != _BROKE:
-            raise ValueError(self._refusal)
+        if self._refusal is not None:
+            raise ValueError(str(self._refusal))
         coding = headers.get(b"transfer-encoding", b"").lower()
         self._ends_with_connection = b"content-length" not in headers and not coding.endswith(b"chunked")
         self._response.begun(status, headers.get(b"retry-after", b"").decode("latin-1"))
@@ -435,11 +443,10 @@ class HttpConnection(asyncio.Protocol):
             self._may_be_reused = self._parser.should_keep_alive()
 
 
-def _refused(status: int, headers: dict[bytes, bytes]) -> str:
-    """Return why an answer is of no use, whatever its body; ``_BROKE`` if it may be of use."""
+def _refused(status: int, headers: dict[bytes, bytes]) -> ConnectionLost | None:
+    """Return why an answer is of no use, whatever its body; None if it may be of use."""
     if 300 <= status < 400 and b"location" in headers:
-        location = headers[b"location"].decode("latin-1")[:_MAX_LOCATION_LENGTH]
-        return f"it redirects to {location!r}; give that address"
+        return Redirected(status, headers[b"location"].decode("utf-8", "replace"))
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        return "it compresses its answers although it was asked not to"
-    return _BROKE
+        return ConnectionLost("it compresses its answers although it was asked not to")
+    return None

@@ -6,11 +6,14 @@ import base64
 import hashlib
 from collections.abc import Sequence
 
-from singletree.engines.engine import GenerationJob
-from singletree.errors import InvalidRequest
+from singletree.conversation import Sampling
+from singletree.engines.engine import Engine, GenerationJob
+from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest
 from singletree.lru import LruCache
 from singletree.pictures import PromptPicture
 
+COUNT_ID = "singletree-count"
+"""The request id of the token that is generated to count what a picture takes."""
 _COUNT_BYTES = 2**20
 _SENT_BYTES = 2**20  # of keys
 _ENTRY_BYTES = 128
@@ -103,3 +106,26 @@ def content_hash(picture: PromptPicture) -> str:
 def data_url(picture: PromptPicture) -> str:
     """Return the picture as a data URL."""
     return f"data:{picture.media_type};base64,{base64.b64encode(picture.data).decode()}"
+
+
+async def count_by_generating(engine: Engine, title: str, picture: PromptPicture) -> int:
+    """Generate one token behind the picture: the answer has the length of the whole prompt.
+
+    The engine keeps what its processor made of the picture for later prompts. Raises EngineUnfit if it takes none.
+    """
+    if engine.info().pictures is None:
+        raise EngineUnfit(f"the engine takes no pictures: {engine.info().blindness}")
+    prompt, alone = picture.alone()
+    job = GenerationJob(prompt, Sampling(max_tokens=1), COUNT_ID, pictures=(alone,))
+    counts = [chunk.picture_tokens[0] async for chunk in engine.generate(job) if chunk.picture_tokens]
+    if not counts:
+        raise EngineFailed(f"{title} reported no length of a picture; try again")
+    return counts[0]
+
+
+def silence(title: str, seconds: float) -> EngineFailed:
+    """Return the error for a prompt with pictures whose answer has not begun after ``seconds``."""
+    return EngineFailed(
+        f"{title} did not begin to answer a prompt with pictures within {seconds:g} s; it may be overloaded, or may "
+        "have lost the request: its log has the cause"
+    )

@@ -59,7 +59,7 @@ class RefusalWords:
     title: str
     path: str
     key_option: str
-    overflows: Sequence[re.Pattern[str]] = ()
+    overflows: Sequence[str] = ()
     fields: frozenset[str] = frozenset()
 
 
@@ -84,7 +84,7 @@ def convert_refusal(
     message = " ".join(refusal.message[:_MAX_MESSAGE_LENGTH].split()) or "no reason given"
     if status in (400, 422):
         for pattern in words.overflows:
-            if found := pattern.search(message):
+            if found := re.search(pattern, message):
                 return ContextOverflow(prompt_tokens, int(found["window"]))
         param = (refusal.param or "").removeprefix("body.").removeprefix("sampling_params.")
         return InvalidRequest(
@@ -97,7 +97,8 @@ def convert_refusal(
         )
     if status in (401, 403):
         return EngineUnfit(
-            f"{words.title} refused the API key (HTTP {status}): give the engine the server's {words.key_option}"
+            f"{words.title} refused the API key (HTTP {status}): give --engine-api-key the value of the server's own "
+            f"{words.key_option}"
         )
     if status in _UNFIT:
         return EngineUnfit(

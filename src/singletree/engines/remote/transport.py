@@ -1,12 +1,20 @@
-"""What an engine on another server needs of an HTTP client: a few calls, and answers that stream.
+"""What an engine on another server needs of an HTTP client: calls, answers that stream, requests that may be ended.
 
 ``HttpTransport`` is the real one; tests replay recorded traffic instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
+
+from singletree.engines.engine import StopKind
+from singletree.errors import BadConfiguration, SingletreeError
+
+_MAX_LOCATION_LENGTH = 200  # characters of a redirection's address that an error repeats
+_MAX_ANSWER_BYTES = 2**26  # of a short answer
 
 
 class ConnectionLost(Exception):
@@ -19,6 +27,20 @@ class ConnectionLost(Exception):
     def __init__(self, reason: str, *, unreachable: bool = False) -> None:
         super().__init__(reason)
         self.unreachable = unreachable
+
+
+class Redirected(ConnectionLost):
+    """The server sent the client to another address, which it does not follow.
+
+    Args:
+        status: the HTTP status.
+        location: the address, as the server wrote it.
+    """
+
+    def __init__(self, status: int, location: str) -> None:
+        super().__init__(f"it redirects to {location[:_MAX_LOCATION_LENGTH]!r}; give that address")
+        self.status = status
+        self.location = location
 
 
 Take = Callable[[bytes], bool]
@@ -66,14 +88,56 @@ class Transport(Protocol):
         """Return status and body. Raises ConnectionLost."""
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
-        """Send JSON and return the answer to come. Raises ConnectionLost if the client is not open.
-
-        Args:
-            headers: beside the usual ones.
-        """
+        """Send JSON and return the answer to come. Raises ConnectionLost if the client is not open."""
 
     async def close(self) -> None:
         """Close all connections. Safe to call twice."""
+
+
+async def begun(response: StreamedResponse) -> StreamedResponse:
+    """Return the response when it has begun; close it if that fails. Raises ConnectionLost."""
+    try:
+        await response.begin()
+    except BaseException:
+        response.close()
+        raise
+    return response
+
+
+async def ask(
+    transport: Transport, path: str, body: bytes, limit: int = _MAX_ANSWER_BYTES
+) -> tuple[int, bytes]:
+    """Post JSON, and return status and body of a short answer, cut after ``limit`` bytes. Raises ConnectionLost."""
+    response = transport.post(path, body)
+    try:
+        await response.begin()
+        return response.status, await read_answer(response, limit)
+    finally:
+        response.close()
+
+
+class Pieces:
+    """The bytes of an answer as they come, for what awaits between them; iteration raises ConnectionLost.
+
+    It is no generator, because one that is left before its end costs a task.
+    """
+
+    def __init__(self, response: StreamedResponse) -> None:
+        self._response = response
+        self._piece = b""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        await self._response.relay(self._take)
+        if not self._piece:
+            raise StopAsyncIteration
+        return self._piece
+
+    def _take(self, data: bytes) -> bool:
+        self._piece = data
+        return False
 
 
 async def read_answer(response: StreamedResponse, limit: int) -> bytes:
@@ -89,3 +153,61 @@ async def read_answer(response: StreamedResponse, limit: int) -> bytes:
 
     await response.relay(take)
     return b"".join(pieces)
+
+
+class InFlightRequest:
+    """One running or waiting request, as ``abort`` and ``close`` need it to end the generation.
+
+    Attributes:
+        outcome: how it was ended by ``end``: an error to raise, or a finish reason; None if it was not.
+        response: the response that is read.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.outcome: SingletreeError | StopKind | None = None
+        self.response: StreamedResponse | None = None
+        self._opening: asyncio.Task[StreamedResponse] | None = None
+
+    async def open(self, sending: Coroutine[Any, Any, StreamedResponse]) -> StreamedResponse | None:
+        """Await ``sending`` and return the response; None when ``end`` was called meanwhile. Raises what it raises."""
+        self._opening = asyncio.create_task(sending)
+        # Unlike awaiting the task, this distinguishes a cancellation of our caller from one by ``end``.
+        await asyncio.wait((self._opening,))
+        return None if self.outcome is not None else self._opening.result()
+
+    def end(self, outcome: SingletreeError | StopKind) -> None:
+        self.outcome = self.outcome or outcome
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the connection, or stop opening it; a response that was read to its end keeps its connection."""
+        opening = self._opening
+        if self.response is not None:
+            self.response.close()
+        elif opening is None:
+            return
+        elif not opening.done():
+            opening.cancel()
+        elif not opening.cancelled() and opening.exception() is None:
+            opening.result().close()
+
+
+def check_key(api_key: str | None) -> None:
+    """Raise BadConfiguration for a key that cannot be sent in an HTTP header."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise BadConfiguration(
+            "--engine-api-key has a line break or a character that cannot be sent in an HTTP header; check the key"
+        )
+
+
+def root_url(url: str, title: str) -> str:
+    """Return the URL without ``/v1`` and slashes at its end. Raises BadConfiguration for a malformed one."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise BadConfiguration(f"{url!r} is not the URL of {title}: it must be http://HOST:PORT")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

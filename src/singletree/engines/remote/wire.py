@@ -1,14 +1,25 @@
-"""What an engine on a running server consists of: a server that is looked up, and wires that carry generations."""
+"""What an engine on a running server consists of: a server that is looked up, and wires that carry generations.
+
+And what most of them share: the model list at ``/v1/models``, and prompts as JSON, whose text is mostly known.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
+from singletree.conversation import Sampling
 from singletree.engines.abilities import EngineAbilities
 from singletree.engines.engine import Chunk, GenerationJob, StopKind
-from singletree.errors import SingletreeError
+from singletree.engines.remote.refusals import RefusalWords, convert_refusal, decode_refusal
+from singletree.errors import BadConfiguration, EngineFailed, SingletreeError
+from singletree.lru import LruCache, find_bytes
 from singletree.pictures import PromptPicture
 
 GetPage = Callable[[str], Awaitable[tuple[int, bytes]]]
@@ -16,10 +27,20 @@ GetPage = Callable[[str], Awaitable[tuple[int, bytes]]]
 
 
 class Lookup(NamedTuple):
-    """A question to the server that a reader needs answered before it can go on: a POST of ``body`` to ``path``."""
+    """A question to the server beside a generation, whose answer is short: a POST of ``body`` to ``path``."""
 
     path: str
     body: bytes
+
+
+TOKENIZE = "/tokenize"
+"""The path at which vLLM, SGLang and llama.cpp tokenize a text."""
+
+
+def ask_for_tokens(model: str, text: str) -> Lookup:
+    """Return the question for the tokens of ``text`` as vLLM and SGLang understand it."""
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    return Lookup(TOKENIZE, msgspec.json.encode(body))
 
 
 class WireReader(Protocol):
@@ -63,87 +84,97 @@ class WireReader(Protocol):
         """
 
 
-class Wire(Protocol):
-    """One endpoint for generations: how requests and answers look. No I/O."""
+class Wire:
+    """One endpoint for generations: how requests and answers look. No I/O.
+
+    A wire says how it encodes and reads. For the rest this class has what most do: the server keeps nothing of a
+    request, answers in time, and takes no pictures.
+
+    Attributes:
+        words: the endpoint, and what refusals look like there.
+        abilities: what the endpoint can do.
+    """
+
+    words: RefusalWords
+    abilities: EngineAbilities
 
     @property
     def path(self) -> str:
         """The path that generations are posted to."""
-
-    @property
-    def abilities(self) -> EngineAbilities:
-        """What the endpoint can do."""
-
-    def accepts(self, job: GenerationJob) -> bool:
-        """Return whether this endpoint can serve the job; the next wire of the server is asked otherwise."""
+        return self.words.path
 
     def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
         """Encode the request; ``max_tokens`` replaces the one of ``job.sampling``. Raises InvalidRequest."""
-
-    def headers(self, job: GenerationJob) -> Mapping[str, str]:
-        """Return what the request needs as headers beside its body."""
+        raise NotImplementedError
 
     def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
         """Return the reader of the answer."""
+        raise NotImplementedError
+
+    def accepts(self, job: GenerationJob) -> bool:
+        """Return whether this endpoint can serve the job; the next wire of the server is asked otherwise."""
+        return True
+
+    def headers(self, job: GenerationJob) -> Mapping[str, str]:
+        """Return what the request needs as headers beside its body."""
+        return {}
 
     def refusal(self, status: int, body: bytes, job: GenerationJob, retry_after: str) -> SingletreeError:
         """Return the error for an answer whose ``status`` is not 200; ``retry_after`` is the header of that name."""
+        prompt_tokens = len(job.prompt_token_ids)
+        return convert_refusal(self.words, status, decode_refusal(body), prompt_tokens, retry_after)
 
     def accepted(self, job: GenerationJob) -> None:
         """Note that the server has taken the request: what it keeps of it need not be sent again."""
 
     def resends(self, job: GenerationJob, refusal: SingletreeError) -> bool:
         """Return whether ``encode`` now gives a request with what the server no longer has."""
+        return False
 
     def uncounted(self, job: GenerationJob) -> Sequence[PromptPicture]:
         """Return the pictures whose lengths have to be found out first, because the answer has only their sum."""
+        return ()
 
     def first_answer_seconds(self, job: GenerationJob) -> float | None:
         """Return for how long the answer may not begin, in seconds; None for no limit but that of every silence."""
+        return None
 
     def encode_picture_probe(self) -> bytes | None:
         """Encode a request that only a model with eyes understands; None for an endpoint that takes no pictures."""
+        return None
 
     def blindness(self, refusal: SingletreeError | None) -> str | None:
-        """Return why the model takes no pictures, and the cure; None if it takes them.
+        """Return why the model takes no pictures, and the cure, empty for none; None if it takes them.
 
         ``refusal`` is the answer to the picture probe; None if the server accepted it, or there is no probe.
         """
-
-
-class DefaultWire:
-    """What most wires do: the server keeps nothing of a request, answers in time, and reports each picture's length."""
-
-    def uncounted(self, job: GenerationJob) -> Sequence[PromptPicture]:
-        """Return nothing."""
-        return ()
-
-    def headers(self, job: GenerationJob) -> Mapping[str, str]:
-        """Return nothing."""
-        return {}
-
-    def first_answer_seconds(self, job: GenerationJob) -> float | None:
-        """Return None."""
-        return None
-
-    def accepted(self, job: GenerationJob) -> None:
-        """Do nothing."""
-
-    def resends(self, job: GenerationJob, refusal: SingletreeError) -> bool:
-        """Return False."""
-        return False
-
-    def encode_picture_probe(self) -> bytes | None:
-        """Return None."""
-        return None
-
-
-class WireWithoutPictures(DefaultWire):
-    """What a wire does whose endpoint takes no pictures."""
-
-    def blindness(self, refusal: SingletreeError | None) -> str | None:
-        """Return an empty string: there is no cure."""
         return ""
+
+
+COMMON_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""The fields of ``Sampling`` that vLLM, SGLang and TensorRT-LLM have by the same name."""
+
+
+def sampling_reader(*same: str, **renamed: str) -> Callable[[Sampling], dict[str, Any]]:
+    """Return a function that returns fields of ``Sampling`` by the names that a server has for them.
+
+    Fields that are None are left out, so that the server's defaults apply.
+
+    Args:
+        same: the fields with the same name there.
+    """
+    read, names = attrgetter(*same, *renamed), (*same, *renamed.values())
+    return lambda sampling: {
+        name: value for name, value in zip(names, read(sampling), strict=True) if value is not None
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +189,8 @@ class ServerOffer:
         details: more facts, for people to read.
         checkpoint: the server's name for the checkpoint, a path or a hub id; None when it does not report it.
         losses: path of a wire -> what is lost without it and the cure, for the log.
+        tokenize: returns the question for the token ids of a text, without those that the server adds to a prompt;
+            the answer has them in its field ``tokens``. None for a server that does not tokenize.
     """
 
     name: str
@@ -167,6 +200,7 @@ class ServerOffer:
     details: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None
     losses: Mapping[str, str] = field(default_factory=dict)
+    tokenize: Callable[[str], Lookup] | None = None
 
 
 class Server(Protocol):
@@ -186,3 +220,125 @@ class Server(Protocol):
         Raises EngineFailed when it is not ready, BadConfiguration when it refuses the key, does not serve the model
         or is of another kind.
         """
+
+
+MakeServer = Callable[[], Server]
+
+
+_BLOCKS = (8192, 1024)
+"""The lengths of blocks, in tokens: few long ones are looked up, and what is behind the last short one is short."""
+
+_ID_BYTES = 4
+
+_token_texts: LruCache[tuple[Any, ...], tuple[bytes, bytes]] = LruCache(32 * 2**20)
+"""The key of a block -> its ids, and their JSON without brackets, which depends on nothing else.
+
+A megabyte has the text of a hundred thousand tokens. The limit is that of ``Config.request_memory`` by default, as far
+as it is for prompts.
+"""
+
+
+def limit_texts(size: int) -> None:
+    """Set how many bytes the texts may take that are kept for later prompts."""
+    _token_texts.resize(size)
+
+
+def encode_token_ids(token_ids: Sequence[int]) -> msgspec.Raw:
+    """Return the JSON list of ``token_ids``.
+
+    To make a number of each id takes most of the time, and a look-up of a block of them little of it.
+    """
+    if not isinstance(token_ids, array) or token_ids.typecode != "I" or token_ids.itemsize != _ID_BYTES:
+        return msgspec.Raw(msgspec.json.encode(list(token_ids)))
+    whole = token_ids.tobytes()
+    pieces, at = [b"["], 0
+    for length in _BLOCKS:
+        size = length * _ID_BYTES
+        while len(whole) - at >= size:
+            pieces += (_block_text(whole[at : at + size]), b",")
+            at += size
+    if at < len(whole):
+        pieces += (_text(whole[at:]), b",")
+    pieces[max(1, len(pieces) - 1) :] = (b"]",)
+    return msgspec.Raw(b"".join(pieces))
+
+
+def _block_text(block: bytes) -> bytes:
+    key, known = find_bytes(_token_texts, "block", block)
+    if known is None:
+        known = block, _text(block)
+        _token_texts.put(key, known, len(block) + len(known[1]))
+    return known[1]
+
+
+def _text(token_ids: bytes) -> bytes:
+    return msgspec.json.encode(memoryview(token_ids).cast("I").tolist())[1:-1]
+
+
+MODELS = "/v1/models"
+T = TypeVar("T")
+
+
+class ServedModel(msgspec.Struct):
+    """One model of the list; fields that a server does not have are None."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+    owned_by: str | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[ServedModel]
+
+
+async def find_model(
+    url: str, get: GetPage, title: str, wanted: str | None
+) -> tuple[ServedModel, int | None]:
+    """Return the wanted model, or the first for None, and its context window in tokens, None if it is not listed.
+
+    Raises EngineFailed when the server is not ready, BadConfiguration when it refuses the key or does not list it.
+    """
+    status, body = await get(MODELS)
+    check_status(url, status, title)
+    models = decode_models(body) if status == 200 else []
+    if not models:
+        raise BadConfiguration(
+            f"{url}{MODELS} lists no models (HTTP {status}): {title} does not run there; correct the URL"
+        )
+    chosen = next((each for each in models if wanted in (None, each.id)), None)
+    if chosen is None:
+        served = ", ".join(each.id for each in models)
+        raise BadConfiguration(f"{title} at {url} does not serve {wanted!r}; it serves: {served}")
+    # The card of an adapter leaves the window to the card of its parent.
+    cards = (chosen, *(each for each in models if each.id == chosen.parent))
+    return chosen, next((each.max_model_len for each in cards if each.max_model_len), None)
+
+
+async def read_page(get: GetPage, form: type[T], *paths: str) -> T | None:
+    """Return the first page of that form; None where there is none, as behind a gateway that hides them."""
+    for path in paths:
+        status, body = await get(path)
+        if status == 200:
+            with suppress(msgspec.DecodeError, ValueError, RecursionError):
+                return msgspec.json.decode(body, type=form)
+    return None
+
+
+def check_status(url: str, status: int, title: str) -> None:
+    """Raise BadConfiguration for a refused key, EngineFailed for a server that is not ready."""
+    if status in (401, 403):
+        raise BadConfiguration(
+            f"{url} refuses the API key (HTTP {status}): give --engine-api-key the key that {title} was started with"
+        )
+    if status >= 500:
+        raise EngineFailed(f"{url} is not ready (HTTP {status}): wait until its /health returns 200")
+
+
+def decode_models(body: bytes) -> list[ServedModel]:
+    """Return the models of a list; none for a body that is no such list."""
+    try:
+        return msgspec.json.decode(body, type=_ModelList).data
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return []

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
@@ -31,12 +32,10 @@ class TerminalProgress:
 
     Args:
         stream: where to print; None for standard error.
-        is_bytes: whether bytes are counted, as in a download. Other counts are shown on a terminal only.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, is_bytes: bool = True) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
-        self._is_bytes = is_bytes
         self._is_terminal = False
         self._lock = threading.Lock()
         self._bar: Bar | None = None
@@ -59,12 +58,11 @@ class TerminalProgress:
     def __call__(self, label: str, done: int, total: int | None) -> None:
         """Show the progress of one task; a ``Progress``. The bar goes when all tasks are done, and comes again."""
         if not self._is_terminal:
-            if self._is_bytes:
-                self._line(label, done, total)
+            self._line(label, done, total)
             return
         with self._lock:
             if self._bar is None:
-                self._bar = _bar(self._stream, is_bytes=self._is_bytes)
+                self._bar = _bar(self._stream)
                 self._bar.start()
             if label not in self._tasks:
                 self._tasks[label] = self._bar.add_task(label, total=total)
@@ -104,58 +102,45 @@ def shown_step(progress: Progress, label: str) -> Iterator[None]:
         progress(label, _ONE_STEP, _ONE_STEP)
 
 
-class CountedProgress:
-    """Counts the calls of itself, with any arguments, as the progress of one task.
-
-    Args:
-        label: names the task.
-        progress: shows it.
-        total: how many calls there will be.
-    """
-
-    def __init__(self, label: str, progress: Progress, total: int) -> None:
-        self._label, self._progress, self._total, self._done = label, progress, total, 0
-        progress(label, 0, total)
-
-    def __call__(self, *_: object) -> None:
-        """Count one."""
-        self._done += 1
-        self._progress(self._label, self._done, self._total)
-
-
-def _bar(stream: TextIO, *, is_bytes: bool) -> Bar:
+def _bar(stream: TextIO) -> Bar:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
-        MofNCompleteColumn,
         Progress,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    amounts = (DownloadColumn(), TransferSpeedColumn()) if is_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
-    return Progress(*columns, console=Console(file=stream))
+    amounts = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), BarColumn(), *amounts, console=Console(file=stream))
 
 
 @contextlib.contextmanager
-def report_folder_size(folder: Path, report: Callable[[int], None]) -> Iterator[None]:
-    """Call ``report`` with the size of ``folder`` in bytes, again and again, until the context ends."""
+def looking(look: Callable[[], None], name: str) -> Iterator[None]:
+    """Call ``look`` again and again, in a thread called ``name``, until the context ends, and once after that."""
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(_POLL_SECONDS):
-            report(_size(folder))
+        while True:
+            ended = done.wait(_POLL_SECONDS)
+            look()
+            if ended:
+                return
 
-    thread = threading.Thread(target=watch, name="download progress", daemon=True)
+    thread = threading.Thread(target=watch, name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
+
+
+def report_folder_size(folder: Path, report: Callable[[int], None]) -> AbstractContextManager[None]:
+    """Call ``report`` with the size of ``folder`` in bytes, again and again, until the context ends."""
+    return looking(lambda: report(_size(folder)), "download progress")
 
 
 def _size(folder: Path) -> int:

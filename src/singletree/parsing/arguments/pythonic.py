@@ -12,14 +12,16 @@ from enum import IntEnum
 from functools import lru_cache
 
 from singletree.parsing import patterns
-from singletree.parsing.arguments import coercion
-from singletree.parsing.arguments.readers import Sink
+from singletree.parsing.arguments import Sink, coercion
 from singletree.parsing.family import Literals
-from singletree.parsing.patterns import Match, Pattern
+from singletree.parsing.patterns import SPACE, Either, Exact, Match, Pattern, Scalar
 
+_LONGEST_ATOM = 4096
+"""Maximum length of a value that is no string, and of the white space behind a string's end, in characters."""
 _SPACE = re.compile(r"\s*")
-_ATOM = re.compile(r"[^\s,:=\[\](){}\"']+")
-_PHRASE = re.compile(r"[^,\[\](){}]+")
+_WORD = r"[^\s,:=\[\](){}\"']"
+_ATOM = re.compile(rf"{_WORD}*")
+_PHRASE = re.compile(r"[^,\[\](){}]*")
 _ESCAPE = re.compile(
     r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|([0-7]{1,3})|(.))", re.DOTALL
 )
@@ -27,39 +29,21 @@ _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]
 _PLAIN_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "/": "/",
                   "\\": "\\", "'": "'", '"': '"'}  # fmt: skip
 _WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
 _QUOTES = ('"', "'")
-_LONGEST_ATOM = 4096
 _FOLLOWERS = ",)]}:"
 """Characters that can follow a string."""
-_NEXT = Pattern(
-    [
-        patterns.space(),
-        *patterns.literal(","),
-        patterns.space(),
-        patterns.slot("name"),
-        patterns.space(),
-        *patterns.literal("="),
-    ]
-)
+_NEXT = Pattern([SPACE, Exact(","), SPACE, patterns.slot("name"), SPACE, Exact("=")])
 """The argument after a string."""
-_NEXT_CALL = Pattern(
-    [
-        *(e for mark in ")," for e in (patterns.space(), *patterns.literal(mark))),
-        patterns.space(),
-        patterns.slot("name"),
-        patterns.space(),
-        *patterns.literal("("),
-    ]
-)
+_NEXT_CALL = Pattern([SPACE, Exact(")"), SPACE, Exact(","), SPACE, patterns.slot("name"), SPACE, Exact("(")])
 """The call after a string that is the last argument."""
-_STRING = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
-_FIRST_ITEM = re.compile(
-    rf"\{{\s*(?:(?P<nested>[\[({{])|\}}|(?:{_STRING}|[^\s,:=\[\](){{}}\"']++)\s*+(?:(?P<item>[,}}])|\S))",
-    re.DOTALL,
-)
-_CUT_FIRST_ITEM = re.compile(r"\{\s*(?:[\"'].*|[^\s,:=\[\](){}\"']+\s*)?\Z", re.DOTALL)
+_MOST_CLOSERS = 64
+"""Behind a string in more brackets than these, the end of the call is not looked for."""
+_NESTED = Pattern([Exact("{"), SPACE, Either(tuple(_CLOSERS))])
+_FIRST_ITEM = Pattern([Exact("{"), SPACE, Scalar("".join(_QUOTES), _WORD), SPACE, Either((",", "}"))])
+"""The beginning of a set: the first item of an object has a colon behind it."""
+_STRING_BREAKS = {mark: re.compile(rf"{mark}|\\") for quote in _QUOTES for mark in (quote, quote * 3)}
+"""By the quote of a string, what finds its end and its escapes."""
 
 
 class _At(IntEnum):
@@ -76,7 +60,6 @@ class LiteralArguments:
     """Reader of a run of ``key=value``, which is converted to one JSON object.
 
     Args:
-        dialect: the notation of the literals.
         quote: text that opens and closes a string, in a dialect that escapes nothing.
         close: text that ends the run.
         pair_closers: patterns that close the pair of calls.
@@ -102,20 +85,21 @@ class LiteralArguments:
         self._stack = [close]
         self._at = _At.KEY
         self._quote = ""
+        self._known = 0  # characters of the held text that are known to belong to the atom or space there
         self._is_key = False
         self._fresh = True
         self._out: list[str] = ["{"]
         self._broken = False
 
     def feed(self, text: str, position: int, sink: Sink) -> int:
-        """Implement ``readers.Codec``."""
         start = position
+        self._match = sink.match
         while position < len(text) and self._stack and not self._broken:
             step = self._string if self._at is _At.STRING else self._between
             moved = step(text, position)
             if moved < 0:
                 break
-            position = moved
+            position, self._known = moved, 0
         if self._broken:
             sink.broken(text[start:position])
             return position
@@ -128,7 +112,6 @@ class LiteralArguments:
         return sink.hold(text, position) if position < len(text) else position
 
     def close(self) -> str:
-        """Implement ``readers.Codec``."""
         return ""
 
     def _between(self, text: str, position: int) -> int:
@@ -138,11 +121,10 @@ class LiteralArguments:
             return found.end()
         if self._at is _At.KEY:
             return self._key(text, position)
-        if self._at is _At.ASSIGN:
-            return self._assign(text[position], position)
         if self._at is _At.VALUE:
             return self._value(text, position)
-        return self._after(text[position], position)
+        step = self._assign if self._at is _At.ASSIGN else self._after
+        return step(text[position], position)
 
     def _key(self, text: str, position: int) -> int:
         if text[position] == self._stack[-1]:
@@ -150,17 +132,26 @@ class LiteralArguments:
         opened = self._opens_string(text, position)
         if opened:
             return self._begin_string(text, position, is_key=True) if opened > 0 else -1
-        found = _ATOM.match(text, position)
-        if found is None:
+        end = self._end_of_run(_ATOM, text, position)
+        if end <= position:
+            return end
+        word = text[position:end]
+        if not (len(self._stack) == 1 or self._dialect.bare_keys or coercion.NUMBER.match(word)):
             return self._break(position)
-        if found.end() == len(text):
-            return self._wait(found.end() - position, position)
-        bare = len(self._stack) == 1 or self._dialect.bare_keys or _NUMBER.match(found.group())
-        if not bare:
-            return self._break(position)
-        self._add_next(coercion.quoted(found.group()) + ": ")
+        self._add_next(coercion.quoted(word) + ": ")
         self._at = _At.ASSIGN
-        return found.end()
+        return end
+
+    def _end_of_run(self, run: re.Pattern[str], text: str, position: int) -> int:
+        """Return the end of the characters of ``run`` at ``position``; negative when more text may belong to them.
+
+        Without any, or with too many, the arguments are broken, and it is ``position``.
+        """
+        end = run.match(text, position + self._known).end()  # type: ignore[union-attr]
+        self._known = end - position
+        if not 0 < self._known <= _LONGEST_ATOM:
+            return self._break(position)
+        return end if end < len(text) else -1
 
     def _assign(self, character: str, position: int) -> int:
         wanted = self._dialect.assign if len(self._stack) == 1 else ":"
@@ -196,24 +187,21 @@ class LiteralArguments:
         """Return whether a Python set begins here (JSON writes it as an array); None while more text decides that."""
         if self._dialect.bare_keys:
             return False
-        found = _FIRST_ITEM.match(text, position)
-        if found is not None:
-            return bool(found["nested"] or found["item"])
-        is_cut = len(text) - position < _LONGEST_ATOM and _CUT_FIRST_ITEM.match(text, position)
-        return None if is_cut else False
+        results = [self._match(pattern, text, position)[0] for pattern in (_NESTED, _FIRST_ITEM)]
+        if Match.FULL in results:
+            return True
+        return None if Match.PARTIAL in results else False
 
     def _atom(self, text: str, position: int) -> int:
-        found = (_PHRASE if self._dialect.bare_words else _ATOM).match(text, position)
-        if found is None:
-            return self._break(position)
-        if found.end() == len(text):
-            return self._wait(found.end() - position, position)
-        json_text = _literal(found.group().strip(), self._dialect.bare_words)
+        end = self._end_of_run(_PHRASE if self._dialect.bare_words else _ATOM, text, position)
+        if end <= position:
+            return end
+        json_text = _literal(text[position:end].strip(), self._dialect.bare_words)
         if json_text is None:
             return self._break(position)
         self._add_next(json_text)
         self._at = _At.AFTER
-        return found.end()
+        return end
 
     def _after(self, character: str, position: int) -> int:
         if character == self._stack[-1]:
@@ -242,7 +230,7 @@ class LiteralArguments:
         """Return 1 when a string opens here, 0 when none does, -1 while more text decides that."""
         if self._verbatim and text.startswith(self._verbatim, position):
             return 1
-        if self._verbatim and self._verbatim.startswith(text[position:]):
+        if self._verbatim and self._verbatim.startswith(text[position : position + len(self._verbatim)]):
             return -1
         mark = text[position]
         if mark not in _QUOTES:
@@ -262,19 +250,20 @@ class LiteralArguments:
 
     def _string(self, text: str, position: int) -> int:
         quote = self._quote
-        end = text.find(quote, position)
         if quote == self._verbatim:
-            stop = end if end >= 0 else _before_prefix(text, position, quote)
+            stop = text.find(quote, position)
         else:
-            escape = text.find("\\", position, end if end >= 0 else len(text))
-            if escape == position:
-                return self._escaped(text, position)
-            stop = escape if escape >= 0 else end if end >= 0 else _before_prefix(text, position, quote)
+            found = _STRING_BREAKS[quote].search(text, position)
+            stop = found.start() if found else -1
+        is_cut = stop < 0
+        stop = _before_prefix(text, position, quote) if is_cut else stop
         if stop > position:
             self._out.append(coercion.quoted(text[position:stop])[1:-1])
             return stop
-        if end != position:
+        if is_cut:
             return -1
+        if not text.startswith(quote, position):
+            return self._escaped(text, position)
         if self._dialect.nested_quotes and not self._is_key and len(quote) == 1:
             result = self._ends_string(text, position + 1)
             if result is Match.PARTIAL:
@@ -292,26 +281,29 @@ class LiteralArguments:
     def _ends_string(self, text: str, position: int) -> Match | None:
         """Return whether the quote before ``position`` ends its string, by the text after it; None when ambiguous."""
         if not self._holds_quotes:
-            behind = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+            behind = _SPACE.match(text, position + self._known).end()  # type: ignore[union-attr]
+            self._known = behind - position
+            if self._known >= _LONGEST_ATOM:
+                return Match.FULL
             if behind == len(text):
-                return Match.PARTIAL if behind - position < _LONGEST_ATOM else Match.FULL
+                return Match.PARTIAL
             if text[behind] in _QUOTES:  # Python joins strings that stand side by side
                 return None
             return Match.FULL if text[behind] in _FOLLOWERS else Match.NONE
-        result, found = _closing(tuple(reversed(self._stack))).match(text, position)
-        results = [result]
-        if found is not None:
-            results = [closer.match(text, found.end())[0] for closer in self._pair_closers]
+        results = []
+        if len(self._stack) <= _MOST_CLOSERS:
+            result, found = self._match(_closing(tuple(reversed(self._stack))), text, position)
+            results.append(result)
+            if found is not None:
+                results = [self._match(closer, text, found.end)[0] for closer in self._pair_closers]
         if len(self._stack) == 1:
-            result, found = _NEXT.match(text, position)
-            call, _ = _NEXT_CALL.match(text, position)
-            if call is Match.FULL or (found is not None and self._keys and found["name"] not in self._keys):
+            result, found = self._match(_NEXT, text, position)
+            call, _ = self._match(_NEXT_CALL, text, position)
+            is_unknown = found is not None and self._keys and found.slots["name"] not in self._keys
+            if call is Match.FULL or is_unknown:
                 return None
-            results += [result, Match.PARTIAL if call is Match.PARTIAL else Match.NONE]
-        if Match.FULL in results:
-            return Match.FULL
-        waits = Match.PARTIAL in results and len(text) - position < _LONGEST_ATOM
-        return Match.PARTIAL if waits else Match.NONE
+            results += [result, call]
+        return next((each for each in (Match.FULL, Match.PARTIAL) if each in results), Match.NONE)
 
     def _escaped(self, text: str, position: int) -> int:
         if _CUT_ESCAPE.match(text, position):
@@ -322,9 +314,6 @@ class LiteralArguments:
         self._out.append(_decoded(found))
         return found.end()
 
-    def _wait(self, length: int, position: int) -> int:
-        return -1 if length < _LONGEST_ATOM else self._break(position)
-
     def _break(self, position: int) -> int:
         self._broken = True
         return position
@@ -332,7 +321,7 @@ class LiteralArguments:
 
 @lru_cache(maxsize=64)
 def _closing(closers: tuple[str, ...]) -> Pattern:
-    return Pattern([e for closer in closers for e in (patterns.space(), *patterns.literal(closer))])
+    return Pattern([element for closer in closers for element in (SPACE, Exact(closer))])
 
 
 def _before_prefix(text: str, position: int, quote: str) -> int:
@@ -358,6 +347,6 @@ def _literal(word: str, bare_words: bool) -> str | None:
     """Return a word as JSON text; None when it is not a literal."""
     if word in _WORDS:
         return _WORDS[word]
-    if _NUMBER.match(word):
+    if coercion.NUMBER.match(word):
         return word
     return coercion.loose_number(word) or (coercion.quoted(word) if bare_words and word else None)

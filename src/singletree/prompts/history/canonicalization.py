@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from singletree.conversation import Conversation, Part, Text, Tool, ToolReference, ToolResult, Turn
 from singletree.prefixes import common_prefix, identical_prefix
 from singletree.prompts.prompt_cache import is_same_turn
-from singletree.prompts.template.tool_definition import tool_definition
+from singletree.prompts.replay.turn_comparison import with_joined_texts
+from singletree.prompts.template.content import tool_definition
 
 PLACEHOLDER_TOOL = "DeferredToolPlaceholder"
 """A tool that a client sends to keep tool deferral on; the model never sees it."""
@@ -32,6 +33,7 @@ _CONTEXT = re.compile(
 )
 _SYSTEM_ROLES = ("system", "developer")
 
+ItemT = TypeVar("ItemT", Turn, ToolResult)
 
 ToolsOf = Callable[[Sequence[Turn]], tuple[Tool, ...]]
 """Returns the tools of the session's conversation to which these turns only add a question; () if there is none."""
@@ -49,9 +51,8 @@ class Rule:
     Attributes:
         name: the name by which it is switched off.
         reason: why it exists, for the documentation.
-        apply: returns the changed conversation, or an equal one if there is nothing to change. It gets one segment (the
-            turns from one of the assistant's to the next) or several at once, and its result for a segment does not
-            depend on the others.
+        apply: returns the changed conversation, or an equal one. It gets one segment (the turns from one of the
+            assistant's to the next) or several at once, and its result for a segment does not depend on the others.
         whole: whether it gets all turns instead, after the other rules.
     """
 
@@ -62,13 +63,10 @@ class Rule:
 
 
 class Segment(NamedTuple):
-    """Consecutive turns of a conversation, beginning at one of the assistant's, after the rules.
+    """Consecutive turns after the rules, beginning at one of the assistant's.
 
-    Attributes:
-        end: the index of the first turn after them, in the original conversation.
-        turns: the turns after the rules.
-        applied: the names of the rules that changed something.
-        changed: (first, end) of the turns that they changed, by the indices in the whole conversation after the rules.
+    ``end`` is the index of the first turn after them in the original conversation; ``changed`` is (first, end) of the
+    turns that the ``applied`` rules changed, by the indices in the whole conversation after the rules.
     """
 
     end: int
@@ -78,12 +76,9 @@ class Segment(NamedTuple):
 
 
 class Canonical(NamedTuple):
-    """A conversation after all rules.
+    """A conversation after all rules, and their names in the order of ``RULES``.
 
-    Attributes:
-        conversation: the result.
-        rules: the names of the rules that changed it, in the order of ``RULES``.
-        places: (first, end, names) for each range of its turns that rules changed.
+    ``places`` has (first, end, names) for each range of its turns that rules changed.
     """
 
     conversation: Conversation
@@ -92,14 +87,7 @@ class Canonical(NamedTuple):
 
 
 class CanonicalCheckpoint(NamedTuple):
-    """The segments of a conversation after the rules that act on segments.
-
-    Attributes:
-        given: the original conversation.
-        off: the rules that were switched off.
-        segments: the segments.
-        tools: the tools after the rules.
-    """
+    """The segments of the conversation ``given``, and its tools, after the rules that act on segments."""
 
     given: Conversation
     off: frozenset[str]
@@ -108,7 +96,6 @@ class CanonicalCheckpoint(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Return about how much memory the segments take, in bytes, without their turns."""
         return _SEGMENT_BYTES * len(self.segments)
 
 
@@ -117,11 +104,9 @@ _SEGMENT_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Canonicalize:
-    """The stage that applies the rules. Rules are applied in the order of ``RULES``; the result is idempotent.
+    """The stage that applies the rules, in the order of ``RULES``; the result is idempotent.
 
-    Attributes:
-        off: the names of the rules that are switched off.
-        tools_of: looks up the tools of the session, for ``compaction_tools``.
+    ``off`` names the rules that are switched off; ``tools_of`` looks up the tools of the session.
     """
 
     off: frozenset[str] = frozenset()
@@ -130,7 +115,6 @@ class Canonicalize:
     def run(
         self, conversation: Conversation, checkpoint: CanonicalCheckpoint | None
     ) -> tuple[Canonical, CanonicalCheckpoint]:
-        """Apply the rules to the segments that ``checkpoint`` does not have, and to the whole."""
         turns, tools = conversation.turns, conversation.tools
         segments: list[Segment] = []
         if checkpoint is not None:
@@ -160,7 +144,6 @@ class Canonicalize:
     def _apply(
         self, rules: Sequence[Rule], conversation: Conversation
     ) -> tuple[Conversation, frozenset[str]]:
-        """Apply ``rules``; return the conversation and the names of the rules that changed it."""
         applied = []
         for rule in rules:
             before = conversation
@@ -181,22 +164,18 @@ def _changed_range(before: Sequence[Turn], after: Sequence[Turn]) -> tuple[int, 
 def _common_segments(
     before: CanonicalCheckpoint, given: Conversation, off: frozenset[str]
 ) -> Sequence[Segment]:
-    """Return the segments of ``before`` that ``given`` begins with."""
     turns, known, segments = given.turns, before.given, before.segments
-    if before.off != off or (known.tools is not given.tools and _has_deferred(known.tools, given.tools)):
+    has_other_tools = known.tools is not given.tools
+    if before.off != off or (has_other_tools and any(t.deferred for t in (*known.tools, *given.tools))):
         return ()
     same = common_prefix(known.turns, turns, is_same_turn)
-    if same == len(turns) == len(known.turns) and known.tools is given.tools:
+    if same == len(turns) == len(known.turns) and not has_other_tools:
         return segments
     count = bisect_right(segments, min(same, len(turns) - 1), key=attrgetter("end"))
     # A segment ends where an answer begins. The last one ended with the turns: there may be anything behind it now.
     if count and not _begins_answer(turns, segments[count - 1].end):
         count -= 1
     return segments[:count]
-
-
-def _has_deferred(*tools: Sequence[Tool]) -> bool:
-    return any(tool.deferred for each in tools for tool in each)
 
 
 def _segment_ends(turns: Sequence[Turn], begin: int) -> Sequence[int]:
@@ -207,7 +186,6 @@ def _segment_ends(turns: Sequence[Turn], begin: int) -> Sequence[int]:
 
 
 def _begins_answer(turns: Sequence[Turn], number: int) -> bool:
-    """Return whether a run of assistant turns begins at turn ``number``."""
     return turns[number].role == "assistant" and (number == 0 or turns[number - 1].role != "assistant")
 
 
@@ -220,20 +198,13 @@ def _each_turn(conversation: Conversation, change: Callable[[Turn], Turn | None]
 def _each_part(
     parts: tuple[Part, ...], change: Callable[[tuple[Part, ...]], tuple[Part, ...]]
 ) -> tuple[Part, ...]:
-    """Apply ``change`` to the parts of each result in ``parts``, then to ``parts`` themselves.
-
-    If nothing changes, return the same tuple: no rule copies a long conversation.
-    """
+    """Apply ``change`` to the parts of results, then to ``parts``; nothing is copied where nothing changes."""
     inner = [_with_parts(part, change(part.parts)) if type(part) is ToolResult else part for part in parts]
     return change(parts if all(map(operator.is_, inner, parts)) else tuple(inner))
 
 
-def _with_parts(result: ToolResult, parts: tuple[Part, ...]) -> ToolResult:
-    return result if parts is result.parts else replace(result, parts=cast(Any, parts))
-
-
-def _with_turn_parts(turn: Turn, parts: tuple[Part, ...]) -> Turn:
-    return turn if parts is turn.parts else replace(turn, parts=parts)
+def _with_parts(item: ItemT, parts: tuple[Part, ...]) -> ItemT:
+    return item if parts is item.parts else replace(item, parts=cast(Any, parts))
 
 
 def _strip_billing_header(conversation: Conversation, _: ToolsOf) -> Conversation:
@@ -262,7 +233,7 @@ def _show_deferred_tools(conversation: Conversation, _: ToolsOf) -> Conversation
             for part in parts
         )
 
-    changed = _each_turn(conversation, lambda turn: _with_turn_parts(turn, _each_part(turn.parts, show)))
+    changed = _each_turn(conversation, lambda turn: _with_parts(turn, _each_part(turn.parts, show)))
     if not deferred and PLACEHOLDER_TOOL not in map(attrgetter("name"), tools):
         return changed
     shown = tuple(t for t in tools if not t.deferred and t.name != PLACEHOLDER_TOOL)
@@ -287,30 +258,17 @@ def _context_of_harness(conversation: Conversation, _: ToolsOf) -> Conversation:
 
 def _join_blocks(conversation: Conversation, _: ToolsOf) -> Conversation:
     def join(turn: Turn) -> Turn:
-        return turn if turn.role == "assistant" else _with_turn_parts(turn, _each_part(turn.parts, _joined))
+        return turn if turn.role == "assistant" else _with_parts(turn, _each_part(turn.parts, _joined))
 
     return _each_turn(conversation, join)
 
 
 def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return ``parts`` with consecutive texts joined, with a line break between two where there is none."""
-    if len(parts) < 2 or (Text, Text) not in pairwise(map(type, parts)):
-        return parts
-    joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if not isinstance(part, Text) or not isinstance(last, Text):
-            joined.append(part)
-            continue
-        separator = "" if last.text.endswith("\n") or part.text.startswith("\n") else "\n"
-        joined[-1] = Text(last.text + separator + part.text)
-    return tuple(joined)
+    return parts if len(parts) < 2 else tuple(with_joined_texts(parts, by_lines=True))
 
 
 def _join_assistants(conversation: Conversation, _: ToolsOf) -> Conversation:
-    """Join consecutive assistant turns; texts that meet get a line break between them."""
-    roles = [turn.role for turn in conversation.turns]
-    if ("assistant", "assistant") not in pairwise(roles):
+    if ("assistant", "assistant") not in pairwise([turn.role for turn in conversation.turns]):
         return conversation
     turns: list[Turn] = []
     for turn in conversation.turns:
@@ -325,7 +283,6 @@ def _join_assistants(conversation: Conversation, _: ToolsOf) -> Conversation:
 
 
 def _system_after_results(conversation: Conversation, _: ToolsOf) -> Conversation:
-    """Move system turns that stand between a turn's calls and their last result to after the results."""
     turns: list[Turn] = []
     waiting: list[Turn] = []
     answering = False
@@ -342,7 +299,6 @@ def _system_after_results(conversation: Conversation, _: ToolsOf) -> Conversatio
 
 
 def _order_results(conversation: Conversation, _: ToolsOf) -> Conversation:
-    """Join consecutive turns of results into one, in the order of the calls that they answer."""
     turns: list[Turn] = []
     order: dict[str, int] = {}
     for turn in conversation.turns:
@@ -353,7 +309,7 @@ def _order_results(conversation: Conversation, _: ToolsOf) -> Conversation:
         elif turns and turns[-1].role == "tool":
             turns[-1] = Turn("tool", _in_order(turns[-1].parts + turn.parts, order))
         else:
-            turns.append(_with_turn_parts(turn, _in_order(turn.parts, order)))
+            turns.append(_with_parts(turn, _in_order(turn.parts, order)))
     return _with_turns(conversation, turns)
 
 
@@ -363,8 +319,6 @@ def _with_turns(conversation: Conversation, turns: list[Turn]) -> Conversation:
 
 
 def _in_order(parts: tuple[Part, ...], order: dict[str, int]) -> tuple[Part, ...]:
-    """Return results of known calls first, in the order of the calls, then the others in their own order."""
-
     def place(part: Part) -> int:
         return order.get(part.call_id, len(order)) if isinstance(part, ToolResult) else len(order)
 
@@ -433,19 +387,13 @@ _SEGMENT_RULES = tuple(rule for rule in RULES if not rule.whole)
 _WHOLE_RULES = tuple(rule for rule in RULES if rule.whole)
 
 
-@dataclass(frozen=True, slots=True)
-class RenderRule:
-    """A rule that applies where a prompt is rendered, and does not edit the conversation."""
-
-    name: str
-    reason: str
-
-
-SESSION_CLOCK = RenderRule(
+SESSION_CLOCK = Rule(
     "session_clock",
     "A template that prints the time (Hunyuan A13B: to the second) changes the head of its prompts all the time; a "
     "session keeps the time of its first prompt, for a day at most.",
+    lambda conversation, _: conversation,
 )
+"""A rule that applies where a prompt is rendered."""
 
-NAMED: tuple[Rule | RenderRule, ...] = (*RULES, SESSION_CLOCK)
+NAMED: tuple[Rule, ...] = (*RULES, SESSION_CLOCK)
 """All rules that can be switched off and are counted by name."""

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise, takewhile
+from itertools import chain, takewhile
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from singletree.conversation import Conversation, Reasoning, ToolCall, ToolResult, Turn
+from singletree.conversation import Conversation, Reasoning, Tool, ToolCall, ToolResult, Turn
 from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_cache import is_same_turn
-from singletree.prompts.replay.history_digests import HistoryDigests
-from singletree.prompts.replay.partial_turns import without_echoes
-from singletree.prompts.replay.turn_comparison import is_part_of, normalized_id, pair_calls
+from singletree.prompts.replay.turn_comparison import is_part_of, normalized_id, pair_calls, without_echoes
+from singletree.prompts.replay.turn_keys import HistoryDigests, id_keys, place_keys
 from singletree.prompts.replay.turn_memory import (
     GeneratedTurn,
     TurnMemory,
     is_equivalent_memoized,
-    lookup_keys,
     resolve_match,
 )
 
@@ -33,11 +31,9 @@ ValueT = TypeVar("ValueT")
 
 
 class Recalled(NamedTuple):
-    """A conversation in which the remembered turns stand as they were generated.
+    """A conversation in which the remembered turns stand as they were generated, by their index in ``turns``.
 
     Attributes:
-        conversation: the conversation with these turns.
-        turns: the remembered turns, by their index in the conversation.
         digests: the digests of the history before each turn, as the client sent it.
         unknown: the keys under which other turns were searched in vain, by their index.
         settled: how many turns at the beginning are remembered, or unknown, or no answers.
@@ -51,26 +47,24 @@ class Recalled(NamedTuple):
 
     @property
     def in_order(self) -> tuple[GeneratedTurn, ...]:
-        """Return the remembered turns from the first to the last."""
         return tuple(map(self.turns.__getitem__, sorted(self.turns)))
 
 
-class RecallCheckpoint(NamedTuple):
-    """The turns that were found for a prompt.
+RestoredReasoning = Literal["all", "written_while_off", "none"]
+"""Which reasoning is restored that a client left out: all, only that of turns which reason although the prompt had
+closed their reasoning, or none. A client that switches reasoning off takes none of the latter out.
+"""
 
-    Attributes:
-        given: the conversation as the client sent it.
-        recalled: what it was recalled as.
-        restores_reasoning: whether reasoning was restored.
-    """
+
+class RecallCheckpoint(NamedTuple):
+    """The turns that were found for a prompt whose conversation the client sent as ``given``."""
 
     given: Conversation
     recalled: Recalled
-    restores_reasoning: bool
+    restored_reasoning: RestoredReasoning
 
     @property
     def bytes(self) -> int:
-        """Return about how much memory it takes, in bytes; the turns are the conversation's or the memory's."""
         unknown = self.recalled.unknown
         keys = _KEY_BYTES * len(unknown) + sum(map(len, chain.from_iterable(unknown.values())))
         return _DIGEST_BYTES * len(self.given.turns) + keys
@@ -89,14 +83,9 @@ class CapsuleReader(Protocol):
 
     def tokens(self, turn: Turn) -> list[array[int]] | None:
         """Return the tokens of each capsule of ``turn`` that can be opened; None if it carries no capsule."""
-        ...
 
     def open(self, turn: Turn) -> tuple[Turn, GeneratedTurn] | None:
-        """Return ``turn`` as its capsules have it, and the remembered turn.
-
-        None if it carries no readable capsules, or does not agree with them.
-        """
-        ...
+        """Return ``turn`` as its capsules have it, and the remembered turn; None if unreadable, or if they disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +94,26 @@ class RecallTurns:
 
     Attributes:
         memory: holds the generated turns; None to replace none.
-        restore_reasoning: restore the reasoning of a turn where the harness returned none or only some of it (models
-            that are trained with it score whole points lower without it). The template decides whether it is printed.
+        restored_reasoning: the turns whose reasoning is restored where the harness returned none or only some of it
+            (models that are trained with it score whole points lower without it). The template decides whether it is
+            printed.
         unanswered: the calls that the template prints without a result. Calls that the harness left out together with
             their results are restored only if the template can print them.
-        tags: the markers of the model's reasoning.
-        capsules: reads the capsules of turns; None where capsules are not used.
+        tags: the markers of the model's reasoning: openers and closers in turn.
+        is_minted: returns whether a server has made the id of a call. A turn with such an id is no other turn with the
+            same history.
     """
 
     memory: TurnMemory | None
-    restore_reasoning: bool = True
+    restored_reasoning: RestoredReasoning = "all"
     unanswered: Unanswered = "last"
     tags: Sequence[str] = ()
     capsules: CapsuleReader | None = None
+    is_minted: Callable[[str], bool] = lambda _: False
 
     def run(
         self, conversation: Conversation, checkpoint: RecallCheckpoint | None
     ) -> tuple[Recalled, RecallCheckpoint]:
-        """Search the turns that ``checkpoint`` does not have, and mark all remembered turns as used."""
         turns, same = conversation.turns, 0
         if checkpoint is not None:
             same = common_prefix(checkpoint.given.turns, turns, is_same_turn)
@@ -138,12 +129,17 @@ class RecallTurns:
                 search.take_over(checkpoint.recalled, same)
             recalled = search.run()
             self.memory.mark_used(recalled.in_order)
-        return recalled, RecallCheckpoint(conversation, recalled, self.restore_reasoning)
+        return recalled, RecallCheckpoint(conversation, recalled, self.restored_reasoning)
+
+    def restores_reasoning(self, known: GeneratedTurn) -> bool:
+        if self.restored_reasoning == "written_while_off":
+            closers = filter(None, map(str.strip, self.tags[1::2]))
+            return any(closer in known.opening.text for closer in closers)
+        return self.restored_reasoning == "all"
 
     def _may_reuse(self, checkpoint: RecallCheckpoint, conversation: Conversation) -> bool:
-        """Return whether results of ``checkpoint`` hold: tools and restoration of reasoning are the same."""
         known, tools = checkpoint.given.tools, conversation.tools
-        return checkpoint.restores_reasoning == self.restore_reasoning and (known is tools or known == tools)
+        return checkpoint.restored_reasoning == self.restored_reasoning and (known is tools or known == tools)
 
 
 _NOTHING = Turn("tool")
@@ -174,7 +170,7 @@ class _Search:
         # The results after a turn decide which of its calls may be missing, so the turn after it must be the same, too.
         kept = max(same - 1, 0)
         found, unknown = _below(kept, before.turns), _below(kept, before.unknown)
-        self._found = dict(self.memory.still_remembered(found))
+        self._found = dict(self.memory.still_remembered(found, self.conversation.turns))
         has_new = self.memory.knows_any([*chain.from_iterable(unknown.values())])
         self._unknown = {} if has_new else dict(unknown)
         is_unchanged = len(self._found) == len(found) and not has_new
@@ -186,17 +182,11 @@ class _Search:
                 self._turns[i] = before.conversation.turns[i]
 
     def _settled(self, start: int, end: int) -> int:
-        """Return the index of the first answer from ``start`` on that is neither remembered nor unknown, or ``end``."""
         turns = self.conversation.turns
-        undecided = (
-            i
-            for i in range(start, end)
-            if turns[i].role == "assistant" and i not in self._found and i not in self._unknown
-        )
-        return next(undecided, end)
+        answers = (i for i in range(start, end) if turns[i].role == "assistant")
+        return next((i for i in answers if i not in self._found and i not in self._unknown), end)
 
     def run(self) -> Recalled:
-        """Return the conversation as it was generated."""
         for i in range(self._done, len(self._turns)):
             if self._turns[i].role == "assistant" and i not in self._found:
                 self._recall(i)
@@ -207,23 +197,24 @@ class _Search:
         return Recalled(changed, self._found, self.digests, self._unknown, settled)
 
     def _recall(self, number: int) -> None:
-        """Replace turn ``number`` by the remembered turn that it is, if there is one."""
         turn = self.conversation.turns[number]
         if self.continues_earlier(number):
             self._turns[number] = _NOTHING
             return
-        # No turn is remembered by its text alone.
-        keys = [key for key in lookup_keys(turn, "") if not key.startswith(" text ")]
+        keys = id_keys(turn)
         is_unknown = not self.memory.knows_any(keys)
         if is_unknown:
-            # The history is long to digest, and only turns without an id of this server need it.
-            keys += lookup_keys(turn, self.digests[number])
+            keys += place_keys(turn, self.digests[number])
             is_unknown = not self.memory.knows_any(keys)
         known, is_certain = (None, False) if is_unknown else self.find(number)
         if known is not None:
-            keeps = is_certain and (self.stage.restore_reasoning or _has_reasoning(turn))
+            # A part with a capsule alone is reasoning, too.
+            has_reasoning = any(isinstance(part, Reasoning) for part in turn.parts)
+            keeps = is_certain and (has_reasoning or self.stage.restores_reasoning(known))
             self._turns[number] = known.memoized(
-                keeps, turn, partial(_restored, turn, known.turn, keeps_reasoning=keeps)
+                keeps,
+                turn,
+                partial(_restored, turn, known.turn, self.conversation.tools, keeps_reasoning=keeps),
             )
             if is_certain:
                 self._found[number] = known
@@ -237,13 +228,17 @@ class _Search:
             self._unknown[number] = keys
 
     def find(self, number: int) -> tuple[GeneratedTurn | None, bool]:
-        """Return the remembered turn that turn ``number`` is, and whether its reasoning is certain."""
         turn = self.conversation.turns[number]
         accept = partial(self._accepts, number)
         found, _ = self.memory.find_candidates(turn, "", accept)
         if found:
             return found[-1], True
         found, is_complete = self.memory.find_candidates(turn, self.digests[number], accept)
+        minted = {normalized_id(call.id) for call in turn.tool_calls if self.stage.is_minted(call.id)}
+        if found and minted:
+            found = [
+                known for known in found if minted <= {normalized_id(c.id) for c in known.turn.tool_calls}
+            ]
         capsules = self.stage.capsules
         carried = capsules.tokens(turn) if capsules is not None and found else None
         if carried:
@@ -254,19 +249,22 @@ class _Search:
         return resolve_match(turn, found, is_complete)
 
     def continues_earlier(self, number: int) -> bool:
-        """Return whether turn ``number`` continues an earlier turn that is already restored as a whole.
-
-        Some clients send each call of a turn as a message of its own, followed by its result.
-        """
+        """Some clients send each call of a turn as a message of its own: is the turn restored as a whole earlier?"""
         earlier = next((i for i in range(number - 1, -1, -1) if self._turns[i].role != "tool"), -1)
         known = self._found.get(earlier)
-        if known is None:
+        turn = self.conversation.turns[number]
+        if known is None or not turn.tool_calls:
             return False
-        returned = self.conversation.turns
-        before = {normalized_id(call.id) for turn in returned[earlier:number] for call in turn.tool_calls}
-        now = {normalized_id(call.id) for call in returned[number].tool_calls}
-        generated = {normalized_id(call.id) for call in known.turn.tool_calls}
-        return bool(now) and now <= generated - before and self._matches(number, returned[number], known)
+        pairs = self._pairs(range(earlier, number + 1), known)
+        if pairs is None or not self._matches(number, turn, known):
+            return False
+        # The same call with another id may be one that the model made again.
+        return _have_same_ids(pairs) or self.find(number)[0] is None
+
+    def _pairs(self, numbers: Iterable[int], known: GeneratedTurn) -> list[tuple[ToolCall, ToolCall]] | None:
+        calls = (self.conversation.turns[i].tool_calls for i in numbers)
+        returned = Turn("assistant", tuple(chain.from_iterable(calls)))
+        return pair_calls(returned, known.turn, self.conversation.tools, in_part=True)
 
     def _accepts(self, number: int, turn: Turn, known: GeneratedTurn) -> bool:
         return self._matches(number, turn, known) and self._can_print_calls(number, known)
@@ -277,22 +275,18 @@ class _Search:
         tools = self.conversation.tools
         if is_equivalent_memoized(turn, known, tools):
             return True
+        restores = self.stage.restores_reasoning(known)
         compare = partial(
-            is_part_of,
-            turn,
-            known.turn,
-            tools,
-            tags=self.stage.tags,
-            allow_missing_reasoning=self.stage.restore_reasoning,
+            is_part_of, turn, known.turn, tools, tags=self.stage.tags, allow_missing_reasoning=restores
         )
-        return is_over and known.memoized(("in part", self.stage.restore_reasoning), (turn, tools), compare)
+        return is_over and known.memoized(("in part", restores), (turn, tools), compare)
 
     def _can_print_calls(self, number: int, known: GeneratedTurn) -> bool:
-        """Return whether the template can print the calls of ``known`` with the results that the conversation has."""
         turns, ours = self.conversation.turns, known.turn.tool_calls
-        present = {normalized_id(call.id) for call in turns[number].tool_calls}
         if len(turns[number].tool_calls) == len(ours):
             return True
+        pairs = self._pairs((number,), known) or []
+        present = {normalized_id(call.id) for call, _ in pairs}
         if not all(call.complete or normalized_id(call.id) in present for call in ours):
             return False  # a call that was cut off: clients leave it out, because it is not a call
         loop = chain.from_iterable(
@@ -302,27 +296,40 @@ class _Search:
         present.update(
             normalized_id(p.call_id) for turn in loop for p in turn.parts if isinstance(p, ToolResult)
         )
+        if not _have_same_ids(pairs):
+            present.update(normalized_id(call.id) for call, _ in self._pairs_behind(number, known))
         missing = [normalized_id(call.id) not in present for call in ours]
         return (
             self.stage.unanswered == "any"
             or not any(missing)
-            or (self.stage.unanswered == "last" and _is_sorted(missing))
+            or (self.stage.unanswered == "last" and missing == sorted(missing))
         )
+
+    def _pairs_behind(self, number: int, known: GeneratedTurn) -> list[tuple[ToolCall, ToolCall]]:
+        """Pair the calls of turn ``number``, and of the turns that continue it, with those of ``known``."""
+        turns, numbers = self.conversation.turns, [number]
+        pairs = self._pairs(numbers, known) or []
+        for i in range(number + 1, len(turns)):
+            if turns[i].role == "tool":
+                continue
+            longer = self._pairs([*numbers, i], known) if turns[i].role == "assistant" else None
+            if not longer or len(longer) == len(pairs) or self.find(i)[0] is not None:
+                break
+            numbers, pairs = [*numbers, i], longer
+        return pairs
 
 
 def _below(end: int, values: Mapping[int, ValueT]) -> Mapping[int, ValueT]:
-    """Return ``values`` without those of the indices from ``end`` on."""
     if max(values, default=-1) < end:
         return values  # as in most requests; no Python loop runs over a long conversation
     return {i: value for i, value in values.items() if i < end}
 
 
-def _is_sorted(flags: Sequence[bool]) -> bool:
-    return all(one <= other for one, other in pairwise(flags))
+def _have_same_ids(pairs: Iterable[tuple[ToolCall, ToolCall]]) -> bool:
+    return all(normalized_id(ours.id) == normalized_id(theirs.id) for ours, theirs in pairs)
 
 
 def _holds(token_ids: array[int], runs: Iterable[array[int]]) -> bool:
-    """Return whether ``token_ids`` contains all ``runs``, in their order."""
     data, width, at = token_ids.tobytes(), token_ids.itemsize, 0
     for run in runs:
         wanted = run.tobytes()
@@ -335,14 +342,10 @@ def _holds(token_ids: array[int], runs: Iterable[array[int]]) -> bool:
     return True
 
 
-def _has_reasoning(turn: Turn) -> bool:
-    """Return whether ``turn`` has a reasoning part, be it with text or only with a capsule."""
-    return any(isinstance(p, Reasoning) for p in turn.parts)
-
-
-def _restored(returned: Turn, remembered: Turn, *, keeps_reasoning: bool) -> Turn:
+def _restored(returned: Turn, remembered: Turn, tools: Sequence[Tool], *, keeps_reasoning: bool) -> Turn:
     """Return ``returned`` with the remembered parts, in their order; calls keep the ids to which the results refer."""
-    ids = {ours.id: theirs.id for ours, theirs in pair_calls(returned, remembered, in_part=True) or ()}
+    pairs = pair_calls(returned, remembered, tools, in_part=True) or ()
+    ids = {ours.id: theirs.id for ours, theirs in pairs}
     parts = [
         replace(p, id=ids.get(p.id, p.id)) if isinstance(p, ToolCall) else p
         for p in remembered.parts

@@ -1,4 +1,7 @@
-"""The capabilities of a chat template, and the variables and fields that templates are known to have."""
+"""The capabilities of a chat template, and the variables and fields that templates are known to have.
+
+A request's reasoning options become the variables of a template by tables without model names.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,7 @@ BUDGET_VARIABLES = ("thinking_budget",)
 EFFORTS = ("none", "no_think", "minimal", "low", "medium", "high", "xhigh", "max")
 """Words for the effort of reasoning that templates are probed with, weakest first."""
 
-IMAGES: tuple[MessageDict, ...] = (
-    {"type": "image"},
-    {"type": "image_url", "image_url": {"url": ""}},
-)
+IMAGES: tuple[MessageDict, ...] = ({"type": "image"}, {"type": "image_url", "image_url": {"url": ""}})
 """Content parts that templates accept as an image, in the order in which they are tried."""
 
 CLOCK = "strftime_now"
@@ -72,7 +72,7 @@ class TemplateCapabilities:
         parsed_arguments: whether it prints parsed arguments, possibly beside text.
         empty_content: the content that a turn with calls alone must have: "" or None.
         call_ids: ``nine`` where only ids of nine letters and digits are accepted, else ``any``.
-        call_id_picture: the form of the ids by which the model knows its calls, with ``{name}`` and ``{index}``
+        call_id_format: the form of the ids by which the model knows its calls, with ``{name}`` and ``{index}``
             (counted over the conversation); empty where any id is good. No probe finds it: the family has it.
         results: whether it prints messages with the role tool, in their place.
         results_need_calls: whether it prints them only after a turn whose calls it printed.
@@ -116,7 +116,7 @@ class TemplateCapabilities:
     parsed_arguments: bool = False
     empty_content: str | None = ""
     call_ids: Literal["any", "nine"] = "any"
-    call_id_picture: str = ""
+    call_id_format: str = ""
     results: bool = False
     results_need_calls: bool = False
     unanswered: Literal["none", "last", "any"] = "last"

@@ -18,13 +18,10 @@ from singletree.errors import BadConfiguration, InvalidRequest
 from singletree.lru import LruCache
 from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_cache import is_same_turn
-from singletree.prompts.replay.splicing import TurnDelimiters
+from singletree.prompts.replay.turn_places import TurnDelimiters
 from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities
-from singletree.prompts.template.incremental_render import (
-    RenderRecord,
-    is_same_value,
-    render_tracked,
-)
+from singletree.prompts.template.content import tool_definition
+from singletree.prompts.template.incremental_render import Rendering, RenderRecord, is_same_value
 from singletree.prompts.template.jinja_environment import Refusal, compile_template
 from singletree.prompts.template.messages import MessageCheckpoint, MessageWriter, RenderParts, TextGuard
 from singletree.prompts.template.placeholders import placeholder_numbers
@@ -32,7 +29,6 @@ from singletree.prompts.template.probe import NO_VARIABLES, probe
 from singletree.prompts.template.source_json import SourceList, SourceObject, map_strings
 from singletree.prompts.template.template_loops import is_pure
 from singletree.prompts.template.thinking import thinking_settings
-from singletree.prompts.template.tool_definition import tool_definition
 from singletree.prompts.template.turn_delimiters import find_turn_delimiters
 from singletree.prompts.tokenizer.added_tokens import GUARD
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
@@ -64,14 +60,11 @@ def load_chat_template(
     source: str | None = None,
     *,
     variables: ThinkingVariables = NO_VARIABLES,
-    call_id_picture: str = "",
+    call_id_format: str = "",
 ) -> ChatTemplate:
-    """Load the template of a checkpoint, or ``source`` instead of it.
+    """Load the template of a checkpoint, or ``source`` instead of it; without either ChatML, which is the default.
 
-    Without either, the template is ChatML, and ``is_default`` is true. Raises BadConfiguration for a broken template.
-
-    Args:
-        variables, call_id_picture: as for ``ChatTemplate``.
+    Raises BadConfiguration for a broken template. The other arguments are those of ``ChatTemplate``.
     """
     chosen = tokenizer.chat_template if source is None else source
     return ChatTemplate(
@@ -79,18 +72,12 @@ def load_chat_template(
         named_tokens=tokenizer.named_tokens,
         is_default=not chosen,
         variables=variables,
-        call_id_picture=call_id_picture,
+        call_id_format=call_id_format,
     )
 
 
 class RenderedMessages(NamedTuple):
-    """The text of a prompt.
-
-    Attributes:
-        text: the prompt.
-        messages: the checkpoint of the template's messages; None if the prompt was rendered in full.
-        record: the checkpoints of the template's loops; None if the prompt was rendered in full.
-    """
+    """The text of a prompt, and the checkpoints of its messages and loops; None if it was rendered in full."""
 
     text: str
     messages: MessageCheckpoint | None = None
@@ -99,35 +86,26 @@ class RenderedMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RenderCheckpoint:
-    """A rendered prompt.
+    """A rendered prompt, with the variables of the template without the messages.
 
-    Attributes:
-        given: the conversation that was rendered.
-        variables: the variables of the template, without the messages.
-        options: whether an assistant turn at the end was left open, and whether images were passed to the template.
-        text, messages, record: as in ``RenderedMessages``.
-        form: the index, in the list of forms that were tried, of the one that the template accepted.
+    ``options`` tell whether an assistant turn at the end was left open, and whether images were passed to the template;
+    ``form`` is the index of the form that the template accepted.
     """
 
     given: Conversation
     variables: Mapping[str, Any]
     options: tuple[bool, bool]
-    text: str
-    messages: MessageCheckpoint | None = None
-    record: RenderRecord | None = None
-    form: int = 0
+    rendered: RenderedMessages
+    form: int
 
     @property
     def bytes(self) -> int:
-        """Return about how much memory it takes, in bytes, without the turns."""
-        if self.record is None:
-            return getsizeof(self.text)
-        loops = self.record.loops.values()
-        checkpoints = _CHECKPOINT_BYTES * (
-            sum(len(loop.checkpoints) for loop in loops) + len(self.record.messages)
-        )
-        rendered = 0 if self.text is self.record.text else getsizeof(self.record.text)
-        return getsizeof(self.text) + rendered + checkpoints
+        text, _, record = self.rendered
+        if record is None:
+            return getsizeof(text)
+        checkpoints = sum(len(loop.checkpoints) for loop in record.loops.values()) + len(record.messages)
+        rendered = 0 if text is record.text else getsizeof(record.text)
+        return getsizeof(text) + rendered + _CHECKPOINT_BYTES * checkpoints
 
 
 class ChatTemplate:
@@ -153,15 +131,13 @@ class ChatTemplate:
         is_default: bool = False,
         now: Callable[[], datetime] = datetime.now,
         variables: ThinkingVariables = NO_VARIABLES,
-        call_id_picture: str = "",
+        call_id_format: str = "",
     ) -> None:
         """Compile and probe ``source``. Raises BadConfiguration when it is not a template that renders a message.
 
-        Args:
-            named_tokens: texts of the tokens that a template may use by name (``unk_token`` …).
-            now: returns the local time, for templates that print the date.
-            variables: variables that control reasoning in this format alone.
-            call_id_picture: the form of the ids by which the model knows its calls; empty if any id is good.
+        ``named_tokens`` are texts that a template may use by name (``unk_token`` …), ``variables`` control reasoning in
+        this format alone, and ``call_id_format`` is the form of the ids by which the model knows its calls, if there
+        is one.
         """
         own_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: text for name, text in own_tokens.items() if text} | dict(named_tokens or {})
@@ -172,12 +148,12 @@ class ChatTemplate:
         self.source = source
         self.is_default = is_default
         self.capabilities = replace(
-            probe(self.render_messages, tree, variables), call_id_picture=call_id_picture
+            probe(self.render_messages, tree, variables), call_id_format=call_id_format
         )
         if not self.capabilities.renders:
             raise BadConfiguration(
                 "the chat template cannot render a single user message; it probably needs variables that "
-                "no client sends; give another template with --custom-jinja-template"
+                "no client sends; give another template with --chat-template"
             )
         self.forms = _forms(self.capabilities)
 
@@ -207,7 +183,7 @@ class ChatTemplate:
         self, messages: list[MessageDict], context: Mapping[str, Any], record: RenderRecord | None
     ) -> RenderRecord:
         """Render as ``render_messages`` does, but enter the loops of ``record`` in the middle (``is_tracked``)."""
-        return render_tracked(self._template, messages, self._variables(context), record)
+        return Rendering(record).render(self._template, messages, self._variables(context))
 
     def _variables(self, context: Mapping[str, Any]) -> dict[str, Any]:
         standard = {"documents": None, "add_generation_prompt": True, "tools": None}
@@ -237,7 +213,6 @@ class RenderPrompt:
     checkpoint must come from a stage with the same template, ``render_parts``, guards and ``picture_mark``.
 
     Attributes:
-        template: the chat template.
         render_parts: writes parts of an assistant turn in the model's own format, where the template has no form for
             them.
         template_arguments: further variables for the template.
@@ -264,11 +239,7 @@ class RenderPrompt:
     def run(
         self, conversation: Conversation, checkpoint: RenderCheckpoint | None
     ) -> tuple[str, RenderCheckpoint]:
-        """Render ``conversation``, beginning at the last message that it has in common with ``checkpoint``.
-
-        Raises:
-            InvalidRequest: if the template refuses the conversation in every form, with the template's own message.
-        """
+        """Begin at the last message in common with ``checkpoint``. Raises InvalidRequest with the template's words."""
         template, turns = self.template, conversation.turns
         own_guard = template.separating_guard(self.own_guard or self.guard)
         guard = template.separating_guard(self.guard)
@@ -282,7 +253,7 @@ class RenderPrompt:
             same = common_prefix(checkpoint.given.turns, turns, is_same_turn)
             is_repeated = same == len(turns) == len(checkpoint.given.turns)
             if is_repeated and template.is_pure and is_same_value(checkpoint.variables, variables):
-                return checkpoint.text, checkpoint
+                return checkpoint.rendered.text, checkpoint
         refused: Exception | None = None
         for form, (capabilities, strict) in enumerate(template.forms):
             writer = MessageWriter(
@@ -306,13 +277,12 @@ class RenderPrompt:
             except Exception as error:  # a template is foreign code: with any error it refuses this form
                 refused = refused or error
                 continue
-            return rendered.text, RenderCheckpoint(conversation, variables, options, *rendered, form)
+            return rendered.text, RenderCheckpoint(conversation, variables, options, rendered, form)
         raise _refusal(refused)
 
     def _variables(
         self, conversation: Conversation, guard: TextGuard, checkpoint: RenderCheckpoint | None
     ) -> dict[str, Any]:
-        """Return the variables of the template, without the messages."""
         try:
             arguments = map_strings(self.template_arguments or {}, guard)
             if checkpoint is not None and checkpoint.given.tools is conversation.tools:
@@ -350,18 +320,17 @@ class RenderPrompt:
         """Render ``turns``, of which ``before`` has the first ``same``, beginning at its last checkpoint in them."""
         if not self.template.is_tracked:
             return self._render_all(writer, turns, context)
-        known = before.messages if before is not None else None
-        if before is None or known is None or same < known.turns:
-            before = known = None
+        _, known, record = before.rendered if before is not None else RenderedMessages("")
+        if known is None or same < known.turns:
+            known = record = None
         messages, made = writer.write(turns, known)
         self._probe_reasoning(writer, messages, context)
-        record = self.template.render_loops(messages, context, before.record if before is not None else None)
+        record = self.template.render_loops(messages, context, record)
         return RenderedMessages(writer.placeholders.fill(record.text), made, record)
 
     def _render_all(
         self, writer: MessageWriter, turns: tuple[Turn, ...], context: Mapping[str, Any]
     ) -> RenderedMessages:
-        """Render ``turns`` in full."""
         messages, _ = writer.write(turns)
         self._probe_reasoning(writer, messages, context)
         text = self.template.render_messages(messages, **context)

@@ -10,7 +10,7 @@ How it is done:
 1. ``track_loops`` changes the syntax tree before it is compiled: ``{% for m in messages %}`` becomes
    ``{% for m in enter_loop(messages, 0) %}``, where 0 is the number of the loop. The compiled template also gets
    ``make_loop_context`` in place of jinja2's ``LoopContext``, which makes the variable ``loop``.
-2. ``render_tracked`` passes the messages as ``TrackedMessages``, a list that notes the furthest message that was read
+2. ``Rendering`` passes the messages as ``TrackedMessages``, a list that notes the furthest message that was read
    (``Rendering.reach``): ``messages[-1]`` or ``messages|length`` depends on all of them, ``messages[0]`` on the first.
 3. At the start of each iteration ``Rendering.add_checkpoint`` saves how much text there is, the namespaces, and how far
    the iterations before it have read. The text, the messages and these checkpoints are the ``RenderRecord``.
@@ -28,7 +28,7 @@ Invariants:
    start, or the template is never tracked.
 2. A loop is entered after iteration N only if everything that the first N iterations read is unchanged: the same
    message objects up to ``reach``, equal variables, equal template arguments.
-   A search (``backward_search``) leaves out messages that an earlier search did not find, which change nothing.
+   A search (``BackwardSearch``) leaves out messages that an earlier search did not find, which change nothing.
 3. A namespace is restored only if it holds plain values, and every namespace that a template changes is known by the
    name under which it was made; otherwise no checkpoint is made.
 4. Templates with impure functions (time, random, ``joiner``, ``loop.changed``), blocks, includes or imports are not
@@ -54,8 +54,13 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.utils import Namespace, missing
 
 from singletree.prefixes import identical_prefix
-from singletree.prompts.template.backward_search import BackwardSearch, SearchLoopContext, search_flag
-from singletree.prompts.template.template_loops import can_be_tracked, top_loops
+from singletree.prompts.template.template_loops import (
+    BackwardSearch,
+    SearchLoopContext,
+    can_be_tracked,
+    search_flag,
+    top_loops,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -74,10 +79,7 @@ _PLAIN = (str, int, float, type(None), list, tuple, dict, Undefined)
 
 
 def track_loops(tree: nodes.Template) -> list[tuple[nodes.For, nodes.Node]]:
-    """Make the top loops of ``tree`` call ``ENTER``, unless they depend on something that is not tracked.
-
-    Return each changed loop with its old iterable, with which a caller can restore the tree.
-    """
+    """Make the top loops of ``tree`` call ``ENTER`` if they can be tracked; return them, with their old iterables."""
     if missing_internals() or not can_be_tracked(tree):
         return []
     loops = [loop for loop in top_loops(tree.body) if not loop.recursive and loop.test is None]
@@ -126,10 +128,9 @@ def missing_internals() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LoopCheckpoint:
-    """The state at the beginning of an iteration.
+    """The state at the beginning of iteration ``item``.
 
     Attributes:
-        item: the number of the iteration.
         length: how many characters the loop had printed; while the template runs, how many pieces there were.
         namespaces: the values in the namespaces, by the name of the namespace.
         reach: how many messages, counted from the first, the iterations before it read.
@@ -143,10 +144,9 @@ class LoopCheckpoint:
 
 @dataclass(slots=True)
 class TrackedLoop:
-    """A loop that ran.
+    """A loop that ran, from message ``base`` on.
 
     Attributes:
-        base: the number of its first message.
         variables: the template's variables that were set before it.
         begin: the offset in the text at which it began; while the template runs, how many pieces there were.
         checkpoints: those taken over from the earlier prompt; after the rendering, all checkpoints.
@@ -162,13 +162,10 @@ class TrackedLoop:
 
 @dataclass(frozen=True, slots=True)
 class RenderRecord:
-    """A rendered prompt with the checkpoints of its loops.
+    """A rendered prompt with the tracked loops that ran, by number, and the variables without the messages.
 
-    Attributes:
-        variables: the variables of the template, except the messages.
-        loops: the tracked loops that ran, by number.
-        searches: the searches that ran (``backward_search``), by the number of the loop: the number of the first
-            message, and that of the message that was found, counted from there; None for none.
+    ``searches`` has the searches that ran (``BackwardSearch``), by the number of the loop: the number of the first
+    message, and that of the message that was found, counted from there; None for none.
     """
 
     text: str
@@ -178,27 +175,17 @@ class RenderRecord:
     searches: Mapping[int, tuple[int, int | None]]
 
 
-def render_tracked(
-    template: Template, messages: list[Any], variables: Mapping[str, Any], record: RenderRecord | None
-) -> RenderRecord:
-    """Render ``messages`` with a template whose loops are tracked. Raises what the template raises.
-
-    Args:
-        variables: the other variables of the template.
-        record: that of an earlier prompt; None to run every loop from its start.
-    """
-    return Rendering(record).render(template, messages, variables)
+_NOTHING = RenderRecord("", (), {}, {}, {})
 
 
 class Rendering:
     """One rendering of a template, which goes on from the earlier prompt ``before``. Use it once.
 
-    Attributes:
-        reach: how many messages, counted from the first, the template read since it entered its last loop.
+    ``reach`` is how many messages, counted from the first, the template read since it entered its last loop.
     """
 
     def __init__(self, before: RenderRecord | None) -> None:
-        self._before = before
+        self._before = _NOTHING if before is None else before
         self._same = 0
         self._pieces: list[str] = []
         self._loops: dict[int, TrackedLoop] = {}
@@ -208,8 +195,7 @@ class Rendering:
         self.reach = 0
 
     def render(self, template: Template, messages: list[Any], variables: Mapping[str, Any]) -> RenderRecord:
-        """Render ``messages`` with the other ``variables``. Raises what the template raises."""
-        if self._before is not None and is_same_value(self._before.variables, variables):
+        if self._before is not _NOTHING and is_same_value(self._before.variables, variables):
             self._same = identical_prefix(self._before.messages, messages)
         context = template.new_context(
             {**variables, "messages": TrackedMessages(messages, self), _RENDERING: self}
@@ -240,7 +226,7 @@ class Rendering:
         if variables is None:
             return None
         checkpoints: list[LoopCheckpoint] = []
-        known = self._before.loops.get(number) if self._before is not None else None
+        known = self._before.loops.get(number)
         if known is not None and known.base == messages.base and is_same_value(known.variables, variables):
             last = min(self._same, messages.base + list.__len__(messages) - 1)
             # Both rise from iteration to iteration.
@@ -257,7 +243,7 @@ class Rendering:
         }
         self.reach = 0
         begin = 0
-        if checkpoints and self._before is not None and known is not None:
+        if checkpoints and known is not None:
             begin = checkpoints[-1].item
             self._pieces.append(self._before.text[known.begin : known.begin + checkpoints[-1].length])
             self.reach = checkpoints[-1].reach
@@ -274,9 +260,7 @@ class Rendering:
         attributes = getattr(namespace, _ATTRIBUTES) if type(namespace) is Namespace else {}
         if attributes.get(flag[1]) is not True:
             return None
-        base, found = (
-            self._before.searches.get(number, (-1, None)) if self._before is not None else (-1, None)
-        )
+        base, found = self._before.searches.get(number, (-1, None))
         same = self._same - messages.base if base == messages.base else 0
         search = BackwardSearch(
             untracked_getter(messages), list.__len__(messages), attributes, flag[1], found, same
@@ -286,7 +270,6 @@ class Rendering:
         return search
 
     def add_checkpoint(self, item: int) -> None:
-        """Save the state: iteration ``item`` of the open loop begins."""
         if self._open is not None and all(map(_is_plain, self._namespaces.values())):
             namespaces = {name: dict(attributes) for name, attributes in self._namespaces.items()}
             self._open.new_checkpoints.append(LoopCheckpoint(item, len(self._pieces), namespaces, self.reach))
@@ -338,11 +321,7 @@ def _is_plain(attributes: Mapping[str, Any]) -> bool:
 
 @pass_context
 def enter_loop(context: Context, iterable: Any, number: int, flag: tuple[str, str] | None = None) -> Any:
-    """Return the iterable of the loop ``number``: ``iterable``, or the rest of it that has to be rendered.
-
-    Args:
-        flag: for a search (``search_flag``), which goes backwards through ``iterable``; None for another loop.
-    """
+    """Return ``iterable``, or what of it has to be rendered; backwards for a search, which has a ``flag``."""
     rendering = context.get(_RENDERING)
     is_tracked = rendering is not None and type(iterable) is TrackedMessages
     if flag is None:
@@ -389,13 +368,13 @@ for _name in (
     setattr(TrackedMessages, _name, _recording(_name))
 
 
+@dataclass(eq=False, slots=True)
 class ResumedMessages:
     """The iterable of a tracked loop: ``messages`` from item ``begin`` on."""
 
-    def __init__(self, messages: TrackedMessages, begin: int, rendering: Rendering) -> None:
-        self.messages = messages
-        self.begin = begin
-        self.rendering = rendering
+    messages: TrackedMessages
+    begin: int
+    rendering: Rendering
 
     def __iter__(self) -> Iterator[Any]:
         for item in range(self.begin, list.__len__(self.messages)):
@@ -407,11 +386,8 @@ def make_loop_context(iterable: Any, *given: Any) -> LoopContext:
     """Return the ``loop`` variable of a loop over ``iterable``."""
     if type(iterable) is BackwardSearch:
         return SearchLoopContext(iterable, *given)
-    return (
-        TrackedLoopContext(iterable, *given)
-        if type(iterable) is ResumedMessages
-        else LoopContext(iterable, *given)
-    )
+    kind = TrackedLoopContext if type(iterable) is ResumedMessages else LoopContext
+    return kind(iterable, *given)
 
 
 class TrackedLoopContext(LoopContext):
@@ -432,7 +408,6 @@ class TrackedLoopContext(LoopContext):
 
     @property
     def length(self) -> int:
-        """Return the number of messages."""
         self._iterable.rendering.note_read(_BEYOND)
         return list.__len__(self._iterable.messages)
 

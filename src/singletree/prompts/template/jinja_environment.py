@@ -18,7 +18,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.utils import Namespace
 
 from singletree.errors import BadConfiguration
-from singletree.prompts.template.backward_search import SearchLoopContext
 from singletree.prompts.template.incremental_render import (
     ENTER,
     LOOP_CONTEXT,
@@ -28,6 +27,7 @@ from singletree.prompts.template.incremental_render import (
     track_loops,
 )
 from singletree.prompts.template.source_json import SourceObject, tojson
+from singletree.prompts.template.template_loops import SearchLoopContext
 
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "pop", "remove", "update", "setdefault", "clear", "sort", "reverse"}
@@ -58,13 +58,9 @@ class _Generation(Extension):
 
 
 class _Shortcuts(SandboxedEnvironment):
-    """Skips the sandbox's checks for the most frequent operations, where their result is known beforehand.
-
-    A key of a mapping costs the sandbox an exception each time, and a long conversation has thousands.
-    """
+    """Skips checks whose result is known: a key of a mapping costs the sandbox an exception each time."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return the attribute or item that the sandbox would return."""
         kind = type(obj)
         own = _PLAIN.get(kind)
         if own is not None and attribute not in own:
@@ -105,12 +101,7 @@ def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template
     """Return the template, its syntax tree, and whether its loops are tracked (``incremental_render``).
 
     Templates that change lists in place (Kimi K2) need the sandbox that allows it; the others get the strict one.
-
-    Args:
-        now: returns the local time, for ``strftime_now``.
-
-    Raises:
-        BadConfiguration: if ``source`` is not a template.
+    Raises BadConfiguration if ``source`` is not a template.
     """
     try:
         environment = _environment(_Immutable, now)
@@ -130,7 +121,7 @@ def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template
         return template, tree, bool(tracked)
     except TemplateError as error:
         raise BadConfiguration(
-            f"the chat template is not valid Jinja: {error}; give another with --custom-jinja-template"
+            f"the chat template is not valid Jinja: {error}; give another with --chat-template"
         ) from error
 
 

@@ -13,16 +13,22 @@ from itertools import takewhile
 from typing import Any, cast
 
 from singletree.conversation import Part, Reasoning, Text, ToolCall, ToolResult, Turn
-from singletree.prompts.template.call_ids import TemplateCallIds
+from singletree.prompts.replay.turn_comparison import without_reasoning
 from singletree.prompts.template.capabilities import (
     MessageDict,
     TemplateCapabilities,
     placeholder_arguments,
     put_reasoning,
 )
-from singletree.prompts.template.picture_parts import MessageContent, PictureWriter
+from singletree.prompts.template.content import (
+    MessageContent,
+    PictureWriter,
+    TemplateCallIds,
+    part_text,
+    parts_of,
+    with_error,
+)
 from singletree.prompts.template.placeholders import DELIMITER, Placeholders, placeholder_of, with_marker
-from singletree.prompts.template.plain_text import part_text, parts_of, with_error
 from singletree.prompts.template.source_json import guard_json, read_object
 from singletree.prompts.tokenizer.added_tokens import replace_surrogates
 
@@ -34,13 +40,9 @@ _WORD = "0"
 
 @dataclass(frozen=True, slots=True)
 class MessageCheckpoint:
-    """The messages of a conversation before one of the assistant's turns, and the writer's state at that point.
+    """The messages of the first ``turns`` turns, up to one of the assistant's, and the writer's state at that point.
 
-    Attributes:
-        turns: how many turns the messages are made from.
-        as_parts: the same messages with their content in parts, where the template accepts no other form.
-        ids: the calls so far.
-        placeholders: the texts so far that replace placeholders.
+    ``as_parts`` are the same messages with their content in parts, where the template accepts no other form.
     """
 
     turns: int
@@ -60,7 +62,6 @@ class _Shape:
 
     @property
     def content(self) -> tuple[Part, ...]:
-        """Return all parts except the first reasoning."""
         return (*self.middle, *self.calls)
 
     @classmethod
@@ -78,7 +79,6 @@ class MessageWriter:
     """Converts one conversation for one template.
 
     Args:
-        capabilities: what the template accepts.
         render_parts: writes parts of an assistant turn in the model's own format.
         guard: keeps special tokens out of a client's text.
         own_guard: does the same for the assistant's text, but allows the markers of the model's own format.
@@ -86,9 +86,6 @@ class MessageWriter:
         picture_mark: the text that stands for an image in a message, where the engine puts the image there itself;
             empty for the template's own form.
         strict: for templates that refuse the usual form: the first message is the user's, and empty turns are left out.
-
-    Attributes:
-        placeholders: the texts that replace placeholders in the rendered prompt.
     """
 
     def __init__(
@@ -131,12 +128,8 @@ class MessageWriter:
     ) -> tuple[list[MessageDict], MessageCheckpoint | None]:
         """Return the messages of ``turns``, and where a longer conversation can go on. Call it once on a writer.
 
-        Args:
-            checkpoint: that of an earlier prompt with the same turns, from which to go on.
-            prefill: an assistant turn that becomes the last message and is left open; None for none.
-
-        Returns:
-            The messages and the last checkpoint; None without an assistant turn after the first turn.
+        The checkpoint is that of an earlier prompt with the same turns; None is returned without an assistant turn
+        after the first turn. ``prefill`` is an assistant turn that becomes the last message and is left open.
         """
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -308,10 +301,7 @@ class MessageWriter:
         return put_reasoning(self._assistant_message(content, calls), place, reasoning_text)
 
     def _shape(self, turn: Turn) -> _Shape:
-        """Return the shape of ``turn``, with the ids that the model knows its calls by.
-
-        The text is as the model wrote it, except for characters that could be mistaken for a placeholder's.
-        """
+        """Return ``turn`` with the ids that the model knows, and without characters that could be a placeholder's."""
         parts: list[Part] = []
         for part in turn.parts:
             if isinstance(part, ToolCall):
@@ -323,7 +313,6 @@ class MessageWriter:
         return _Shape.of(tuple(parts))
 
     def _has_content(self, shape: _Shape) -> bool:
-        """Return whether the content holds something beside the calls."""
         return bool(shape.middle) or (shape.reasoning is not None and self._capabilities.reasoning is None)
 
     def _assistant_message(self, content: str, calls: list[MessageDict]) -> MessageDict:
@@ -357,11 +346,8 @@ class MessageWriter:
         """Return the content. Plain text is passed as it is, and so is reasoning before it, which many split off.
 
         Everything else is written in the model's own format and filled in after rendering. Reasoning in it is left out
-        where the template leaves out the turn's first reasoning.
-
-        Args:
-            marker: the number of the marker in that first reasoning; None where the template gets no reasoning.
-            in_field: whether that reasoning has a field of its own.
+        where the template leaves out the turn's first reasoning. ``marker`` is the number of the marker in that first
+        reasoning, which has a field of its own where ``in_field`` is set.
         """
         text = self._plain_text(parts)
         starts_with_reasoning = not in_field and isinstance(next(iter(parts), None), Reasoning)
@@ -372,13 +358,12 @@ class MessageWriter:
             return self.placeholders.add_text(text, self._lead)
         if starts_with_reasoning and part_text(parts[0]).strip():
             return self._after_reasoning(parts, text)
-        short = self._plain_text(_without_reasoning(parts))
+        short = self._plain_text(without_reasoning(parts))
         return self.placeholders.add_alternatives(text, short, marker, self._lead)
 
     def _after_reasoning(self, parts: tuple[Part, ...], text: str) -> str:
-        """Return content that begins with reasoning, with a placeholder for the rest of ``text``, the whole turn."""
         reasoning, head = self._guarded(parts[0]), self._plain_text(parts[:1])
-        short = self._plain_text((parts[0], *_without_reasoning(parts[1:])))
+        short = self._plain_text((parts[0], *without_reasoning(parts[1:])))
         assert isinstance(reasoning, Reasoning)
         if self._lead or not text.startswith(head) or not short.startswith(head):
             return self.placeholders.add_text(text, self._lead)
@@ -387,10 +372,7 @@ class MessageWriter:
         return shown + self.placeholders.add_alternatives(text[len(head) :], short[len(head) :], marker)
 
     def probe_messages(self, messages: Sequence[MessageDict]) -> list[MessageDict] | None:
-        """Return ``messages`` with marked reasoning in each turn that has reasoning only after its text or calls.
-
-        Rendering them shows whether the template keeps the reasoning of these turns. None if there is no such turn.
-        """
+        """Return ``messages`` with marked reasoning where it is not known whether the template keeps that of a turn."""
         markers = [(placeholder_of(n), placeholder_of(m)) for n, m in self.placeholders.unprobed.items()]
         return [self._with_marked_reasoning(message, markers) for message in messages] if markers else None
 
@@ -425,12 +407,13 @@ class MessageWriter:
         )
 
     def _native_calls(self, shape: _Shape) -> list[MessageDict]:
-        """Return the calls at the end in the template's form; empty if they have to be written as text."""
         capabilities, calls = self._capabilities, shape.calls
+        # Text and calls of one turn become two messages where a template would lose the results otherwise.
+        splits = capabilities.results_need_calls and capabilities.consecutive_assistants
         if (
             not capabilities.calls
             or (len(calls) > 1 and not capabilities.parallel_calls)
-            or (self._has_content(shape) and not capabilities.text_with_calls and not self._splits())
+            or (self._has_content(shape) and not capabilities.text_with_calls and not splits)
             or not all(call.complete for call in calls)
         ):
             return []
@@ -443,10 +426,6 @@ class MessageWriter:
     def _native_call(self, call: ToolCall, arguments: Any) -> MessageDict:
         function = {"name": self._guard(call.name), "arguments": arguments}
         return {"id": self._guard(call.id), "type": "function", "function": function}
-
-    def _splits(self) -> bool:
-        """Return whether text and calls of one turn become two messages: otherwise some templates lose the results."""
-        return self._capabilities.results_need_calls and self._capabilities.consecutive_assistants
 
     def _arguments(self, call: ToolCall) -> Any:
         """Return the arguments in the template's form. It prints them itself where the model's text is lost."""
@@ -461,12 +440,7 @@ class MessageWriter:
         return self._guard(text) if as_text else read_object(text, self._guard, pinned=False)
 
 
-def _without_reasoning(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    return tuple(part for part in parts if not isinstance(part, Reasoning))
-
-
 def _joined_assistants(turns: Sequence[Turn]) -> list[Turn]:
-    """Return ``turns`` with neighbouring assistant turns joined."""
     joined: list[Turn] = []
     for turn in turns:
         if joined and turn.role == joined[-1].role == "assistant":

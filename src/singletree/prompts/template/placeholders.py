@@ -46,17 +46,11 @@ class Placeholders:
         return placeholder_of(len(self.texts) - 1)
 
     def add_marker(self) -> int:
-        """Add a marker, a placeholder that is replaced by nothing, and return its number."""
         self.add_text("")
         return len(self.texts) - 1
 
     def add_alternatives(self, text: str, without_reasoning: str, marker: int | None, lead: str = "") -> str:
-        """Return a placeholder for ``text``, or for ``without_reasoning`` if the template does not print the marker.
-
-        Args:
-            marker: its number; None if the template gets no text that holds it.
-            lead: as for ``add_text``.
-        """
+        """Return a placeholder for ``text``, or for ``without_reasoning`` if the template does not print the marker."""
         known = self.add_marker() if marker is None else marker
         placeholder = self.add_text(text, lead)
         number = len(self.texts) - 1
@@ -66,23 +60,18 @@ class Placeholders:
         return placeholder
 
     def cut_after_last(self, closers: str) -> str:
-        """Cut out what the template prints between the last text and a new placeholder, and ``closers`` after it.
-
-        Returns the new placeholder.
-        """
+        """Return a new placeholder: what is printed between the last text and it is cut out, and so are ``closers``."""
         number = len(self.texts) - 1
         end = self.add_marker()
         self.cuts[number] = end, closers
         return placeholder_of(end)
 
     def copy(self) -> Placeholders:
-        """Return a copy to which more texts can be added."""
         copied = Placeholders([*self.texts], [*self.leads], {**self.without_reasoning}, {**self.unprobed})
         copied.cuts = {**self.cuts}
         return copied
 
     def fill(self, rendered: str) -> str:
-        """Return ``rendered`` with each placeholder replaced by its text."""
         if not self.texts:
             return rendered
         kept = self.kept | placeholder_numbers(rendered) if self.without_reasoning else self.kept
@@ -99,7 +88,6 @@ class Placeholders:
         return "".join([*pieces, rendered[at:]]) if pieces else rendered
 
     def _end_of_cut(self, number: int, rendered: str, at: int) -> int:
-        """Return the offset after the placeholder ``number``, which ends at ``at``, and after what is cut out there."""
         if number not in self.cuts:
             return at
         end, closers = self.cuts[number]

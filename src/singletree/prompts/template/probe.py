@@ -48,13 +48,7 @@ _TOOL: MessageDict = {"type": "function", "function": _FUNCTION}
 def probe(
     render: Render, tree: nodes.Template, known: ThinkingVariables = NO_VARIABLES
 ) -> TemplateCapabilities:
-    """Return the capabilities of a template.
-
-    Args:
-        render: renders messages with further context as keyword arguments; may raise anything.
-        tree: the template's syntax tree.
-        known: variables that it may read, beside those that any template may.
-    """
+    """Return the capabilities of a template; it may read the ``known`` variables beside those that any template may."""
     return _Probe(render, tree, THINKING_VARIABLES.joined(known)).capabilities()
 
 
@@ -222,7 +216,6 @@ class _Probe:
         return False
 
     def _printed_call(self) -> str | None:
-        """Return a prompt with a call in it; None if the call is missing or damaged."""
         text = self._try([_user(), self._calling(), self._result()])
         if text is None:
             text = self._try([_user(), self._calling()])

@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from json.decoder import scanstring  # type: ignore[attr-defined]
+from json.decoder import JSONArray, JSONObject, scanstring  # type: ignore[attr-defined]
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
 from singletree.prompts.tokenizer.added_tokens import GUARD, replace_surrogates
@@ -20,14 +21,11 @@ _PIN = "\udffd"
 
 _PINNED = re.compile(f'"{_PIN}[0-9]+{_PIN}"')
 _SPACES = " \t\n\r"
-_SPACE = re.compile(f"[{_SPACES}]*")
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
 )
 """One character of a JSON string: itself, or its escape."""
-_LITERALS = {"true": True, "false": False, "null": None}
 _TO_ESCAPE = re.compile("[^\x00-\x7e\ud800-\udfff]")
 
 StringChange = Callable[[str], str]
@@ -36,9 +34,7 @@ StringChange = Callable[[str], str]
 class SourceObject(dict[str, Any]):
     """A JSON object with its source text. ``items`` returns every pair of the source, including repeated keys.
 
-    Attributes:
-        source: the source text.
-        pinned: whether ``tojson`` prints the source text under any formatting, or only under the default one.
+    ``tojson`` prints the source text under any formatting if it is ``pinned``, else only under the default one.
     """
 
     __slots__ = ("_pairs", "pinned", "source")
@@ -55,7 +51,6 @@ class SourceObject(dict[str, Any]):
         return cls(list(value.items()), tojson(value), pinned=False)
 
     def items(self) -> Any:
-        """Return the pairs in the order of the source text."""
         return super().items() if self._pairs is None else self._pairs
 
 
@@ -71,7 +66,6 @@ class SourceList(list[Any]):
 
     @classmethod
     def printed(cls, values: list[Any]) -> SourceList:
-        """Return ``values`` with their default JSON text, as ``SourceObject.printed`` does."""
         return cls(values, tojson(values), pinned=False)
 
 
@@ -101,21 +95,17 @@ _WITH_SOURCE = (SourceObject, SourceList, SourceNumber)
 def read_object(text: str, change: StringChange, *, pinned: bool = True) -> SourceObject:
     """Parse the JSON object ``text`` and apply ``change`` to every string in it.
 
-    Half a surrogate pair, which only an escape can write, is read as U+FFFD; the source text keeps it.
-
-    Args:
-        pinned: whether ``tojson`` prints ``text`` under any formatting, or only under the default one.
-
-    Raises:
-        ValueError: if ``text`` is not a JSON object, or is nested too deeply.
+    Half a surrogate pair, which only an escape can write, is read as U+FFFD; the source text keeps it. ``tojson``
+    prints ``text`` under any formatting if it is ``pinned``, else only under the default one. Raises ValueError if
+    ``text`` is no JSON object, or is nested too deeply.
     """
     if (pairs := _flat_pairs(text)) is not None:
         return _flat_object(pairs, text, change, pinned)
     try:
-        value, end = _value(text, _skip(text, 0), change, pinned)
-    except (IndexError, RecursionError) as error:
-        raise ValueError("the JSON value is incomplete or nested too deeply") from error
-    if _skip(text, end) != len(text) or not isinstance(value, SourceObject):
+        value = _SourceDecoder(change, pinned).decode(text)
+    except RecursionError as error:
+        raise ValueError("the JSON value is nested too deeply") from error
+    if not isinstance(value, SourceObject):
         raise ValueError("the text is not a JSON object")
     return value
 
@@ -125,10 +115,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _flat_pairs(text: str) -> _Pairs | None:
-    """Return the pairs of a JSON object without objects and arrays in it; None if ``text`` is anything else.
-
-    Most arguments of calls are flat. Of a value inside another one, Python's fast decoder does not tell the place.
-    """
+    """Most arguments are flat. Of a value inside another one, Python's fast decoder does not tell the place."""
     try:
         pairs = _FLAT.decode(text)
     except (ValueError, RecursionError):
@@ -139,10 +126,7 @@ def _flat_pairs(text: str) -> _Pairs | None:
 
 def _flat_object(pairs: _Pairs, text: str, change: StringChange, pinned: bool) -> SourceObject:
     changed = [
-        (
-            change(replace_surrogates(key)),
-            change(replace_surrogates(value)) if type(value) is str else value,
-        )
+        (change(replace_surrogates(key)), change(replace_surrogates(value)) if type(value) is str else value)
         for key, value in pairs
     ]
     return SourceObject(changed, change(text.strip(_SPACES)), pinned=pinned)
@@ -163,7 +147,6 @@ def guard_json(text: str, guard: StringChange) -> str:
 
 
 def _guard_string(string: re.Match[str], guard: StringChange) -> str:
-    """Return a JSON string with the marks that ``guard`` puts into its value."""
     if "\\" not in string[1]:
         return f'"{guard(string[1])}"'
     escapes = _UNIT.findall(string[1])
@@ -177,29 +160,6 @@ def _guard_string(string: re.Match[str], guard: StringChange) -> str:
         return string[0]
     remaining = iter(escapes)
     return '"' + "".join(each if each == GUARD else next(remaining) for each in guarded) + '"'
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
-def _value(text: str, at: int, change: StringChange, pinned: bool) -> tuple[Any, int]:
-    opening = text[at]
-    if opening == '"':
-        string, end = scanstring(text, at + 1, True)
-        return change(replace_surrogates(string)), end
-    if opening == "{":
-        return _object(text, at, change, pinned)
-    if opening == "[":
-        return _array(text, at, change, pinned)
-    number = _NUMBER.match(text, at)
-    if number:
-        return _number(number[0]), number.end()
-    for literal, value in _LITERALS.items():
-        if text.startswith(literal, at):
-            return value, at + len(literal)
-    raise ValueError(f"expected a JSON value at offset {at}")
 
 
 def _number(text: str) -> int | SourceNumber:
@@ -219,40 +179,31 @@ _FLAT = json.JSONDecoder(
 )
 
 
-def _object(text: str, begin: int, change: StringChange, pinned: bool) -> tuple[SourceObject, int]:
-    pairs: list[tuple[str, Any]] = []
-    at = _skip(text, begin + 1)
-    while text[at] != "}" or pairs:
-        if text[at] != '"':
-            raise ValueError(f"expected a key at offset {at}")
-        key, at = scanstring(text, at + 1, True)
-        at = _expect(text, _skip(text, at), ":")
-        value, at = _value(text, _skip(text, at), change, pinned)
-        pairs.append((change(replace_surrogates(key)), value))
-        at = _skip(text, at)
-        if text[at] == "}":
-            break
-        at = _skip(text, _expect(text, at, ","))
-    return SourceObject(pairs, change(text[begin : at + 1]), pinned=pinned), at + 1
+class _SourceDecoder(json.JSONDecoder):
+    """Python's decoder in Python: that in C does not tell where a value begins and ends."""
 
+    def __init__(self, change: StringChange, pinned: bool) -> None:
+        super().__init__(parse_int=_number, parse_float=_number, parse_constant=_refuse_constant)
+        self._change, self._pinned = change, pinned
+        self.parse_object, self.parse_array, self.parse_string = self._object, self._array, self._string
+        self.scan_once = py_make_scanner(self)
 
-def _array(text: str, begin: int, change: StringChange, pinned: bool) -> tuple[SourceList, int]:
-    values: list[Any] = []
-    at = _skip(text, begin + 1)
-    while text[at] != "]" or values:
-        value, at = _value(text, at, change, pinned)
-        values.append(value)
-        at = _skip(text, at)
-        if text[at] == "]":
-            break
-        at = _skip(text, _expect(text, at, ","))
-    return SourceList(values, change(text[begin : at + 1]), pinned=pinned), at + 1
+    def _object(
+        self, place: tuple[str, int], strict: bool, scan_once: Any, *_: Any
+    ) -> tuple[SourceObject, int]:
+        text, begin = place
+        pairs, end = JSONObject(place, strict, scan_once, None, list)
+        changed = [(self._change(replace_surrogates(key)), value) for key, value in pairs]
+        return SourceObject(changed, self._change(text[begin - 1 : end]), pinned=self._pinned), end
 
+    def _array(self, place: tuple[str, int], scan_once: Any) -> tuple[SourceList, int]:
+        text, begin = place
+        values, end = JSONArray(place, scan_once)
+        return SourceList(values, self._change(text[begin - 1 : end]), pinned=self._pinned), end
 
-def _expect(text: str, at: int, character: str) -> int:
-    if text[at] != character:
-        raise ValueError(f"expected {character!r} at offset {at}")
-    return at + 1
+    def _string(self, text: str, begin: int, strict: bool) -> tuple[str, int]:
+        string, end = scanstring(text, begin, strict)
+        return self._change(replace_surrogates(string)), end
 
 
 def map_strings(value: Any, change: StringChange) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from singletree.conversation import Conversation, Reasoning, Thinking
 from singletree.prompts.template.capabilities import (
@@ -14,8 +14,6 @@ from singletree.prompts.template.capabilities import (
     THINKING_VARIABLES,
     TemplateCapabilities,
 )
-
-T = TypeVar("T")
 
 OFF_WORDS = ("none", "no_think", "off", "disabled")
 """Effort words that switch reasoning off."""
@@ -47,34 +45,25 @@ def thinking_arguments(
     *,
     default: Thinking = Thinking(),  # noqa: B008 (frozen)
 ) -> dict[str, Any]:
-    """Return the template's variables for one request.
+    """Return the template's variables for one request, of those that it reads.
 
     The request takes precedence over the server's ``default``, and that over the template's own default. If the request
     or the server sets reasoning, or the conversation holds reasoning, and it is not switched off, then it is switched
     on by name and the history keeps it, for this request only: a model that reasons between its calls needs its own
-    reasoning to go on.
-
-    Args:
-        thinking: the options of the request; its ``template_arguments`` override everything, by name.
-        capabilities: the capabilities of the template; variables that it does not read are not set.
-        conversation: the conversation that will be rendered.
-        default: the options that the server was started with.
+    reasoning to go on. The request's ``template_arguments`` override everything, by name.
     """
     if thinking == default == _UNSET and not holds_reasoning(conversation):
         return {}
     merged = Thinking(
         enabled=is_wanted(thinking, default, capabilities.switches),
-        effort=_first(thinking.effort, default.effort),
-        budget_tokens=_first(thinking.budget_tokens, default.budget_tokens),
+        effort=default.effort if thinking.effort is None else thinking.effort,
+        budget_tokens=default.budget_tokens if thinking.budget_tokens is None else thinking.budget_tokens,
     )
-    is_set = merged.enabled is not None or merged.effort is not None or merged.budget_tokens is not None
-    is_active = is_set or holds_reasoning(conversation)
-    history = dict(capabilities.history_switches) if is_active and merged.enabled is not False else {}
+    is_active = _is_set(merged) or holds_reasoning(conversation)
+    is_off = is_switched_off(thinking, default, capabilities)
+    history = dict(capabilities.history_switches) if is_active and not is_off else {}
     wanted = _settings(merged, capabilities) if is_active else {}
-    is_in_request = (
-        thinking.enabled is not None or thinking.effort is not None or thinking.budget_tokens is not None
-    )
-    implied, explicit = ({}, wanted) if is_in_request else (wanted, {})
+    implied, explicit = ({}, wanted) if _is_set(thinking) else (wanted, {})
     return {
         **history,
         **implied,
@@ -98,6 +87,13 @@ def holds_reasoning(conversation: Conversation) -> bool:
     )
 
 
+def is_switched_off(thinking: Thinking, default: Thinking, capabilities: TemplateCapabilities) -> bool:
+    """Return whether reasoning is not wanted, and the template has a switch or a word for that."""
+    if is_wanted(thinking, default, capabilities.switches) is not False:
+        return False
+    return bool(capabilities.switches) or _has_off_word(capabilities)
+
+
 def thinking_settings(capabilities: TemplateCapabilities) -> list[dict[str, Any]]:
     """Return the settings of reasoning that this template has: on, off, and each effort, as its variables."""
     switched = [_switched(capabilities, on=on) for on in (True, False)]
@@ -105,15 +101,17 @@ def thinking_settings(capabilities: TemplateCapabilities) -> list[dict[str, Any]
     return [setting for setting in (*switched, *efforts) if setting]
 
 
-def _first(ours: T | None, theirs: T | None) -> T | None:
-    return theirs if ours is None else ours
+def _is_set(thinking: Thinking) -> bool:
+    return (thinking.enabled, thinking.effort, thinking.budget_tokens) != (None, None, None)
 
 
 def _settings(thinking: Thinking, capabilities: TemplateCapabilities) -> dict[str, Any]:
     if thinking.enabled is False:
         return {**_switched(capabilities, on=False), **_effort(capabilities, "none")}
     budget = {} if thinking.budget_tokens is None else dict.fromkeys(BUDGET_VARIABLES, thinking.budget_tokens)
-    effort = thinking.effort or (_DEFAULT_EFFORT if _starts_off(capabilities) else None)
+    # Without a switch, and with a word for no reasoning, only an effort switches reasoning on.
+    starts_off = not capabilities.switches and _has_off_word(capabilities)
+    effort = thinking.effort or (_DEFAULT_EFFORT if starts_off else None)
     return {
         **_switched(capabilities, on=True),
         **_effort(capabilities, effort),
@@ -121,23 +119,14 @@ def _settings(thinking: Thinking, capabilities: TemplateCapabilities) -> dict[st
     }
 
 
-def _starts_off(capabilities: TemplateCapabilities) -> bool:
-    """Return whether only an effort switches reasoning on: there is no other switch, and a word for no reasoning."""
-    return not capabilities.switches and any(
-        word in OFF_WORDS for words in capabilities.efforts.values() for word in words
-    )
+def _has_off_word(capabilities: TemplateCapabilities) -> bool:
+    return any(word in OFF_WORDS for words in capabilities.efforts.values() for word in words)
 
 
 def is_wanted(
     thinking: Thinking, default: Thinking, switches: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
 ) -> bool | None:
-    """Return whether reasoning is wanted; None if nothing is set.
-
-    The request's variables, switch and effort are looked at in this order, then those of the server's ``default``.
-
-    Args:
-        switches: the switches of the template, beside those that any template may have.
-    """
+    """Return whether reasoning is wanted, by the request's variables, switch and effort first; None if not set."""
     for options in (thinking, default):
         for name, value in (options.template_arguments or {}).items():
             if name in switches:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import takewhile
+from functools import reduce
 from typing import Any
 
-from singletree.prompts.replay.splicing import TurnDelimiters
+from singletree.prefixes import common_text_prefix
+from singletree.prompts.replay.turn_places import TurnDelimiters
 from singletree.prompts.template.capabilities import MessageDict, Render
 
 _ANSWER = "qzxw"
@@ -33,10 +34,8 @@ def find_turn_delimiters(
 ) -> TurnDelimiters | None:
     """Return the assistant's headers and the texts that end its turns; None where the template writes neither.
 
-    Args:
-        render: (messages, add_generation_prompt=..., **template arguments) -> text.
-        enders: the added tokens at which the engine stops generating.
-        thinking: the template arguments with which an answer may be requested.
+    ``enders`` are the added tokens at which the engine stops generating, ``thinking`` the template arguments with which
+    an answer may be requested.
     """
     tokens = sorted((t for t in added_tokens if t), key=len, reverse=True)
     probe = _Probe(render, tokens, frozenset(enders), ({}, *thinking))
@@ -76,7 +75,8 @@ class _Probe:
         start = len(_common_prefix([question, last, earlier]))
         with_answer = [text[start : text.find(_ANSWER)] for text in (last, earlier)]
         repeated = self._text(_USER, _ASSISTANT, _USER, _ASSISTANT, _USER)
-        end = self._end([_between(text, _ANSWER, _QUESTION) for text in (earlier, repeated)])
+        behind = (text.rpartition(_ANSWER)[2].partition(_QUESTION)[0] for text in (earlier, repeated))
+        end = self._end([*behind])
         # Text that a template opens for the last turn only (``<think>``) is not part of the header.
         opened = self._opened(_USER)
         header = self._header(_common_prefix([*opened, *with_answer]), opened)
@@ -133,10 +133,7 @@ class _Probe:
         return text[found[0].start() : max(found[0].end(), text.rfind("\n") + 1)]
 
     def _end(self, texts: Sequence[str]) -> str:
-        """Return the text after a turn, up to the token that ends it: one at which engines stop, else the first.
-
-        Without tokens, return the text that all ``texts``, each the text after a turn, begin with.
-        """
+        """Return the text up to the token that ends a turn: one at which engines stop, else the first."""
         text = texts[0]
         found = list(self._tokens.finditer(text))
         if not found:
@@ -155,16 +152,9 @@ class _Probe:
         return parted or (other[tokens[-1].start() : before] if tokens else "")
 
 
-def _between(text: str, before: str, after: str) -> str:
-    """Return the text between the last ``before`` and the next ``after``."""
-    return text.rpartition(before)[2].partition(after)[0]
-
-
 def _distinct(*texts: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, texts)))
 
 
 def _common_prefix(texts: Sequence[str]) -> str:
-    """Return the common prefix of ``texts``."""
-    same = takewhile(lambda characters: len(set(characters)) == 1, zip(*texts, strict=False))
-    return "".join(characters[0] for characters in same)
+    return reduce(lambda one, other: one[: common_text_prefix(one, other)], texts)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 GUARD = "\udfff"
 """The mark that breaks the text of an added token. It is a lone surrogate: UTF-8 has none, so no client can send it."""
@@ -42,19 +43,15 @@ _HTML_ELEMENT = (
 _HTML_TAG = re.compile(rf"</?(?:{_HTML_ELEMENT})>")
 
 
-@dataclass(frozen=True, slots=True)
-class AddedToken:
-    """A token matched by its text before the model's own segmentation.
+class AddedToken(msgspec.Struct, frozen=True):
+    """A token matched by its text before the model's own segmentation, as ``tokenizer.json`` has it.
 
-    Attributes:
-        special: whether it is a control token, which a model generates only as this one token, never as other tokens.
-        lstrip: whether white space before it belongs to it.
-        rstrip: whether white space after it belongs to it.
-        single_word: whether it is matched only where no word character touches it.
+    A model generates a ``special`` one only as this one token. White space before it or after it belongs to it with
+    ``lstrip`` or ``rstrip``; a ``single_word`` is matched only where no word character touches it.
     """
 
     id: int
-    text: str
+    text: str = msgspec.field(name="content")
     special: bool = False
     lstrip: bool = False
     rstrip: bool = False
@@ -83,12 +80,7 @@ def strip_guards(text: str) -> str:
 
 
 class TokenGuard:
-    """Breaks the texts of added tokens in a text, so that they are not matched. Call it with the text.
-
-    Args:
-        tokens: the tokens to break.
-        neutral: the texts of those that are broken by ``NEUTRAL``, too, which the model reads.
-    """
+    """Breaks ``tokens`` in a text, so that they are not matched; those in ``neutral`` for a model as well."""
 
     def __init__(self, tokens: Iterable[AddedToken], neutral: Collection[str] = ()) -> None:
         self._neutral = neutral
@@ -130,24 +122,14 @@ class TokenGuard:
 
 
 class AddedTokens:
-    """The added tokens of one vocabulary.
+    """The added tokens of one vocabulary; ``guard`` is the guard for text of a client.
 
-    Args:
-        tokens: the added tokens.
-        structural: the ids of tokens that structure a prompt although they are not marked as special: those that end a
-            turn, and those that the checkpoint names.
-        neutral: the texts of tokens that a guard breaks by ``NEUTRAL``.
-
-    Attributes:
-        ids: the token ids by text.
-        guard: the guard for text of a client.
+    Those with ``structural`` ids structure a prompt although they are not marked as special: they end a turn, or the
+    checkpoint names them. ``neutral`` ones are broken by ``NEUTRAL``.
     """
 
     def __init__(
-        self,
-        tokens: Iterable[AddedToken],
-        structural: Collection[int] = (),
-        neutral: Collection[str] = (),
+        self, tokens: Iterable[AddedToken], structural: Collection[int] = (), neutral: Collection[str] = ()
     ) -> None:
         self.tokens = tuple(token for token in tokens if token.text)
         self.ids = {token.text: token.id for token in self.tokens}
@@ -157,10 +139,6 @@ class AddedTokens:
         self.guard = TokenGuard(self._all_but(()), neutral)
 
     def guard_except(self, allowed: Collection[str]) -> TokenGuard:
-        """Return the guard for text of the assistant, in which the ``allowed`` tokens (texts) are matched.
-
-        Special tokens and tokens that structure a prompt are never allowed.
-        """
         return TokenGuard(self._all_but(allowed), self._neutral)
 
     def _all_but(self, allowed: Collection[str]) -> Iterator[AddedToken]:
@@ -190,7 +168,6 @@ class AddedTokens:
 
 
 def _overlaps(text: str, other: str) -> bool:
-    """Return whether ``other`` contains ``text`` or ends with the beginning of it."""
     if other == text:
         return False
     return text in other or any(other.endswith(text[:n]) for n in range(1, len(text)))

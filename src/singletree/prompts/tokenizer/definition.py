@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 
+from singletree.errors import BadConfiguration
 from singletree.prompts.tokenizer.added_tokens import AddedToken
+from singletree.prompts.tokenizer.detokenizer import ByteEncoding
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """The stages between text and ids, as ``tokenizer.json`` writes them, without added tokens.
-
-    https://huggingface.co/docs/tokenizers/pipeline. ``model`` stays unparsed: it is megabytes of vocabulary.
-    """
+    """The stages of ``tokenizer.json``, the model unparsed (https://huggingface.co/docs/tokenizers/pipeline)."""
 
     model: msgspec.Raw
     normalizer: Any = None
@@ -30,13 +29,12 @@ class TokenizerDefinition:
     """A tokenizer and the metadata of its checkpoint.
 
     Attributes:
-        pipeline: the stages of the tokenizer.
         added_tokens: the tokens that are matched in text before the pipeline.
         stop_token_ids: the ids that the checkpoint itself names as ends; ``end_of_turn_ids`` finds the others.
         named_tokens: token texts by the names that templates use (``bos_token``, ``unk_token`` …).
-        chat_template: Jinja source; None when the checkpoint has none.
-        context_window: in tokens; None when the checkpoint does not specify it.
-        response_template: the checkpoint's description of how a turn is parsed, as JSON; None when it has none.
+        chat_template: Jinja source; None when the checkpoint has none, as for the next two.
+        context_window: in tokens.
+        response_template: the checkpoint's description of how a turn is parsed, as JSON.
         vocabulary_size: one more than the highest id.
     """
 
@@ -95,3 +93,32 @@ def end_of_turn_ids(
     written = "\n".join(markers)
     usual = {text for text in END_OF_TURN_TOKENS - inner if text not in written}
     return frozenset(special[text] for text in usual.union(stop_markers) & special.keys())
+
+
+def byte_encoding_of(pipeline: Pipeline) -> ByteEncoding:
+    """Return how the vocabulary represents bytes, by its decoder. Raises BadConfiguration for an unknown decoder."""
+    kinds = {stage.get("type") for stage in _stages(pipeline.decoder, "decoders")}
+    if "ByteLevel" in kinds:
+        return "byte_level"
+    if kinds & {"ByteFallback", "Metaspace", "Replace"}:
+        return "byte_fallback"
+    raise BadConfiguration(
+        f"the tokenizer's decoder ({', '.join(map(str, kinds)) or 'none'}) does not support streaming; "
+        "use a checkpoint with a byte-level or SentencePiece vocabulary"
+    )
+
+
+def without_first_prefix(pipeline: Pipeline) -> Pipeline | None:
+    """Return the pipeline for later segments; None where it is the same, without ``prepend_scheme: first``."""
+    stages = _stages(pipeline.pre_tokenizer, "pretokenizers")
+    if not any(stage.get("prepend_scheme") == "first" for stage in stages):
+        return None
+    later = [stage | ({"prepend_scheme": "never"} if "prepend_scheme" in stage else {}) for stage in stages]
+    sequence = {"type": "Sequence", "pretokenizers": later}
+    return msgspec.structs.replace(pipeline, pre_tokenizer=sequence)
+
+
+def _stages(stage: Any, key: str) -> list[dict[str, Any]]:
+    if not isinstance(stage, dict):
+        return []
+    return list(stage[key]) if key in stage else [stage]

@@ -21,15 +21,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts(dict[int, TokenPiece]):
-    """The text of each token id, computed at the first access.
-
-    An id outside the vocabulary has an empty text: engines pad their vocabularies.
-
-    Args:
-        added: the added tokens, whose texts are used as they are.
-        id_to_token: returns the vocabulary entry of an id.
-        encoding: how the vocabulary represents bytes.
-    """
+    """The text of each token id, computed at the first access; empty outside the vocabulary, which engines pad."""
 
     def __init__(
         self, added: Iterable[AddedToken], id_to_token: Callable[[int], str | None], encoding: ByteEncoding
@@ -57,12 +49,8 @@ class TokenTexts(dict[int, TokenPiece]):
 class Detokenizer:
     """Converts the tokens of one generation into text, as they arrive. It never splits a character.
 
-    It returns pieces: (text, whether it is a special token). Adjacent ordinary tokens of one ``feed`` are one piece.
-
-    Args:
-        texts: the texts of the tokens.
-        strip_first: whether to remove a space at the beginning, which the tokenizer had added.
-        strip_after_added: whether to remove such a space after each added token, too.
+    It returns pieces: (text, whether it is a special token). Adjacent ordinary tokens of one ``feed`` are one piece. A
+    space at the beginning, or after each added token, is removed where the tokenizer had added it.
     """
 
     __slots__ = ("_after_added", "_held", "_strip", "_texts")
@@ -84,10 +72,7 @@ class Detokenizer:
         return self._feed_many(token_ids)
 
     def whole_text(self, token_ids: Sequence[int]) -> str | None:
-        """Return the text of ordinary tokens that consist of whole characters; None for any others.
-
-        It is what ``feed`` would return. Nothing is fed.
-        """
+        """Return what ``feed`` would for ordinary tokens of whole characters; None for others. Nothing is fed."""
         if self._held or self._strip:
             return None
         if self._after_added and not self._texts.added_ids.isdisjoint(token_ids):
@@ -144,10 +129,7 @@ def _close(text: list[str], pieces: list[tuple[str, bool]]) -> None:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's characters for the 256 bytes: printable Latin-1 as itself, the rest from U+0100 on.
-
-    https://github.com/openai/gpt-2, encoder
-    """
+    """Return GPT-2's characters for the 256 bytes (https://github.com/openai/gpt-2, encoder)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {

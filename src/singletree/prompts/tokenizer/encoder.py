@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import zlib
+from array import array
 from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
@@ -11,6 +14,19 @@ import msgspec
 import tokenizers
 
 from singletree.prompts.tokenizer.definition import Pipeline
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the operating system, where the C library does not do that by itself.
+
+    Parsing a vocabulary takes a hundred megabytes for a moment, in pieces so small that glibc keeps them.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library; TypeError on Windows
+        return
+    trim(0)
+
 
 _Encode = Callable[[str], list[int]]
 
@@ -33,18 +49,54 @@ PROBES = (
 """Texts on which two implementations differ if they differ in any way that matters."""
 
 
+SLICE_CHARACTERS = 65_536
+"""Characters that are encoded at a time: each takes up to 250 bytes while it is encoded."""
+_NEIGHBOURS = 64
+"""Characters on both sides of a cut by which it is checked."""
+_TRIES = 4
+"""Places that are checked for one cut."""
+_WORD_END = re.compile(r"(?<=[^\W\d_])(?=[ \n])")
+_SEARCHED = 4096
+"""Characters before the end of a slice in which the end of a word is looked for."""
+
+
+def encode_in_slices(text: str, encode: _Encode) -> array[int]:
+    """Return the token ids of ``text``, encoded slice by slice, so that a long text takes little memory at a time.
+
+    A slice ends where a word does, and where the texts on both sides of the cut have the same tokens apart as together.
+    Where there is no such place, the slice goes on. In a word without end that is all that is checked: its tokens at a
+    cut can differ from those of the whole.
+    """
+    ids, at = array("I"), 0
+    while at < len(text):
+        end = at + SLICE_CHARACTERS
+        while end < len(text) and (cut := _cut_before(text, end, encode)) is None:
+            end += SLICE_CHARACTERS
+        if end >= len(text):
+            cut = len(text)
+        assert cut is not None
+        ids.extend(encode(text[at:cut]))
+        at = cut
+    return ids
+
+
+def _cut_before(text: str, end: int, encode: _Encode) -> int | None:
+    words: list[int] = [match.start() for match in _WORD_END.finditer(text, end - _SEARCHED, end)]
+    places: list[int] = [*reversed(words[-_TRIES:]), *range(end, end - _TRIES, -1)]
+    for place in places:
+        left, right = text[place - _NEIGHBOURS : place], text[place : place + _NEIGHBOURS]
+        apart = encode(left) + encode(right)
+        if encode(left + right) == apart:
+            return place
+    return None
+
+
 class SegmentEncoder:
-    """Encodes segments with one pipeline. ``accelerate`` switches to a faster implementation of it.
+    """Encodes segments with one pipeline: ``encode`` returns the token ids of one.
 
-    Only one implementation stays in memory: each takes tens of megabytes for a vocabulary of today's size.
-
-    Attributes:
-        encode: returns the token ids of a segment.
-
-    Args:
-        pipeline: the stages of the tokenizer.
-        is_lazy: whether the pipeline is loaded for the first segment and not at once; for one that has been loaded
-            before, because an error is not seen until then.
+    ``accelerate`` switches to a faster implementation. Only one implementation stays in memory: each takes tens of
+    megabytes for a vocabulary of today's size. With ``is_lazy``, the pipeline is loaded for the first segment: for one
+    that has been loaded before, because an error is not seen until then.
     """
 
     def __init__(self, pipeline: Pipeline, *, is_lazy: bool = False) -> None:
@@ -76,14 +128,12 @@ class SegmentEncoder:
             return reference
 
     def load_once(self) -> bool:
-        """Load an implementation if none is in memory; return whether it did."""
         if self._vocabulary is not None:
             return False
         self.load()
         return True
 
     def id_to_token(self, token_id: int) -> str | None:
-        """Return the vocabulary entry of an id; None for an id that the vocabulary does not have."""
         vocabulary = self.load() if self._vocabulary is None else self._vocabulary
         return vocabulary.id_to_token(token_id)
 
@@ -91,17 +141,17 @@ class SegmentEncoder:
         reference = self._reference
         if reference is None:
             reference = self.load()
-        ids: list[int] = reference.encode(text, add_special_tokens=False).ids
+        # Unlike encode, it lets other threads run meanwhile.
+        [encoding] = reference.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
+    def encode_array(self, text: str) -> array[int]:
+        """Return the token ids of a segment as an array; one longer than a slice is encoded in slices."""
+        return encode_in_slices(text, self.encode)
+
     def accelerate(self, vocabulary_size: int) -> bool:
-        """Switch to fastokens if it gives the same ids for every probe; return whether it did. Takes seconds.
-
-        It may run in a thread while other threads encode.
-
-        Args:
-            vocabulary_size: one more than the highest id; all entries up to there have to be the same, too.
-        """
+        """Switch to fastokens if it has the same vocabulary and the same ids for every probe. Takes seconds."""
         if self._is_packed:
             return True
         self.load()

@@ -1,9 +1,16 @@
-"""Reads the tokenizer of a GGUF file, such that its ids are the same as llama.cpp's."""
+"""Reads the tokenizer of a GGUF file, such that its ids are the same as llama.cpp's.
+
+``PRE_TOKENIZERS`` has the patterns by which llama.cpp cuts text into words before byte pairs are merged, by name
+(``tokenizer.ggml.pre``). They are those of the models' own ``tokenizer.json``; the names are assigned in llama.cpp's
+``src/llama-vocab.cpp`` (https://github.com/ggml-org/llama.cpp). Several patterns are applied one after the other, each
+to the words that the one before made.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +20,90 @@ from singletree.errors import BadConfiguration
 from singletree.gguf import read_metadata, trained_context
 from singletree.prompts.tokenizer.added_tokens import AddedToken
 from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition
-from singletree.prompts.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, split_stages
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """A way to cut text into words.
+
+    Attributes:
+        patterns: regular expressions (Oniguruma); the matches and the gaps between them are the words.
+        whole_words_first: whether a word in the vocabulary becomes that token, whatever the merges are.
+        spaces_marked: whether the vocabulary has SentencePiece's form (``▁`` for a space), not the byte alphabet.
+    """
+
+    patterns: tuple[str, ...]
+    whole_words_first: bool = False
+    spaces_marked: bool = False
+
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+_CJK = r"[一-龥\u3040-ゟ゠-ヿ]+"
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION}|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_PUNCTUATION}|{_SPACES}"
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_DEEPSEEK3 = (
+    rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+_UPPER = r"(?:(?=\p{L})[^a-z])"
+_LOWER = r"(?:(?=\p{L})[^A-Z])"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_LINES = r"[^\n]+|[\n]+"
+
+_SEED = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    name: pre_tokenizer
+    for names, pre_tokenizer in {
+        "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+        "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+        "smollm starcoder refact command-r codeshell exaone minerva-7b": PreTokenizer((r"\p{N}", _GPT2)),
+        "gpt-2 phi-2 mpt olmo gigachat exaone4 mellum": PreTokenizer((_GPT2,)),
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral lfm2 glm4 glm5": PreTokenizer(
+            (_LLAMA3,), whole_words_first=True
+        ),
+        "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_LLAMA3,)),
+        "qwen2 deepseek-r1-qwen stablelm2 hunyuan solar-open megrez grok-2": PreTokenizer((_QWEN2,)),
+        "qwen35": PreTokenizer((_QWEN35,)),
+        "laguna": PreTokenizer((_LINES, _QWEN2)),
+        "seed-coder": PreTokenizer((_SEED,)),
+        "bailingmoe bailingmoe2": PreTokenizer((_BAILING,)),
+        "deepseek-v3 hunyuan-dense": PreTokenizer((r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
+        "tekken": PreTokenizer((_TEKKEN,), whole_words_first=True),
+        "gpt-4o llama4 minimax-m2": PreTokenizer((_GPT4O,)),
+        "gemma4": PreTokenizer((_LINES,), spaces_marked=True),
+    }.items()
+    for name in names.split()
+}
+
+
+def split_stages(pre_tokenizer: PreTokenizer) -> list[dict[str, Any]]:
+    """Return the patterns as stages of a ``tokenizer.json`` pipeline."""
+    return [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in pre_tokenizer.patterns
+    ]
+
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
@@ -40,11 +130,9 @@ _BYTE_FALLBACK_DECODER = {
 
 
 def read_gguf(path: Path) -> TokenizerDefinition:
-    """Read the tokenizer of a GGUF file.
+    """Read the tokenizer of a GGUF file. Raises BadConfiguration if its kind is not supported.
 
-    Raises:
-        WeightsUnavailable: the file cannot be read, is damaged or incomplete, or is not a GGUF file.
-        BadConfiguration: its kind of tokenizer is not supported.
+    Raises WeightsUnavailable if the file cannot be read, is damaged or incomplete, or is not a GGUF file.
     """
     metadata = read_metadata(path)
     model = metadata.get("tokenizer.ggml.model")
@@ -71,11 +159,7 @@ def read_gguf(path: Path) -> TokenizerDefinition:
 
 
 def _added_tokens(name: str, tokens: list[str], types: array[int]) -> tuple[AddedToken, ...]:
-    """Return the tokens that are matched by their text.
-
-    Phi-3's tokens take the white space after them, and GGUF has no flag for that. So the model is recognised by its
-    name, as in llama.cpp.
-    """
+    """Phi-3's tokens take white space after them, for which GGUF has no flag: the name tells, as in llama.cpp."""
     strips = any(phi in name for phi in ("phi-3", "phi3"))
     return tuple(
         AddedToken(id, text, special=kind != _USER_DEFINED, rstrip=strips and text not in _NEVER_STRIPPING)
@@ -94,18 +178,8 @@ def _byte_pair_pipeline(metadata: Mapping[str, Any], tokens: list[str], types: a
             "give the model's Hugging Face directory with its tokenizer.json instead"
         )
     vocabulary = _vocabulary(tokens, types)
-    pairs = [_halves(merge) for merge in metadata.get("tokenizer.ggml.merges", ())]
-    merges = [
-        pair
-        for pair in pairs
-        if pair[0] in vocabulary and pair[1] in vocabulary and "".join(pair) in vocabulary
-    ]
-    return _byte_level(pre_tokenizer, vocabulary, merges)
-
-
-def _byte_level(
-    pre_tokenizer: PreTokenizer, vocabulary: Mapping[str, int], merges: list[tuple[str, str]]
-) -> Pipeline:
+    pairs = map(_halves, metadata.get("tokenizer.ggml.merges", ()))
+    merges = [pair for pair in pairs if vocabulary.keys() >= {*pair, "".join(pair)}]
     model = _byte_pairs(vocabulary, merges, ignore_merges=pre_tokenizer.whole_words_first)
     if pre_tokenizer.spaces_marked:
         return Pipeline(
@@ -122,10 +196,7 @@ def _byte_level(
 
 
 def _sentencepiece_pipeline(metadata: Mapping[str, Any], tokens: list[str], types: array[int]) -> Pipeline:
-    """Return the pipeline for ``llama``: SentencePiece's pairs, the pair with the best score first.
-
-    Any two neighbours whose join is in the vocabulary may merge, so every way to halve a token is a merge.
-    """
+    """Any two neighbours whose join is in the vocabulary may merge, so every way to halve a token is a merge."""
     scores = metadata.get("tokenizer.ggml.scores") or array("f", bytes(4 * len(tokens)))
     vocabulary = _vocabulary(tokens, types)
     by_score = sorted(
@@ -158,11 +229,7 @@ _PIPELINES: dict[str, Callable[[Mapping[str, Any], list[str], array[int]], Pipel
 
 
 def _vocabulary(tokens: list[str], types: array[int]) -> dict[str, int]:
-    """Return the ids by text.
-
-    A control token gets a name that no text contains, so that no text is encoded as it. If it were left out, the ids
-    would have a gap, which fastokens refuses.
-    """
+    """Control tokens have names that no text contains. Without them, the ids had a gap, which fastokens refuses."""
     return {
         f"\0 {id}" if kind == _CONTROL or not text else text: id
         for id, (text, kind) in enumerate(zip(tokens, types, strict=False))
@@ -178,9 +245,4 @@ def _halves(merge: str) -> tuple[str, str]:
 def _byte_pairs(
     vocabulary: Mapping[str, int], merges: list[tuple[str, str]], *, ignore_merges: bool
 ) -> dict[str, Any]:
-    return {
-        "type": "BPE",
-        "ignore_merges": ignore_merges,
-        "vocab": vocabulary,
-        "merges": merges,
-    }
+    return {"type": "BPE", "ignore_merges": ignore_merges, "vocab": vocabulary, "merges": merges}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import tokenizers
 
 from singletree.errors import BadConfiguration
 from singletree.prompts.tokenizer.added_tokens import AddedToken
@@ -20,20 +25,11 @@ _NO_LIMIT = 10**8
 """``model_max_length`` is 1e30 where the author of the tokenizer set no limit."""
 
 
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-    special: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-
-
 class _TokenizerFile(msgspec.Struct):
     """``tokenizer.json``. The model is not parsed: it is megabytes of vocabulary that only the backend needs."""
 
     model: msgspec.Raw
-    added_tokens: list[_AddedToken] = []
+    added_tokens: list[AddedToken] = []
     normalizer: Any = None
     pre_tokenizer: Any = None
     decoder: Any = None
@@ -46,13 +42,9 @@ class _Vocabulary(msgspec.Struct):
 
 
 def read_directory(path: Path, vocabulary_size: int | None = None) -> TokenizerDefinition:
-    """Read the tokenizer of a Hugging Face directory.
+    """Read the tokenizer of a Hugging Face directory. Raises BadConfiguration if it is missing or damaged.
 
-    Args:
-        vocabulary_size: one more than the highest id, if it is known: finding it takes a tenth of a second.
-
-    Raises:
-        BadConfiguration: it is missing or damaged.
+    ``vocabulary_size`` is one more than the highest id, if it is known: finding it takes a tenth of a second.
     """
     file = path / "tokenizer.json"
     if not file.is_file():
@@ -65,18 +57,14 @@ def read_directory(path: Path, vocabulary_size: int | None = None) -> TokenizerD
     config, generation, model = (
         _object(path / name) for name in ("tokenizer_config.json", "generation_config.json", "config.json")
     )
-    added = tuple(
-        AddedToken(t.id, t.content, t.special, t.lstrip, t.rstrip, t.single_word)
-        for t in tokenizer.added_tokens
-    )
     named = _named_tokens(_object(path / "special_tokens_map.json") | config)
-    ids = {token.text: token.id for token in added}
+    ids = {token.text: token.id for token in tokenizer.added_tokens}
     ends = {id for source in (generation, model) for id in _ids(source.get("eos_token_id"))}
     if named.get("eos_token") in ids:
         ends.add(ids[named["eos_token"]])
     return TokenizerDefinition(
         pipeline=Pipeline(tokenizer.model, tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder),
-        added_tokens=added,
+        added_tokens=tuple(tokenizer.added_tokens),
         vocabulary_size=_vocabulary_size(tokenizer) if vocabulary_size is None else vocabulary_size,
         named_tokens=named,
         stop_token_ids=frozenset(ends),
@@ -140,3 +128,61 @@ def _context_window(model: Mapping[str, Any], config: Mapping[str, Any]) -> int 
                 return int(source[key])
     longest = config.get("model_max_length")
     return int(longest) if isinstance(longest, int | float) and 0 < longest < _NO_LIMIT else None
+
+
+_FORMAT = 1
+"""Raise it when ``TokenizerFacts`` or how they are found changes: files of another format are not found."""
+
+
+class TokenizerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What only a loaded tokenizer shows.
+
+    ``strip_first`` and ``strip_later`` tell whether it puts a space before the first segment of a text, and before
+    later ones. ``sample`` is the text of ids from all over the vocabulary (``Tokenizer.sample``).
+    """
+
+    vocabulary_size: int
+    strip_first: bool
+    strip_later: bool
+    sample: str
+
+
+class KnownTokenizerFiles:
+    """The facts of each ``tokenizer.json`` that was loaded, by the checksum of its bytes, in files of a folder.
+
+    A server that starts again need not load them first. The checksum covers the version of the library that read it,
+    too. A file that cannot be read, or that is damaged, counts as none; a folder that cannot be written to stays as it
+    is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, file: Path) -> tuple[Path | None, TokenizerFacts | None]:
+        """Return the path under which the facts of ``file`` are kept (None if unreadable), and the facts if known."""
+        checksum = hashlib.sha256(f"{_FORMAT} {tokenizers.__version__} ".encode())
+        try:
+            checksum.update(file.read_bytes())
+        except OSError:
+            return None, None
+        path = self._folder / f"{checksum.hexdigest()}.json"
+        try:
+            check, _, text = path.read_bytes().partition(b"\n")
+            if check == _check(text):
+                return path, msgspec.json.decode(text, type=TokenizerFacts)
+        except (OSError, msgspec.DecodeError):
+            pass
+        return path, None
+
+    def keep(self, path: Path, facts: TokenizerFacts) -> None:
+        """Write ``facts`` to ``path``, which ``find`` returned: whole or not at all."""
+        text = msgspec.json.encode(facts)
+        own = path.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            own.write_bytes(_check(text) + b"\n" + text)
+            own.replace(path)
+
+
+def _check(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)

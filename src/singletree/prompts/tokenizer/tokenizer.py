@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -12,27 +12,29 @@ from operator import itemgetter
 from pathlib import Path
 from sys import getsizeof
 from threading import Lock, Thread
-from typing import Any
-
-import msgspec
 
 from singletree.errors import BadConfiguration
 from singletree.lru import LruCache
 from singletree.prefixes import common_text_prefix
 from singletree.prompts.tokenizer.added_tokens import (
     GUARD,
+    NEUTRAL,
     PICTURE_MARK,
     AddedToken,
     AddedTokens,
     replace_surrogates,
 )
-from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition, end_of_turn_ids
-from singletree.prompts.tokenizer.detokenizer import ByteEncoding, Detokenizer, TokenTexts
-from singletree.prompts.tokenizer.encoder import SegmentEncoder
-from singletree.prompts.tokenizer.freed_memory import return_freed_memory
+from singletree.prompts.tokenizer.definition import (
+    Pipeline,
+    TokenizerDefinition,
+    byte_encoding_of,
+    end_of_turn_ids,
+    without_first_prefix,
+)
+from singletree.prompts.tokenizer.detokenizer import Detokenizer, TokenTexts
+from singletree.prompts.tokenizer.encoder import SLICE_CHARACTERS, SegmentEncoder, return_freed_memory
 from singletree.prompts.tokenizer.gguf_vocabulary import read_gguf
-from singletree.prompts.tokenizer.huggingface import read_directory
-from singletree.prompts.tokenizer.known_files import KnownTokenizerFiles, TokenizerFacts
+from singletree.prompts.tokenizer.huggingface import KnownTokenizerFiles, TokenizerFacts, read_directory
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -55,12 +57,10 @@ def load_tokenizer(
     marks_pictures: bool = False,
     facts_folder: Path | None = None,
 ) -> Tokenizer:
-    """Load the tokenizer of a checkpoint.
+    """Load the tokenizer of a checkpoint: a directory in Hugging Face's layout, or a ``.gguf`` file.
 
     Args:
-        path: a Hugging Face directory (``tokenizer.json`` and its companions) or a ``.gguf`` file.
         cache_bytes: the size limit of the caches of encoded and guarded texts, in bytes.
-        marks_pictures: as for ``Tokenizer``.
         facts_folder: keeps what was found out about a directory's ``tokenizer.json``. One that is known there is not
             loaded until the first text is encoded (``Tokenizer.load``).
 
@@ -88,8 +88,7 @@ class TextCheckpoint:
     """A text and its tokens, from which a longer text goes on.
 
     Attributes:
-        token_ids: the tokens, from ``begin`` on; those before belong to something else.
-        begin: the index of the first token of the text.
+        token_ids: the tokens, from index ``begin`` on; those before belong to something else.
         separator: the added token at which the text was cut into sections, as (text, id); None where it was not cut.
         ends: the end of each separator, as (characters, tokens), both counted from the beginning of the text.
     """
@@ -102,24 +101,18 @@ class TextCheckpoint:
 
 
 class Tokenizer:
-    """The tokenizer of one checkpoint, and the checkpoint's metadata.
+    """The tokenizer of one checkpoint, and the checkpoint's metadata (``TokenizerDefinition``).
 
     Attributes:
         special_tokens: the texts of the control tokens, which a model generates only as that one token.
         added_tokens: the ids of all added tokens by their texts, special or not.
         bos_token: empty when the vocabulary has none; so is ``eos_token``.
-        named_tokens: token texts that a chat template uses by name (``bos_token``, ``eos_token``, ``unk_token`` …).
         stop_token_ids: the tokens that end a turn.
-        chat_template: Jinja source; None when the checkpoint has none.
-        context_window: in tokens; None when the checkpoint does not specify it.
-        response_template: the checkpoint's description of how a turn is parsed, as JSON; None when it has none.
-        vocabulary_size: one more than the highest id.
         neutral: the texts of added tokens that ``guard`` breaks by a character that the model reads.
-        picture_mark_id: the id that ``PICTURE_MARK`` is encoded as, the first one that the vocabulary does not have;
-            None where the mark is not encoded.
+        picture_mark_id: the id that ``PICTURE_MARK`` is encoded as (``marks_pictures``), the first one that the
+            vocabulary does not have; None where the mark is not encoded.
 
     Args:
-        marks_pictures: whether ``PICTURE_MARK`` is encoded.
         facts: what is known of it, because it was loaded before. It is then loaded for the first text (``load``).
     """
 
@@ -163,25 +156,33 @@ class Tokenizer:
         self._acceleration = Lock()  # taken by whoever accelerates, and never released
 
     def with_format(self, stop_markers: Collection[str], markers: Collection[str]) -> Tokenizer:
-        """Return this tokenizer, with the tokens that end a turn in the format of the model.
+        """Return this tokenizer, with the tokens that end a turn in the format of the model: its ``stop_markers``.
 
-        Args:
-            stop_markers: texts that end a turn; those that are special tokens stop an engine.
-            markers: all markers of the format. A token inside one that is no stop marker does not end a turn, unless
-                the checkpoint names it.
+        A token inside one of ``markers``, all markers of the format, that is no stop marker does not end a turn, unless
+        the checkpoint names it.
         """
         other = copy(self)
         other._set_stops(self._added.tokens, end_of_turn_ids(self._added.tokens, stop_markers, markers))
         return other
 
-    def with_neutral(self, texts: Collection[str]) -> Tokenizer:
-        """Return this tokenizer, whose guards break the added tokens ``texts`` by a character that the model reads.
+    def with_template(self, source: str) -> Tokenizer:
+        """Return this tokenizer, with the chat template ``source`` in place of the checkpoint's own."""
+        other = copy(self)
+        other.chat_template = source
+        return other
 
-        An engine that decodes a prompt finds no token in the text of a client then.
-        """
+    def with_neutral(self, texts: Collection[str]) -> Tokenizer:
+        """Return this tokenizer, whose guards break the tokens ``texts`` for an engine that decodes a prompt, too."""
         other = copy(self)
         other.neutral = frozenset(texts)
         other._set_stops(self._added.tokens, self.stop_token_ids)
+        return other
+
+    def of(self, owner: str) -> Tokenizer:
+        """Return this tokenizer with the cached texts of one owner: by the time, nobody learns what others sent."""
+        other = copy(self)
+        other._encoded = self._encoded.part(owner)
+        other._guarded = self._guarded.part(owner)
         return other
 
     def _set_stops(self, added: tuple[AddedToken, ...], stops: frozenset[int]) -> None:
@@ -214,12 +215,7 @@ class Tokenizer:
     ) -> TextCheckpoint:
         """Encode ``text``; the tokens of the prefix that it shares with ``checkpoint`` are taken from there.
 
-        Args:
-            checkpoint: that of an earlier text; None to encode all of it.
-            token_ids: gets the tokens, after those that it has.
-
-        Returns:
-            The checkpoint of ``text``, with ``token_ids``.
+        ``token_ids`` gets the tokens, after those that it has. Return the checkpoint of ``text``, which has them.
         """
         begin = len(token_ids)
         ends: list[tuple[int, int]] = []
@@ -234,15 +230,18 @@ class Tokenizer:
             # The token that ends most of the turns: the sections between stay the same as the text grows.
             separator, id = max(self._separators, key=lambda token: text.count(token[0]), default=("", 0))
             if not separator or separator not in text:
-                token_ids.extend(self._ids_of(text, self._first, self._segment_ids))
+                token_ids.extend(self._ids_of(text, self._first, partial(self._cached, make=self._later_ids)))
                 return TextCheckpoint(text, token_ids, begin, None, [])
+        later_ids = partial(self._ids_of, first=self._later)
         for position, section in enumerate(text[at:].split(separator)):
             if position:
                 token_ids.append(id)
                 at += len(separator)
                 ends.append((at, len(token_ids) - begin))
             if section:
-                token_ids.extend(self._section_ids(section) if at else self._ids_of(section, self._first))
+                # The text between two ends of turns is cached as a whole: a turn costs one lookup.
+                ids = self._cached(section, later_ids) if at else self._ids_of(section, self._first)
+                token_ids.extend(ids)
                 at += len(section)
         return TextCheckpoint(text, token_ids, begin, (separator, id), ends)
 
@@ -259,10 +258,7 @@ class Tokenizer:
         return self._sample
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes of one token, which can be a part of a character.
-
-        They are empty for an id outside the vocabulary.
-        """
+        """Return the UTF-8 bytes of one token, which can be a part of a character; none outside the vocabulary."""
         piece = self._texts[token_id]
         text = piece[0] if isinstance(piece, tuple) else piece
         return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
@@ -279,12 +275,9 @@ class Tokenizer:
         return self._guard_once(None, self._added.guard, text)
 
     def guard_except(self, allowed: Collection[str]) -> GuardFunction:
-        """Return a guard for text that comes back as the assistant's, in which the ``allowed`` tokens are matched.
+        """Return a guard for text that comes back as the assistant's, in which the ``allowed`` texts of tokens match.
 
         Special tokens, tokens that end a turn and tokens that the checkpoint names are never allowed.
-
-        Args:
-            allowed: texts of added tokens.
         """
         own = self._added.guard_except(allowed)
         return partial(self._guard_once, own, own)
@@ -298,6 +291,14 @@ class Tokenizer:
             kept = text if guarded == text else guarded
             self._guarded.put((key, text), kept, getsizeof(text) + (0 if kept is text else getsizeof(kept)))
         return guarded
+
+    def control_tokens(self, *, with_tags: bool = False) -> Mapping[str, int]:
+        """Return the special tokens and their ids, and ``with_tags`` every added token of the form ``<…>``."""
+        return {
+            text: id
+            for text, id in self.added_tokens.items()
+            if text in self.special_tokens or (with_tags and text.startswith("<") and text.endswith(">"))
+        }
 
     def facts(self) -> TokenizerFacts:
         """Return what only a loaded tokenizer shows, for the next one of the same definition."""
@@ -334,7 +335,7 @@ class Tokenizer:
         ids = array("I")
         if parts[0]:
             own = first is not self._later
-            ids.extend(array("I", first.encode(_encodable(parts[0]))) if own else later(parts[0]))
+            ids.extend(first.encode_array(_encodable(parts[0])) if own else later(parts[0]))
         for position in range(1, len(parts), 2):
             ids.append(self._added.id(parts[position]))
             if parts[position + 1]:
@@ -342,20 +343,13 @@ class Tokenizer:
         return ids
 
     def _later_ids(self, segment: str) -> array[int]:
-        return array("I", self._later.encode(_encodable(segment)))
-
-    def _segment_ids(self, segment: str) -> array[int]:
-        return self._cached(segment, self._later_ids)
-
-    def _section_ids(self, section: str) -> array[int]:
-        """Return the ids of the text between two ends of turns: cached as a whole, a turn costs one lookup."""
-        return self._cached(section, lambda text: self._ids_of(text, self._later))
+        segment = _encodable(segment)
+        if len(segment) > SLICE_CHARACTERS:
+            return self._later.encode_array(segment)
+        return array("I", self._later.encode(segment))
 
     def _cached(self, text: str, make: Callable[[str], array[int]]) -> array[int]:
-        """Return the ids of ``text`` from the cache, or make them.
-
-        The key is the text with its guards: without them, a guarded token would get the ids of the token itself.
-        """
+        """The key is the text with its guards: without them, a guarded token would get the ids of the token itself."""
         ids = self._encoded.get(text)
         if ids is None:
             ids = make(text)
@@ -379,40 +373,39 @@ def _encodable(segment: str) -> str:
     return segment if segment.isascii() else replace_surrogates(segment.replace(GUARD, ""))
 
 
-def byte_encoding_of(pipeline: Pipeline) -> ByteEncoding:
-    """Return how the vocabulary represents bytes, by its decoder. Raises BadConfiguration for an unknown decoder."""
-    kinds = {stage.get("type") for stage in _stages(pipeline.decoder, "decoders")}
-    if "ByteLevel" in kinds:
-        return "byte_level"
-    if kinds & {"ByteFallback", "Metaspace", "Replace"}:
-        return "byte_fallback"
-    raise BadConfiguration(
-        f"the tokenizer's decoder ({', '.join(map(str, kinds)) or 'none'}) does not support streaming; "
-        "use a checkpoint with a byte-level or SentencePiece vocabulary"
-    )
-
-
-def without_first_prefix(pipeline: Pipeline) -> Pipeline | None:
-    """Return the pipeline for segments that do not begin the text; None where it is the same.
-
-    It differs where a pre-tokenizer has ``prepend_scheme: first``.
-    """
-    stages = _stages(pipeline.pre_tokenizer, "pretokenizers")
-    if not any(stage.get("prepend_scheme") == "first" for stage in stages):
-        return None
-    later = [stage | ({"prepend_scheme": "never"} if "prepend_scheme" in stage else {}) for stage in stages]
-    sequence = {"type": "Sequence", "pretokenizers": later}
-    return msgspec.structs.replace(pipeline, pre_tokenizer=sequence)
-
-
-def _stages(stage: Any, key: str) -> list[dict[str, Any]]:
-    if not isinstance(stage, dict):
-        return []
-    return list(stage[key]) if key in stage else [stage]
-
-
 def _segment_encoder(pipeline: Pipeline, is_lazy: bool) -> SegmentEncoder:
     try:
         return SegmentEncoder(pipeline, is_lazy=is_lazy)
     except Exception as error:  # tokenizers raises a bare Exception for any definition that it cannot read
         raise BadConfiguration(f"the tokenizer's definition cannot be used: {error}") from error
+
+
+class MarkupDecoder:
+    """Decodes for an engine that reads text, which makes a special token of every text of one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.added_ids = frozenset(tokenizer.added_tokens.values())
+        self.special_ids = frozenset(tokenizer.added_tokens[text] for text in tokenizer.special_tokens)
+        self.section_ends = tokenizer.stop_token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def decode_neutral(self, token_ids: Sequence[int]) -> str:
+        """Return the same, where ordinary text that reads like an added token is broken by ``NEUTRAL``."""
+        stream = self._tokenizer.new_detokenizer()
+        pieces: list[str] = []
+        run: list[str] = []
+        for id in token_ids:
+            text = "".join(piece for piece, _ in stream.feed((id,)))
+            if id in self.added_ids:
+                pieces += [self._broken("".join(run)), text]
+                run = []
+            else:
+                run.append(text)
+        run += [piece for piece, _ in stream.flush()]
+        return "".join([*pieces, self._broken("".join(run))])
+
+    def _broken(self, text: str) -> str:
+        return self._tokenizer.guard(text).replace(GUARD, NEUTRAL)

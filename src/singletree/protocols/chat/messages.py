@@ -27,9 +27,8 @@ from singletree.conversation import (
     Turn,
     carried_capsules,
 )
-from singletree.errors import InvalidRequest
-from singletree.protocols import limits, media, wire
-from singletree.protocols.client_json import template_json
+from singletree.protocols import content, wire
+from singletree.protocols.limits import malformed, quote_value, refused
 from singletree.protocols.openai import custom_tools as custom
 
 
@@ -94,13 +93,9 @@ class DecodedMessage(NamedTuple):
 
 
 def decode_messages(messages: Sequence[msgspec.Raw]) -> list[DecodedMessage]:
-    """Decode each of ``messages``.
-
-    Raises:
-        InvalidRequest: with ``param`` as a path such as ``messages.0.content``.
-    """
+    """Decode each of ``messages``. Raises InvalidRequest with ``param`` as a path such as ``messages.0.content``."""
     if not messages:
-        raise InvalidRequest("messages is empty; send at least one message", param="messages")
+        raise refused("messages", "is empty; send at least one message")
     return wire.decode_each(messages, ChatMessage, _read, "messages")
 
 
@@ -109,9 +104,13 @@ def collect_turns(messages: Sequence[DecodedMessage]) -> tuple[Turn, ...]:
     decoded = tuple(map(attrgetter("turn"), messages))
     if ("tool", "tool") not in pairwise(map(attrgetter("role"), decoded)):
         return decoded
-    return tuple(
-        t for role, run in groupby(decoded, lambda turn: turn.role) for t in _joined(role, list(run))
-    )
+    turns: list[Turn] = []
+    for role, run in groupby(decoded, attrgetter("role")):
+        same = tuple(run)
+        if role == "tool" and len(same) > 1:
+            same = (Turn("tool", tuple(part for turn in same for part in turn.parts)),)
+        turns += same
+    return tuple(turns)
 
 
 def reasoning_fields(messages: Sequence[DecodedMessage]) -> tuple[str, ...]:
@@ -119,26 +118,16 @@ def reasoning_fields(messages: Sequence[DecodedMessage]) -> tuple[str, ...]:
     return next(filter(None, map(attrgetter("reasoning_fields"), reversed(messages))), ())
 
 
-def _joined(role: Role, run: Sequence[Turn]) -> Iterator[Turn]:
-    if role == "tool" and len(run) > 1:
-        yield Turn("tool", tuple(part for turn in run for part in turn.parts))
-    else:
-        yield from run
-
-
 def _read(message: ChatMessage, at: str) -> DecodedMessage:
     kept = tuple(field for field in ("reasoning_content", "reasoning") if getattr(message, field))
-    if not kept and any(map(_is_foreign, message.reasoning_details or ())):
+    details = message.reasoning_details
+    # A capsule does not show which field the client reads; the details of other servers do.
+    if not kept and details and not all(str(d.get("data", "")).startswith(CAPSULE_PREFIX) for d in details):
         kept = ("reasoning",)
-    return DecodedMessage(message, _turn(message, at), kept)
-
-
-def _turn(message: ChatMessage, at: str) -> Turn:
     decode = _ROLES.get(message.role)
     if decode is None:
-        cure = f"send one of {', '.join(_ROLES)}"
-        raise InvalidRequest(f"{at}.role is {limits.quote_value(message.role)}; {cure}", param=f"{at}.role")
-    return decode(message, at)
+        raise refused(f"{at}.role", f"is {quote_value(message.role)}; send one of {', '.join(_ROLES)}")
+    return DecodedMessage(message, decode(message, at), kept)
 
 
 def _plain(message: ChatMessage, at: str) -> Turn:
@@ -160,24 +149,20 @@ def _assistant(message: ChatMessage, at: str) -> Turn:
 
 def _tool(message: ChatMessage, at: str) -> Turn:
     if not message.tool_call_id:
-        at = f"{at}.tool_call_id"
-        raise InvalidRequest(f"{at}: Field required; send the id of the call that this answers", param=at)
-    visible = tuple(_visible_parts(message, at))
-    return Turn("tool", (ToolResult(message.tool_call_id, visible, extra=_name(message)),))
+        raise malformed(f"{at}.tool_call_id", "Field required; send the id of the call that this answers")
+    return _result(message, at, message.tool_call_id)
 
 
-def _function(message: ChatMessage, at: str) -> Turn:
-    """Decode the result of the last call, which has no id in the legacy form."""
+def _result(message: ChatMessage, at: str, call_id: str) -> Turn:
     visible = tuple(_visible_parts(message, at))
-    return Turn("tool", (ToolResult("", visible, extra=_name(message)),))
+    return Turn("tool", (ToolResult(call_id, visible, extra=_name(message)),))
 
 
 def _visible_parts(message: ChatMessage, at: str) -> Iterator[Text | Image | Document]:
     """Yield the parts of a message that may not hold reasoning."""
     for part in _parts(message.content, f"{at}.content"):
         if not isinstance(part, Text | Image | Document):
-            at = f"{at}.content"
-            raise InvalidRequest(f"{at}: only a message of role 'assistant' may contain thinking", param=at)
+            raise malformed(f"{at}.content", "only a message of role 'assistant' may contain thinking")
         yield part
 
 
@@ -187,24 +172,14 @@ def _name(message: ChatMessage) -> dict[str, str] | None:
 
 def _reasoning(message: ChatMessage) -> Iterator[Reasoning]:
     details = message.reasoning_details or []
-    text = message.reasoning_content or message.reasoning or "".join(_detail_text(d) for d in details)
+    text = message.reasoning_content or message.reasoning or ""
+    if details and not text:
+        texts = (detail.get("text") or detail.get("summary") for detail in details)
+        text = "".join(each for each in texts if isinstance(each, str))
     if text or details:
         carried = (detail.get("data") for detail in details)
-        yield Reasoning(
-            text,
-            {"reasoning_details": details} if details else None,
-            capsules=carried_capsules("reasoning_details", *carried),
-        )
-
-
-def _is_foreign(detail: dict[str, Any]) -> bool:
-    """Return whether ``detail`` is not a capsule; a capsule does not show which field the client reads."""
-    return not str(detail.get("data", "")).startswith(CAPSULE_PREFIX)
-
-
-def _detail_text(detail: dict[str, Any]) -> str:
-    text = detail.get("text") or detail.get("summary")
-    return text if isinstance(text, str) else ""
+        extra = {"reasoning_details": details} if details else None
+        yield Reasoning(text, extra, capsules=carried_capsules("reasoning_details", *carried))
 
 
 def _tool_call(call: _ToolCall, at: str) -> ToolCall:
@@ -212,46 +187,36 @@ def _tool_call(call: _ToolCall, at: str) -> ToolCall:
         arguments = custom.to_arguments(call.custom.input or "")
         return ToolCall(call.custom.name, arguments, call.id or "", verbatim=False)
     if call.function is None:
-        raise InvalidRequest(f"{at}.function: Field required", param=f"{at}.function")
+        raise malformed(f"{at}.function")
     arguments, verbatim = _arguments(call.function.arguments, f"{at}.function.arguments")
     return ToolCall(call.function.name, arguments, call.id or "", verbatim=verbatim)
 
 
 def _arguments(raw: msgspec.Raw, at: str) -> tuple[str, bool]:
-    """Return the arguments as JSON text, and whether that text is verbatim.
-
-    A string is taken byte for byte. An object sent instead of a string is sent as chat templates write JSON.
-    """
+    # As JSON text, and whether that is verbatim. An object sent instead of a string is written as templates write JSON.
     sent = bytes(raw)
-    verbatim = sent.startswith(b'"') or not sent
     try:
-        text = msgspec.json.decode(sent or b'""', type=str) if verbatim else template_json(sent)
+        if sent.startswith(b'"') or not sent:
+            return content.argument_text(msgspec.json.decode(sent or b'""', type=str))
+        text = content.template_json(sent)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{at}: not valid JSON ({error}); send a string", param=at) from None
-    return "{}" if text.strip() in ("", "null") else text, verbatim
+        raise malformed(at, f"not valid JSON ({error}); send a string") from None
+    return "{}" if text == "null" else text, False
 
 
-def _parts(content: str | list[_ContentPart] | None, at: str) -> Iterator[Part]:
-    """Yield the parts of ``content`` without empty text."""
-    if isinstance(content, str):
-        content = [_ContentPart("text", content)]
-    for i, part in enumerate(content or ()):
+def _parts(sent: str | list[_ContentPart] | None, at: str) -> Iterator[Part]:
+    """Yield the parts without empty text."""
+    if isinstance(sent, str):
+        sent = [_ContentPart("text", sent)]
+    for i, part in enumerate(sent or ()):
         decode = _PARTS.get(part.type)
         if decode is None:
-            where, kind = f"{at}.{i}.type", limits.quote_value(part.type)
             cure = _PART_CURES.get(part.type, f"send one of {', '.join(_PARTS)}")
-            raise InvalidRequest(f"{where} is {kind}, which is not supported here; {cure}", param=where)
+            why = f"is {quote_value(part.type)}, which is not supported here; {cure}"
+            raise refused(f"{at}.{i}.type", why)
         decoded = decode(part, f"{at}.{i}")
         if not isinstance(decoded, Text | Reasoning) or decoded.text:
             yield decoded
-
-
-def _text_part(part: _ContentPart, at: str) -> Part:
-    return Text(_required(part.text, f"{at}.text"))
-
-
-def _refusal_part(part: _ContentPart, at: str) -> Part:
-    return Text(_required(part.refusal, f"{at}.refusal"))
 
 
 def _thinking_part(part: _ContentPart, at: str) -> Part:
@@ -265,22 +230,20 @@ def _image_part(part: _ContentPart, at: str) -> Part:
     image = part.image_url
     url = image.url if isinstance(image, _ImageURL) else image
     detail = image.detail if isinstance(image, _ImageURL) else None
-    return media.image(_required(url, f"{at}.image_url"), {"detail": detail} if detail else None)
+    return content.image(_required(url, f"{at}.image_url"), {"detail": detail} if detail else None)
 
 
 def _file_part(part: _ContentPart, at: str) -> Part:
     file = part.file or _File()
     if not file.file_data:
-        raise InvalidRequest(
-            f"{at}.file.file_data: Field required; files are not stored here, so send the data itself",
-            param=f"{at}.file.file_data",
-        )
-    return media.document(file.file_data, file.filename or "")
+        cure = "files are not stored here, so send the data itself"
+        raise malformed(f"{at}.file.file_data", f"Field required; {cure}")
+    return content.document(file.file_data, file.filename or "")
 
 
 def _required(value: str | None, at: str) -> str:
     if value is None:
-        raise InvalidRequest(f"{at}: Field required", param=at)
+        raise malformed(at)
     return value
 
 
@@ -290,14 +253,14 @@ _ROLES: dict[str, Callable[[ChatMessage, str], Turn]] = {
     "user": _plain,
     "assistant": _assistant,
     "tool": _tool,
-    "function": _function,
+    "function": lambda message, at: _result(message, at, ""),  # The last call: it has no id here.
 }
 
 _PARTS: dict[str, Callable[[_ContentPart, str], Part]] = {
-    "text": _text_part,
+    "text": lambda part, at: Text(_required(part.text, f"{at}.text")),
     "image_url": _image_part,
     "file": _file_part,
-    "refusal": _refusal_part,
+    "refusal": lambda part, at: Text(_required(part.refusal, f"{at}.refusal")),
     "thinking": _thinking_part,
 }
 _AUDIO = "the models served here do not accept audio: send a transcript as text"

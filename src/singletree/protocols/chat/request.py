@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from singletree import request_limits
 from singletree.conversation import Conversation, Request, ResponseFormat, Sampling, Thinking
-from singletree.errors import InvalidRequest
 from singletree.protocols import limits, wire
 from singletree.protocols.chat.messages import (
     ChatMessage,
@@ -29,7 +29,8 @@ from singletree.protocols.chat.tools import (
     decode_tool_choice,
     decode_tools,
 )
-from singletree.protocols.openai.cache_diagnostics import compared_answer
+from singletree.protocols.limits import malformed, quote_value, refused
+from singletree.protocols.openai.answers import compared_answer
 from singletree.protocols.openai.engine_fields import (
     EngineFields,
     engine_sampling_of,
@@ -38,9 +39,6 @@ from singletree.protocols.openai.engine_fields import (
 )
 from singletree.protocols.openai.nvext import NvExt, agent_of, cache_salt_of, hints_of, session_of
 from singletree.request_options import RequestOptions
-
-ROUTES: list[tuple[str, str, str]] = [("POST", "/v1/chat/completions", "create")]
-
 
 _ABSENT = msgspec.Raw()
 
@@ -57,12 +55,14 @@ class _Format(msgspec.Struct):
     schema: dict[str, Any] | None = None
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
+    """What a stream reports of its usage, as sent in the body."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-_NO_OPTIONS = _StreamOptions()
+_NO_OPTIONS = StreamOptions()
 
 
 class _ThinkingField(msgspec.Struct):
@@ -84,7 +84,7 @@ class SamplingFields(EngineFields, kw_only=True):
     """The sampling and output fields that Chat Completions and Completions share, as sent in the body."""
 
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
@@ -95,10 +95,13 @@ class SamplingFields(EngineFields, kw_only=True):
     nvext: NvExt | None = None
 
 
+_NOT_STORED = "store is ignored: only responses are stored here; use /v1/responses"
+
+
 class ChatBody(SamplingFields, kw_only=True):
     """The request body of Chat Completions, as the client sends it."""
 
-    model: str
+    model: str = ""
     messages: list[msgspec.Raw]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -120,26 +123,16 @@ class ChatBody(SamplingFields, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     session_id: str | None = None
+    store: bool | None = None
 
 
 def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
-    """Decode the JSON ``body`` into a ``Request``.
-
-    Raises:
-        InvalidRequest: with ``param`` as a path such as ``messages.0.content``.
-    """
-    wanted = wire.decode_body(body, ChatBody)
-    if not wanted.model:
-        raise InvalidRequest("model is empty; send the name of a served model", param="model")
-    return build_request(wanted)
+    """Decode the JSON ``body``. Raises InvalidRequest with ``param`` as a path such as ``messages.0.content``."""
+    return build_request(wire.decode_body(body, ChatBody))
 
 
 def build_request(wanted: ChatBody) -> Request:
-    """Return the ``Request`` for a body that is already parsed; ``model`` may be empty.
-
-    Raises:
-        InvalidRequest: with ``param`` as a path such as ``messages.0.content``.
-    """
+    """Return the ``Request`` for a body that is already parsed. Raises as ``decode`` does."""
     sent, functions = decode_tools(wanted.tools), decode_functions(wanted.functions)
     _refuse_unsupported(wanted, has_tools=sent.are_given, has_functions=functions.are_given)
     is_legacy = functions.are_given
@@ -171,7 +164,11 @@ def build_request(wanted: ChatBody) -> Request:
         cache_salt=cache_salt_of(wanted.cache_salt, wanted.nvext),
         agent=agent,
         choices=choices_of(wanted),
-        warnings=(*(() if is_legacy else sent.warnings), *ignored(wanted)),
+        warnings=(
+            *(() if is_legacy else sent.warnings),
+            *((_NOT_STORED,) if wanted.store else ()),
+            *ignored(wanted),
+        ),
         options=output_options(
             wanted,
             reasoning_fields=_reasoning_fields(wanted, messages),
@@ -188,21 +185,16 @@ def _refuse_unsupported(body: ChatBody, *, has_tools: bool, has_functions: bool)
     )
     for old, has_old, new, has_new in legacy:
         if has_old and has_new:
-            raise InvalidRequest(
-                f"{old} and {new} are two forms of the same field; send one of them", param=old
-            )
+            raise refused(old, f"and {new} are two forms of the same field; send one of them")
     if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest(
-            f"top_logprobs is {body.top_logprobs} but logprobs is not true; send both", param="top_logprobs"
-        )
+        raise refused("top_logprobs", f"is {body.top_logprobs} but logprobs is not true; send both")
     check_sampling_fields(body)
 
 
 def check_sampling_fields(body: SamplingFields) -> None:
     """Raise InvalidRequest for a value out of its limits, and for fields that a stream has no place for."""
     if body.prompt_logprobs is not None and body.stream:
-        at = "prompt_logprobs"
-        raise InvalidRequest(f"{at} cannot be streamed; send stream=false, or omit {at}", param=at)
+        raise refused("prompt_logprobs", "cannot be streamed; send stream=false, or omit prompt_logprobs")
     limits.check_limits(body)
 
 
@@ -210,7 +202,7 @@ def choices_of(body: SamplingFields) -> int:
     """Return the number of choices that ``body`` asks for (``n``); raise InvalidRequest if it is out of range."""
     n = 1 if body.n is None else body.n
     if not 1 <= n <= limits.MAX_CHOICES:
-        raise InvalidRequest(f"n is {n!s:.40}; send a number from 1 to {limits.MAX_CHOICES}", param="n")
+        raise refused("n", f"is {n!s:.40}; send a number from 1 to {limits.MAX_CHOICES}")
     return n
 
 
@@ -227,54 +219,47 @@ def output_options(body: SamplingFields, **more: Any) -> RequestOptions:
 
 
 def sampling_of(body: SamplingFields, most: int | None, logprobs: int | None) -> Sampling:
-    """Return the sampling parameters of ``body``.
+    """Return the sampling parameters of ``body``, with the largest number of tokens to generate; None for no limit.
 
-    Args:
-        most: the largest number of tokens to generate; None for no limit.
-        logprobs: the number of alternatives reported for each token; None for no log-probabilities.
+    ``logprobs`` is the number of alternatives reported for each token; None for no log-probabilities.
     """
     return engine_sampling_of(
         body,
         most,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
-        logit_bias=_logit_bias(body.logit_bias or {}),
+        logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else None,
     )
 
 
 def _logit_bias(biases: Mapping[str, float]) -> dict[int, float] | None:
+    request_limits.check("logit_biases", len(biases), what="tokens", param="logit_bias")
     for token in biases:
         if not (token.isascii() and token.isdigit() and len(token) < 10):
-            at = "logit_bias"
-            raise InvalidRequest(
-                f"{at}: {limits.quote_value(token)} is not a token id; send token ids as keys", param=at
-            )
+            raise malformed("logit_bias", f"{quote_value(token)} is not a token id; send token ids as keys")
     return {int(token): bias for token, bias in biases.items()} or None
 
 
 def format_of(body: SamplingFields) -> ResponseFormat | None:
     """Return the format that the response text must have, from whichever field of ``body`` sets it.
 
-    Raises:
-        InvalidRequest: a field is invalid, or two fields set a format.
+    Raises InvalidRequest for an invalid field, or if two fields set a format.
     """
-    return format_from_fields(body, response_format_of(body.response_format))
+    return format_from_fields(body, _response_format(body.response_format))
 
 
-def response_format_of(given: _Format | None) -> ResponseFormat | None:
-    """Decode ``response_format``; raise InvalidRequest for an unknown type or a missing schema."""
+def _response_format(given: _Format | None) -> ResponseFormat | None:
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
         return ResponseFormat(given.schema, schema_at="response_format.schema")
     if given.type != "json_schema":
-        at = "response_format.type"
-        cure = "send 'text', 'json_object' or 'json_schema'"
-        raise InvalidRequest(f"{at} is {limits.quote_value(given.type)}; {cure}", param=at)
+        why = f"is {quote_value(given.type)}; send 'text', 'json_object' or 'json_schema'"
+        raise refused("response_format.type", why)
     wanted = given.json_schema or _JsonSchema()
     at = "response_format.json_schema.schema"
     if wanted.schema is None:
-        raise InvalidRequest(f"{at}: Field required; send the JSON schema, or type 'json_object'", param=at)
+        raise malformed(at, "Field required; send the JSON schema, or type 'json_object'")
     return ResponseFormat(wanted.schema, wanted.name or "", wanted.strict, at)
 
 
@@ -307,7 +292,7 @@ def _thinking(body: ChatBody) -> Thinking:
 
 
 def _reasoning_fields(body: ChatBody, messages: Sequence[DecodedMessage]) -> tuple[str, ...] | None:
-    """Return the fields in which the client reads reasoning; None if the request does not show them."""
+    # Those in which the client reads reasoning; None if the request does not show them.
     if body.include_reasoning is False or (body.reasoning and body.reasoning.exclude):
         return ()
     return reasoning_fields(messages) or None
@@ -322,9 +307,9 @@ def _continuation(body: ChatBody, last: ChatMessage) -> tuple[bool, bool]:
     at = "continue_final_message"
     if body.continue_final_message and last.role != "assistant":
         cure = "end with a message of role 'assistant'"
-        raise InvalidRequest(f"{at} is true but the last message is of role {last.role!r}; {cure}", param=at)
+        raise refused(at, f"is true but the last message is of role {last.role!r}; {cure}")
     if body.continue_final_message and body.add_generation_prompt:
-        raise InvalidRequest(f"{at} and add_generation_prompt are both true; send one of them", param=at)
+        raise refused(at, "and add_generation_prompt are both true; send one of them")
     if body.continue_final_message or last.prefix or last.partial:
         return True, True
     return body.add_generation_prompt is not False, not (

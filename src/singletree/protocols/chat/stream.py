@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from singletree.conversation import Reasoning, Request, ToolCall, Turn
 from singletree.events import (
     ArgumentsDelta,
@@ -31,22 +29,24 @@ from singletree.events import (
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
 from singletree.protocols.openai import custom_tools
-from singletree.protocols.openai.cache_diagnostics import response_diagnostics
-from singletree.protocols.openai.chunks import FINISH_REASONS, CompletionStream, usage_object
-from singletree.protocols.openai.errors import encode_error
-from singletree.protocols.openai.logprobs import TokenDetails, ids_of, tokens_of
+from singletree.protocols.openai.answers import (
+    FINISH_REASONS,
+    CompletionStream,
+    TokenDetails,
+    encode_error,
+    ids_of,
+    response_diagnostics,
+    tokens_of,
+    usage_object,
+)
 from singletree.protocols.wire import encode_ascii
 
 __all__ = ["ID_PREFIX", "Encoder", "encode", "encode_error"]
 
 ID_PREFIX = "chatcmpl-"
 
-_NEWLINE = "\n"
 _BREAKS = ("\n\n", "\n", "")
 """The break after a span of reasoning, by the number of line breaks that the span ends with."""
-
-# Events that are not part of the turn, so they do not end a span of reasoning.
-_SIDE_EVENTS = (TokenLogprobs, PromptLogprobs, UsageUpdate)
 
 _DELTA_END = b'},"finish_reason":null}]}'
 
@@ -56,47 +56,35 @@ _CALL_FORMS = {"function": "arguments", "custom": "input"}
 
 @dataclass(slots=True)
 class _Call:
-    """The call in progress.
-
-    Attributes:
-        around: the bytes before and after each piece of the arguments; None until the call is sent.
-        blank: the white space before the arguments.
-    """
-
     start: ToolCallStart
     form: str
     raw: list[str]
     input_text: custom_tools.InputText | None
     arguments: list[str] = field(default_factory=list)
     around: tuple[bytes, bytes] | None = None
+    """The bytes before and after each piece of the arguments; None until the call is sent."""
+
     blank: str = ""
+    """The white space before the arguments."""
 
 
 class _SpanJoiner:
-    """Join the spans of reasoning of a turn, which share one field on this API, with two line breaks.
-
-    Attributes:
-        is_open: whether a span is in progress.
-        last_two: the last two pieces of reasoning, of which none is empty.
-    """
+    """Join the spans of reasoning of a turn, which share one field on this API, with two line breaks."""
 
     __slots__ = ("is_open", "last_two")
 
     def __init__(self) -> None:
         self.is_open = False
-        self.last_two = "", ""
+        self.last_two = "", ""  # The last two pieces of reasoning; none is empty.
 
     def add(self, text: str) -> str:
         """Return ``text``, the next piece of reasoning, with a break before it if it begins another span."""
         if not self.is_open:
             self.is_open = True
-            text = self._break() + text
+            end = "".join(self.last_two)[-2:]
+            text = _BREAKS[len(end) - len(end.rstrip("\n"))] + text if end else text
         self.last_two = self.last_two[1], text
         return text
-
-    def _break(self) -> str:
-        end = "".join(self.last_two)[-2:]
-        return _BREAKS[len(end) - len(end.rstrip(_NEWLINE))] if end else ""
 
 
 class Encoder(CompletionStream):
@@ -114,8 +102,8 @@ class Encoder(CompletionStream):
         self._text = (self._delta + b'"content":', _DELTA_END)
         self._reasoning = _around(self._delta, _reasoning_fields(request))
         self._custom = _custom_tools(request)
-        self._is_legacy = _is_legacy(request)
-        self._details = TokenDetails.of(request)
+        self._is_legacy = request.options.legacy_functions
+        self._beside = b""
         self._prompt = _prompt_fields(request)
         self._call: _Call | None = None
         self._last_call_id = ""
@@ -125,12 +113,10 @@ class Encoder(CompletionStream):
         self._spans = _SpanJoiner()
 
     def start(self) -> list[Frame]:
-        """Return the chunk with the role, and with what the request asks to know of the prompt."""
         end = b'},"finish_reason":null}],%b}' % self._prompt if self._prompt else _DELTA_END
         return [("", self._delta + b'"role":"assistant","content":null' + end)]
 
     def feed(self, event: Event) -> list[Frame]:
-        """Encode ``event``; no frames if it adds nothing. A call is sent with the first piece of its arguments."""
         # Text and reasoning come first and in full, because they are most of the tokens.
         if type(event) is TextDelta:
             self._spans.is_open = False
@@ -138,7 +124,8 @@ class Encoder(CompletionStream):
             if not text:
                 return []
             self._has_text = True
-            return [("", (encode_ascii(text) if text.isascii() else wire.dump(text)).join(self._text))]
+            frame = "", (encode_ascii(text) if text.isascii() else wire.dump(text)).join(self._text)
+            return [frame] if self._is_plain else self._with_details([frame])
         if type(event) is ReasoningDelta:
             text, spans = event.text, self._spans
             if not text or not self._reasoning:
@@ -147,8 +134,19 @@ class Encoder(CompletionStream):
                 spans.last_two = spans.last_two[1], text
             else:
                 text = spans.add(text)
-            return [("", (encode_ascii(text) if text.isascii() else wire.dump(text)).join(self._reasoning))]
-        if not isinstance(event, _SIDE_EVENTS):
+            frame = "", (encode_ascii(text) if text.isascii() else wire.dump(text)).join(self._reasoning)
+            return [frame] if self._is_plain else self._with_details([frame])
+        if isinstance(event, TokenLogprobs):
+            return self._token_details(event)
+        if isinstance(event, UsageUpdate):
+            self.count(event.usage)
+            return []
+        frames = self._feed_call(event)
+        return frames if self._is_plain else self._with_details(frames)
+
+    def _feed_call(self, event: Event) -> list[Frame]:
+        # Log-probabilities of the prompt are no part of the turn, so they do not end a span of reasoning.
+        if not isinstance(event, PromptLogprobs):
             self._spans.is_open = False
         if isinstance(event, ArgumentsDelta):
             return self._feed_arguments(event)
@@ -158,38 +156,42 @@ class Encoder(CompletionStream):
             return self._end_call()
         if isinstance(event, ToolCallBroken):
             return self._break_call(event)
-        if isinstance(event, TokenLogprobs):
-            return self._token_details(event)
-        if isinstance(event, UsageUpdate):
-            counted = wire.dump(usage_object(event.usage))
-            return [("", self._delta + b'},"finish_reason":null}],"usage":%b}' % counted)]
         if self._call is not None:
             self._call.raw.append(event.raw)
         return []
 
     def _token_details(self, event: TokenLogprobs) -> list[Frame]:
-        """Return a chunk with the requested details of the tokens; their text is in the chunks after it."""
+        # They wait for the chunk of their text. Those before them are sent now: tokens of markers, without text.
+        without_text = self._with_details([("", self._delta + _DELTA_END)]) if self._beside else []
         fields: dict[str, Any] = (
             {"logprobs": self._details.chat(event.tokens)} if self._details.logprobs else {}
         )
         if self._details.ids:
             fields["token_ids"] = ids_of(event.tokens)
-        if not fields:
-            return []
-        encoded = wire.dump(fields)[1:-1]
-        return [("", b'%b},%b,"finish_reason":null}]}' % (self._delta, encoded))]
+        self._beside = b"," + wire.dump(fields)[1:-1] if fields else b""
+        return without_text
+
+    def _with_details(self, frames: list[Frame]) -> list[Frame]:
+        beside, counted = self._beside, self._counted
+        if not frames or not (beside or counted):
+            return frames
+        self._beside = b""
+        details = [beside, *[b""] * (len(frames) - 1)]
+        return [
+            (name, b"%b%b}]%b}" % (chunk.removesuffix(b"}]}"), each, counted))
+            for (name, chunk), each in zip(frames, details, strict=True)
+        ]
 
     def end(self, finished: Finished) -> list[Frame]:
-        """End the choice: the unfinished call, if any, then the finish reason."""
         cut = self._cut_call()
         empty = b"" if self._has_text or self._calls_sent else b'"content":""'
         reason = _finish_reason(finished.reason, self._has_complete_call, self._is_legacy)
         end = b'%b},"finish_reason":"%b"}]}' % (empty, reason.encode())
-        return [*cut, *self._capsule(finished), ("", self._delta + end)]
-
-    def _capsule(self, finished: Finished) -> list[Frame]:
+        if self._counted:
+            self.count(finished.usage)
         details = _capsule_details(self._context, self._last_call_id, finished)
-        return [self._delta_of(b"reasoning_details", details)] if details else []
+        capsule = [self._delta_of(b"reasoning_details", details)] if details else []
+        return self._with_details([*cut, *capsule, ("", self._delta + end)])
 
     def _delta_of(self, field: bytes, value: Any) -> Frame:
         return "", b'%b"%b":%b%b' % (self._delta, field, wire.dump(value), _DELTA_END)
@@ -215,11 +217,8 @@ class Encoder(CompletionStream):
         return self._arguments_delta(call, call.input_text.feed(event.json))
 
     def _arguments_delta(self, call: _Call, piece: str) -> list[Frame]:
-        """Return a piece of the arguments; the call itself goes before the first piece.
-
-        So a call that breaks or is cut before its arguments is never sent: AI SDKs run a call without arguments as one
-        that takes none.
-        """
+        # The call itself goes before the first piece. So a call that breaks or is cut before its arguments is never
+        # sent: AI SDKs run a call without arguments as one that takes none.
         if not call.around and call.input_text is None:
             piece = call.blank + piece
             if not piece.strip(wire.JSON_SPACE):
@@ -235,12 +234,10 @@ class Encoder(CompletionStream):
         index, arguments_field = self._calls_sent, _CALL_FORMS[call.form]
         self._calls_sent += 1
         opening = self._delta + b'"tool_calls":[{"index":%d,' % index
-        call.around = (
-            opening + b'"%b":{"%b":' % (call.form.encode(), arguments_field.encode()),
-            b"}}]" + _DELTA_END,
-        )
-        function = {"name": _raw(call.start.name), arguments_field: ""}
-        first = {"id": _raw(call.start.id), "type": call.form, call.form: function}
+        field = b'"%b":{"%b":' % (call.form.encode(), arguments_field.encode())
+        call.around = opening + field, b"}}]" + _DELTA_END
+        function = {"name": call.start.name, arguments_field: ""}
+        first = {"id": call.start.id, "type": call.form, call.form: function}
         return "", opening + wire.dump(first)[1:] + b"]" + _DELTA_END
 
     def _end_call(self) -> list[Frame]:
@@ -256,31 +253,25 @@ class Encoder(CompletionStream):
         return [] if call is None else self._rest_of(call, complete=False)
 
     def _rest_of(self, call: _Call, *, complete: bool) -> list[Frame]:
-        """Return what is still held back of a call that ends; the whole call if nothing of it was sent.
-
-        In the legacy form a call is sent when it is complete: it has no index, so if it broke, clients could not
-        distinguish the next call from it.
-        """
+        """Return what is still held back of a call that ends; the whole call if nothing of it was sent."""
+        arguments = "".join(call.arguments)
         if self._is_legacy:
+            # Sent when it is complete: it has no index, so clients could not distinguish a broken call from the next.
             self._calls_sent += complete
-            called = {
-                "name": _raw(call.start.name),
-                "arguments": _raw(_whole_arguments("".join(call.arguments))),
-            }
+            called = {"name": call.start.name, "arguments": _whole_arguments(arguments)}
             return [self._delta_of(b"function_call", called)] if complete else []
         if call.input_text is not None:
-            rest = self._arguments_delta(
-                call, call.input_text.close("".join(call.arguments), complete=complete)
-            )
+            rest = call.input_text.close(arguments, complete=complete)
         else:
-            call.blank = ""
-            rest = self._arguments_delta(call, "{}" if complete and not call.around else "")
-        return rest if call.around or not complete else [self._send_call(call)]
+            call.blank, rest = "", "{}" if complete and not call.around else ""
+        frames = self._arguments_delta(call, rest)
+        return frames if call.around or not complete else [self._send_call(call)]
 
     def _break_call(self, event: ToolCallBroken) -> list[Frame]:
         call, self._call = self._call, None
         raw = "".join([*(call.raw if call else ()), event.raw])
-        return self.feed(TextDelta(raw, raw))
+        self._has_text = self._has_text or bool(raw)
+        return [("", wire.dump(raw).join(self._text))] if raw else []
 
 
 def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
@@ -291,11 +282,11 @@ def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         "id": context.id,
         "object": "chat.completion",
         "created": context.created,
-        "model": _raw(request.model),
+        "model": request.model,
         "choices": [_choice(index, *choice) for index, choice in enumerate(choices)],
         "usage": usage_object(usage),
     }
-    of_prompt = TokenDetails.of(request).prompt(choices[0].turn)
+    of_prompt = TokenDetails(request).prompt(choices[0].turn)
     encoded = wire.dump(body if of_prompt is None else body | {"prompt_logprobs": of_prompt})
     prompt = _prompt_fields(request)
     return b"%b,%b}" % (encoded[:-1], prompt) if prompt else encoded
@@ -311,18 +302,13 @@ def _prompt_fields(request: Request) -> bytes:
 
 def _choice(index: int, context: AnswerContext, turn: Turn, finished: Finished) -> dict[str, Any]:
     request = context.request
-    custom = _custom_tools(request)
-    is_legacy = _is_legacy(request)
+    custom, is_legacy = _custom_tools(request), request.options.legacy_functions
     made = [call for call in turn.tool_calls if call.complete or not is_legacy]
-    calls = [
-        whole
-        for call in made
-        if (whole := _whole_call(call, "custom" if call.name in custom else "function"))
-    ]
-    content = _raw(turn.text) if turn.text or not calls else None
+    calls = [whole for call in made if (whole := _whole_call(call, is_custom=call.name in custom))]
+    content = turn.text if turn.text or not calls else None
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
     if turn.reasoning:
-        message |= dict.fromkeys(_reasoning_fields(request), _raw(_reasoning_text(turn)))
+        message |= dict.fromkeys(_reasoning_fields(request), _reasoning_text(turn))
     if calls and is_legacy:
         message["function_call"] = calls[0]["function"]
     elif calls:
@@ -330,7 +316,7 @@ def _choice(index: int, context: AnswerContext, turn: Turn, finished: Finished) 
     called = [call.id for call in turn.tool_calls if call.complete]
     if capsule := _capsule_details(context, "".join(called[-1:]), finished):
         message["reasoning_details"] = capsule
-    details, tokens = TokenDetails.of(request), tokens_of(turn)
+    details, tokens = TokenDetails(request), tokens_of(turn)
     choice = {
         "index": index,
         "message": message,
@@ -342,26 +328,20 @@ def _choice(index: int, context: AnswerContext, turn: Turn, finished: Finished) 
 
 def _capsule_details(context: AnswerContext, call_id: str, finished: Finished) -> list[dict[str, Any]]:
     """Return the capsule of a turn with calls as ``reasoning_details``; pi keeps it with the call of that id."""
-    wanted = call_id and finished.reason == "stop"
-    sealed = context.seal_end(as_objects=False) if wanted and context.seal_end is not None else ""
-    if not sealed:
-        return []
-    detail = {"type": "reasoning.encrypted", "id": _raw(call_id), "data": sealed}
-    return [{**detail, "format": "singletree-v1", "index": 0}]
+    sealed = context.sealed_end(finished) if call_id else ""
+    detail = {"type": "reasoning.encrypted", "id": call_id, "data": sealed}
+    return [{**detail, "format": "singletree-v1", "index": 0}] if sealed else []
 
 
-def _whole_call(call: ToolCall, form: str) -> dict[str, Any]:
+def _whole_call(call: ToolCall, *, is_custom: bool) -> dict[str, Any]:
     """Return the call as the client gets it; nothing for one that was cut before its arguments."""
-    if form == "custom":
-        value = custom_tools.to_input(call.arguments, complete=call.complete)
-    else:
-        value = (
-            _whole_arguments(call.arguments) if call.complete or call.arguments.strip(wire.JSON_SPACE) else ""
-        )
+    form, has_arguments = "function", call.complete or call.arguments.strip(wire.JSON_SPACE)
+    value = _whole_arguments(call.arguments) if has_arguments else ""
+    if is_custom:
+        form, value = "custom", custom_tools.to_input(call.arguments, complete=call.complete)
     if not value and not call.complete:
         return {}
-    called = {"name": _raw(call.name), _CALL_FORMS[form]: _raw(value)}
-    return {"id": _raw(call.id), "type": form, form: called}
+    return {"id": call.id, "type": form, form: {"name": call.name, _CALL_FORMS[form]: value}}
 
 
 def _reasoning_text(turn: Turn) -> str:
@@ -381,11 +361,6 @@ def _whole_arguments(arguments: str) -> str:
     return arguments if arguments.strip(wire.JSON_SPACE) else "{}"
 
 
-def _is_legacy(request: Request) -> bool:
-    """Return whether the client sent ``functions``, and so reads ``function_call``."""
-    return request.options.legacy_functions
-
-
 def _reasoning_fields(request: Request) -> tuple[str, ...]:
     fields = request.options.reasoning_fields
     return ("reasoning_content",) if fields is None else fields
@@ -403,7 +378,3 @@ def _around(delta: bytes, fields: Sequence[str]) -> tuple[bytes, ...]:
         return ()
     first, *others = (b'"%b":' % name.encode() for name in fields)
     return (delta + first, *(b"," + name for name in others), _DELTA_END)
-
-
-def _raw(text: str) -> msgspec.Raw:
-    return msgspec.Raw(wire.dump(text))

@@ -12,14 +12,20 @@ import msgspec
 
 from singletree.conversation import Tool, ToolChoice
 from singletree.errors import InvalidRequest
-from singletree.protocols import limits, wire
-from singletree.protocols.openai import custom_tools
+from singletree.protocols import wire
+from singletree.protocols.limits import check_tools, malformed, quote_value, refused
+from singletree.protocols.openai.custom_tools import custom_tool
 
 
-class _Function(msgspec.Struct):
+class SentFunction(msgspec.Struct):
+    """One entry of ``functions``, the older form of ``tools``."""
+
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+
+
+class _Function(SentFunction):
     strict: bool | None = None
 
 
@@ -53,14 +59,6 @@ class SentName(msgspec.Struct):
     name: str
 
 
-class SentFunction(msgspec.Struct):
-    """One entry of ``functions``, the older form of ``tools``."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class SentChoice(msgspec.Struct):
     """An object sent as ``tool_choice``, or one entry of ``allowed_tools``."""
 
@@ -72,7 +70,6 @@ class SentChoice(msgspec.Struct):
 
     @property
     def tool(self) -> str | None:
-        """Return the name of the chosen tool; None if there is none."""
         named = self.function or self.custom
         return named.name if named else self.name
 
@@ -95,10 +92,12 @@ _NO_TOOLS = GivenTools()
 
 def decode_tools(given: msgspec.Raw) -> GivenTools:
     """Decode ``tools``; raise InvalidRequest with ``param`` below it for a tool that is not well formed."""
-    return wire.decode_field(given, list[SentTool] | None, _read_tools, "tools") if given else _NO_TOOLS
+    kind = list[SentTool] | None
+    return wire.decode_field(given, kind, _read_tools, "tools", has_schemas=True) if given else _NO_TOOLS
 
 
 def _read_tools(given: list[SentTool] | None, at: str) -> GivenTools:
+    check_tools(given, at)
     tools: list[Tool] = []
     warnings: list[str] = []
     for i, tool in enumerate(given or ()):
@@ -107,27 +106,26 @@ def _read_tools(given: list[SentTool] | None, at: str) -> GivenTools:
         elif tool.type == "custom":
             tools.append(_custom_tool(tool.custom, f"{at}.{i}.custom"))
         else:
-            warnings.append(f"{at}.{i} is ignored: unknown type {limits.quote_value(tool.type)}")
+            warnings.append(f"{at}.{i} is ignored: unknown type {quote_value(tool.type)}")
     return GivenTools(tuple(tools), tuple(warnings), bool(given))
 
 
 def decode_functions(given: msgspec.Raw) -> GivenTools:
     """Decode ``functions``; raise InvalidRequest for one without a name."""
+    kind = list[SentFunction] | None
     return (
-        wire.decode_field(given, list[SentFunction] | None, _read_functions, "functions")
-        if given
-        else _NO_TOOLS
+        wire.decode_field(given, kind, _read_functions, "functions", has_schemas=True) if given else _NO_TOOLS
     )
 
 
 def _read_functions(given: list[SentFunction] | None, field: str) -> GivenTools:
+    check_tools(given, field)
     tools: list[Tool] = []
     for i, function in enumerate(given or ()):
         at = f"{field}.{i}"
         if not function.name:
-            raise InvalidRequest(f"{at}.name is empty; send the name of the function", param=f"{at}.name")
-        schema_at = f"{at}.parameters"
-        tools.append(Tool(function.name, function.description, function.parameters, schema_at=schema_at))
+            raise refused(f"{at}.name", "is empty; send the name of the function")
+        tools.append(_tool(function, None, at))
     return GivenTools(tuple(tools), are_given=bool(given))
 
 
@@ -136,43 +134,32 @@ def decode_function_call(given: str | SentName | None, tools: tuple[Tool, ...]) 
     at = "function_call"
     if isinstance(given, SentName):
         if given.name not in {tool.name for tool in tools}:
-            shown = limits.quote_value(given.name)
-            raise InvalidRequest(
-                f"{at} names {shown}, which is not in functions; send the name of one of them", param=at
-            )
+            shown = quote_value(given.name)
+            raise refused(at, f"names {shown}, which is not in functions; send the name of one of them")
         return ToolChoice("required", given.name)
     if given not in (None, "auto", "none"):
-        shown = limits.quote_value(given)
-        cure = "send 'auto', 'none' or an object with a name"
-        raise InvalidRequest(f"{at} is {shown}; {cure}", param=at)
+        raise refused(at, f"is {quote_value(given)}; send 'auto', 'none' or an object with a name")
     return ToolChoice(given or "auto")  # type: ignore[arg-type]  # one of the two words
 
 
 def _function_tool(function: _Function | None, at: str) -> Tool:
     if function is None or not function.name:
-        raise InvalidRequest(f"{at}: Field required, with a name", param=at)
-    return Tool(
-        function.name,
-        function.description,
-        function.parameters,
-        function.strict,
-        schema_at=f"{at}.parameters",
-    )
+        raise malformed(at, "Field required, with a name")
+    return _tool(function, function.strict, at)
+
+
+def _tool(function: SentFunction, strict: bool | None, at: str) -> Tool:
+    schema_at = f"{at}.parameters"
+    return Tool(function.name, function.description, function.parameters, strict, schema_at=schema_at)
 
 
 def _custom_tool(custom: _Custom | None, at: str) -> Tool:
     if custom is None or not custom.name:
-        raise InvalidRequest(f"{at}: Field required, with a name", param=at)
-    grammar = custom.format.grammar if custom.format else None
-    syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, "")
-    return Tool(
-        custom.name,
-        custom_tools.description(custom.description, syntax, definition),
-        custom_tools.PARAMETERS,
-        kind="custom",
-        extra={"grammar": {"syntax": syntax, "definition": definition}} if grammar else None,
-        grammar=(syntax, definition) if syntax else None,
-        schema_at=f"{at}.parameters",
+        raise malformed(at, "Field required, with a name")
+    sent = custom.format.grammar if custom.format else None
+    grammar = (sent.syntax, sent.definition) if sent else None
+    return custom_tool(
+        custom.name, custom.description, grammar, at, grammar_at=f"{at}.format.grammar.definition"
     )
 
 
@@ -197,13 +184,13 @@ def decode_tool_choice(given: str | SentChoice | None, tools: tuple[Tool, ...]) 
     offered = {tool.name for tool in tools}
     for name in (*(choice.allowed or ()), *([choice.name] if choice.name is not None else [])):
         if name not in offered:
-            shown = limits.quote_value(name)
+            shown = quote_value(name)
             raise _refused_choice(f"names {shown}, which is not in tools; send the name of one of them")
     return choice
 
 
 def _refused_choice(why: str) -> InvalidRequest:
-    return InvalidRequest(f"tool_choice {why}", param="tool_choice")
+    return refused("tool_choice", why)
 
 
 def _named(given: str | SentChoice) -> ToolChoice:
@@ -211,7 +198,7 @@ def _named(given: str | SentChoice) -> ToolChoice:
         return ToolChoice("required", given.tool)
     mode = given.type if isinstance(given, SentChoice) else given
     if mode not in _MODES:
-        shown = limits.quote_value(mode)
+        shown = quote_value(mode)
         raise _refused_choice(f"is {shown}; send 'auto', 'none', 'required' or an object that names a tool")
     return _MODES[mode]
 

@@ -1,11 +1,10 @@
 """The Anthropic Messages API."""
 
-from singletree.protocols.messages.request import ROUTES, decode, decode_count
+from singletree.protocols.messages.request import decode, decode_count
 from singletree.protocols.messages.stream import ID_PREFIX, Encoder, encode, encode_count, encode_error
 
 __all__ = [
     "ID_PREFIX",
-    "ROUTES",
     "Encoder",
     "decode",
     "decode_count",

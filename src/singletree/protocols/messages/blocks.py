@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -25,10 +25,9 @@ from singletree.conversation import (
     ToolResult,
     carried_capsules,
 )
-from singletree.errors import InvalidRequest
-from singletree.protocols import media, wire
-from singletree.protocols.client_json import template_json
-from singletree.protocols.limits import quote_value
+from singletree.protocols import content as client_content
+from singletree.protocols import wire
+from singletree.protocols.limits import malformed, quote_value
 from singletree.protocols.messages.tools import RequestNotes, ToolDefinition, decode_tool, required
 
 ContentPlace = Literal["user", "assistant", "system", "tool_result"]
@@ -85,15 +84,6 @@ class ToolChange(msgspec.Struct, frozen=True):
     definition: ToolDefinition | None = None
 
 
-_CONTENT: msgspec.json.Decoder[BlockContent] = msgspec.json.Decoder(BlockContent)
-_SOURCE = msgspec.json.Decoder(MediaSource)
-_STRING = msgspec.json.Decoder(str)
-_SUMMARY: msgspec.json.Decoder[str | None] = msgspec.json.Decoder(str | None)
-_ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-
-T = TypeVar("T")
-
-
 class _Unparsed(msgspec.Struct, frozen=True):
     raw: str
 
@@ -105,19 +95,13 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 _UNPARSED = b'{"__unparsedToolInput":{"raw":'
-_KEPT = msgspec.json.Decoder(_Kept)
 
 
 def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: RequestNotes) -> list[Part]:
-    """Decode ``content`` into parts, in order, without empty text.
+    """Decode ``content`` into parts, in order, without empty text. Raises InvalidRequest with the path of a block.
 
-    Args:
-        place: the role of the message, or ``tool_result`` inside one.
-        at: the path of ``content``.
-        notes: collects warnings and the tools that blocks define.
-
-    Raises:
-        InvalidRequest: a block is invalid; ``param`` is its path.
+    ``place`` is the role of the message, or ``tool_result`` inside one. ``notes`` collects warnings, and the tools that
+    blocks define.
     """
     if isinstance(content, str):
         return [Text(content)] if content else []
@@ -130,28 +114,19 @@ def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: Re
         read = _READERS.get(block.type)
         if read is None:
             known = f"send one of {', '.join(_READERS)}"
-            raise InvalidRequest(
-                f"{where}.type: {quote_value(block.type)} is not a type of content block; {known}",
-                param=f"{where}.type",
-            )
+            why = f"{quote_value(block.type)} is not a type of content block; {known}"
+            raise malformed(f"{where}.type", why)
         for part in read(block, where, notes):
             if place not in _PLACES.get(type(part), _ANYWHERE):
-                raise InvalidRequest(
-                    f"{where}.type: {block.type} is not allowed in {place} content", param=f"{where}.type"
-                )
+                raise malformed(f"{where}.type", f"{block.type} is not allowed in {place} content")
             parts.append(part)
     return parts
 
 
-def _decode(decoder: msgspec.json.Decoder[T], raw: msgspec.Raw, at: str) -> T:
-    if not bytes(raw):
-        raise InvalidRequest(f"{at}: Field required", param=at)
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise wire.field_error(error, at) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{at}: not valid JSON ({error})", param=at) from None
+def _decode(kind: Any, raw: msgspec.Raw, at: str) -> Any:
+    if not (sent := bytes(raw)):
+        raise malformed(at)
+    return wire.decode_raw(sent, kind, at)
 
 
 def _marks(block: Block) -> Extra | None:
@@ -160,7 +135,7 @@ def _marks(block: Block) -> Extra | None:
 
 def _text(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     if block.text is None:
-        raise InvalidRequest(f"{at}.text: Field required", param=f"{at}.text")
+        raise malformed(f"{at}.text")
     return (Text(block.text, _marks(block)),) if block.text else ()
 
 
@@ -197,26 +172,30 @@ def _arguments(sent: msgspec.Raw, at: str) -> tuple[str, bool]:
     if not raw or raw == b"null":
         return "{}", True
     if raw.startswith(b'"'):
-        return _decode(_STRING, sent, at), False
+        return _decode(str, sent, at), False
     if raw.startswith(_UNPARSED):
-        return _decode(_KEPT, sent, at).unparsed.raw, False
+        return _decode(_Kept, sent, at).unparsed.raw, False
     try:
-        return template_json(raw), True
+        return client_content.template_json(raw), True
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{at}: not valid UTF-8 ({error.reason})", param=at) from None
+        raise malformed(at, f"not valid UTF-8 ({error.reason})") from None
 
 
 def _tool_result(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     call_id = required(block.tool_use_id, f"{at}.tool_use_id")
-    content = _decode(_CONTENT, block.content, f"{at}.content") if bytes(block.content) else None
-    parts = cast(list[ResultPart], decode_blocks(content, "tool_result", f"{at}.content", notes))
+    parts = cast(list[ResultPart], _inner(block, at, notes))
     return (ToolResult(call_id, tuple(parts), bool(block.is_error), _marks(block)),)
+
+
+def _inner(block: Block, at: str, notes: RequestNotes) -> list[Part]:
+    content = _decode(BlockContent, block.content, f"{at}.content") if bytes(block.content) else None
+    return decode_blocks(content, "tool_result", f"{at}.content", notes)
 
 
 def _server_tool_result(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     """Decode the result of a tool that Anthropic's servers ran in an earlier turn, without its encrypted fields."""
     call_id = required(block.tool_use_id, f"{at}.tool_use_id")
-    content = _decode(_ANYTHING, block.content, f"{at}.content") if bytes(block.content) else None
+    content = _decode(Any, block.content, f"{at}.content") if bytes(block.content) else None
     content_parts: tuple[ResultPart, ...] = (Text(msgspec.json.encode(_readable(content)).decode()),)
     if isinstance(content, dict) and isinstance(found := content.get("tool_references"), list):
         names = [r.get("tool_name") for r in found if isinstance(r, dict)]
@@ -258,22 +237,22 @@ def _tool_removal(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
 
 def _image(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     at = f"{at}.source"
-    source = _decode(_SOURCE, block.source, at)
+    source = _decode(MediaSource, block.source, at)
     if source.type == "url":
-        return (media.image(required(source.url, f"{at}.url"), _marks(block)),)
+        return (client_content.image(required(source.url, f"{at}.url"), _marks(block)),)
     return (Image(source.media_type or "", _inline(source, at), extra=_marks(block)),)
 
 
 def _document(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
     at, title = f"{at}.source", block.title or ""
-    source = _decode(_SOURCE, block.source, at)
+    source = _decode(MediaSource, block.source, at)
     if source.type == "text":
         return _paragraphs(block, title, block.context, source.data)
     if source.type == "content":
         parts = decode_blocks(source.content, "tool_result", f"{at}.content", notes)
         return (*_paragraphs(block, title, block.context), *parts)
     if source.type == "url":
-        document = media.document(required(source.url, f"{at}.url"), title, _marks(block))
+        document = client_content.document(required(source.url, f"{at}.url"), title, _marks(block))
     else:
         document = Document(source.media_type or "", _inline(source, at), title=title, extra=_marks(block))
     return (*_paragraphs(block, block.context), document)
@@ -282,21 +261,17 @@ def _document(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
 def _inline(source: MediaSource, at: str) -> str:
     if source.type != "base64":
         cure = "files are not stored here: send the data as base64, or a url"
-        raise InvalidRequest(
-            f"{at}.type: {quote_value(source.type)} is not supported; {cure}", param=f"{at}.type"
-        )
+        raise malformed(f"{at}.type", f"{quote_value(source.type)} is not supported; {cure}")
     return required(source.data, f"{at}.data")
 
 
 def _search_result(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
-    source = _decode(_STRING, block.source, f"{at}.source") if bytes(block.source) else None
-    content = _decode(_CONTENT, block.content, f"{at}.content") if bytes(block.content) else None
-    parts = decode_blocks(content, "tool_result", f"{at}.content", notes)
-    return (*_paragraphs(block, block.title, source), *parts)
+    source = _decode(str, block.source, f"{at}.source") if bytes(block.source) else None
+    return (*_paragraphs(block, block.title, source), *_inner(block, at, notes))
 
 
 def _compaction(block: Block, at: str, notes: RequestNotes) -> Sequence[Part]:
-    return _paragraphs(block, _decode(_SUMMARY, block.content, f"{at}.content"))
+    return _paragraphs(block, _decode(str | None, block.content, f"{at}.content"))
 
 
 def _paragraphs(block: Block, *texts: str | None) -> Sequence[Part]:
@@ -336,9 +311,9 @@ _IGNORED = {
     "browser_state": "there are no browser tools here",
 }
 
-_ANYWHERE: frozenset[ContentPlace] = frozenset(("user", "assistant", "system", "tool_result"))
-_PLACES: dict[type[Part], frozenset[ContentPlace]] = {
-    Reasoning: frozenset(("assistant",)),
-    ToolCall: frozenset(("assistant",)),
-    ToolResult: frozenset(("user", "assistant")),
+_ANYWHERE: tuple[ContentPlace, ...] = ("user", "assistant", "system", "tool_result")
+_PLACES: dict[type[Part], tuple[ContentPlace, ...]] = {
+    Reasoning: ("assistant",),
+    ToolCall: ("assistant",),
+    ToolResult: ("user", "assistant"),
 }

@@ -1,19 +1,23 @@
-"""``context_management`` of the Messages API: the requested edits, and the applied ones.
+"""What the Messages API reports of a prompt: the edits of its context, and how it compares with an earlier one.
 
-https://platform.claude.com/docs/en/build-with-claude/context-editing.
+``context_management`` has the requested edits, and the applied ones
+(https://platform.claude.com/docs/en/build-with-claude/context-editing). The comparison is asked for by
+``diagnostics.previous_message_id`` (https://platform.claude.com/docs/en/build-with-claude/cache-diagnostics).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from singletree.conversation import ClearThinking, ClearToolUses, ContextEdit, Request
-from singletree.errors import InvalidRequest
+from singletree import request_limits
+from singletree.conversation import Request
 from singletree.protocols import wire
-from singletree.protocols.limits import quote_value
+from singletree.protocols.limits import malformed, quote_value
 from singletree.protocols.messages.tools import RequestNotes
+from singletree.request_options import CacheMiss, Change, ClearThinking, ClearToolUses, ContextEdit
 
 _TRIGGER_TOKENS = 100_000
 _KEEP_USES = 3
@@ -27,15 +31,11 @@ _REPORTED = {
 
 
 class _Amount(msgspec.Struct, frozen=True):
-    """A number of what ``type`` names."""
-
     type: str
     value: int = 0
 
 
 class _Edit(msgspec.Struct, frozen=True):
-    """An edit of any type, with the fields of all types."""
-
     type: str
     keep: _Amount | str | None = None
     trigger: _Amount | None = None
@@ -49,14 +49,11 @@ class _Management(msgspec.Struct, frozen=True):
 
 
 def context_edits(sent: Any, notes: RequestNotes) -> tuple[ContextEdit, ...]:
-    """Decode the edits in ``context_management``; an edit of an unknown type is left out with a warning.
-
-    Raises:
-        InvalidRequest: an edit is invalid; ``param`` is the field's path.
-    """
+    """Decode the edits in ``context_management``; an edit of an unknown type is left out with a warning."""
     if sent is None:
         return ()
     edits = wire.convert(sent, _Management, "context_management").edits or []
+    request_limits.check("context_edits", len(edits), what="edits", param="context_management.edits")
     found: list[ContextEdit] = []
     for i, edit in enumerate(edits):
         at = f"context_management.edits.{i}"
@@ -96,7 +93,7 @@ def _amount(sent: _Amount | str | None, of: str, default: int, at: str, *, least
         return default
     if isinstance(sent, str) or sent.type != of:
         got = sent if isinstance(sent, str) else sent.type
-        raise InvalidRequest(f"{at}: {quote_value(got)} is not known; send an object of type {of}", param=at)
+        raise malformed(at, f"{quote_value(got)} is not known; send an object of type {of}")
     return max(sent.value, least)
 
 
@@ -104,9 +101,35 @@ def applied_edits(request: Request) -> dict[str, Any]:
     """Return ``context_management`` of the response as a field to add; empty if the request does not ask for it."""
     if not request.options.reports_context_edits:
         return {}
-    reported = [
-        {"type": type_, counted: edit.count, "cleared_input_tokens": edit.tokens}
-        for edit in request.prompt_report.applied_edits
-        for type_, counted in (_REPORTED[edit.kind],)
-    ]
+    reported = []
+    for edit in request.prompt_report.applied_edits:
+        type_, counted = _REPORTED[edit.kind]
+        reported.append({"type": type_, counted: edit.count, "cleared_input_tokens": edit.tokens})
     return {"context_management": {"applied_edits": reported}}
+
+
+_ANTHROPIC_TYPES: Mapping[Change, str] = {
+    "model": "model_changed",
+    "system": "system_changed",
+    "tools": "tools_changed",
+    "messages": "messages_changed",
+    "compacted": "messages_changed",
+}
+"""Anthropic's type for a change; it has none for other settings, which it calls ``unavailable``."""
+
+
+def message_diagnostics(request: Request) -> dict[str, Any]:
+    """Return the field of a message; empty if the request does not ask for it."""
+    if request.options.compared_answer is None:
+        return {}
+    found = request.prompt_report.cache_diagnosis
+    if found is None or found == "hit":
+        return {"diagnostics": None}
+    if isinstance(found, CacheMiss):
+        type_ = _ANTHROPIC_TYPES.get(found.change, "unavailable")
+        reason: dict[str, Any] = {"type": type_, "singletree": found.report}
+        if found.change in _ANTHROPIC_TYPES:
+            reason["cache_missed_input_tokens"] = found.missed_tokens
+    else:
+        reason = {"type": "previous_message_not_found" if found == "not_found" else found}
+    return {"diagnostics": {"cache_miss_reason": reason}}

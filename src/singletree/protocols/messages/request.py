@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import msgspec
 
@@ -30,19 +29,13 @@ from singletree.conversation import (
 )
 from singletree.errors import InvalidRequest, ThreadUnsupported
 from singletree.protocols import limits, wire
-from singletree.protocols.limits import quote_value
+from singletree.protocols.limits import malformed, quote_value
 from singletree.protocols.messages.blocks import BlockContent, decode_blocks
 from singletree.protocols.messages.context_management import context_edits
 from singletree.protocols.messages.tools import RequestNotes, ToolDefinition, decode_tool, required
 from singletree.request_options import RequestOptions
 
-ROUTES: list[tuple[str, str, str]] = [
-    ("POST", "/v1/messages", "create"),
-    ("POST", "/v1/messages/count_tokens", "count_tokens"),
-]
-
 _ABSENT = msgspec.Raw()
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class _OutputFormat(msgspec.Struct, frozen=True):
@@ -85,9 +78,11 @@ class _Diagnostics(msgspec.Struct, frozen=True):
     previous_message_id: str | None = None
 
 
-class _Body(msgspec.Struct, frozen=True):
-    model: str
+class MessagesBody(msgspec.Struct, frozen=True):
+    """The body of a request."""
+
     messages: list[msgspec.Raw]
+    model: str = ""
     max_tokens: int | None = None
     system: msgspec.Raw = _ABSENT
     tools: msgspec.Raw = _ABSENT
@@ -111,11 +106,8 @@ class _Body(msgspec.Struct, frozen=True):
     cache_salt: limits.CacheSalt | None = None
 
 
-_ROLES: dict[str, Literal["user", "assistant", "system"]] = {
-    "user": "user",
-    "assistant": "assistant",
-    "system": "system",
-}
+_Role = Literal["user", "assistant", "system"]
+_ROLES: Mapping[str, _Role] = {role: role for role in get_args(_Role)}
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _CHOICES: dict[str, ToolChoice] = {
     "auto": ToolChoice(),
@@ -129,40 +121,48 @@ _WITHOUT_EFFECT = ("mcp_servers", "container", "fallbacks")
 _SESSION_OF_USER = re.compile(r"_session_([0-9a-fA-F-]{8,})$")
 
 
-def decode(body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> Request:
+def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:
     """Decode the JSON ``body`` into a ``Request``. ``max_tokens`` is clamped later, where the model's limits are known.
 
-    Raises:
-        InvalidRequest: worded as the API does; ``param`` is the field's path.
+    Raises InvalidRequest, worded as the API does; ``param`` is the field's path.
     """
-    read = wire.decode_body(body, _Body)
+    read = wire.decode_body(body, MessagesBody)
     if read.max_tokens is None:
-        raise InvalidRequest("max_tokens: Field required", param="max_tokens")
+        raise malformed("max_tokens")
     return _request(read)
 
 
-def decode_count(body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> Request:
+def decode_count(body: bytes, headers: Mapping[str, str] = {}) -> Request:
     """Decode a request whose prompt is to be counted: like ``decode``, but ``max_tokens`` is optional."""
-    return _request(wire.decode_body(body, _Body))
+    return _request(wire.decode_body(body, MessagesBody))
 
 
-def _request(body: _Body) -> Request:
+def _request(body: MessagesBody) -> Request:
     try:
         return _build(body)
     except RecursionError:
         raise InvalidRequest("the request body is nested too deeply; send flatter content") from None
 
 
-def _build(body: _Body) -> Request:
+def _build(body: MessagesBody) -> Request:
     notes = RequestNotes()
     limits.check_limits(body)
-    _refuse_unsupported(body)
+    # Ignoring these fields would answer a different question.
+    if body.thread is not None:
+        raise ThreadUnsupported
+    if body.compaction is not None:
+        raise malformed("compaction", "this server does not write summaries; ask for one in messages")
     if not body.messages:
-        raise InvalidRequest("messages: at least one message is required", param="messages")
+        raise malformed("messages", "at least one message is required")
     system = wire.decode_field(body.system, BlockContent, _read_system, "system")
-    messages = wire.decode_each(body.messages, _Message, _read, "messages", _is_reusable)
+    # Tools and warnings name a path in their request, so they keep a message from being used again elsewhere.
+    messages = wire.decode_each(
+        body.messages, _Message, _read, "messages", lambda message: message.notes is None
+    )
     turns = (*system.turns, *chain.from_iterable(map(attrgetter("turns"), messages)))
-    declared = wire.decode_field(body.tools, list[ToolDefinition] | None, _read_tools, "tools")
+    declared = wire.decode_field(
+        body.tools, list[ToolDefinition] | None, _read_tools, "tools", has_schemas=True
+    )
     for noted in filter(None, (system.notes, *map(attrgetter("notes"), messages), declared.notes)):
         notes.merge(noted)
     tools = (*declared.tools, *notes.tools) if notes.tools else declared.tools
@@ -171,7 +171,7 @@ def _build(body: _Body) -> Request:
         if getattr(body, name):
             notes.warn(f"{name} is ignored: it has no meaning on this server")
     return Request(
-        model=required(body.model, "model"),
+        model=body.model,
         conversation=Conversation(turns, tools),
         sampling=_sampling(body),
         stream=bool(body.stream),
@@ -192,15 +192,6 @@ def _build(body: _Body) -> Request:
     )
 
 
-def _refuse_unsupported(body: _Body) -> None:
-    """Refuse fields that change what the request asks for; ignoring them would answer a different question."""
-    if body.thread is not None:
-        raise ThreadUnsupported
-    if body.compaction is not None:
-        message = "compaction: this server does not write summaries; ask for one in messages"
-        raise InvalidRequest(message, param="compaction")
-
-
 class _Read(NamedTuple):
     """One decoded message, with its notes; None for none."""
 
@@ -215,11 +206,6 @@ def _read_system(content: BlockContent, at: str) -> _Read:
     return _Read((Turn("system", decoded),) if decoded else (), notes=notes.or_none)
 
 
-def _is_reusable(message: _Read) -> bool:
-    """Return whether ``message`` can be reused elsewhere: tools and warnings name a path in their request."""
-    return message.notes is None
-
-
 def _read(message: _Message, at: str) -> _Read:
     notes = RequestNotes()
     effort = message.output_config.effort if message.output_config else None
@@ -231,7 +217,7 @@ def _read(message: _Message, at: str) -> _Read:
         decoded = decode_blocks(content, role, f"{at}.content", notes)
         return _Read(_split(role, decoded), effort, notes.or_none)
     if message.output_config is None:
-        raise InvalidRequest(f"{at}.content: Field required", param=f"{at}.content")
+        raise malformed(f"{at}.content")
     return _Read((), effort)
 
 
@@ -252,6 +238,7 @@ class _DeclaredTools(NamedTuple):
 
 
 def _read_tools(definitions: Sequence[ToolDefinition] | None, at: str) -> _DeclaredTools:
+    limits.check_tools(definitions, at)
     notes = RequestNotes()
     sent = definitions or ()
     decoded = (decode_tool(definition, f"{at}.{i}", notes) for i, definition in enumerate(sent))
@@ -260,7 +247,7 @@ def _read_tools(definitions: Sequence[ToolDefinition] | None, at: str) -> _Decla
 
 
 def _tool_choice(
-    body: _Body, declared: _DeclaredTools, tools: Sequence[Tool], notes: RequestNotes
+    body: MessagesBody, declared: _DeclaredTools, tools: Sequence[Tool], notes: RequestNotes
 ) -> ToolChoice:
     sent = body.tool_choice
     if sent is None:
@@ -277,11 +264,11 @@ def _tool_choice(
         notes.warn("tool_choice is ignored: the tool that it names is ignored")
         return ToolChoice()
     if name is None:
-        raise InvalidRequest("tool_choice: 'any' needs at least one tool in tools", param="tool_choice")
-    raise InvalidRequest(f"tool_choice.name: no tool {quote_value(name)} in tools", param="tool_choice.name")
+        raise malformed("tool_choice", "'any' needs at least one tool in tools")
+    raise malformed("tool_choice.name", f"no tool {quote_value(name)} in tools")
 
 
-def _thinking(body: _Body, messages: Sequence[_Read]) -> Thinking:
+def _thinking(body: MessagesBody, messages: Sequence[_Read]) -> Thinking:
     own = body.output_config.effort if body.output_config else None
     effort = next(filter(None, map(attrgetter("effort"), reversed(messages))), own or None)
     sent = body.thinking
@@ -295,7 +282,7 @@ def _thinking(body: _Body, messages: Sequence[_Read]) -> Thinking:
     return Thinking(enabled, effort, budget)
 
 
-def _response_format(body: _Body) -> ResponseFormat | None:
+def _response_format(body: MessagesBody) -> ResponseFormat | None:
     at, sent = "output_config.format", body.output_config.format if body.output_config else None
     if sent is None:
         at, sent = "output_format", body.output_format
@@ -304,21 +291,22 @@ def _response_format(body: _Body) -> ResponseFormat | None:
     if sent.type != "json_schema":
         _refuse_type(f"{at}.type", sent.type, ("json_schema",))
     if sent.schema is None:
-        raise InvalidRequest(f"{at}.schema: Field required", param=f"{at}.schema")
+        raise malformed(f"{at}.schema")
+    limits.check_schema_fields(sent.schema, f"{at}.schema")
     return ResponseFormat(sent.schema, strict=True, schema_at=f"{at}.schema")
 
 
 def _refuse_type(at: str, got: str, known: Iterable[str]) -> NoReturn:
-    raise InvalidRequest(f"{at}: {quote_value(got)} is not known; send one of {', '.join(known)}", param=at)
+    raise malformed(at, f"{quote_value(got)} is not known; send one of {', '.join(known)}")
 
 
-def _sampling(body: _Body) -> Sampling:
+def _sampling(body: MessagesBody) -> Sampling:
     return Sampling(
         max_tokens=limits.at_least_one(body.max_tokens),
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k if body.top_k and body.top_k > 0 else None,
-        stop=tuple(s for s in body.stop_sequences or () if s),
+        stop=limits.checked_stops(body.stop_sequences, "stop_sequences"),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from singletree.conversation import Reasoning, Request, Text, ToolCall, Turn
+from singletree.conversation import Reasoning, Text, ToolCall, Turn
 from singletree.errors import Overloaded, Rejected, SingletreeError, ThreadUnsupported
 from singletree.events import (
     ArgumentsDelta,
@@ -31,9 +31,8 @@ from singletree.events import (
 )
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
-from singletree.protocols.messages.cache_diagnostics import message_diagnostics
-from singletree.protocols.messages.context_management import applied_edits
-from singletree.protocols.messages.partial_json import tool_input
+from singletree.protocols.messages.context_management import applied_edits, message_diagnostics
+from singletree.protocols.messages.tools import tool_input
 from singletree.protocols.wire import encode_ascii
 
 ID_PREFIX = "msg_"
@@ -60,7 +59,6 @@ _ERROR_TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    529: "overloaded_error",
 }
 _OVERLOADED = 529
 
@@ -84,7 +82,7 @@ _SIGNATURE_FIELD = b'"signature_delta","signature":'
 
 
 class Encoder:
-    """Encode the events of one stream: ``start``, then ``feed`` for each event, then ``end`` or ``fail``.
+    """Encode the events of one stream.
 
     A call is sent with the first piece of its arguments. So a client never sees, and never runs, a call that breaks
     (ToolCallBroken) or is cut before that: a call without input looks like one without arguments, and Claude Code
@@ -94,9 +92,9 @@ class Encoder:
     def __init__(self, context: AnswerContext) -> None:
         request = context.request
         self._context = context
-        self._wants_thinking = _asks_for_thinking(request)
-        self._only_reads = is_prefill_only(request)
-        self._hides_thinking = _hides_thinking(request)
+        self._wants_thinking = request.thinking.enabled is True
+        self._only_reads = request.options.prefill_only
+        self._hides_thinking = request.options.hidden_thinking
         self._applied_edits = applied_edits(request)
         self._open: _Block | None = None
         self._around = b"", b""  # a delta of the open block, before and after its text
@@ -110,25 +108,23 @@ class Encoder:
         self._over = False
 
     def start(self) -> list[Frame]:
-        """Return ``message_start`` with the usage known so far, and a ``ping`` after it, as the API does."""
         context = self._context
-        message = _message(context.id, context.request.model, [], None, None, context.usage)
+        # An engine may have generated the whole turn by now; its tokens are counted at the end.
+        read = replace(context.usage, completion_tokens=0, reasoning_tokens=0)
+        message = _message(context.id, context.request.model, [], None, None, read)
         message |= message_diagnostics(context.request)
         return [_event({"type": "message_start", "message": message}), _PING]
 
     def feed(self, event: Event) -> list[Frame]:
-        """Encode ``event``; no frames if it adds nothing."""
         # The next piece of the open block comes first and in full, because it is most of the tokens.
         if type(event) is self._streamed and (text := event.text):
             data = (encode_ascii(text) if text.isascii() else wire.dump(text)).join(self._around)
             return [("content_block_delta", data)]
         if self._only_reads:
             return []
-        if isinstance(event, TextDelta):
-            return self._delta(event.text) if self._open is TextDelta else self._begin(TextDelta, event.text)
-        if isinstance(event, ReasoningDelta):
-            same = self._open is ReasoningDelta
-            return self._delta(event.text) if same else self._begin(ReasoningDelta, event.text)
+        if isinstance(event, TextDelta | ReasoningDelta):
+            kind = type(event)
+            return self._delta(event.text) if self._open is kind else self._begin(kind, event.text)
         if isinstance(event, ArgumentsDelta):
             return self._arguments(event)
         if isinstance(event, ToolCallStart):
@@ -140,11 +136,10 @@ class Encoder:
         return self._markup(event) if isinstance(event, Markup) else []
 
     def keep_alive(self) -> list[Frame]:
-        """Return a ``ping``: harnesses reset their idle timer on it, but not on a comment (Router-Maestro#61)."""
+        # Harnesses reset their idle timer on a ping, but not on a comment (Router-Maestro#61).
         return [] if self._over else [_PING]
 
     def end(self, finished: Finished) -> list[Frame]:
-        """End the open block, then send ``message_delta`` with the reason and final usage, and ``message_stop``."""
         if self._over:
             return []
         self._over = True
@@ -160,7 +155,6 @@ class Encoder:
         return [*self._end(), *self._capsule(finished), last, _STOP]
 
     def tail(self, usage: Usage) -> list[Frame]:
-        """Return nothing: a message is the only choice, and its end is that of the stream."""
         return []
 
     def _capsule(self, finished: Finished) -> list[Frame]:
@@ -168,23 +162,21 @@ class Encoder:
 
         A client that neither asked for reasoning nor got any does not get this block either.
         """
-        if not self._called or not (self._wants_thinking or self._reasoned):
-            return []
-        sealed = _sealed_end(self._context, finished)
+        wanted = self._called and (self._wants_thinking or self._reasoned)
+        sealed = self._context.sealed_end(finished) if wanted else ""
         if not sealed:
             return []
         index, self._index = self._index, self._index + 1
         return [_start(index, msgspec.json.encode(_redacted(sealed))), _stop(index)]
 
     def fail(self, error: SingletreeError) -> list[Frame]:
-        """End the open block and return an ``error`` event; nothing comes after it."""
         if self._over:
             return []
         self._over = True
         return [*self._end(), _event(_failure(error, self._context.new_id("req_")))]
 
     def side_event(self, name: str, data: Mapping[str, Any]) -> list[Frame]:
-        """Return an event that the API does not have: ``data`` within a ``ping``, which may come anywhere."""
+        # A ping may come anywhere.
         return [] if self._over else [(name, wire.dump({"type": "ping", **data}))]
 
     def _delta(self, text: str) -> list[Frame]:
@@ -252,7 +244,9 @@ class Encoder:
         out: list[Frame] = []
         if kind is ReasoningDelta:
             seal = self._context.seal
-            out.append(_signature(self._index, seal(self._reasoned) if seal else ""))
+            signature = wire.dump(seal(self._reasoned) if seal else "")
+            delta = b"%b%b}}" % (_DELTA % (self._index, _SIGNATURE_FIELD), signature)
+            out.append(("content_block_delta", delta))
             self._reasoned += 1
         out.append(_stop(self._index))
         self._index += 1
@@ -263,21 +257,22 @@ def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
     """Encode a response, which is one choice, as one body, with the same blocks that the stream has."""
     [(context, turn, finished)] = choices
     request, seal = context.request, context.seal
-    if is_prefill_only(request):
+    if request.options.prefill_only:
         turn, finished = Turn("assistant"), _read_only(finished)
-    hides, content, reasoned = _hides_thinking(request), [], 0
+    content, reasoned = [], 0
     for part in turn.parts:
         if isinstance(part, Text):
             content.append({"type": "text", "text": _value(part.text), "citations": None})
         elif isinstance(part, Reasoning):
             signature = seal(reasoned) if seal else (part.extra or {}).get("signature", "")
-            text = _value("" if hides else part.text)
+            text = _value("" if request.options.hidden_thinking else part.text)
             content.append({"type": "thinking", "thinking": text, "signature": signature})
             reasoned += 1
         elif isinstance(part, ToolCall) and (part.complete or part.arguments.strip(wire.JSON_SPACE)):
             content.append(_tool_use(part))
     called = any(call.complete for call in turn.tool_calls)
-    if called and (reasoned or _asks_for_thinking(request)) and (sealed := _sealed_end(context, finished)):
+    wanted = called and (reasoned or request.thinking.enabled is True)
+    if wanted and (sealed := context.sealed_end(finished)):
         content.append(_redacted(sealed))
     reason = _stop_reason(finished, called)
     message = _message(context.id, request.model, content, reason, finished.stop_sequence, finished.usage)
@@ -292,20 +287,16 @@ def encode_count(tokens: int, original: int | None = None) -> bytes:
 
 def encode_error(error: SingletreeError, *, request_id: str | None = None) -> tuple[int, bytes]:
     """Return the HTTP status and the JSON body for ``error``, with ``request_id`` if given."""
-    return _status(error), msgspec.json.encode(_failure(error, request_id))
-
-
-def _status(error: SingletreeError) -> int:
-    return _OVERLOADED if isinstance(error, Overloaded) else error.status
+    status = _OVERLOADED if isinstance(error, Overloaded) else error.status
+    return status, msgspec.json.encode(_failure(error, request_id))
 
 
 def _failure(error: SingletreeError, request_id: str | None) -> dict[str, Any]:
-    """Return the object for ``error``.
-
-    A stream cannot send a status any more: there, pi 0.73 retries only on the text ``Internal server error``, and
-    qwen-code 0.24 only if there is a ``request_id``.
-    """
-    type_, message = _ERROR_TYPES.get(_status(error)), error.message
+    # A stream cannot send a status any more: there, pi 0.73 retries only on the text "Internal server error", and
+    # qwen-code 0.24 only if there is a request_id.
+    type_, message = _ERROR_TYPES.get(error.status), error.message
+    if isinstance(error, Overloaded):
+        type_ = "overloaded_error"
     if type_ is None and isinstance(error, Rejected):
         type_ = "invalid_request_error"
     elif type_ is None:
@@ -322,7 +313,7 @@ def _stop_reason(finished: Finished, called: bool) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Encode ``usage``; the three input counts add up to the prompt (C8). No engine reports its cache writes."""
+    # The three input counts add up to the prompt (C8). No engine reports its cache writes.
     cached = min(usage.cached_tokens, usage.prompt_tokens)
     return {
         "input_tokens": usage.prompt_tokens - cached,
@@ -351,41 +342,22 @@ def _message(
 
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:
-    arguments = tool_input(call.arguments, complete=call.complete)
     return {
         "type": "tool_use",
         "id": _value(call.id),
         "name": _value(call.name),
-        "input": arguments,
+        "input": tool_input(call.arguments, complete=call.complete),
         "caller": {"type": "direct"},
     }
 
 
-def is_prefill_only(request: Request) -> bool:
-    """Return whether only a prefill is requested (``max_tokens`` of 0), which fills the engine's prefix cache."""
-    return request.options.prefill_only
-
-
 def _read_only(finished: Finished) -> Finished:
-    """Return ``finished`` without output tokens: engines generate at least one, which is not sent."""
+    # Engines generate at least one token, which is not sent.
     return Finished("length", replace(finished.usage, completion_tokens=0, reasoning_tokens=0))
-
-
-def _asks_for_thinking(request: Request) -> bool:
-    return request.thinking.enabled is True
-
-
-def _sealed_end(context: AnswerContext, finished: Finished) -> str:
-    seal_end = context.seal_end
-    return seal_end(as_objects=True) if seal_end is not None and finished.reason == "stop" else ""
 
 
 def _redacted(sealed: str) -> dict[str, Any]:
     return {"type": "redacted_thinking", "data": sealed}
-
-
-def _hides_thinking(request: Request) -> bool:
-    return request.options.hidden_thinking
 
 
 def _start(index: int, block: bytes) -> Frame:
@@ -394,10 +366,6 @@ def _start(index: int, block: bytes) -> Frame:
 
 def _stop(index: int) -> Frame:
     return "content_block_stop", _BLOCK_STOP % index
-
-
-def _signature(index: int, signature: str) -> Frame:
-    return "content_block_delta", b"%b%b}}" % (_DELTA % (index, _SIGNATURE_FIELD), wire.dump(signature))
 
 
 def _event(data: dict[str, Any]) -> Frame:

@@ -1,10 +1,11 @@
-"""Tools of the Messages API, and the notes that are collected while a request is decoded.
+"""Tools of the Messages API, the input of their calls, and the notes that are collected while a request is decoded.
 
 https://platform.claude.com/docs/en/api/messages and .../agents-and-tools/tool-use.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,9 @@ import msgspec
 from msgspec.structs import replace as replace_fields
 
 from singletree.conversation import Tool
-from singletree.errors import InvalidRequest
+from singletree.protocols import wire
 from singletree.protocols.client_tools import anthropic_tool
-from singletree.protocols.limits import quote_value
+from singletree.protocols.limits import malformed, quote_value
 
 
 class RequestNotes:
@@ -26,29 +27,25 @@ class RequestNotes:
         self.tools: list[Tool] = []
 
     def warn(self, text: str) -> None:
-        """Add a warning that something was accepted and ignored."""
         self._warnings[text] = None
 
     def merge(self, other: RequestNotes) -> None:
-        """Add the notes of ``other``."""
         self._warnings |= other._warnings
         self.tools += other.tools
 
     @property
     def or_none(self) -> RequestNotes | None:
-        """Return the notes; None where there are none."""
         return self if self._warnings or self.tools else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return every warning once, in the order in which they were first added."""
         return tuple(self._warnings)
 
 
 def required(value: str | None, at: str) -> str:
     """Return ``value``; raise InvalidRequest for the field ``at`` if it is absent or empty."""
     if not value:
-        raise InvalidRequest(f"{at}: Field required", param=at)
+        raise malformed(at)
     return value
 
 
@@ -74,8 +71,7 @@ class ToolDefinition(msgspec.Struct, frozen=True):
 def decode_tool(definition: ToolDefinition, at: str, notes: RequestNotes) -> Tool | None:
     """Decode the client's own tool, or a tool of Anthropic's that the client runs.
 
-    Returns:
-        None, with a warning in ``notes``, for a tool that only Anthropic's servers run.
+    For a tool that only Anthropic's servers run, return None and add a warning to ``notes``.
     """
     if known := anthropic_tool(definition.type or ""):
         return _client_tool(definition, known, at)
@@ -98,9 +94,8 @@ def decode_tool(definition: ToolDefinition, at: str, notes: RequestNotes) -> Too
 
 def _client_tool(definition: ToolDefinition, known: Tool, at: str) -> Tool:
     """Return the tool ``known`` with the changes that the client's definition makes."""
-    own = decode_tool(
-        replace_fields(definition, type=None, name=definition.name or known.name), at, RequestNotes()
-    )
+    named = replace_fields(definition, type=None, name=definition.name or known.name)
+    own = decode_tool(named, at, RequestNotes())
     assert own is not None
     parameters = own.parameters or _offered(definition, known.parameters or {})
     paragraphs = (known.description, *_limits(definition), own.description)
@@ -125,7 +120,7 @@ def _limits(definition: ToolDefinition) -> Iterator[str]:
 
 
 def _described(definition: ToolDefinition) -> str | None:
-    """Return the description with ``input_examples`` added: chat templates have no place for examples."""
+    # Chat templates have no place for examples, so the description gets them.
     examples = definition.input_examples
     if not isinstance(examples, list) or not examples:
         return definition.description
@@ -134,3 +129,57 @@ def _described(definition: ToolDefinition) -> str | None:
 
 
 _TOOL_EXTRA = ("cache_control", "input_examples", "eager_input_streaming", "allowed_callers")
+
+# One token of JSON: an opening, a closing, a string, a complete number or literal, a separator.
+_TOKEN = re.compile(
+    r"""[ \t\r\n]*(?:([\[{])|([\]}])|("(?>(?:[^"\\]++|\\.)*)")"""
+    r"""|((?:-?(?:0|[1-9][0-9]*+)(?>(?:\.[0-9]+)?)(?>(?:[eE][+-]?[0-9]+)?)|true|false|null)"""
+    r"""(?=[ \t\r\n,\]}]|\Z))|([:,]))""",
+    re.DOTALL,
+)
+_CLOSES = {"{": "}", "[": "]"}
+
+
+def tool_input(arguments: str, *, complete: bool) -> msgspec.Raw:
+    """Return ``arguments`` unchanged if they are complete JSON, else their complete values; ``{}`` if empty.
+
+    ``input`` has to be an object, while a stream may end in the middle of one. A cut call keeps every value that was
+    complete; the official SDKs do the same with the deltas of a stream, so a body and a stream give the same result.
+    """
+    text = wire.encodable(arguments).strip(wire.JSON_SPACE) or "{}"
+    return msgspec.Raw((text if complete and _is_json(text) else complete_values(text)).encode())
+
+
+def complete_values(text: str) -> str:
+    """Return the complete values in ``text``, the beginning of a JSON text: ``{"a": 1, "b": "x`` gives ``{"a": 1}``.
+
+    Kept values are unchanged. Text that does not begin an object or an array gives ``{}``.
+    """
+    if not text.startswith(("{", "[")):
+        return "{}"
+    kept, at, key = 0, 0, False
+    unclosed: list[str] = []
+    while token := _TOKEN.match(text, at):
+        opening, shut, string, atom, separator = token.groups()
+        at = token.end()
+        if opening:
+            unclosed.append(_CLOSES[opening])
+            key = opening == "{"
+        elif shut:
+            unclosed.pop()
+        elif separator:
+            key = separator == "," and unclosed[-1] == "}"
+        if opening or shut or atom or (string and not key):
+            kept = at
+        if not unclosed:
+            break
+    whole = text[:kept] + "".join(reversed(unclosed))
+    return whole if _is_json(whole) else "{}"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return True

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from singletree.protocols import wire
+from singletree.conversation import Tool
+from singletree.protocols import limits, wire
 
-PARAMETERS: Mapping[str, Any] = {
+_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
 }
-
 _SYNTAX = {"lark": "Lark grammar", "regex": "regular expression"}
 
 _OPENER = '{"input":"'
@@ -35,18 +35,28 @@ _PLAIN = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "/": 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def description(given: str | None, syntax: str | None, definition: str) -> str:
-    """Return the tool's description for the model: the client's text, how to call the tool, and the grammar.
+def custom_tool(
+    name: str, description: str | None, grammar: tuple[str, str] | None, at: str, *, grammar_at: str
+) -> Tool:
+    """Return a custom tool as the model sees it.
 
-    Args:
-        given: the client's description.
-        syntax: ``lark`` or ``regex``; None for free text.
-        definition: the grammar.
+    ``grammar`` is the syntax (``lark`` or ``regex``) and the definition at ``grammar_at``; None for free text.
     """
-    how = "Call it with one argument, `input`: the text itself."
-    if syntax is not None:
-        how += f" It must match this {_SYNTAX.get(syntax, 'grammar')}:\n{definition}"
-    return f"{given}\n\n{how}" if given else how
+    how, extra = "Call it with one argument, `input`: the text itself.", None
+    if grammar is not None:
+        syntax, definition = grammar
+        limits.check_grammar(syntax, definition, grammar_at)
+        how += f" It must match this {_SYNTAX[syntax]}:\n{definition}"
+        extra = {"grammar": {"syntax": syntax, "definition": definition}}
+    return Tool(
+        name,
+        f"{description}\n\n{how}" if description else how,
+        _PARAMETERS,
+        kind="custom",
+        extra=extra,
+        grammar=grammar,
+        schema_at=f"{at}.parameters",
+    )
 
 
 def to_arguments(text: str) -> str:

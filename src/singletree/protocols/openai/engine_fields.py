@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from singletree import request_limits
 from singletree.conversation import ResponseFormat, Sampling
-from singletree.errors import InvalidRequest
 from singletree.protocols import limits
-from singletree.protocols.openai.sampling import SharedSampling
+from singletree.protocols.limits import refused
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _TokenIds = Annotated[list[_TokenId], msgspec.Meta(max_length=1024)]
@@ -34,58 +34,6 @@ class _StructuredOutputs(msgspec.Struct):
     disable_any_whitespace: Any = None
     disable_additional_properties: Any = None
     whitespace_pattern: Any = None
-
-
-class EngineFields(SharedSampling, kw_only=True):
-    """The fields, as the client sends them. Those of type ``Any`` are in ``IGNORED``."""
-
-    structured_outputs: _StructuredOutputs | None = None
-    guided_json: Any = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    json_schema: Any = None
-    regex: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
-    min_tokens: int | None = None
-    stop_token_ids: _TokenIds | None = None
-    allowed_token_ids: _TokenIds | None = None
-    bad_words: _Words | None = None
-    include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None
-    repeat_penalty: float | None = None
-    guided_decoding_backend: Any = None
-    guided_whitespace_pattern: Any = None
-    structural_tag: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    typical_p: Any = None
-    top_a: Any = None
-    mirostat: Any = None
-    dry_multiplier: Any = None
-    xtc_probability: Any = None
-    stop_regex: Any = None
-    logits_processors: Any = None
-    custom_logit_processor: Any = None
-    custom_params: Any = None
-    repetition_detection: Any = None
-    thinking_token_budget: Any = None
-    truncate_prompt_tokens: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    priority: Any = None
-    kv_transfer_params: Any = None
-    vllm_xargs: Any = None
-    lora_path: Any = None
-    separate_reasoning: Any = None
-    return_hidden_states: Any = None
-    prompt_embeds: Any = None
-    web_search_options: Any = None
-    search_parameters: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
 
 
 _Kind = Literal["json", "object", "regex", "choice", "grammar"]
@@ -153,6 +101,47 @@ as sound, with all defaults.
 """
 
 
+if TYPE_CHECKING:
+    _IgnoredFields = msgspec.Struct
+else:
+    _IGNORED_NAMES = {path.partition(".")[0] for path in IGNORED} - {"structured_outputs"}
+    _IgnoredFields = msgspec.defstruct(
+        "_IgnoredFields", [(name, Any, None) for name in sorted(_IGNORED_NAMES)]
+    )
+
+
+class EngineFields(_IgnoredFields, kw_only=True):
+    """The sampling fields that all OpenAI protocols have, and those of engines, as the client sends them."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    cache_salt: limits.CacheSalt | None = None
+    structured_outputs: _StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    min_tokens: int | None = None
+    stop_token_ids: _TokenIds | None = None
+    allowed_token_ids: _TokenIds | None = None
+    bad_words: _Words | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    repeat_penalty: float | None = None
+
+
 def ignored(body: EngineFields) -> Iterator[str]:
     """Yield a warning for each field of ``body`` that asks for something and has no effect."""
     if _are_absent(body, _IGNORED_FIELDS):
@@ -166,20 +155,17 @@ def ignored(body: EngineFields) -> Iterator[str]:
 def engine_sampling_of(
     body: EngineFields, most: int | None, most_field: str = "max_tokens", **more: Any
 ) -> Sampling:
-    """Return the sampling parameters that these fields of ``body`` set, and those in ``more``.
+    """Return the sampling parameters that these fields of ``body`` set, and those in ``more``. Raises InvalidRequest.
 
-    Args:
-        most: the largest number of tokens to generate, as the client sent it; None for no limit.
-        most_field: the field that sets it.
-
-    Raises:
-        InvalidRequest: ``min_tokens`` is larger than ``most``.
+    ``most`` is the largest number of tokens to generate, as the client sent it in ``most_field``; None for no limit.
     """
     least = body.min_tokens or 0
     if most is not None and 0 < most < least:
-        message = f"min_tokens is {least} but {most_field} is {most}; send min_tokens of at most {most_field}"
-        raise InvalidRequest(message, param="min_tokens")
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or ()
+        cure = f"send min_tokens of at most {most_field}"
+        raise refused("min_tokens", f"is {least} but {most_field} is {most}; {cure}")
+    if body.bad_words:
+        characters = sum(map(len, body.bad_words))
+        request_limits.check("bad_word_characters", characters, what="characters", param="bad_words")
     return Sampling(
         max_tokens=limits.at_least_one(most),
         temperature=body.temperature,
@@ -192,7 +178,7 @@ def engine_sampling_of(
         if body.repetition_penalty is None
         else body.repetition_penalty,
         seed=body.seed,
-        stop=tuple(text for text in stop if text),
+        stop=limits.checked_stops(body.stop, "stop"),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=least,
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -208,26 +194,24 @@ def format_from_fields(
 ) -> ResponseFormat | None:
     """Return the format that the visible text must have; None if no field of ``body`` sets one.
 
-    Args:
-        own_format: the format that the protocol's own field sets.
-        own_field: the name of that field.
-
-    Raises:
-        InvalidRequest: two fields set a format, or a value is invalid; ``param`` is the field's path.
+    ``own_format`` is what the protocol's own field, ``own_field``, sets. Raises InvalidRequest if two fields set a
+    format, or a value is invalid.
     """
+    if own_format is not None and own_format.schema is not None:
+        limits.check_schema_fields(own_format.schema, own_format.schema_at)
     if _are_absent(body, _CONSTRAINT_FIELDS):
         return own_format
-    values = ((path, kind, _value(body, path)) for path, kind in CONSTRAINTS.items())
+    values = [(path, kind, _value(body, path)) for path, kind in CONSTRAINTS.items()]
     given = [each for each in values if each[2] or (each[1] == "json" and each[2] == {})]
-    if not given and (path := _empty_choice(body)):
-        raise InvalidRequest(f"{path} is []; send at least one text to choose from", param=path)
     if not given:
+        for path, kind, value in values:
+            if kind == "choice" and value == []:
+                raise refused(path, "is []; send at least one text to choose from")
         return own_format
     path, kind, value = given[0]
     others = [other for other, _, _ in given[1:]] or [own_field] * (own_format is not None)
     if others:
-        message = f"{path} and {others[0]} both set the format of the response; send one of them"
-        raise InvalidRequest(message, param=path)
+        raise refused(path, f"and {others[0]} both set the format of the response; send one of them")
     return _FORMATS[kind](value, path)
 
 
@@ -239,8 +223,7 @@ _IGNORED_FIELDS, _CONSTRAINT_FIELDS = _top_fields(IGNORED), _top_fields(CONSTRAI
 
 
 def _are_absent(body: EngineFields, fields: Callable[[EngineFields], tuple[Any, ...]]) -> bool:
-    """Return whether all ``fields`` of ``body`` are None, as in most requests: there are dozens of them."""
-    values = fields(body)
+    values = fields(body)  # At once: there are dozens of fields, and in most requests all are None.
     return values.count(None) == len(values)
 
 
@@ -251,36 +234,44 @@ def _value(body: EngineFields, path: str) -> Any:
     return value
 
 
-def _empty_choice(body: EngineFields) -> str:
-    choices = (path for path, kind in CONSTRAINTS.items() if kind == "choice")
-    return next((path for path in choices if _value(body, path) == []), "")
-
-
 def _json(value: Any, path: str) -> ResponseFormat:
     if isinstance(value, str):
+        limits.check_values(value.encode("utf-8", "replace"))
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            message = f"{path} is not valid JSON ({error}); send the schema as an object, or as its JSON text"
-            raise InvalidRequest(message, param=path) from None
+            cure = "send the schema as an object, or as its JSON text"
+            raise refused(path, f"is not valid JSON ({error}); {cure}") from None
     if not isinstance(value, dict):
         shown = limits.quote_value(json.dumps(value))
-        raise InvalidRequest(f"{path} is {shown}; send a JSON schema as an object", param=path)
+        raise refused(path, f"is {shown}; send a JSON schema as an object")
+    limits.check_schema_fields(value, path)
     return ResponseFormat(value, schema_at=path)
 
 
 def _choice(value: list[str], path: str) -> ResponseFormat:
+    characters = sum(map(len, value))
+    request_limits.check("grammar_characters", characters, what="characters", param=path)
     for i, text in enumerate(value):
         if not text:
-            at = f"{path}.{i}"
-            raise InvalidRequest(f"{at} is empty; send text of at least one character", param=at)
+            raise refused(f"{path}.{i}", "is empty; send text of at least one character")
     return ResponseFormat(choices=tuple(value), schema_at=path)
+
+
+def _pattern(value: str, path: str) -> ResponseFormat:
+    limits.check_grammar("regex", value, path)
+    return ResponseFormat(pattern=value, schema_at=path)
+
+
+def _grammar(value: str, path: str) -> ResponseFormat:
+    limits.check_grammar("grammar", value, path)
+    return ResponseFormat(grammar=value, schema_at=path)
 
 
 _FORMATS: Mapping[_Kind, Callable[[Any, str], ResponseFormat]] = {
     "json": _json,
     "object": lambda value, path: ResponseFormat(schema_at=path),
-    "regex": lambda value, path: ResponseFormat(pattern=value, schema_at=path),
+    "regex": _pattern,
     "choice": _choice,
-    "grammar": lambda value, path: ResponseFormat(grammar=value, schema_at=path),
+    "grammar": _grammar,
 }

@@ -14,8 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from singletree.conversation import AgentContext, Hints
-from singletree.errors import InvalidRequest
-from singletree.protocols import limits
+from singletree.protocols.limits import SALT_LENGTH, CacheSalt, quote_value, refused
 
 _Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 # Dynamo takes 32 bits; with the priority below it, a rank has to fit vLLM's 64.
@@ -47,7 +46,7 @@ class NvExt(msgspec.Struct):
 
     agent_hints: _AgentHints | None = None
     agent_context: _AgentContext | None = None
-    cache_salt: limits.CacheSalt | None = None
+    cache_salt: CacheSalt | None = None
 
 
 Headers = Mapping[str, tuple[str, Any]]
@@ -99,13 +98,11 @@ def cache_salt_of(sent: str | None, nvext: NvExt | None) -> str:
 def cache_salt_of_header(headers: Mapping[str, str]) -> str:
     """Return the cache salt that a header sets: a gateway names the tenant there, whatever the body contains.
 
-    Raises:
-        InvalidRequest: it is too long.
+    Raises InvalidRequest if it is too long.
     """
     salt = headers.get(SALT_HEADER, "").strip()
-    if len(salt) > limits.SALT_LENGTH:
-        at = f"{SALT_HEADER} has {len(salt)} characters"
-        raise InvalidRequest(f"{at}; send at most {limits.SALT_LENGTH}", param=SALT_HEADER)
+    if len(salt) > SALT_LENGTH:
+        raise refused(SALT_HEADER, f"has {len(salt)} characters; send at most {SALT_LENGTH}")
     return salt
 
 
@@ -120,8 +117,7 @@ def agent_of(nvext: NvExt | None) -> AgentContext:
 def with_headers(context: HintsOrAgent, table: Headers, headers: Mapping[str, str]) -> HintsOrAgent:
     """Return ``context`` with the values that ``headers`` set by ``table``; header names in lower case.
 
-    Raises:
-        InvalidRequest: a header has an invalid value; ``param`` is its name.
+    Raises InvalidRequest for an invalid value, with ``param`` as the name of the header.
     """
     if table.keys().isdisjoint(headers):
         return context
@@ -131,8 +127,7 @@ def with_headers(context: HintsOrAgent, table: Headers, headers: Mapping[str, st
             try:
                 changed[name] = msgspec.convert(value, kind, strict=False)
             except msgspec.ValidationError as error:
-                message = f"{header} is {limits.quote_value(value)}: {error}"
-                raise InvalidRequest(message, param=header) from None
+                raise refused(header, f"is {quote_value(value)}: {error}") from None
     return replace(context, **changed) if changed else context
 
 

@@ -1,12 +1,11 @@
 """The OpenAI Responses API."""
 
 from singletree.protocols.responses.output import encode, encode_error, encode_in_progress
-from singletree.protocols.responses.request import ROUTES, decode, parse_body, resolve_request
+from singletree.protocols.responses.request import decode, parse_body, resolve_request
 from singletree.protocols.responses.stream import ID_PREFIX, Encoder
 
 __all__ = [
     "ID_PREFIX",
-    "ROUTES",
     "Encoder",
     "decode",
     "encode",

@@ -14,17 +14,14 @@ from singletree.conversation import Request
 from singletree.events import Usage
 from singletree.protocols import responses, wire
 from singletree.protocols.answer import FinishedChoice
-from singletree.protocols.responses.compaction import summary_request
 from singletree.protocols.responses.output import Output, usage_of
-from singletree.protocols.responses.state import with_id
+from singletree.protocols.responses.state import summary_request, with_id
 
-__all__ = ["ID_PREFIX", "ROUTES", "Encoder", "decode", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "Encoder", "decode", "encode", "encode_error"]
 
 ID_PREFIX = responses.ID_PREFIX
 Encoder = responses.Encoder
 encode_error = responses.encode_error
-
-ROUTES: list[tuple[str, str, str]] = [("POST", "/v1/responses/compact", "create")]
 
 
 def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:

@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from singletree.conversation import Document, Image, Text
 from singletree.errors import InvalidRequest
-from singletree.protocols import media, wire
+from singletree.protocols import content, wire
+from singletree.protocols.limits import malformed
 from singletree.protocols.responses.native_tools import WireObject
 
 VisiblePart = Text | Image | Document
@@ -29,33 +30,17 @@ class _Part(Struct):
 
 
 def decode_part(given: WireObject, at: str) -> VisiblePart | str:
-    """Decode a content part; return its type if the model does not see parts of that type.
-
-    Args:
-        given: the part, which becomes ``extra``.
-        at: its path.
-
-    Raises:
-        InvalidRequest: the part is invalid; ``param`` is below ``at``.
-    """
+    """Decode a content part, which becomes ``extra``; return its type if the model does not see parts of that type."""
     part = wire.convert(given, _Part, at)
     decode = _PARTS.get(part.type)
     return part.type if decode is None else decode(part, given, at)
-
-
-def _text(part: _Part, given: WireObject, at: str) -> VisiblePart:
-    return Text(part.text, given)
-
-
-def _refusal(part: _Part, given: WireObject, at: str) -> VisiblePart:
-    return Text(part.refusal, given)
 
 
 def _image(part: _Part, given: WireObject, at: str) -> VisiblePart:
     url = part.image_url.url if isinstance(part.image_url, _ImageURL) else part.image_url
     if not url:
         raise _not_here(f"{at}.image_url", "the image as a data: URL")
-    return media.image(url, given)
+    return content.image(url, given)
 
 
 def _file(part: _Part, given: WireObject, at: str) -> VisiblePart:
@@ -65,18 +50,16 @@ def _file(part: _Part, given: WireObject, at: str) -> VisiblePart:
     url = part.file_data or part.file_url
     if not url:
         raise _not_here(f"{at}.file_data", "the data itself, in base64")
-    return media.document(url, title, given)
+    return content.document(url, title, given)
 
 
 def _not_here(at: str, cure: str) -> InvalidRequest:
-    return InvalidRequest(f"{at}: Field required; files are not stored here, so send {cure}", param=at)
+    return malformed(at, f"Field required; files are not stored here, so send {cure}")
 
 
 _PARTS: dict[str, Callable[[_Part, WireObject, str], VisiblePart]] = {
-    "input_text": _text,
-    "output_text": _text,
-    "text": _text,
-    "refusal": _refusal,
+    **dict.fromkeys(("input_text", "output_text", "text"), lambda part, given, at: Text(part.text, given)),
+    "refusal": lambda part, given, at: Text(part.refusal, given),
     "input_image": _image,
     "computer_screenshot": _image,
     "input_file": _file,

@@ -30,20 +30,24 @@ from singletree.conversation import (
     carried_capsules,
 )
 from singletree.errors import InvalidRequest
-from singletree.protocols import limits, wire
-from singletree.protocols.client_json import template_json
+from singletree.protocols import wire
+from singletree.protocols.content import argument_text, template_json
+from singletree.protocols.limits import malformed, quote_value
 from singletree.protocols.openai import custom_tools
-from singletree.protocols.responses.compaction import ITEMS, TRIGGER, no_summary, shorten
 from singletree.protocols.responses.content_parts import VisiblePart, decode_part
-from singletree.protocols.responses.known_prefixes import KnownPrefix, KnownPrefixes
 from singletree.protocols.responses.native_tools import BY_CALL, BY_OUTPUT, NATIVE, WireObject, arguments_of
 from singletree.protocols.responses.state import (
+    ITEMS,
     REASONING_FIELD,
+    TRIGGER,
+    OpenSummary,
     References,
     StoredItems,
     StoredReasoning,
     conversation_id,
     is_reference,
+    no_summary,
+    shorten,
 )
 from singletree.protocols.responses.tools import Toolbox, joined_name
 
@@ -51,6 +55,7 @@ from singletree.protocols.responses.tools import Toolbox, joined_name
 class _Message(Struct):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[dict[str, Any]] | None = None
+    kept: StoredReasoning | None = field(default=None, name=REASONING_FIELD)
 
 
 class _TextPart(Struct):
@@ -76,6 +81,7 @@ class _Ids(Struct):
     call_id: str | None = None
     id: str | None = None
     status: str | None = None
+    kept: StoredReasoning | None = field(default=None, name=REASONING_FIELD)
 
 
 class _Compaction(Struct):
@@ -108,7 +114,6 @@ class InputItems(NamedTuple):
     sent: Sequence[msgspec.Raw] = ()
 
     def as_sent(self) -> list[WireObject]:
-        """Return the JSON objects of the items."""
         return list(map(_item_of, self.decoded))
 
     def size(self, number: int) -> int:
@@ -117,11 +122,7 @@ class InputItems(NamedTuple):
 
 
 def decode_sent(sent: Sequence[msgspec.Raw], at: str = "input") -> InputItems:
-    """Decode the items of a request, of which most are known from the request before.
-
-    Raises:
-        InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
-    """
+    """Decode the items of a request; most are known from the request before. Raises InvalidRequest."""
     return InputItems(wire.decode_each(sent, dict[str, Any], _decode_alone, at), sent)
 
 
@@ -147,15 +148,7 @@ def _decode_alone(item: dict[str, Any], at: str) -> DecodedItem:
 def references_of(
     previous_response: str | None, conversation: str | Mapping[str, Any] | None, items: InputItems
 ) -> References:
-    """Return the ids that a request refers to.
-
-    Args:
-        previous_response, conversation: the fields of the request.
-        items: its own items.
-
-    Raises:
-        InvalidRequest: the request continues both a response and a conversation.
-    """
+    """Return the ids that a request refers to; raise InvalidRequest if it continues a response and a conversation."""
     continued = conversation_id(conversation)
     if continued and previous_response:
         raise InvalidRequest(
@@ -169,28 +162,18 @@ def references_of(
 
 
 def resolve_references(items: InputItems, known: StoredItems) -> InputItems:
-    """Return ``items`` with each reference replaced by its item.
-
-    Raises:
-        InvalidRequest: a referenced item is not known.
-    """
+    """Return ``items`` with each reference replaced by its item; raise InvalidRequest for one that is not known."""
     if not any(map(_is_reference, items.decoded)):
         return items
-    return decode_sent(
-        [
-            _referenced(each.item, i, known) if each.is_reference else raw
-            for i, (each, raw) in enumerate(zip(*items, strict=True))
-        ]
-    )
-
-
-def _referenced(reference: WireObject, i: int, known: StoredItems) -> msgspec.Raw:
-    id = reference.get("id")
-    found = known.items.get(id) if isinstance(id, str) else None
-    if found is None:
-        at = f"input.{i}.id"
-        raise InvalidRequest(f"{at}: no item {id!r} is stored here; send the item itself", param=at)
-    return msgspec.Raw(found)
+    sent = [*items.sent]
+    for i, each in enumerate(items.decoded):
+        if each.is_reference:
+            id = each.item.get("id")
+            found = known.items.get(id) if isinstance(id, str) else None
+            if found is None:
+                raise malformed(f"input.{i}.id", f"no item {id!r} is stored here; send the item itself")
+            sent[i] = msgspec.Raw(found)
+    return decode_sent(sent)
 
 
 def _type_of(item: WireObject) -> object:
@@ -205,19 +188,11 @@ def decode_items(
     items: InputItems,
     tools: Toolbox,
     history: InputItems,
-    open_summary: Callable[[str, str], str | None] = no_summary,
+    open_summary: OpenSummary = no_summary,
 ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
-    """Decode ``history``, then ``items``, into turns.
+    """Decode ``history``, then ``items``: return the turns, and the paths of unresolved references to stored items.
 
-    Args:
-        tools: collects the tools that items define, and the warnings.
-        open_summary: returns the summary of a compaction from its ``encrypted_content`` and the path of that field.
-
-    Returns:
-        The turns, and the paths of unresolved references to stored items.
-
-    Raises:
-        InvalidRequest: an item is invalid; ``param`` is a path such as ``input.3.name``.
+    ``tools`` collects the tools that items define, and the warnings. Raises InvalidRequest.
     """
     reader, earlier, together = _Reader(tools, open_summary), len(history.decoded), items
     if earlier:
@@ -240,9 +215,7 @@ class _Progress(NamedTuple):
 
 
 class _Reader:
-    """Reads items one after the other."""
-
-    def __init__(self, tools: Toolbox, open_summary: Callable[[str, str], str | None]) -> None:
+    def __init__(self, tools: Toolbox, open_summary: OpenSummary) -> None:
         self._open_summary = open_summary
         self.references: list[str] = []
         self._tools = tools
@@ -266,18 +239,20 @@ class _Reader:
         known = _PROGRESS.longest(items.decoded)
         if known is not None and not all(map(self._is_plain, known.made.called)):
             known = None
-        start = number = 0
-        size = 0
+        start = number = size = 0
         if known is not None:
-            self._resume(known.made)
+            turns, self._role, parts, self._size, called = known.made
+            self._turns, self._parts, self._called = [*turns], [*parts], {*called}
             start = number = len(known.items)
             size = known.size
         while number < len(items.decoded) and self.take(items, number):
             number += 1
         if number > start:
             size += _TURN_FACTOR * self._taken
-            read = items.decoded[:number]
-            _PROGRESS.keep(KnownPrefix(read, self._progress(), size), known)
+            made = _Progress(
+                self._turns.copy(), self._role, self._parts.copy(), self._size, frozenset(self._called)
+            )
+            _PROGRESS.keep(wire.KnownPrefix(items.decoded[:number], made, size), known)
         return number
 
     def take(self, items: InputItems, number: int) -> bool:
@@ -301,21 +276,14 @@ class _Reader:
         """Return whether the model's name for a called tool is the one that it has without a toolbox."""
         return self._tools.has_plain_names or self._tools.name(*called) == joined_name(*called)
 
-    def _progress(self) -> _Progress:
-        return _Progress(
-            self._turns.copy(), self._role, self._parts.copy(), self._size, frozenset(self._called)
-        )
-
-    def _resume(self, progress: _Progress) -> None:
-        self._turns, self._parts = [*progress.turns], [*progress.parts]
-        self._role, self._size = progress.role, progress.size
-        self._called = {*progress.called}
-
     def read(self, item: WireObject, at: str) -> None:
         kind = _type_of(item)
         if not isinstance(kind, str):
-            raise InvalidRequest(f"{at}.type: Field required, a string", param=f"{at}.type")
-        _READERS.get(kind, _Reader._unknown)(self, item, at)
+            raise malformed(f"{at}.type", "Field required, a string")
+        if read := _READERS.get(kind):
+            read(self, item, at)
+        else:
+            self._warn(at, kind)
         self._has_new_parts = bool(self._parts)
 
     def _append(self, role: Role, *parts: Part) -> None:
@@ -336,7 +304,7 @@ class _Reader:
         message = wire.convert(item, _Message, at)
         parts = tuple(self._visible(message.content, f"{at}.content"))
         if message.role == "assistant":
-            self._append("assistant", *(replace(part, extra=item) for part in parts))
+            self._append("assistant", *(replace(part, extra=item) for part in parts), *_rest(message.kept))
         else:
             self._end_turn()
             self._turns.append(Turn(message.role, parts, item))
@@ -344,8 +312,7 @@ class _Reader:
     def _reasoning(self, item: WireObject, at: str) -> None:
         """Decode the reasoning itself, if the client sent it or the server stored it; else the summary.
 
-        An item without text is reasoning too: it was sent like that, and its turn is found by its id, by its
-        ``encrypted_content``, or by the other parts of the turn.
+        An item without text is reasoning too: its turn is found by its id, its ``encrypted_content``, or other parts.
         """
         fields = wire.convert(item, _Reasoning, at)
         kept = fields.kept or StoredReasoning()
@@ -353,16 +320,9 @@ class _Reader:
         text = text or "\n\n".join(s.text for s in fields.summary or ())
         if kept.encrypted_content and not item.get("encrypted_content"):
             item = {**item, "encrypted_content": kept.encrypted_content}
-        id = item.get("id")
-        self._append(
-            "assistant",
-            Reasoning(
-                text,
-                item,
-                id=id if isinstance(id, str) else "",
-                capsules=carried_capsules("encrypted_content", item.get("encrypted_content")),
-            ),
-        )
+        id, sealed = item.get("id"), carried_capsules("encrypted_content", item.get("encrypted_content"))
+        read = Reasoning(text, item, id=id if isinstance(id, str) else "", capsules=sealed)
+        self._append("assistant", read)
 
     def _function_call(self, item: WireObject, at: str) -> None:
         call = wire.convert(item, _Call, at)
@@ -380,7 +340,8 @@ class _Reader:
     def _call(self, item: WireObject, at: str, name: str, arguments: str, verbatim: bool = True) -> None:
         ids = wire.convert(item, _Ids, at)
         call_id, complete = ids.call_id or ids.id or "", ids.status != "incomplete"
-        self._append("assistant", ToolCall(name, arguments, call_id, complete, item, verbatim=verbatim))
+        made = ToolCall(name, arguments, call_id, complete, item, verbatim=verbatim)
+        self._append("assistant", made, *_rest(ids.kept))
 
     def _output(self, item: WireObject, at: str) -> None:
         ids, output = wire.convert(item, _Ids, at), item.get("output")
@@ -409,20 +370,10 @@ class _Reader:
         self._end_turn()
         self._turns = shorten(self._turns, summary, item)
 
-    def _trigger(self, item: WireObject, at: str) -> None:
-        """Skip the trigger: ``responses.decode`` handles it."""
-
     def _additional_tools(self, item: WireObject, at: str) -> None:
         self._tools.add(wire.convert(item, _AdditionalTools, at).tools, f"{at}.tools")
 
-    def _reference(self, item: WireObject, at: str) -> None:
-        self.references.append(at)
-
-    def _unknown(self, item: WireObject, at: str) -> None:
-        self._warn(at, str(item.get("type")))
-
     def _visible(self, content: str | list[Any] | None, at: str) -> Iterator[VisiblePart]:
-        """Yield the parts of ``content`` without empty text."""
         if isinstance(content, str):
             content = [{"type": "input_text", "text": content}]
         for i, given in enumerate(content or ()):
@@ -436,9 +387,8 @@ class _Reader:
         """Warn once for each type: a long history may hold hundreds of the same."""
         if kind not in self._warned:
             self._warned.add(kind)
-            self._tools.warnings.append(
-                f"{at}: type {limits.quote_value(kind)} is kept but not shown to the model"
-            )
+            shown = quote_value(kind)
+            self._tools.warnings.append(f"{at}: type {shown} is kept but not shown to the model")
 
 
 def _known_turn(role: Role, parts: tuple[Part, ...], size: int) -> Turn:
@@ -448,7 +398,7 @@ def _known_turn(role: Role, parts: tuple[Part, ...], size: int) -> Turn:
 
 
 _item_of, _is_reference = attrgetter("item"), attrgetter("is_reference")
-_PROGRESS: KnownPrefixes[_Progress] = KnownPrefixes(32 * 2**20)
+_PROGRESS: wire.KnownPrefixes[_Progress] = wire.KnownPrefixes(32 * 2**20)
 _PART_BYTES = 100
 _TURN_FACTOR = 3
 """Estimated bytes in memory for each byte of the items of a turn, which stay in memory with it."""
@@ -467,9 +417,9 @@ _READERS: dict[str, Callable[[_Reader, WireObject, str], None]] = {
     **dict.fromkeys(BY_OUTPUT, _Reader._output),
     "tool_search_output": _Reader._tool_search_output,
     "additional_tools": _Reader._additional_tools,
-    "item_reference": _Reader._reference,
+    "item_reference": lambda reader, item, at: reader.references.append(at),
     **dict.fromkeys(ITEMS, _Reader._compaction),
-    TRIGGER: _Reader._trigger,
+    TRIGGER: lambda reader, item, at: None,  # ``responses.decode`` handles it.
 }
 
 _ALONE = (_Reader._message, _Reader._reasoning, _Reader._output, _Reader._function_call, _Reader._custom_call)
@@ -477,11 +427,15 @@ _INDEPENDENT = frozenset(kind for kind, read in _READERS.items() if read in _ALO
 """The types of items that are decoded without what came before, but for the names of tools."""
 
 
-def _arguments(value: Any) -> tuple[str, bool]:
-    """Return the arguments as JSON text, and whether that text is verbatim.
+def _rest(kept: StoredReasoning | None) -> tuple[Reasoning, ...]:
+    """Return the reasoning without text that carries the capsule of the end of a stored turn; empty without one."""
+    sealed = "" if kept is None else kept.encrypted_content
+    return (Reasoning("", capsules=carried_capsules("encrypted_content", sealed)),) if sealed else ()
 
-    A string is taken byte for byte. An object sent instead of a string is written as chat templates write JSON.
-    """
-    verbatim = isinstance(value, str)
-    text = value if verbatim else template_json(msgspec.json.encode(value))
-    return "{}" if text.strip() in ("", "null") else text, verbatim
+
+def _arguments(value: Any) -> tuple[str, bool]:
+    # As JSON text, and whether that is verbatim. An object sent instead of a string is written as templates write JSON.
+    if isinstance(value, str):
+        return argument_text(value)
+    text = template_json(msgspec.json.encode(value))
+    return "{}" if text == "null" else text, False

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from singletree.conversation import Tool
-from singletree.protocols.client_json import template_json
 from singletree.protocols.client_tools import OPENAI
+from singletree.protocols.content import template_json
 
 WireObject = Mapping[str, Any]
 """A JSON object as the client sends it."""
@@ -85,14 +85,9 @@ class _Search(Struct):
 
 
 def _native(kind: str, prefix: str, arguments_field: str, arguments_type: Any, **others: Any) -> NativeTool:
-    """Return the tool of type ``kind``, whose item types are named after it; ``others`` are further fields."""
     items = {"item": f"{kind}_call", "output": f"{kind}_call_output", **others}
     return NativeTool(
-        OPENAI[kind],
-        prefix=prefix,
-        arguments_field=arguments_field,
-        arguments_type=arguments_type,
-        **items,
+        OPENAI[kind], prefix=prefix, arguments_field=arguments_field, arguments_type=arguments_type, **items
     )
 
 

@@ -7,7 +7,7 @@ and response objects from here, so that it always ends with the same object that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -17,14 +17,14 @@ from singletree.errors import ContextOverflow, Overloaded, Rejected, SingletreeE
 from singletree.events import Finished, FinishReason, Token, Usage
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, EncodedItem, EncodedResponse, FinishedChoice
-from singletree.protocols.openai import custom_tools, errors
-from singletree.protocols.openai.cache_diagnostics import response_diagnostics
-from singletree.protocols.openai.logprobs import TokenDetails
+from singletree.protocols.openai import answers, custom_tools
 from singletree.protocols.responses.native_tools import NATIVE, call_fields
 
 OutputItem = dict[str, Any]
 WireText = str | msgspec.Raw
 """A text, or the same as JSON."""
+
+encode_error = partial(answers.encode_error, prompt="input")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -86,16 +86,16 @@ class Output:
     def __init__(self, context: AnswerContext) -> None:
         request = context.request
         include = request.options.include
-        self._seal = context.seal if _INCLUDE_SEALED in include else None
-        self._seal_end = context.seal_end if _INCLUDE_SEALED in include else None
+        self._seals = _INCLUDE_SEALED in include
+        self._seal = context.seal if self._seals else None
         self._context = context
-        self._details = TokenDetails.of(request)
+        self._details = answers.TokenDetails(request)
         self.summarizes = request.options.reasoning_summary
         self.shows_reasoning = INCLUDE_REASONING in include
         self._head = {"id": context.id, "object": "response", "created_at": context.created}
         sampling = request.sampling
         settings = {
-            **response_diagnostics(request.prompt_report),
+            **answers.response_diagnostics(request.prompt_report),
             "model": request.model,
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
@@ -105,7 +105,6 @@ class Output:
         self._tail = b"," + _encode(settings)[1:-1] + b"," + request.options.echoed_fields[1:]
 
     def is_custom(self, name: str) -> bool:
-        """Return whether calls of the tool are custom tool calls."""
         tool = self._tool(name)
         return tool is not None and tool.kind == "custom"
 
@@ -114,7 +113,6 @@ class Output:
         return self._kind(name) in NATIVE
 
     def logprobs(self, tokens: Sequence[Token]) -> list[OutputItem]:
-        """Return the log-probabilities of the visible ``tokens``; empty if not requested."""
         if not self._details.logprobs:
             return []
         return [self._details.encode_token(t) for t in tokens if t.is_visible and t.logprob is not None]
@@ -155,18 +153,14 @@ class Output:
 
     def sealed_end(self, finished: Finished) -> str:
         """Return the capsule of what follows the last reasoning in a response with calls; empty if there is none."""
-        if self._seal_end is None or finished.reason != "stop":
-            return ""
-        return self._seal_end(as_objects=False)
+        return self._context.sealed_end(finished) if self._seals else ""
 
     def capsule(self, id: str, sealed: str) -> OutputItem:
-        """Return a reasoning item that holds only a capsule."""
         content: OutputItem = {"content": []} if self.shows_reasoning else {}
         item = {"id": id, "type": "reasoning", "status": "completed", "summary": [], **content}
         return {**item, "encrypted_content": sealed}
 
     def compaction(self, id: str, sealed: str) -> OutputItem:
-        """Return a compaction item."""
         return {"id": id, "type": "compaction", "encrypted_content": sealed}
 
     def whole_call(self, call: ToolCall, new_id: Callable[[str], str]) -> OutputItem:
@@ -187,7 +181,6 @@ class Output:
         error: OutputItem | None = None,
         usage: Usage | None = None,
     ) -> bytes:
-        """Return the response object as JSON."""
         fields = {
             **self._head,
             "status": status,
@@ -200,11 +193,7 @@ class Output:
         return _encode(fields)[:-1] + self._tail
 
     def finish(self, output: Sequence[EncodedItem], **fields: Any) -> bytes:
-        """Return the response object of an answer that is over, and give it to ``context.keep``.
-
-        Args:
-            fields: the other arguments of ``response``.
-        """
+        """Return the response object of an answer that is over, and give it to ``context.keep``."""
         response = self.response(output, **fields)
         if self._context.keep is not None:
             self._context.keep(EncodedResponse(self._context.id, response, output))
@@ -242,7 +231,7 @@ def is_cut(finished: Finished) -> bool:
 
 def failure(error: SingletreeError) -> OutputItem:
     """Return ``error`` in the form of a failed response."""
-    message = errors.error_object(error, prompt="input")["message"]
+    message = answers.error_object(error, prompt="input")["message"]
     if isinstance(error, Overloaded):
         message = f"{message.rstrip('.')}. Please try again in {error.retry_after:g}s."
     return {"code": next(code for kind, code in _FAILURES if isinstance(error, kind)), "message": message}
@@ -276,11 +265,6 @@ def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
 def encode_in_progress(context: AnswerContext) -> bytes:
     """Encode the response object before its end, without output items, as a stream begins with it."""
     return Output(context).response()
-
-
-def encode_error(error: SingletreeError) -> tuple[int, bytes]:
-    """Return the HTTP status and the JSON body for ``error``."""
-    return errors.encode_error(error, prompt="input")
 
 
 def usage_of(usage: Usage) -> OutputItem:

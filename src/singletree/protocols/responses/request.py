@@ -1,61 +1,99 @@
 """OpenAI Responses: the request.
 
-https://platform.openai.com/docs/api-reference/responses/create, with the sampling fields that open-model
-servers add. Unknown fields are accepted. ``responses.input`` decodes the items, ``responses.tools`` the tools;
-``responses.output`` encodes the response as one body, ``responses.stream`` as a stream.
+https://platform.openai.com/docs/api-reference/responses/create, with the sampling fields that open-model servers add,
+and the fields that the response object repeats. Unknown fields are accepted. ``responses.input`` decodes the items,
+``responses.tools`` the tools; ``responses.output`` encodes the response as one body, ``responses.stream`` as a stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from singletree.conversation import (
-    Conversation,
-    Request,
-    ResponseFormat,
-    Sampling,
-    Text,
-    Thinking,
-    Turn,
-)
+from singletree.conversation import Conversation, Request, ResponseFormat, Sampling, Text, Thinking, Turn
 from singletree.errors import InvalidRequest
-from singletree.protocols import wire
-from singletree.protocols.openai.cache_diagnostics import compared_answer
-from singletree.protocols.openai.engine_fields import engine_sampling_of, format_from_fields, ignored
-from singletree.protocols.responses import body as responses_body
+from singletree.protocols import limits, wire
+from singletree.protocols.limits import malformed, refused
+from singletree.protocols.openai.answers import compared_answer
+from singletree.protocols.openai.engine_fields import (
+    EngineFields,
+    engine_sampling_of,
+    format_from_fields,
+    ignored,
+)
 from singletree.protocols.responses import input
-from singletree.protocols.responses.body import ReasoningOptions, ResponsesBody, TextField, TextFormat
-from singletree.protocols.responses.compaction import OpenSummary, is_triggered, no_summaries, summary_request
 from singletree.protocols.responses.input import InputItems
-from singletree.protocols.responses.state import References, StoredItems, conversation_id
-from singletree.protocols.responses.tools import declared_tools, decode_choice
+from singletree.protocols.responses.native_tools import WireObject
+from singletree.protocols.responses.state import (
+    OpenSummary,
+    References,
+    StoredItems,
+    conversation_id,
+    is_triggered,
+    no_summaries,
+    summary_request,
+)
+from singletree.protocols.responses.tools import declared_tools, decode_choice, repeated_choice
 from singletree.request_options import RequestOptions, StoredStateOptions
 
-ROUTES: list[tuple[str, str, str]] = [
-    ("POST", "/v1/responses", "create"),
-    ("POST", "/v1/responses/input_tokens", "count_tokens"),
-    ("GET", "/v1/responses/{id}", "get_response"),
-    ("DELETE", "/v1/responses/{id}", "delete_response"),
-    ("POST", "/v1/responses/{id}/cancel", "cancel_response"),
-    ("GET", "/v1/responses/{id}/input_items", "list_input_items"),
-    ("POST", "/v1/conversations", "create_conversation"),
-    ("GET", "/v1/conversations/{id}", "get_conversation"),
-    ("POST", "/v1/conversations/{id}", "update_conversation"),
-    ("DELETE", "/v1/conversations/{id}", "delete_conversation"),
-    ("GET", "/v1/conversations/{id}/items", "list_items"),
-    ("POST", "/v1/conversations/{id}/items", "create_items"),
-    ("GET", "/v1/conversations/{id}/items/{item}", "get_item"),
-    ("DELETE", "/v1/conversations/{id}/items/{item}", "delete_item"),
-]
-
-
+_ABSENT = msgspec.Raw()
 _NO_THRESHOLD = (
     "context_management is ignored: a conversation is compacted if its input ends with an item of type "
     "compaction_trigger"
 )
+
+
+class ResponsesBody(EngineFields, kw_only=True):
+    """The request body of Responses, as the client sends it. Unknown fields are accepted."""
+
+    model: str = ""
+    input: str | list[msgspec.Raw] | None = None
+    instructions: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[dict[str, Any]] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+
+
+class _ReasoningOptions(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class _TextFormat(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _TextField(msgspec.Struct):
+    format: _TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class SentRequest(NamedTuple):
@@ -66,7 +104,6 @@ class SentRequest(NamedTuple):
 
     @property
     def references(self) -> References:
-        """Return the ids that the request refers to; raise InvalidRequest for two that cannot be sent together."""
         return input.references_of(self.body.previous_response_id, self.body.conversation, self.items)
 
 
@@ -80,12 +117,7 @@ def decode(
 ) -> Request:
     """Decode the JSON ``body`` into a ``Request``: ``parse_body`` and ``resolve_request`` in one.
 
-    Args:
-        known, summaries: as in ``resolve_request``.
-        stores: whether the server stores a response on request; by default, if ``known`` is given.
-
-    Raises:
-        InvalidRequest: a field is invalid; ``param`` is a path such as ``input.3.name``.
+    ``stores`` is by default whether ``known`` is given.
     """
     stores = known is not None if stores is None else stores
     return resolve_request(parse_body(body), known, summaries, stores=stores)
@@ -95,27 +127,33 @@ def parse_body(body: bytes) -> SentRequest:
     """Decode the JSON ``body``, without what it refers to. Raises InvalidRequest."""
     try:
         sent = wire.decode_body(body, ResponsesBody)
-        responses_body.check_body(sent)
+        _check(sent)
         given: str | Sequence[msgspec.Raw] = () if sent.input is None else sent.input
-        return SentRequest(
-            sent, input.decode_text(given) if isinstance(given, str) else input.decode_sent(given)
-        )
+        items = input.decode_text(given) if isinstance(given, str) else input.decode_sent(given)
+        return SentRequest(sent, items)
     except RecursionError:
         raise _too_deep() from None
+
+
+def _check(body: ResponsesBody) -> None:
+    if body.prompt is not None:
+        why = "refers to a template that is not stored here; send its text as instructions and input"
+        raise refused("prompt", why)
+    if body.max_tool_calls is not None and body.max_tool_calls < 1:
+        raise refused("max_tool_calls", f"is {body.max_tool_calls}; send at least 1, or tool_choice 'none'")
+    limits.check_limits(body)
+    limits.check_metadata(body.metadata)
 
 
 def resolve_request(
     sent: SentRequest, known: StoredItems | None, summaries: Callable[[str], OpenSummary], *, stores: bool
 ) -> Request:
-    """Return the ``Request`` for a body that was read.
+    """Return the ``Request`` for a body that was read. Raises InvalidRequest with a path such as ``input.3.name``.
 
     Args:
         known: the stored items that the body refers to; None if the server does not look any up.
         summaries: returns for a model the function that decrypts its compaction summaries.
         stores: whether the server stores a response on request.
-
-    Raises:
-        InvalidRequest: a field is invalid; ``param`` is a path such as ``input.3.name``.
     """
     try:
         request = _request(sent, known, summaries, stores=stores)
@@ -155,13 +193,16 @@ def _request(
         items, tools, history, lambda sealed, at: summaries(body.model)(sealed, at)
     )
     choice = decode_choice(body.tool_choice, tools)
-    reasoning = wire.convert(body.reasoning, ReasoningOptions, "reasoning") if body.reasoning else _REASONING
-    text = wire.convert(body.text, TextField, "text") if body.text else _TEXT
-    stateful = () if known is not None else (*_stateful(body), *references)
+    reasoning = wire.convert(body.reasoning, _ReasoningOptions, "reasoning") if body.reasoning else _REASONING
+    text = wire.convert(body.text, _TextField, "text") if body.text else _TEXT
+    stateful: tuple[str, ...] = ()
+    if known is None:
+        refers = (field for field in _STATEFUL if getattr(body, field))
+        stateful = (*refers, *references)
     instructions = wire.decode_field(body.instructions, _TEXT_OR_NULL, _read_instructions, "instructions")
     turns = (*instructions.turns, *turns)
     if not turns and not stateful:
-        raise InvalidRequest("input is empty; send a string or at least one item", param="input")
+        raise refused("input", "is empty; send a string or at least one item")
     return Request(
         model=body.model,
         conversation=Conversation(turns, tools.tools),
@@ -181,8 +222,13 @@ def _request(
             include=tuple(body.include or ()),
             reasoning_item_ids=True,
             compared_answer=compared_answer(body.prompt_cache_options),
-            echoed_fields=responses_body.echo(
-                body, instructions=instructions.repeated, tools=declared.repeated, stores=stores
+            conversation_field="input",
+            echoed_fields=_echo(
+                body,
+                instructions=instructions.repeated,
+                tools=declared.repeated,
+                tool_choice=repeated_choice(body.tool_choice),
+                stores=stores,
             ),
             stored_state=StoredStateOptions(
                 input_items=items.as_sent(),
@@ -197,14 +243,11 @@ def _request(
 
 
 _NO_ITEMS = InputItems()
-_REASONING, _TEXT = ReasoningOptions(), TextField()
+_REASONING, _TEXT = _ReasoningOptions(), _TextField()
 _TEXT_OR_NULL = str | None
 
 
-def _stateful(body: ResponsesBody) -> tuple[str, ...]:
-    return tuple(f for f in ("previous_response_id", "conversation", "background") if getattr(body, f))
-
-
+_STATEFUL = ("previous_response_id", "conversation", "background")
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -219,12 +262,9 @@ def _sampling(body: ResponsesBody) -> Sampling:
 
 
 def _thinking(
-    reasoning: ReasoningOptions, verbosity: str | None, arguments: dict[str, Any] | None
+    reasoning: _ReasoningOptions, verbosity: str | None, arguments: dict[str, Any] | None
 ) -> Thinking:
-    """Decode whether to think; effort ``none`` wins over a chat-template variable.
-
-    ``verbosity`` becomes a template variable, for templates that read it.
-    """
+    # The effort ``none`` wins over a chat-template variable. Some templates read ``verbosity`` as a variable.
     enabled = False if reasoning.effort == "none" else None
     if enabled is None and arguments:
         candidates = (arguments.get(name) for name in ("enable_thinking", "thinking"))
@@ -236,12 +276,65 @@ def _thinking(
     )
 
 
-def _response_format(form: TextFormat | None) -> ResponseFormat | None:
+def _response_format(form: _TextFormat | None) -> ResponseFormat | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
         return ResponseFormat()
     if form.schema is None:
-        at = "text.format.schema"
-        raise InvalidRequest(f"{at}: Field required; send the JSON schema, or type 'json_object'", param=at)
+        raise malformed("text.format.schema", "Field required; send the JSON schema, or type 'json_object'")
     return ResponseFormat(form.schema, form.name or "", form.strict, "text.format.schema")
+
+
+def _echo(
+    body: ResponsesBody,
+    *,
+    instructions: msgspec.Raw,
+    tools: msgspec.Raw,
+    tool_choice: str | WireObject,
+    stores: bool,
+) -> bytes:
+    """Return the fields of the response object that repeat the request, as JSON: they are sent three times or more.
+
+    Defaults are OpenAI's. ``service_tier`` is the tier that was used: ``auto`` becomes ``default``.
+    """
+    tier, conversation = body.service_tier or "default", body.conversation
+    repeated = {
+        "background": bool(body.background),
+        "conversation": {"id": conversation} if isinstance(conversation, str) else conversation,
+        "instructions": instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": body.prompt_cache_retention,
+        "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default" if tier == "auto" else tier,
+        "store": stores and body.store is not False,
+        "text": _echoed_text(body.text or {}),
+        "tool_choice": tool_choice,
+        "tools": tools,
+        "top_logprobs": body.top_logprobs or 0,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+    if body.prompt_cache_options is not None:
+        repeated["prompt_cache_options"] = {"mode": "implicit", "ttl": "30m", **body.prompt_cache_options}
+    return msgspec.json.encode(repeated)
+
+
+_FORMAT: WireObject = {"name": "response", "description": None, "schema": {}, "strict": False}
+
+
+def _echoed_text(text: WireObject) -> WireObject:
+    form = text.get("format") or {"type": "text"}
+    if form.get("type") == "json_schema":
+        form = {"type": "json_schema", **_FORMAT, **_set_fields(form)}
+    return {"verbosity": "medium", **_set_fields(text), "format": {"type": "text", **form}}
+
+
+def _set_fields(fields: WireObject) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

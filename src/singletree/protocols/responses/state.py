@@ -1,14 +1,21 @@
-"""State that a Responses request refers to by id: earlier responses, conversations and items.
+"""State of a Responses conversation: what a request refers to by id, and the summary that stands for the rest.
 
 https://platform.openai.com/docs/guides/conversation-state. ``References`` holds the ids to look up.
 ``StoredItems`` holds the items that were found; ``responses.decode`` takes it.
+
+In a compaction, a summary replaces what the model did (https://developers.openai.com/api/docs/guides/compaction). A
+``compaction_trigger`` at the end of the input (as Codex sends it), a request to ``/v1/responses/compact`` or a
+``compact_threshold`` starts it. The model writes the summary after the prompt that it already had, so the engine does
+not read that prompt again. The client carries the summary in the ``encrypted_content`` of a ``compaction`` item. Where
+such an item is in an input, the model sees the messages of users, developers and the system before it, then the
+summary, but not its own turns or the results of its tools.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -16,17 +23,17 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from singletree.errors import InvalidRequest
+from singletree.conversation import Reasoning, Request, Text, ToolChoice, Turn
 from singletree.protocols import wire
-from singletree.protocols.responses.known_prefixes import KnownPrefix, KnownPrefixes
+from singletree.protocols.limits import malformed
 from singletree.protocols.responses.native_tools import NATIVE, WireObject
 
 REASONING_FIELD = "singletree_reasoning"
-"""The field of a stored reasoning item that holds what the client did not get. It is never sent to a client."""
+"""The field of a stored output item that holds what the client did not get. It is never sent to a client."""
 
 
 class StoredReasoning(Struct, omit_defaults=True):
-    """The part of a stored reasoning item that is not sent: the reasoning itself, and its capsule."""
+    """The part of a stored output item that is not sent: its reasoning, and a capsule of the turn's tokens."""
 
     text: str = ""
     encrypted_content: str = ""
@@ -57,7 +64,7 @@ def conversation_id(conversation: str | Mapping[str, Any] | None) -> str | None:
     if isinstance(conversation, Mapping):
         conversation = conversation.get("id")
         if not isinstance(conversation, str):
-            raise InvalidRequest("conversation.id: Field required, a string", param="conversation.id")
+            raise malformed("conversation.id", "Field required, a string")
     return conversation or None
 
 
@@ -170,7 +177,7 @@ def input_forms(items: Sequence[WireObject]) -> InputForms:
     before, size = (known.made, known.size) if known is not None else (InputForms(), 0)
     made = joined_forms(before, [item_form(item) for item in items[len(before.forms) :]])
     size += sum(_form_size(form) for form in made.forms[len(before.forms) :])
-    _FORMS.keep(KnownPrefix(items, made, size), known)
+    _FORMS.keep(wire.KnownPrefix(items, made, size), known)
     return made
 
 
@@ -200,7 +207,7 @@ _PLACE = secrets.token_hex(16)
 """Stands for an id in encoded items. No client knows it, so no item contains it."""
 _FORM_FACTOR = 4
 """Estimated bytes in memory for each byte of an encoded item: the JSON, and the item itself."""
-_FORMS: KnownPrefixes[InputForms] = KnownPrefixes(32 * 2**20)
+_FORMS: wire.KnownPrefixes[InputForms] = wire.KnownPrefixes(32 * 2**20)
 
 
 def _with_defaults(item: Any, defaults: Mapping[str, WireObject]) -> Any:
@@ -219,3 +226,67 @@ def client_item(item: bytes) -> bytes:
     fields: dict[str, Raw] = msgspec.json.decode(item, type=dict[str, Raw])
     fields.pop(REASONING_FIELD, None)
     return msgspec.json.encode(fields)
+
+
+TRIGGER = "compaction_trigger"
+ITEMS = ("compaction", "compaction_summary")
+"""The type of the item, and its older name, which Codex still reads."""
+
+OpenSummary = Callable[[str, str], str | None]
+"""``encrypted_content`` and its path in the request -> the summary; None if it cannot be decrypted."""
+
+_QUESTION = (
+    "The conversation is about to be shortened: your turns and the results of your tools will be removed, and you will "
+    "go on from your summary alone. Write that summary now, as text, and call no tool. Say what was asked for and what "
+    "the user wants to be kept to; what was done, with the files, commands and results that matter; what was decided "
+    "and why; what failed; and what is left to do, the next step first."
+)
+_INTRODUCTION = (
+    "The conversation was shortened here: your earlier turns and the results of your tools were removed. This is the "
+    "summary that you wrote of them. Go on from it; do nothing twice.\n\n"
+)
+_KEPT_ROLES = ("system", "developer", "user")
+
+
+def no_summary(sealed: str, at: str) -> str | None:
+    """Return None: an ``OpenSummary`` without a key."""
+    return None
+
+
+def no_summaries(model: str) -> OpenSummary:
+    """Return ``no_summary``, for any model."""
+    return no_summary
+
+
+def is_triggered(items: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the input ends with a compaction trigger."""
+    return bool(items) and items[-1].get("type") == TRIGGER
+
+
+def summary_request(request: Request) -> Request:
+    """Return a request for the summary of the conversation of ``request``: the same prompt, followed by a question.
+
+    The question is a system turn: after a user turn, templates leave out the reasoning of the tool loop before it.
+    """
+    turns = (*request.conversation.turns, Turn("system", (Text(_QUESTION),)))
+    return replace(
+        request,
+        conversation=replace(request.conversation, turns=turns),
+        tool_choice=ToolChoice("none"),
+        response_format=None,
+        options=replace(request.options, compacts=True),
+    )
+
+
+def shorten(turns: Iterable[Turn], summary: str, item: Mapping[str, Any]) -> list[Turn]:
+    """Return ``turns`` with ``summary`` in place of what the model did; ``item`` is the item that holds it."""
+    kept = [
+        turn for turn in turns if turn.role in _KEPT_ROLES and (turn.extra or {}).get("type") not in ITEMS
+    ]
+    return [*kept, Turn("user", (Text(_INTRODUCTION + summary),), item)]
+
+
+def summary_of(turn: Turn) -> str:
+    """Return the text of ``turn``, or its reasoning if there is no text, which is better than nothing."""
+    reasoning = "\n\n".join(part.text for part in turn.parts if isinstance(part, Reasoning))
+    return turn.text.strip() or reasoning.strip()

@@ -79,17 +79,15 @@ class Encoder:
         self._input: InputText | None = None
 
     def start(self) -> list[Frame]:
-        """Return the events for a created response that is in progress."""
         response = msgspec.Raw(self._output.response())
         created = self._event("response.created", response=response)
         return [created, self._event("response.in_progress", response=response)]
 
     def keep_alive(self) -> list[Frame]:
-        """Return an event of the API: clients' idle timers ignore comments (openai/codex#31539)."""
+        # Clients' idle timers ignore comments (openai/codex#31539).
         return [self._event("response.in_progress", response=msgspec.Raw(self._output.response()))]
 
     def feed(self, event: Event) -> list[Frame]:
-        """Encode ``event``; no frames if it adds nothing."""
         # The next piece of the open span comes first and in full, because it is most of the tokens.
         if type(event) is self._streamed and (text := event.text):
             self._pieces.append(text)
@@ -119,23 +117,18 @@ class Encoder:
         return self._end_open_item() if self._kind is ReasoningDelta else []
 
     def end(self, finished: Finished) -> list[Frame]:
-        """End the open item and the response. A cut item is incomplete, and a cut call gets no ``done``."""
+        # A cut item is incomplete, and a cut call gets no ``done``.
         status = "incomplete" if is_cut(finished) else "completed"
         return [*self._end_open_item(status), *self._capsule(finished), self._end(**ending(finished))]
 
     def tail(self, usage: Usage) -> list[Frame]:
-        """Return nothing: a response is the only choice, and its end is that of the stream."""
         return []
 
     def fail(self, error: SingletreeError) -> list[Frame]:
-        """End the open item as incomplete and the response as failed. A call gets no ``done``, as in ``end``."""
         return [*self._end_open_item("incomplete"), self._end(status="failed", error=failure(error))]
 
     def side_event(self, name: str, data: Mapping[str, Any]) -> list[Frame]:
-        """Return an event that the API does not have. Its number keeps the sequence without a gap."""
-        numbered = {"type": f"response.{name}", "sequence_number": self._sequence_number, **data}
-        self._sequence_number += 1
-        return [(name, wire.dump(numbered))]
+        return [(name, self._event(f"response.{name}", **data)[1])]
 
     def _event(self, kind: str, **fields: Any) -> Frame:
         data = {"type": kind, "sequence_number": self._sequence_number, **fields}
@@ -146,7 +139,7 @@ class Encoder:
         return self._event(kind, item_id=self._id, output_index=len(self._items), **fields)
 
     def _delta_event(self, text: str) -> list[Frame]:
-        """Return a delta of the open item. Only the text is encoded, no dict is built."""
+        # Only the text is encoded, no dict is built.
         if self._is_silent:
             return []
         number, encoded = self._sequence_number, wire.dump(text)
@@ -176,9 +169,8 @@ class Encoder:
 
     def _done(self, item: OutputItem) -> Frame:
         encoded = wire.dump(item)
-        done = self._event(
-            "response.output_item.done", output_index=len(self._items), item=msgspec.Raw(encoded)
-        )
+        at = len(self._items)
+        done = self._event("response.output_item.done", output_index=at, item=msgspec.Raw(encoded))
         self._finish_item(item, encoded)
         return done
 
@@ -210,10 +202,8 @@ class Encoder:
         return []
 
     def _end(self, **fields: Any) -> Frame:
-        response = self._output.finish(self._items, **fields)
-        return self._event(
-            _TERMINAL.get(fields["status"], "response.incomplete"), response=msgspec.Raw(response)
-        )
+        response = msgspec.Raw(self._output.finish(self._items, **fields))
+        return self._event(_TERMINAL.get(fields["status"], "response.incomplete"), response=response)
 
     # Spans of text and of reasoning
 
@@ -234,11 +224,8 @@ class Encoder:
     def _open_span(self) -> list[Frame]:
         if self._kind is TextDelta:
             item = self._output.message(self._new_id("msg_"), "", "in_progress")
-            added = self._open(item, "response.output_text.delta", content_index=0, logprobs=[])
-            return [added, self._part("response.content_part.added", text_part(""), content_index=0)]
-        return self._open_reasoning()
-
-    def _open_reasoning(self) -> list[Frame]:
+            opened = self._open(item, "response.output_text.delta", content_index=0, logprobs=[])
+            return [opened, self._part("response.content_part.added", text_part(""), content_index=0)]
         item = self._output.reasoning(self._new_id("rs_"), "", "in_progress", self._reasoned)
         added = [self._open(item, "response.reasoning_text.delta", content_index=0)]
         summarizes, shows_reasoning = self._output.summarizes, self._output.shows_reasoning
@@ -260,16 +247,14 @@ class Encoder:
     def _part(self, kind: str, part: OutputItem, **at: int) -> Frame:
         return self._item_event(kind, **at, part=part)
 
-    def _span_item(self, status: str) -> OutputItem:
+    def _end_span(self, status: str) -> list[Frame]:
         # The text is encoded once for all events that repeat it.
         text = msgspec.Raw(wire.dump("".join(self._pieces)))
         if self._kind is TextDelta:
-            return self._output.message(self._id, text, status, self._sent_logprobs)
-        return self._output.reasoning(self._id, text, status, self._reasoned)
-
-    def _end_span(self, status: str) -> list[Frame]:
-        item = self._span_item(status)
-        self._reasoned += self._kind is ReasoningDelta
+            item = self._output.message(self._id, text, status, self._sent_logprobs)
+        else:
+            item = self._output.reasoning(self._id, text, status, self._reasoned)
+            self._reasoned += 1
         done: list[Frame] = []
         for i, part in enumerate(item.get("content", ())):
             whole = {name: part[name] for name in ("text", "logprobs") if name in part}
@@ -320,9 +305,8 @@ class Encoder:
         item = self._output.whole_call(call, self._new_id)
         if item["type"] != "function_call":
             return [self._open({**item, "status": "in_progress"}, ""), self._done(item)]
-        opened = self._open(
-            {**item, "status": "in_progress", "arguments": ""}, f"response.{_field(item)}.delta"
-        )
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        opened = self._open(begun, f"response.{_field(item)}.delta")
         return [opened, *self._delta_event(item["arguments"]), *self._end_sent(item)]
 
     def _end_sent(self, item: OutputItem) -> list[Frame]:

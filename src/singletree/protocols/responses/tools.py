@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from singletree.conversation import Tool, ToolChoice
-from singletree.errors import InvalidRequest
-from singletree.protocols import limits, wire
-from singletree.protocols.openai import custom_tools
+from singletree.protocols import wire
+from singletree.protocols.limits import check_tools, quote_value, refused
+from singletree.protocols.openai.custom_tools import custom_tool
 from singletree.protocols.responses.native_tools import NATIVE, WireObject
 
 _Name = Annotated[str, Meta(min_length=1)]
@@ -35,7 +35,7 @@ class _Function(Struct):
     strict: bool | None = None
     defer_loading: bool | None = None
 
-    def tool(self) -> Tool:
+    def tool(self, at: str) -> Tool:
         return Tool(self.name, self.description, self.parameters, self.strict)
 
 
@@ -51,13 +51,11 @@ class _Custom(Struct):
     format: _Format | None = None
     defer_loading: bool | None = None
 
-    def tool(self) -> Tool:
+    def tool(self, at: str) -> Tool:
         form = self.format or _Format()
-        syntax = form.syntax if form.type == "grammar" else None
-        text = custom_tools.description(self.description, syntax, form.definition)
-        extra = {"grammar": {"syntax": syntax, "definition": form.definition}} if syntax else None
-        grammar = (syntax, form.definition) if syntax else None
-        return Tool(self.name, text, custom_tools.PARAMETERS, kind="custom", extra=extra, grammar=grammar)
+        grammar = (form.syntax, form.definition) if form.type == "grammar" else None
+        grammar_at = f"{at}.format.definition"
+        return custom_tool(self.name, self.description, grammar, at, grammar_at=grammar_at)
 
 
 class _Namespace(Struct):
@@ -96,12 +94,13 @@ class Toolbox:
         self.has_plain_names = True
         self._tools: dict[str, Tool] = {}
         self._names: dict[tuple[str, str], str] = {}
+        self._numbers: dict[tuple[str, bool], int] = {}
+        self._by_sent: dict[str, list[str]] | None = None
         self._own: set[str] = set()
         self._searchable = False
         self._listed: tuple[Tool, ...] | None = ()
 
     def copy(self) -> Toolbox:
-        """Return a toolbox with the same content, to which other tools can be added."""
         copied = Toolbox()
         copied.warnings, copied.has_plain_names = self.warnings.copy(), self.has_plain_names
         copied._tools, copied._names, copied._own = self._tools.copy(), self._names.copy(), self._own.copy()
@@ -116,23 +115,17 @@ class Toolbox:
         return self._listed
 
     def add(self, tools: Sequence[WireObject], at: str, *, found: bool = False) -> tuple[str, ...]:
-        """Add the tools that the client sent.
+        """Add the tools that the client sent, and return the names that the model sees. Raises InvalidRequest.
 
-        Args:
-            at: the path of ``tools``.
-            found: whether a tool search found them.
-
-        Returns:
-            The names that the model sees.
-
-        Raises:
-            InvalidRequest: a tool is not well formed.
+        ``at`` is their path; ``found`` says whether a tool search found them.
         """
+        check_tools(tools, at)
         self._listed = None
         # A client's own name never yields to a name assigned here, wherever it is in the list.
         self._own.update(t["name"] for t in tools if _is_declared(t) and isinstance(t.get("name"), str))
         self._searchable |= any(_is_client_search(t) for t in tools)
         names = [n for i, tool in enumerate(tools) for n in self._add(tool, _Place(f"{at}.{i}", found=found))]
+        check_tools(self._tools, at)
         return tuple(dict.fromkeys(names))
 
     def name(self, name: str, namespace: str = "") -> str:
@@ -149,10 +142,14 @@ class Toolbox:
             return [self._names[namespace, name]]
         if namespace:
             return []
-        return [own for (space, sent), own in self._names.items() if sent == name and space != _NATIVES]
+        if self._by_sent is None:
+            self._by_sent = {}
+            for (space, sent), own in self._names.items():
+                if space != _NATIVES:
+                    self._by_sent.setdefault(sent, []).append(own)
+        return self._by_sent.get(name, [])
 
     def names_in_namespace(self, namespace: str) -> list[str]:
-        """Return the model's names for the tools of ``namespace``."""
         return [name for (space, _), name in self._names.items() if space == namespace]
 
     def native(self, kind: str) -> str:
@@ -160,7 +157,6 @@ class Toolbox:
         return self._names.get((_NATIVES, kind)) or NATIVE[kind].tool.name
 
     def has(self, name: str) -> bool:
-        """Return whether the model has a tool with this name."""
         return name in self._tools
 
     def _add(self, tool: WireObject, place: _Place) -> list[str]:
@@ -171,15 +167,17 @@ class Toolbox:
             return self._add_namespace(wire.convert(tool, _Namespace, place.at), place)
         if _is_native(tool):
             return [self._add_native(kind, tool, place.at)]
-        self.warnings.append(f"{place.at}: type {limits.quote_value(str(kind))} does not run here; ignored")
+        self.warnings.append(f"{place.at}: type {quote_value(str(kind))} does not run here; ignored")
         return []
 
     def _add_declared(self, declared: _Function | _Custom, sent: WireObject, place: _Place) -> str:
-        space, own = place.namespace, declared.tool()
+        space, own = place.namespace, declared.tool(place.at)
         tool = replace(
             own,
             name=self._assign(space, own.name, joined_name(own.name, space)),
-            description=_paragraphs(place.intro, own.description) if place.intro else own.description,
+            description="\n\n".join(filter(None, (place.intro, own.description)))
+            if place.intro
+            else own.description,
             # If the model cannot search, it must see a deferred tool at once.
             deferred=place.found or (bool(declared.defer_loading) and self._searchable),
             extra={**sent, **(own.extra or {}), **({"namespace": space} if space else {})},
@@ -213,9 +211,14 @@ class Toolbox:
         """Return a fixed name for each tool; a second tool that wants the same name gets a number."""
         key = (namespace, name)
         if key not in self._names:
-            taken = {*self._names.values(), *(self._own if namespace else ())}
-            numbered = (wanted if n == 1 else f"{wanted}_{n}" for n in count(1))
-            self._names[key] = next(candidate for candidate in numbered if candidate not in taken)
+            yields = bool(namespace)
+            for n in count(self._numbers.get((wanted, yields), 1)):
+                candidate = wanted if n == 1 else f"{wanted}_{n}"
+                if candidate not in self._tools and not (yields and candidate in self._own):
+                    break
+            # Names only become more: what is taken stays taken.
+            self._numbers[wanted, yields] = n
+            self._names[key], self._by_sent = candidate, None
             is_plain = namespace == _NATIVES or (not namespace and self._names[key] == name)
             self.has_plain_names = self.has_plain_names and is_plain
         return self._names[key]
@@ -230,7 +233,7 @@ class DeclaredTools(NamedTuple):
 
 def declared_tools(sent: msgspec.Raw) -> DeclaredTools:
     """Return the decoded field ``tools``; raise InvalidRequest, with ``param`` below it, for a wrong tool."""
-    return wire.decode_field(sent, list[dict[str, Any]] | None, _read_tools, "tools")
+    return wire.decode_field(sent, list[dict[str, Any]] | None, _read_tools, "tools", has_schemas=True)
 
 
 def _read_tools(sent: Sequence[WireObject] | None, at: str) -> DeclaredTools:
@@ -247,16 +250,32 @@ def _repeated(tool: WireObject) -> WireObject:
 
 
 def decode_choice(value: str | WireObject | None, tools: Toolbox) -> ToolChoice:
-    """Decode ``tool_choice``.
-
-    Raises:
-        InvalidRequest: the choice is unknown, or names no tool that can be called.
-    """
+    """Decode ``tool_choice``; raise InvalidRequest if it is unknown, or names no tool that can be called."""
     if value is None or isinstance(value, str):
         return _mode(value or "auto", tools)
+    value = _flat(value)
     if value.get("type") == "allowed_tools":
         return _allowed(value, tools)
     return _narrowed(ToolChoice("required"), _chosen(value, "tool_choice", tools))
+
+
+def _flat(choice: WireObject) -> WireObject:
+    """Return a choice in the form of Chat Completions, with an object under its type, in that of this API."""
+    kind = str(choice.get("type", "function"))
+    inner = choice.get(kind)
+    if not isinstance(inner, dict):
+        return choice
+    return {"type": kind, **{name: value for name, value in choice.items() if name != kind}, **inner}
+
+
+def repeated_choice(value: str | WireObject | None) -> str | WireObject:
+    """Return ``tool_choice`` as the response object repeats it: in the form of this API, however it was sent."""
+    if not isinstance(value, dict):
+        return "required" if value == "any" else value or "auto"
+    flat = _flat(value)
+    if flat.get("type") != "allowed_tools":
+        return flat
+    return {**flat, "tools": [_flat(tool) for tool in flat["tools"]]}
 
 
 def _narrowed(choice: ToolChoice, names: Sequence[str]) -> ToolChoice:
@@ -278,15 +297,11 @@ _MODES = {
 
 def _mode(value: str, tools: Toolbox) -> ToolChoice:
     if value not in _MODES:
-        raise InvalidRequest(
-            f"tool_choice is {limits.quote_value(value)}; send 'auto', 'none', 'required' or an object with a type",
-            param="tool_choice",
-        )
+        cure = "send 'auto', 'none', 'required' or an object with a type"
+        raise refused("tool_choice", f"is {quote_value(value)}; {cure}")
     if _MODES[value].mode == "required" and not tools.tools:
-        raise InvalidRequest(
-            "tool_choice requires a call but the request has no tool that can be called; send one in tools",
-            param="tool_choice",
-        )
+        why = "requires a call but the request has no tool that can be called; send one in tools"
+        raise refused("tool_choice", why)
     return _MODES[value]
 
 
@@ -298,10 +313,10 @@ class _Allowed(Struct):
 def _allowed(value: WireObject, tools: Toolbox) -> ToolChoice:
     """Decode ``allowed_tools``. The tools themselves stay in the prompt, so that it does not change."""
     sent = wire.convert(value, _Allowed, "tool_choice")
+    check_tools(sent.tools, "tool_choice.tools")
     choice = _mode(sent.mode, tools)
     if choice.mode == "required" and not sent.tools:
-        at = "tool_choice.tools"
-        raise InvalidRequest(f"{at} names no tool that can be called; send at least one", param=at)
+        raise refused("tool_choice.tools", "names no tool that can be called; send at least one")
     chosen = [name for i, t in enumerate(sent.tools) for name in _chosen(t, f"tool_choice.tools.{i}", tools)]
     names = tuple(dict.fromkeys(chosen))
     # If all allowed tools run elsewhere, there is none to call here.
@@ -315,23 +330,23 @@ class _Named(Struct):
 
 def _chosen(value: WireObject, at: str, tools: Toolbox) -> list[str]:
     """Return the model's names for the tools of a choice; empty, with a warning, for a tool that does not run here."""
+    value = _flat(value)
     kind = value.get("type")
     if _is_declared(value):
         sent = wire.convert(value, _Named, at)
-        names = tools.model_names(sent.name, sent.namespace or "") or [
-            tools.name(sent.name, sent.namespace or "")
-        ]
+        called = sent.name, sent.namespace or ""
+        names = tools.model_names(*called) or [tools.name(*called)]
     elif kind == "namespace":
         names = tools.names_in_namespace(wire.convert(value, _Named, at).name)
     elif isinstance(kind, str) and kind in NATIVE:
         names = [tools.native(kind)]
     else:
-        tools.warnings.append(f"{at}: type {limits.quote_value(str(kind))} does not run here; ignored")
+        tools.warnings.append(f"{at}: type {quote_value(str(kind))} does not run here; ignored")
         return []
     unknown = [name for name in names if not tools.has(name)]
     if unknown or not names:
-        named = limits.quote_value(str(unknown[0] if unknown else value.get("name")))
-        raise InvalidRequest(f"{at} names {named}, which is not in tools; send one of them", param=at)
+        named = quote_value(str(unknown[0] if unknown else value.get("name")))
+        raise refused(at, f"names {named}, which is not in tools; send one of them")
     return names
 
 
@@ -340,10 +355,6 @@ def joined_name(name: str, namespace: str) -> str:
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
-
-
-def _paragraphs(first: str | None, second: str | None) -> str:
-    return "\n\n".join(p for p in (first, second) if p)
 
 
 def _is_declared(tool: WireObject) -> bool:

@@ -7,21 +7,27 @@ https://platform.openai.com/docs/guides/background. The events of such a respons
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
+from singletree.owners import owned_id
 from singletree.protocols import responses
 from singletree.protocols.answer import EncodedResponse, Frame
-from singletree.server.answers.disconnect import ON_DISCONNECT, OnDisconnect, WhileConnected
-from singletree.server.answers.frame_sinks import EventStream, FrameSink
-from singletree.server.answers.lifecycle import Lifecycle
-from singletree.server.answers.send_buffer import SendBuffer
-from singletree.server.answers.stream import Stream
-from singletree.server.answers.tracing import Trace, Tracing
-from singletree.server.turn.ids import new_id
+from singletree.server.answers.client_link import (
+    ON_DISCONNECT,
+    EventStream,
+    FrameSink,
+    OnDisconnect,
+    WhileConnected,
+)
+from singletree.server.answers.response import Lifecycle
+from singletree.server.answers.stream import SendBuffer, Stream
+from singletree.server.ids import new_id
+from singletree.server.telemetry.tracing import Trace, Tracing
 
 _FINISHED_JOBS = 64
 """How many finished jobs keep their events, so that they can be streamed again; all responses are in the store."""
@@ -46,17 +52,14 @@ class EventLog(SendBuffer):
         return False
 
     def put(self, frames: list[Frame]) -> None:
-        """Add frames."""
         self._log += frames
         self._wake()
 
     def close(self) -> None:
-        """End the log: no event follows."""
         self._ended = True
         self._wake()
 
     async def read(self, start: int) -> AsyncIterator[list[Frame]]:
-        """Yield the events from index ``start`` on, as they come, until the log ends."""
         while True:
             grown = self._grown
             if start < len(self._log):
@@ -74,13 +77,7 @@ class EventLog(SendBuffer):
 
 
 class Job:
-    """One background response.
-
-    Args:
-        lifecycle: the answer, and what else the server does about it. The job has a trace of its own, because that of
-            the request ends with the first answer to it.
-        tracing: the server's metrics.
-    """
+    """One background response. It has a trace of its own: that of the request ends with the first answer to it."""
 
     def __init__(self, lifecycle: Lifecycle, tracing: Tracing) -> None:
         self._keep = lifecycle.choices.keep
@@ -100,11 +97,9 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the response is complete, failed or cancelled."""
         return self._is_over
 
     def body(self) -> bytes:
-        """Return the response object in its present state, as JSON."""
         return self._body
 
     async def cancel(self) -> bytes:
@@ -115,7 +110,6 @@ class Job:
         return self.body()
 
     async def closed(self) -> None:
-        """Wait until the response is over."""
         await asyncio.wait({self._task})
 
     def _finish(self, response: EncodedResponse) -> None:
@@ -134,11 +128,7 @@ class Job:
 
 
 class JobStream:
-    """The ASGI application that sends the events of a job. The job does not depend on it.
-
-    Args:
-        events: yields them as they come.
-    """
+    """The ASGI application that sends the events of a job. The job does not depend on it."""
 
     def __init__(self, events: AsyncIterator[list[Frame]]) -> None:
         self._events = events
@@ -150,11 +140,7 @@ class JobStream:
     async def stream_to(
         self, sink: FrameSink, receive: Receive, on_disconnect: OnDisconnect | None = None
     ) -> None:
-        """Send the events to ``sink``. Raises ClientLeft when the client disconnects.
-
-        Args:
-            receive, on_disconnect: report that the client disconnected, as in ``WhileConnected``.
-        """
+        """Send the events to ``sink``. Raises ClientLeft when the client disconnects, as ``WhileConnected`` does."""
         with WhileConnected(receive, on_disconnect):
             await sink.open(())
             async for frames in self._events:
@@ -167,23 +153,30 @@ class Jobs:
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._owner = ""
+
+    def of(self, owner: str) -> Jobs:
+        """Return the jobs of one owner; these ones for an empty name."""
+        if not owner:
+            return self
+        part = copy.copy(self)
+        part._owner = owner
+        return part
 
     def add(self, job: Job) -> None:
         """Add a job, and drop the oldest finished ones."""
         over = [id for id, known in self._jobs.items() if known.is_over]
         for id in over[: max(0, len(over) - _FINISHED_JOBS + 1)]:
             del self._jobs[id]
-        self._jobs[job.id] = job
+        self._jobs[owned_id(self._owner, job.id)] = job
 
     def get(self, id: str) -> Job | None:
-        """Return the job of the response ``id``; None when it is not here or was dropped."""
-        return self._jobs.get(id)
+        return self._jobs.get(owned_id(self._owner, id))
 
     def drop(self, id: str) -> None:
         """Remove the job of the response ``id`` if it is over."""
-        if (job := self._jobs.get(id)) is not None and job.is_over:
-            del self._jobs[id]
+        if (job := self.get(id)) is not None and job.is_over:
+            del self._jobs[owned_id(self._owner, id)]
 
     async def close(self) -> None:
-        """Cancel all running jobs."""
         await asyncio.gather(*(job.cancel() for job in self._jobs.values()))

@@ -12,12 +12,12 @@ from singletree.conversation import Request
 from singletree.errors import EngineFailed, SingletreeError
 from singletree.events import Finished, Fold, Usage
 from singletree.protocols.answer import AnswerContext, EncodedResponse, EventEncoder, FinishedChoice
-from singletree.protocols.openai.logprobs import tokens_of
+from singletree.protocols.openai.answers import tokens_of
+from singletree.server.answers.observer import AnswerCapture, TurnObserver
 from singletree.server.answers.tool_dispatch import DispatchOptions, with_dispatch
-from singletree.server.inspect.inspector import Inspection
-from singletree.server.turn import pipeline, start
-from singletree.server.turn.generation import Batches, Generation
-from singletree.server.turn.ids import NewId
+from singletree.server.ids import NewId
+from singletree.server.turn import pipeline
+from singletree.server.turn.generation import Batches, Generation, start_generation
 from singletree.server.turn.protocol import WireProtocol
 
 
@@ -26,14 +26,14 @@ class Choices:
     """The choices of one answer, and how they are encoded.
 
     Attributes:
-        protocol: the module that encodes the answer.
         generations: one for each choice, at least one.
         new_id: creates the ids of the answer and its items; for ``req_`` it returns the id of the request.
         kept: (k, n): of every n consecutive generations the k most likely ones are answered (``best_of``).
-        keep: gets the finished response, to store it; None to store nothing.
-        settle: waits until other processes know of the answer; None where there are none.
-        inspection: records the answer for the inspector; None when it is off.
-        id, created: the id of the answer, and when it was created in unix seconds.
+        keep: gets the finished response, to store it.
+        settle: waits until other processes know of the answer.
+        inspection: records the answer for the inspector.
+        capture: keeps the tokens of the answer, for training.
+        created: when the answer was created, in unix seconds.
     """
 
     protocol: WireProtocol
@@ -42,7 +42,8 @@ class Choices:
     kept: tuple[int, int] = (1, 1)
     keep: Callable[[EncodedResponse], None] | None = None
     settle: Callable[[], Awaitable[None]] | None = None
-    inspection: Inspection | None = None
+    inspection: TurnObserver | None = None
+    capture: AnswerCapture | None = None
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -72,7 +73,6 @@ class Choices:
         )
 
     def contexts(self) -> list[AnswerContext]:
-        """Return what the encoder of each choice needs."""
         usage = self.usage
         return [
             AnswerContext(
@@ -90,7 +90,6 @@ class Choices:
         ]
 
     def encoders(self, dispatch: DispatchOptions) -> list[EventEncoder]:
-        """Return an encoder for each choice, with the side events ``dispatch``."""
         make = self.protocol.Encoder
         encoders = [with_dispatch(make(each), each.request, dispatch, each.index) for each in self.contexts()]
         if self.inspection is None:
@@ -98,7 +97,6 @@ class Choices:
         return [self.inspection.encoder(each, index) for index, each in enumerate(encoders)]
 
     def encode(self, folds: Sequence[Fold], ends: Sequence[Finished]) -> bytes:
-        """Encode the body of the answer from the events and the end of each generation."""
         choices = [
             FinishedChoice(context, fold.turn(), end)
             for context, fold, end in zip(self.contexts(), folds, ends, strict=True)
@@ -117,13 +115,17 @@ class Choices:
                 each.completed_calls.clear()
         return completed
 
-    async def stored(self) -> None:
-        """Wait until other processes know of the finished answer: its client may go on at any of them."""
+    async def stored(self, *ends: tuple[int, Finished]) -> None:
+        """Wait until the choices with these indices and ends are captured, and other processes know of the finished
+        answer: its client may go on at any of them.
+        """
+        if self.capture is not None:
+            for index, end in ends:
+                await self.capture.finish(index, end)
         if self.settle is not None:
             await self.settle()
 
     def batches(self, index: int, request_id: str) -> Batches:
-        """Yield the batches of the choice number ``index``, as ``pipeline.generate`` does."""
         return pipeline.generate(self.generations[index], f"{request_id}-{index}" if index else request_id)
 
 
@@ -139,7 +141,6 @@ def best_choices(choices: Sequence[FinishedChoice], kept: int, generated: int) -
 
 
 def _likelihood(choice: FinishedChoice) -> float:
-    """Return the mean log-probability of the tokens, by which OpenAI ranks."""
     known = [token.logprob for token in tokens_of(choice.turn) if token.logprob is not None]
     return sum(known) / len(known) if known else float("-inf")
 
@@ -175,7 +176,6 @@ async def run_together(choices: Sequence[Coroutine[Any, Any, None]], has_sent: C
 
 
 def _numbered(error: BaseException, index: int, count: int) -> BaseException:
-    """Return ``error`` with the number of its choice in the message."""
     if not isinstance(error, SingletreeError):
         return error
     return EngineFailed(f"choice {index} of {count} failed, the others are complete: {error.message}")
@@ -194,7 +194,7 @@ def fan_out(first: Generation) -> list[Generation]:
     """Start as many generations as the request of ``first`` asks for, on the same prompt; ``first`` is one of them.
 
     Raises:
-        SingletreeError: as ``start.start_generation``.
+        SingletreeError: as ``start_generation``.
     """
     request = first.request
     if request.choices == 1:
@@ -202,7 +202,7 @@ def fan_out(first: Generation) -> list[Generation]:
     # The log probabilities of the shared prompt are in the first choice.
     shared = replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
     others = (
-        start.start_generation(first.model, with_choice_seed(shared, index), first.prompt)
+        start_generation(first.model, with_choice_seed(shared, index), first.prompt)
         for index in range(1, request.choices)
     )
     return [first, *others]

@@ -1,10 +1,13 @@
-"""The answer to a request for one turn: frames while it is generated, or one body at the end."""
+"""The answer to a request for one turn: frames while it is generated, or one body at the end; and what is done about it
+besides sending it: metrics, session, headers, repetitions.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,16 +15,118 @@ from starlette.types import Receive, Scope, Send
 
 from singletree.errors import Superseded
 from singletree.events import Finished, FinishReason, Fold
-from singletree.protocols import sse
-from singletree.protocols.answer import Frame
-from singletree.server.answers.choices import run_together
-from singletree.server.answers.disconnect import ON_DISCONNECT, OnDisconnect, WhileConnected
-from singletree.server.answers.frame_sinks import WRITE_NOW, EventStream, FrameSink, ResponseHeader, WriteNow
-from singletree.server.answers.lifecycle import Lifecycle
+from singletree.protocols.answer import Frame, encode_sse
+from singletree.server.answers.choices import Choices, run_together
+from singletree.server.answers.client_link import (
+    ON_DISCONNECT,
+    WRITE_NOW,
+    EventStream,
+    FrameSink,
+    OnDisconnect,
+    ResponseHeader,
+    WhileConnected,
+    WriteNow,
+)
+from singletree.server.answers.observer import INSPECT_HEADER, AnswerRecord, AnswerRecorder
 from singletree.server.answers.request_body import ClientLeft
+from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.stream import Stream
 from singletree.server.answers.tool_dispatch import DispatchOptions
-from singletree.server.sessions.duplicate_requests import Cancel
+from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
+from singletree.server.sessions.session_report import report_headers
+from singletree.server.sessions.sessions import Opened, Sessions
+from singletree.server.telemetry.tracing import Trace
+
+
+@dataclass(slots=True)
+class SessionStep:
+    """The place of an answer in its session, and whether its response headers report it."""
+
+    sessions: Sessions
+    opened: Opened
+    is_reported: bool = False
+    is_closed: bool = False
+
+    def close(self, choices: Choices) -> None:
+        """Record the end of the answer's first generation. Later calls have no effect."""
+        if not self.is_closed:
+            self.is_closed = True
+            inspection = choices.inspection
+            inspected = "" if inspection is None else inspection.id
+            self.sessions.close(self.opened, choices.first, choices.id, inspected)
+            if inspection is not None:
+                inspection.settle(choices.first)
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """Follows one answer from its start to its end.
+
+    Attributes:
+        headers: response headers that are known from the start.
+        in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
+        key: identifies the request among them; None for a request that is never treated as a repetition.
+        prefills: reads the next prompt ahead if the request asks for it.
+    """
+
+    choices: Choices
+    trace: Trace
+    headers: Sequence[ResponseHeader] = ()
+    in_flight: InFlight | None = None
+    key: RequestKey | None = None
+    session: SessionStep | None = None
+    prefills: SpeculativePrefills | None = None
+    records: AnswerRecorder | None = None
+
+    def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
+        if self.in_flight is None or self.key is None:
+            return nullcontext()
+        return self.in_flight.guard(self.key, cancel)
+
+    def start(self) -> None:
+        first = self.choices.first
+        self.trace.generating(first.model.name, first.prompt.rules, first.prompt.replayed)
+        if self.choices.inspection is not None:
+            self.choices.inspection.start()
+        if self.choices.capture is not None:
+            self.choices.capture.start(self.choices.id)
+
+    def response_headers(self) -> list[ResponseHeader]:
+        headers = [*self.headers]
+        if self.session is not None and self.session.is_reported:
+            headers += report_headers(self.session.opened.step, self.choices.first.reported_cached_tokens)
+        if self.choices.inspection is not None:
+            headers.append((INSPECT_HEADER, self.choices.inspection.link.encode()))
+        return headers
+
+    def end(self, reason: FinishReason) -> None:
+        """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
+        if not self.trace.is_generated:
+            self.trace.generated(Finished(reason, self.choices.usage))
+        for each in self.choices.generations:
+            if each.route is not None:
+                self.trace.routed(each.route, each.cached_tokens)
+        if self.choices.capture is not None:
+            self.choices.capture.close(reason)
+        if self.session is not None:
+            self._end_step(self.session, self.choices.first.ended or reason)
+
+    def _end_step(self, session: SessionStep, reason: FinishReason) -> None:
+        choices, trace, step = self.choices, self.trace, session.opened.step
+        step.first_seconds, step.seconds, step.ended = trace.first_seconds, trace.seconds, reason
+        # This may change the number of the conversation, which the record has.
+        session.close(choices)
+        if self.prefills is not None:
+            self.prefills.begin(step.session, choices.first)
+        if self.records is not None or choices.inspection is not None:
+            finished = Finished(reason, choices.usage)
+            record = AnswerRecord(choices.id, trace, choices.generations, step, finished)
+            if self.records is not None:
+                self.records.add(record)
+            if choices.inspection is not None:
+                choices.inspection.close(record)
+
 
 OPENING_SECONDS = 0.25
 """How long a stream waits for the first token before it sends its status: a failure within this time still becomes an
@@ -32,13 +137,7 @@ _JSON: ResponseHeader = (b"content-type", b"application/json")
 
 
 class TurnResponse:
-    """The ASGI application that answers one request. The engine is free when it returns, however it ends.
-
-    Args:
-        lifecycle: the answer, and what else the server does about it.
-        keep_alive_seconds: longest silence in a stream.
-        dispatch: the side events of a stream.
-    """
+    """The ASGI application that answers one request. The engine is free when it returns, however it ends."""
 
     def __init__(
         self,
@@ -74,11 +173,7 @@ class TurnResponse:
     def stream_to(
         self, sink: FrameSink, receive: Receive, on_disconnect: OnDisconnect | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Send the answer as a stream to ``sink``. Raises the same errors as a call.
-
-        Args:
-            receive, on_disconnect: report that the client disconnected, as in ``WhileConnected``.
-        """
+        """Send the answer as a stream to ``sink``. Raises the same errors as a call."""
         return self._follow(partial(self._send_stream, sink), WhileConnected(receive, on_disconnect))
 
     async def _follow(
@@ -107,8 +202,8 @@ class TurnResponse:
     def _supersede(self) -> None:
         """End this request: another one repeats it."""
         self._superseded = True
-        if self._lifecycle.inspection is not None:
-            self._lifecycle.inspection.supersede()
+        if self._choices.inspection is not None:
+            self._choices.inspection.supersede()
         if self._cancel is not None:
             self._cancel()
 
@@ -136,7 +231,7 @@ class TurnResponse:
         await run_together([collect(index) for index in range(count)], lambda: False)
         self._trace.generated(Finished(ends[0].reason, self._choices.usage))
         body = self._choices.encode(folds, ends)
-        await self._choices.stored()
+        await self._choices.stored(*enumerate(ends))
         length = (b"content-length", b"%d" % len(body))
         headers = (_JSON, length, *self._lifecycle.response_headers())
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -159,8 +254,8 @@ class TurnResponse:
             while True:
                 completed, is_last = self._choices.take_completed_calls(), buffer.is_over
                 await sink.write(frames, is_last=is_last)
-                if completed:
-                    self._record_dispatched(completed)
+                for each in completed:
+                    self._trace.dispatched(each)
                 if is_last:
                     break
                 frames = await buffer.take()
@@ -178,12 +273,8 @@ class TurnResponse:
                 del producing  # Its error has frames that refer to this task.
 
     def _write_through(self, write: WriteNow, frames: list[Frame]) -> bool:
-        if not write(sse.encode(frames), False):
+        if not write(encode_sse(frames), False):
             return False
-        if completed := self._choices.take_completed_calls():
-            self._record_dispatched(completed)
-        return True
-
-    def _record_dispatched(self, completed: Iterable[float]) -> None:
-        for each in completed:
+        for each in self._choices.take_completed_calls():
             self._trace.dispatched(each)
+        return True

@@ -15,10 +15,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from singletree.conversation import Request, Sampling, Text, ToolResult, Turn
-from singletree.engines.engine import GenerationJob, comparable_tokens
+from singletree.engines.engine import GenerationJob
 from singletree.errors import SingletreeError
 from singletree.events import fold
-from singletree.pictures import PromptPicture
+from singletree.owners import owned_id
+from singletree.pictures import PromptPicture, comparable_tokens
 from singletree.prefixes import common_text_prefix
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.prompt import write_prompt
@@ -38,39 +39,39 @@ class SpeculativePrefills:
     """The prompts that are read ahead, one for each session. The session's next request ends it."""
 
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _owner: str = ""
 
-    def begin(self, session: str, generation: Generation, *, as_objects: bool) -> None:
-        """Read ahead for the session, if the finished generation asks for it and there is something to read.
+    def of(self, owner: str) -> SpeculativePrefills:
+        """Return those of one owner's sessions; these ones for an empty name."""
+        return replace(self, _owner=owner) if owner else self
 
-        Args:
-            as_objects: whether the client's protocol carries the arguments of calls as objects.
-        """
+    def begin(self, session: str, generation: Generation) -> None:
         if not generation.request.hints.speculative_prefill or generation.ended != "stop":
             return
         self.cancel(session)
-        task = self._tasks[session] = asyncio.create_task(_prefill(generation, as_objects))
-        task.add_done_callback(lambda done: self._forget(session, done))
+        place = owned_id(self._owner, session)
+        task = self._tasks[place] = asyncio.create_task(_prefill(generation))
+        task.add_done_callback(lambda done: self._forget(place, done))
 
     def cancel(self, session: str) -> None:
         """End what is read ahead for the session: its next request has come."""
-        if (task := self._tasks.pop(session, None)) is not None:
+        if self._tasks and (task := self._tasks.pop(owned_id(self._owner, session), None)) is not None:
             task.cancel()
 
     async def close(self) -> None:
-        """End everything."""
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _forget(self, session: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(session) is task:
-            del self._tasks[session]
+    def _forget(self, place: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(place) is task:
+            del self._tasks[place]
 
 
-async def _prefill(generation: Generation, as_objects: bool) -> None:
+async def _prefill(generation: Generation) -> None:
     try:
-        known = await asyncio.to_thread(known_prompt, generation, as_objects=as_objects)
+        known = await asyncio.to_thread(known_prompt, generation)
         if known is None:
             return
         request, (tokens, pictures) = generation.request, known
@@ -90,15 +91,10 @@ async def _prefill(generation: Generation, as_objects: bool) -> None:
         _LOG.debug("a prompt was not read ahead: %s", error.message)
 
 
-def known_prompt(
-    generation: Generation, *, as_objects: bool
-) -> tuple[array[int], tuple[PromptPicture, ...]] | None:
+def known_prompt(generation: Generation) -> tuple[array[int], tuple[PromptPicture, ...]] | None:
     """Return the tokens of the next prompt up to the results of the turn's calls, and its pictures.
 
     None if the turn has no calls, or if the engine holds nearly all of them already.
-
-    Args:
-        as_objects: whether the client's protocol carries the arguments of calls as objects.
 
     Raises:
         SingletreeError: the next prompt cannot be written.
@@ -107,7 +103,7 @@ def known_prompt(
     if not turn.tool_calls:
         return None
     try:
-        turn = returned_turn(turn, generation.request.conversation.tools, as_objects=as_objects)
+        turn = returned_turn(turn, generation.request.conversation.tools)
     except (ValueError, RecursionError):
         return None  # nobody knows how it comes back
     one, other = (

@@ -8,12 +8,10 @@ reasoning, beside the events of the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from singletree.conversation import Request
-from singletree.errors import SingletreeError
 from singletree.events import (
     ArgumentsDelta,
     Event,
@@ -24,13 +22,10 @@ from singletree.events import (
     ToolCallBroken,
     ToolCallEnd,
     ToolCallStart,
-    Usage,
     UsageUpdate,
 )
 from singletree.protocols.answer import EventEncoder, Frame
 from singletree.protocols.openai import custom_tools
-from singletree.server.answers.header_flags import flag_of
-from singletree.server.models.config import Config
 
 TOOL_HEADER = "x-singletree-tool-dispatch"
 REASONING_HEADER = "x-singletree-reasoning-dispatch"
@@ -44,49 +39,23 @@ class DispatchOptions:
     reasoning: bool = False
 
 
-def dispatch_options(config: Config, headers: Mapping[str, str]) -> DispatchOptions:
-    """Return the side events chosen by the request's headers (``1`` or ``0``), else by the server's flags.
-
-    Args:
-        headers: names in lower case.
-    """
-    return DispatchOptions(
-        flag_of(headers, TOOL_HEADER, config.enable_streaming_tool_dispatch),
-        flag_of(headers, REASONING_HEADER, config.enable_streaming_reasoning_dispatch),
-    )
-
-
 def with_dispatch(
     encoder: EventEncoder, request: Request, options: DispatchOptions, index: int = 0
 ) -> EventEncoder:
-    """Return ``encoder`` with the side events chosen by ``options``; ``encoder`` itself where there are none.
-
-    Args:
-        index: number of the choice.
-    """
-    if options.reasoning and not _shows_reasoning(request):
-        options = replace(options, reasoning=False)
-    return (
-        DispatchEncoder(encoder, request, options, index) if options.calls or options.reasoning else encoder
-    )
-
-
-def _shows_reasoning(request: Request) -> bool:
-    return not request.options.hidden_thinking and request.options.reasoning_fields != ()
+    """Return ``encoder`` with the side events of the choice ``index``; ``encoder`` itself where there are none."""
+    shown = not request.options.hidden_thinking and request.options.reasoning_fields != ()
+    if not (options.calls or (options.reasoning and shown)):
+        return encoder
+    return DispatchEncoder(encoder, request, replace(options, reasoning=options.reasoning and shown), index)
 
 
 class DispatchEncoder:
-    """An encoder that adds side events to the output of another encoder.
-
-    Args:
-        encoder: encodes the protocol's events.
-        request: the request; its tools have the names that the client knows.
-        options: which side events to add.
-        index: number of the choice.
-    """
+    """An encoder that adds side events to the output of another encoder, for the choice number ``index``."""
 
     def __init__(self, encoder: EventEncoder, request: Request, options: DispatchOptions, index: int) -> None:
         self._encoder = encoder
+        self.start, self.keep_alive = encoder.start, encoder.keep_alive
+        self.tail, self.fail, self.side_event = encoder.tail, encoder.fail, encoder.side_event
         self._options = options
         self._index = index
         self._tools = {tool.name: tool for tool in request.conversation.tools}
@@ -94,14 +63,6 @@ class DispatchEncoder:
         self._arguments: list[str] = []
         self._calls = 0
         self._thought: list[str] = []
-
-    def start(self) -> list[Frame]:
-        """Encode the start, as the inner encoder does."""
-        return self._encoder.start()
-
-    def keep_alive(self) -> list[Frame]:
-        """Encode a keep-alive, as the inner encoder does."""
-        return self._encoder.keep_alive()
 
     def feed(self, event: Event) -> list[Frame]:
         """Encode an event. A call's side event follows its last event, that of reasoning follows its end."""
@@ -127,18 +88,6 @@ class DispatchEncoder:
     def end(self, finished: Finished) -> list[Frame]:
         """Encode the end. Unfinished reasoning gets its side event, an unfinished call never does."""
         return [*self._end_thought(), *self._encoder.end(finished)]
-
-    def tail(self, usage: Usage) -> list[Frame]:
-        """Encode the end of the stream, as the inner encoder does."""
-        return self._encoder.tail(usage)
-
-    def fail(self, error: SingletreeError) -> list[Frame]:
-        """Encode an error as the end, as the inner encoder does."""
-        return self._encoder.fail(error)
-
-    def side_event(self, name: str, fields: Mapping[str, Any]) -> list[Frame]:
-        """Encode a side event, as the inner encoder does."""
-        return self._encoder.side_event(name, fields)
 
     def _end_thought(self) -> list[Frame]:
         text, self._thought = "".join(self._thought), []

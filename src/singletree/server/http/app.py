@@ -5,7 +5,9 @@ It is served over ASGI by ``http_server``, on the same event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -21,39 +23,28 @@ from singletree.errors import (
     SingletreeError,
     Superseded,
 )
-from singletree.protocols import models, tokenize
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.stream import client_error
-from singletree.server.answers.tracing import Trace
-from singletree.server.cross_origin import is_preflight, policy_for, preflight_answer
+from singletree.server.cross_origin import CrossOriginPolicy, is_preflight, policy_for, preflight_answer
 from singletree.server.http import websocket
-from singletree.server.http.completions_route import complete
-from singletree.server.http.inspect_routes import INSPECT_ROUTES
-from singletree.server.http.routes import JSON, OPEN_ROUTES, OPERATIONS, OWN_ROUTES, Call, Operation, Service
-from singletree.server.http.store_routes import STORED_OPERATIONS
-from singletree.server.turn.ids import request_id
-from singletree.server.turn.protocol import (
-    CHAT,
-    COMPACT,
-    COMPLETIONS,
-    GENERATE,
-    MESSAGES,
-    RESPONSES,
-    encode_error,
-)
+from singletree.server.http.route_table import ROUTES, routes_of
+from singletree.server.http.routes import JSON
+from singletree.server.http.service import SCOPES, Call, Operation, RouteRow, Service
+from singletree.server.ids import request_id
+from singletree.server.telemetry.tracing import Trace
+from singletree.server.turn.protocol import encode_error
 
 _BASES = {"/anthropic/": "/", "/openai/": "/", "/api/v1/": "/v1/", "/v1/v1/": "/v1/"}
 """Path prefixes that come from base URLs of other servers, and the prefixes that replace them."""
 _BASE_PREFIXES = tuple(_BASES)
-_PROTOCOLS = (MESSAGES, CHAT, RESPONSES, COMPACT, COMPLETIONS, GENERATE)
-_WITHOUT_VERSION = {path.removeprefix("/v1") for each in _PROTOCOLS for _, path, _ in each.ROUTES}
+_UNESCAPED = "/:@!$&'*+,;=()"
+_WITHOUT_VERSION = {row.path.removeprefix("/v1") for row in ROUTES}
 
 
 class App:
     """The ASGI application. It does not start or stop engines; the caller does.
 
     Args:
-        service: what all requests share.
         address: the IP address that the server listens on. None where another program listens: that program has to
             check the host names that clients use, unless ``--allowed-hosts`` names some.
     """
@@ -67,29 +58,29 @@ class App:
             allowed_origins=config.allowed_origins,
             allowed_hosts=config.allowed_hosts,
         )
-        keyed = [_route(service, *route, needs_key=True) for route in _keyed_routes(service)]
-        free = [_route(service, *route, needs_key=False) for route in OPEN_ROUTES]
-        # Its operations ask for the key themselves: the page has to load before it can send one.
-        inspect = [_route(service, *route, needs_key=False) for route in INSPECT_ROUTES]
-        routes = [*keyed, *free, *inspect]
-        self._router = Router(routes, redirect_slashes=False)
-        # The router compares every path with every route, in their order.
-        self._endpoints = {
-            (method, route.path): route.app
-            for route in reversed(routes)
-            if isinstance(route.app, _Endpoint) and not route.param_convertors
-            for method in route.methods or ()
-        }
+        rows = routes_of(service)
+        routes = [_route(service, self._policy, row) for row in rows]
+        self._apis = _routing(
+            [route for route, row in zip(routes, rows, strict=True) if SCOPES[row.scope].is_api]
+        )
+        self._all = _routing(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI connection. Every error becomes an answer."""
+        routing = self._all
         if "path" in scope:
-            scope = {**scope, "path": plain_path(scope["path"])}
+            sent = _sent_path(scope)
+            path = sent
+            if self._service.capture is not None:
+                scope, path = self._service.capture.enter(scope, sent)
+            path = plain_path(path)
+            scope = {**scope, "path": path}
+            if path != sent:
+                routing = self._apis
         if scope["type"] == "websocket":
-            await self._connect(scope, receive, send)
+            await self._connect(routing, scope, receive, send)
             return
         if scope["type"] != "http":
-            await self._router(scope, receive, send)
+            await routing.router(scope, receive, send)
             return
         # For the routes and for errors, so that they are decoded once.
         headers = scope["headers_by_name"] = _headers(scope)
@@ -116,12 +107,12 @@ class App:
 
         try:
             origin = self._policy.check(scope)
-            endpoint = self._endpoints.get((scope["method"], scope["path"]))
+            endpoint = routing.endpoints.get((scope["method"], scope["path"]))
             answer: ASGIApp
             if origin and is_preflight(scope):
                 answer = preflight_answer(scope)
             elif endpoint is None:
-                answer = self._router
+                answer = routing.router
             else:
                 answer = await endpoint.answer(scope, receive)
             await answer(scope, receive, send_marked)
@@ -134,8 +125,7 @@ class App:
         finally:
             trace.close()
 
-    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one WebSocket. Refuse it before the handshake when its web page may not use the server."""
+    async def _connect(self, routing: _Routing, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._policy.check(scope)
         except SingletreeError as refused:
@@ -144,11 +134,22 @@ class App:
         if scope["path"] == websocket.PATH:
             await websocket.Socket(self._service, scope, receive, send).run()
         else:
-            await self._router(scope, receive, send)
+            await routing.router(scope, receive, send)
+
+
+def _sent_path(scope: Scope) -> str:
+    """Return the path as the client sent it, with its escapes: ``_Endpoint`` decodes what belongs to an id.
+
+    A path has one spelling: a reverse proxy that has a rule for ``/metrics`` does not see it in ``/%6detrics``.
+    """
+    raw: bytes | None = scope.get("raw_path")
+    if raw is None:  # a server that does not tell
+        return quote(scope["path"], safe=_UNESCAPED) if "%" in scope["path"] else str(scope["path"])
+    return raw.decode("latin-1") if b"%" in raw else str(scope["path"])
 
 
 def plain_path(path: str) -> str:
-    """Return the route's path for a client whose base URL has extra prefixes.
+    """Return the route's path for a client of an API whose base URL has extra prefixes.
 
     ``/anthropic/v1/messages`` and ``/v1/v1/messages`` become ``/v1/messages``, ``/anthropic`` becomes ``/``.
     """
@@ -161,17 +162,30 @@ def plain_path(path: str) -> str:
     return path
 
 
-def _keyed_routes(service: Service) -> list[tuple[str, str, Operation]]:
-    offered = service.config.enable_anthropic_api
-    protocols = [each for each in _PROTOCOLS if offered or each is not MESSAGES]
-    tables = (*(protocol.ROUTES for protocol in protocols), models.ROUTES, tokenize.ROUTES)
-    operations = {**OPERATIONS, **STORED_OPERATIONS, "complete": complete}
-    named = [(method, path, operations[name]) for table in tables for method, path, name in table]
-    return [*named, *OWN_ROUTES]
+def _route(service: Service, policy: CrossOriginPolicy, row: RouteRow) -> Route:
+    scope = SCOPES[row.scope]
+    # Without a key, only the name of the server tells the user of this machine from a web page (DNS rebinding).
+    names = policy if scope.shows_prompts and not service.config.api_key else None
+    endpoint = _Endpoint(service, row.path, row.operation, needs_key=scope.needs_key, names=names)
+    return Route(row.path, endpoint, methods=[row.method])
 
 
-def _route(service: Service, method: str, path: str, operation: Operation, *, needs_key: bool) -> Route:
-    return Route(path, _Endpoint(service, path, operation, needs_key=needs_key), methods=[method])
+@dataclass(frozen=True, slots=True)
+class _Routing:
+    """Routes, and by method and path those whose path is fixed: the router compares every path with every route."""
+
+    router: Router
+    endpoints: dict[tuple[str, str], _Endpoint]
+
+
+def _routing(routes: Sequence[Route]) -> _Routing:
+    endpoints = {
+        (method, route.path): route.app
+        for route in reversed(routes)
+        if isinstance(route.app, _Endpoint) and not route.param_convertors
+        for method in route.methods or ()
+    }
+    return _Routing(Router(routes, redirect_slashes=False), endpoints)
 
 
 class _Endpoint:
@@ -180,8 +194,17 @@ class _Endpoint:
     The router calls an object as it is; around a function, it would handle errors, which ``App`` does.
     """
 
-    def __init__(self, service: Service, path: str, operation: Operation, *, needs_key: bool) -> None:
+    def __init__(
+        self,
+        service: Service,
+        path: str,
+        operation: Operation,
+        *,
+        needs_key: bool,
+        names: CrossOriginPolicy | None,
+    ) -> None:
         self._service = service
+        self._names = names
         self._path = path
         self._operation = operation
         self._needs_key = needs_key
@@ -191,23 +214,28 @@ class _Endpoint:
         answer = await self.answer(scope, receive)
         await answer(scope, receive, send)
 
-    def answer(self, scope: Scope, receive: Receive) -> Awaitable[ASGIApp]:
-        """Return what will answer a request. Raises Unauthorized, and what the operation raises."""
+    async def answer(self, scope: Scope, receive: Receive) -> ASGIApp:
+        """Return what will answer a request. Raises Unauthorized, ForbiddenAddress, and what the operation raises."""
+        if self._names is not None:
+            self._names.check_trusted_name(scope)
+        if escaped := scope.get("path_params"):
+            scope["path_params"] = {name: unquote(value) for name, value in escaped.items()}
         trace: Trace = scope["trace"]
         trace.route = self._path
         call = Call(self._service, scope, receive, scope["headers_by_name"], trace)
         if self._needs_key:
             call.authorize()
-        return self._operation(call)
+        try:
+            return await self._operation(call)
+        finally:
+            call.end_work()
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """Return the headers of a request. Their names are in lower case, as in ``scope``."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _error_response(http: HttpRequest, error: Exception) -> Response:
-    """Return the error response in the format of the request's protocol."""
     known = _as_singletree_error(http, error)
     trace: Trace = http.scope["trace"]
     trace.failed(known)

@@ -10,15 +10,12 @@ import asyncio
 import math
 from collections import deque
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import httptools
 
 from singletree.server.http.exchange import Exchange
-
-if TYPE_CHECKING:
-    from singletree.server.http.http_server import HttpServer
 
 HEAD_BYTES = 128 * 1024
 """Most bytes of a head, of trailers and of the extensions of a chunk."""
@@ -47,12 +44,27 @@ class _Refused(Exception):
     """The request is not read any further; the status is its first argument."""
 
 
-class Connection(asyncio.Protocol):
-    """The protocol of one connection.
+class ConnectionServer(Protocol):
+    """The server of a connection; ``http_server.HttpServer`` is it."""
 
-    Args:
-        server: what all connections share.
-    """
+    connections: set[Any]
+    tasks: set[asyncio.Task[None]]
+    date: bytes
+    is_closing: bool
+    has_websockets: bool
+
+    def add(self, connection: Connection) -> bool:
+        """Keep an open connection. Return whether it may send requests."""
+
+    def start(self, exchange: Exchange) -> None:
+        """Let the application answer a request."""
+
+    def take_over(self, transport: asyncio.Transport, request: bytes) -> None:
+        """Let a WebSocket go on with a connection; ``request`` is what was received, from the head of the request."""
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one connection."""
 
     __slots__ = (
         "_client",
@@ -77,7 +89,7 @@ class Connection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: ConnectionServer) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
@@ -98,7 +110,6 @@ class Connection(asyncio.Protocol):
     # From the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to read requests."""
         self.transport = transport  # type: ignore[assignment]
         self._client = _address(transport.get_extra_info("peername"))
         self._server_address = _address(transport.get_extra_info("sockname"))
@@ -106,7 +117,6 @@ class Connection(asyncio.Protocol):
             transport.abort()  # type: ignore[attr-defined]
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell the exchanges that the client is gone."""
         self._server.connections.discard(self)
         self._parser = self._current = None  # They refer to this connection.
         self._leave()
@@ -117,7 +127,6 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what the client sent."""
         if self._parser is None:
             return
         self._has_progress = False
@@ -138,7 +147,6 @@ class Connection(asyncio.Protocol):
         self.is_writable = False
 
     def resume_writing(self) -> None:
-        """Let answers go on."""
         self.is_writable = True
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
@@ -146,7 +154,6 @@ class Connection(asyncio.Protocol):
     # From the parser
 
     def on_message_begin(self) -> None:
-        """Begin the head of a request."""
         if len(self._exchanges) > MOST_PIPELINED:
             raise _Refused(429)
         self._is_in_message = True
@@ -155,7 +162,6 @@ class Connection(asyncio.Protocol):
         self._deadline = self._loop.time() + HEAD_SECONDS
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the request's target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -170,10 +176,11 @@ class Connection(asyncio.Protocol):
         """Begin the exchange, unless the client asks for another protocol (``_upgrade``)."""
         assert self._parser is not None
         self._has_progress = True
-        if self._parser.should_upgrade():
-            return
         version = self._parser.get_http_version()
         url = httptools.parse_url(self._url)
+        _check_head(version, self._url, url, self._headers)
+        if self._parser.should_upgrade():
+            return
         self._headers += self._declined
         self._declined = []
         headers = dict(self._headers)
@@ -208,7 +215,6 @@ class Connection(asyncio.Protocol):
             self._pause()
 
     def on_body(self, piece: bytes) -> None:
-        """Give a piece of the body to its exchange."""
         self._has_progress = True
         if self._current is None:
             return
@@ -219,7 +225,6 @@ class Connection(asyncio.Protocol):
             self._pause()
 
     def on_message_complete(self) -> None:
-        """End the request."""
         self._has_progress = True
         self._is_in_message = False
         self._deadline = math.inf
@@ -230,11 +235,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def date(self) -> bytes:
-        """Return the header with the time."""
         return self._server.date
 
     async def writable(self) -> None:
-        """Wait until the client has read most of what was written, or is gone."""
         while not self.is_writable:
             self._writable = self._loop.create_future()
             try:
@@ -243,7 +246,6 @@ class Connection(asyncio.Protocol):
                 self._writable = None
 
     def read_on(self) -> None:
-        """Read on, if reading was paused."""
         if self._is_paused:
             self._is_paused = False
             if self._is_in_message:
@@ -267,7 +269,6 @@ class Connection(asyncio.Protocol):
             self.read_on()
 
     def give_up(self) -> None:
-        """Close without the end of the answer."""
         self.close()
 
     # From the server
@@ -285,19 +286,16 @@ class Connection(asyncio.Protocol):
             self._unsent, self._deadline = unsent, now + FLUSH_SECONDS
 
     def shutdown(self) -> None:
-        """Close the connection, after the answer that is running."""
         if not self._exchanges:
             self.close()
 
     def close(self) -> None:
-        """Close the connection once what was written has been sent."""
         self._leave()
         self._unsent = self.transport.get_write_buffer_size()
         self._deadline = self._loop.time() + FLUSH_SECONDS
         self.transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self._leave()
         self.transport.abort()
 
@@ -336,8 +334,7 @@ class Connection(asyncio.Protocol):
     def _upgrade(self, rest: bytes) -> None:
         """Let a WebSocket take over. Clients that offer another protocol, such as HTTP/2, go on with this one.
 
-        Args:
-            rest: what came after the head.
+        ``rest`` is what came after the head.
         """
         assert self._parser is not None
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
@@ -358,6 +355,24 @@ class Connection(asyncio.Protocol):
             # The parser takes the body for the other protocol's.
             self._parser = httptools.HttpRequestParser(self)
             self.data_received(request)
+
+
+def _check_head(version: str, target: bytes, url: Any, headers: list[tuple[bytes, bytes]]) -> None:
+    """Refuse a head that a proxy in front may have read in another way (request smuggling).
+
+    Raises _Refused for another version of HTTP, for several hosts or none, and for a body whose end only the last of
+    several transfer codings would tell (https://www.rfc-editor.org/rfc/rfc9112#section-6.1).
+    """
+    if version not in ("1.1", "1.0"):
+        raise _Refused(505)
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version == "1.1") or url.fragment is not None:
+        raise _Refused(400)
+    if url.schema is not None and target.split(b"/", 3)[2].lower() not in [host.lower() for host in hosts]:
+        raise _Refused(400)
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        raise _Refused(501)
 
 
 def _address(given: tuple[Any, ...] | None) -> tuple[str, int] | None:

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
-from singletree.server.answers.disconnect import ON_DISCONNECT
-from singletree.server.answers.frame_sinks import WRITE_NOW
+from singletree.server.answers.client_link import ON_DISCONNECT, WRITE_NOW
 
 PIECE_BYTES = 2**20
 """Size from which a part of a body is given to the application before the whole body is there."""
@@ -29,10 +28,7 @@ _LOG = logging.getLogger(__name__)
 class Carrier(Protocol):
     """Interface: the connection of an exchange.
 
-    Attributes:
-        date: the header with the time.
-        is_writable: false while the client does not read and the transport has enough.
-        transport: takes what is written, and keeps it until it is sent.
+    ``is_writable`` is false while the client does not read and the transport has enough.
     """
 
     is_writable: bool
@@ -61,15 +57,10 @@ class Carrier(Protocol):
 
 
 class Exchange:
-    """A request whose head has been read.
-
-    Args:
-        scope: the request, as ASGI defines it, without extensions.
-        carrier: the connection.
-        keep_alive: whether further requests may follow on the connection.
-        expects_continue: whether the client waits for permission to send the body.
+    """A request whose head has been read (``scope``, without extensions).
 
     Attributes:
+        keep_alive: whether further requests may follow on the connection.
         has_all: whether the whole body has been received.
         is_answered: whether the whole answer has been written.
     """
@@ -145,7 +136,6 @@ class Exchange:
         return False
 
     def complete(self) -> None:
-        """Note that the whole body has been received."""
         self.has_all = True
         self._wake()
 
@@ -179,7 +169,6 @@ class Exchange:
         return {"type": "http.request", "body": body, "more_body": not self.has_all}
 
     async def send(self, message: Message) -> None:
-        """Write a part of the answer, once the client has taken most of what was written before."""
         if not self._carrier.is_writable:
             await self._carrier.writable()
         if self._is_gone:
@@ -190,11 +179,8 @@ class Exchange:
         self._write(b"" if self._is_head else message.get("body", b""), not message.get("more_body"))
 
     def write_now(self, body: bytes, is_last: bool = False) -> bool:
-        """Write a part of the body unless the client has to be waited for. Return whether it was written.
-
-        Args:
-            body: may be empty where ``is_last``.
-            is_last: whether the body ends with it.
+        """Write a part of the body, the last one perhaps empty, unless the client has to be waited for. Return whether
+        it was written.
         """
         if not self._carrier.is_writable:
             return False
@@ -233,7 +219,9 @@ class Exchange:
     def _begin(self, message: Message) -> None:
         status = message["status"]
         headers = message["headers"]
-        lines = [_STATUS_LINES[status], self._carrier.date, *[b"%b: %b" % each for each in headers]]
+        # Messages answers 529, which is no status of HTTP's registry.
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status
+        lines = [line, self._carrier.date, *[b"%b: %b" % each for each in headers]]
         length = dict(headers).get(b"content-length")
         has_body = not self._is_head and status not in _WITHOUT_BODY
         if length is None and has_body:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
 
+from singletree.server.answers.request_body import BodyAdmission
 from singletree.server.http.connection import Connection
 from singletree.server.http.exchange import Exchange
 
@@ -32,19 +33,21 @@ class HttpServer:
     """A server of one ASGI application, on the running event loop.
 
     Args:
-        app: the application.
         websocket_limit: most bytes of a WebSocket's message; None if the server has no WebSockets.
+        admission: bounds what the messages of all WebSockets take while they arrive.
 
     Attributes:
         connections: the open ones, WebSockets included.
         date: the header with the time.
         tasks: the requests that are being answered.
         is_closing: true once no answer may be followed by another on its connection.
-        has_websockets: whether connections may become WebSockets.
     """
 
-    def __init__(self, app: ASGIApp, *, websocket_limit: int | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, websocket_limit: int | None = None, admission: BodyAdmission | None = None
+    ) -> None:
         self._app = app
+        self._admission = admission or BodyAdmission()
         self._loop = asyncio.get_running_loop()
         self._listening: asyncio.Server | None = None
         self._ticking: asyncio.TimerHandle | None = None
@@ -57,14 +60,11 @@ class HttpServer:
         self._websockets: WebSockets | None = None
 
     async def listen(self, address: str, port: int, *, shared: bool = False) -> int:
-        """Accept connections from now on; return the port.
+        """Accept connections from now on; return the port. Raises OSError where that is not possible.
 
         Args:
-            address, port: of this machine; port 0 for any.
+            port: 0 for any.
             shared: whether other processes listen on the same port.
-
-        Raises:
-            OSError: the server cannot listen there.
         """
         family, kind, protocol, _, name = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -104,23 +104,22 @@ class HttpServer:
             self._ticking.cancel()
 
     def add(self, connection: Connection) -> bool:
-        """Keep an open connection. Return whether it may send requests: there are not too many."""
         self.connections.add(connection)
         return len(self.connections) <= MOST_CONNECTIONS
 
     def start(self, exchange: Exchange) -> None:
-        """Let the application answer a request."""
         task = self._loop.create_task(exchange.run(self._app))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     def take_over(self, transport: asyncio.Transport, request: bytes) -> None:
-        """Let a WebSocket go on with a connection; ``request`` is what was received, from the head of the request."""
         if self._websockets is None:
             from singletree.server.http.websocket_connection import WebSockets
 
             assert self._websocket_limit is not None
-            self._websockets = WebSockets(self._app, self._websocket_limit, self.connections, self.tasks)
+            self._websockets = WebSockets(
+                self._app, self._websocket_limit, self.connections, self.tasks, self._admission
+            )
         self._websockets.take_over(transport, request)
 
     def _tick(self) -> None:

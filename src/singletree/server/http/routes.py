@@ -1,140 +1,57 @@
-"""The operations behind the routes. A protocol's ``ROUTES`` name them by their keys in ``OPERATIONS``."""
+"""The operations behind the routes: turns, counts, models, sessions, health."""
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope
+from starlette.types import ASGIApp
 
 from singletree import __version__
 from singletree.conversation import Request
-from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, Unauthorized
+from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, RouteNotFound
 from singletree.prompts.prompt_writer import Prompt
-from singletree.protocols import messages, models, tokenize
+from singletree.protocols import messages, models
+from singletree.protocols.openai import nvext
 from singletree.protocols.responses import compact
 from singletree.protocols.responses.output import INCLUDE_REASONING
-from singletree.server.answers.background_jobs import Job, Jobs, JobStream
+from singletree.server.answers.background_jobs import Job, JobStream
 from singletree.server.answers.choices import Choices, fan_out
-from singletree.server.answers.frame_sinks import ResponseHeader
-from singletree.server.answers.lifecycle import Lifecycle, SessionStep, arrival_of
-from singletree.server.answers.request_body import read_body
-from singletree.server.answers.request_records import RequestRecords
-from singletree.server.answers.response import TurnResponse
-from singletree.server.answers.speculative_prefill import SpeculativePrefills
-from singletree.server.answers.tool_dispatch import dispatch_options
-from singletree.server.answers.tracing import Trace, Tracing
-from singletree.server.http.offload import LARGE_BYTES, offload
-from singletree.server.http.peer_questions import OtherProcesses
-from singletree.server.http.request_hints import with_hints
-from singletree.server.http.session_report import PATH as SESSIONS_PATH
-from singletree.server.http.session_report import encode_session, encode_summaries, summarize
-from singletree.server.inspect.inspector import Inspector
-from singletree.server.models.catalog import Model
-from singletree.server.models.config import Config
-from singletree.server.models.served_models import Catalog
-from singletree.server.pictures.reader import MediaReader, media_limits
-from singletree.server.sessions.duplicate_requests import InFlight, request_key
-from singletree.server.sessions.report_headers import wants_report
-from singletree.server.sessions.session_names import session_key
-from singletree.server.sessions.sessions import Sessions
+from singletree.server.answers.client_link import ResponseHeader
+from singletree.server.answers.observer import Arrival
+from singletree.server.answers.response import Lifecycle, SessionStep, TurnResponse
+from singletree.server.answers.tool_dispatch import REASONING_HEADER, TOOL_HEADER, DispatchOptions
+from singletree.server.http.service import LARGE_BYTES, Call, Service, offload
+from singletree.server.models.eyes import exact_length
+from singletree.server.models.model import Model
+from singletree.server.sessions.cache_diagnosis import wait_for_explanations
+from singletree.server.sessions.duplicate_requests import request_key
+from singletree.server.sessions.request_headers import flag_of, identify, is_subagent, session_key
+from singletree.server.sessions.session_report import (
+    EXPLAIN_HEADER,
+    encode_summaries,
+    summarize,
+)
+from singletree.server.settings.config import REASONING_FIELD_NAMES, Config
 from singletree.server.storage import response_state
-from singletree.server.storage.response_store import Store
-from singletree.server.turn import compaction, pipeline
+from singletree.server.turn import compaction, complete_calls, pipeline
+from singletree.server.turn.constraints import loads_package, may_restrict
 from singletree.server.turn.generation import Generation
-from singletree.server.turn.picture_tokens import exact_length
-from singletree.server.turn.prompt import fit_prompt, prompt_work, write_prompt
-from singletree.server.turn.protocol import COMPACT, RESPONSES, WireProtocol, protocol_for
+from singletree.server.turn.prompt import fit_prompt, prompt_work, refuse_long_conversation, write_prompt
+from singletree.server.turn.protocol import CHAT, COMPACT, RESPONSES
 
 JSON = "application/json"
 
 _WARNING_BYTES = 1024
+_UNSEEN_TOOLS = "tools: the chat template of this model does not print tools, so the model does not see them"
 
-
-@dataclass(slots=True)
-class Service:
-    """What all operations share.
-
-    Attributes:
-        closing: true once the server is shutting down.
-        others: the other processes of the server; None where this is the only one.
-    """
-
-    config: Config
-    catalog: Catalog
-    tracing: Tracing
-    in_flight: InFlight = field(default_factory=InFlight)
-    store: Store | None = None
-    jobs: Jobs = field(default_factory=Jobs)
-    prefills: SpeculativePrefills = field(default_factory=SpeculativePrefills)
-    closing: bool = False
-    others: OtherProcesses | None = None
-    records: RequestRecords | None = None
-    inspector: Inspector | None = field(init=False)
-    sessions: Sessions = field(init=False)
-    media: MediaReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tracing.model_states = self.catalog.states
-        self.sessions = Sessions(self.config.session_memory)
-        size, texts = self.config.inspect_size, self.config.inspect_content
-        self.inspector = Inspector(size, keeps_texts=texts) if self.config.inspect else None
-        self.media = MediaReader(media_limits(self.config))
-        self.tracing.waiting = self.catalog.waiting
-
-
-@dataclass(slots=True)
-class Call:
-    """One HTTP request. ``headers`` have lower-case names.
-
-    Attributes:
-        scope, receive: the request, as ASGI defines it.
-        protocol: the wire protocol of the request.
-    """
-
-    service: Service
-    scope: Scope
-    receive: Receive
-    headers: Mapping[str, str]
-    trace: Trace
-    protocol: WireProtocol = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.protocol = protocol_for(self.scope["path"], self.headers)
-
-    @property
-    def http(self) -> HttpRequest:
-        """Return the request with its query, path parameters and URL."""
-        return HttpRequest(self.scope, self.receive)
-
-    async def body(self) -> bytes:
-        """Read and decompress the request body. Raises what ``read_body`` raises."""
-        return await read_body(self.headers, self.receive, self.service.config.body_limit)
-
-    def authorize(self) -> None:
-        """Check the API key, if the server has keys.
-
-        Raises:
-            Unauthorized: the request has no key, or a wrong one.
-        """
-        keys = self.service.config.api_key
-        if not keys:
-            return
-        scheme, _, token = self.headers.get("authorization", "").partition(" ")
-        given = [self.headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
-        if not any(given):
-            raise Unauthorized("no API key: send it as x-api-key, or as Authorization: Bearer")
-        # Header values are bytes, decoded as Latin-1: a key that the client sent as UTF-8 has to be compared so, too.
-        accepted = [text for key in keys for text in (key, key.encode().decode("latin-1"))]
-        # A sum, not any(): all comparisons are made, so that the time taken reveals nothing about the keys.
-        if not sum(hmac.compare_digest(one.encode(), key.encode()) for one in given for key in accepted):
-            raise Unauthorized(
-                "the API key is wrong; send a key that the server was started with (--api-key)"
-            )
+_LARGE_CONSTRAINT = 4096
+"""Bytes of a request from which its constraint is built in a thread."""
+_USUAL_FIELD = "reasoning_content"
+"""The value of ``--reasoning-field`` that Chat Completions uses where a request has none set."""
 
 
 def _input_tokens(tokens: int, original: int | None = None) -> bytes:
@@ -149,8 +66,6 @@ COUNTING: dict[
 }
 """For the routes that only count tokens: the decoder (None: that of a normal request) and the encoder of the answer."""
 
-Operation = Callable[[Call], Awaitable[ASGIApp]]
-
 
 async def create(call: Call) -> ASGIApp:
     """Answer a request for one turn, streamed or as one body."""
@@ -161,51 +76,53 @@ async def create(call: Call) -> ASGIApp:
 async def answer_turn(
     call: Call, body: bytes, request: Request, recent: response_state.ConnectionResponses | None = None
 ) -> TurnResponse | JobStream | Response:
-    """Prepare the turn that ``request`` asks for, and return the ASGI application that answers with it.
+    """Prepare the turn that ``request``, the decoded ``body``, asks for, and return what answers with it.
 
-    Args:
-        body: the request body.
-        request: the decoded body.
-        recent: keeps the response for its connection.
-
-    Raises:
-        SingletreeError: the request is wrong, or the server cannot answer it now.
+    ``recent`` keeps the response for its connection. Raises SingletreeError where the request is wrong, or cannot be
+    answered now.
     """
     service, protocol = call.service, call.protocol
-    if service.closing:
+    if service.shutdown.begun:
         raise Overloaded("the server is shutting down; try again in a moment")
     call.trace.accepted()
-    _refuse_stored(request)
-    request = with_hints(request, call.headers, protocol=protocol, config=service.config, trace=call.trace)
-    model, session = await service.catalog.ready(request.model), request.session
+    if field := next(iter(request.options.stored_state.unresolved), None):
+        raise InvalidRequest(
+            f"{field}: this server does not store responses; send the whole input", param=field
+        )
+    request = with_hints(request, call)
+    model, request = await service.catalog.ready_for(request)
+    session = request.session
     await _fetch_session(call, session)
     request = await service.media.read(request, model)
     tools_of = partial(service.sessions.tools_of, session, model.name)
     prepare = partial(pipeline.prepare, model, request, tools_of)
-    generation = await offload(_work(model, request, body), prepare, waits=recall_waits(model))
+    waits = recall_waits(model) or loads_package(request)
+    generation = await offload(_work(model, request, body), prepare, waits=waits)
     generation = compaction.with_compaction(generation)
-    opened = service.sessions.open(session, model, generation.prompt)
+    opened = service.sessions.open(session, model, generation.prompt, request.cache_salt)
     service.prefills.cancel(opened.step.session)
     call.trace.record_step(opened.step)
     if request.options.compared_answer:
+        await wait_for_explanations()
         _compare_answers(service, generation, request.options.compared_answer)
-    keep = response_state.response_keeper(service.store, request, recent, generation)
+    state, keep = request.options.stored_state, None
+    if state.store or state.conversation_id is not None or recent is not None:
+        keep = response_state.response_keeper(service.store, request, recent, generation)
     generations = [generation]
     if request.choices > 1:
         generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
-    warnings = [
-        *generation.request.warnings,
-        *generation.constraints.warnings,
-        *_unseen_tools(model, request),
-    ]
+    warnings = [*generation.request.warnings, *generation.constraints.warnings]
+    if request.conversation.tools and not model.template.capabilities.tools:
+        warnings.append(_UNSEEN_TOOLS)
     inspection = None
     if service.inspector is not None:
-        arrival = arrival_of(call.trace, protocol, call.headers, body)
+        arrival = Arrival(call.trace, protocol, call.headers, body)
         inspection = service.inspector.begin(arrival, generation, opened)
-    explains = service.config.explain or wants_report(call.headers)
-    step = SessionStep(service.sessions, opened, explains, inspection=inspection)
+    explains = service.config.explain or flag_of(call.headers, EXPLAIN_HEADER, False)
+    step = SessionStep(service.sessions, opened, explains)
     choices = Choices(protocol, generations, call.trace.new_id, keep=keep, inspection=inspection)
     choices.settle = _settle(service, step, choices)
+    choices.capture = call.capture(generations)
     lifecycle = Lifecycle(
         choices,
         call.trace,
@@ -216,8 +133,10 @@ async def answer_turn(
         prefills=service.prefills,
         records=service.records,
     )
-    if keep is not None and request.options.stored_state.background:
-        return _start_job(service, lifecycle)
+    if keep is not None and state.background:
+        job = Job(lifecycle, service.tracing)
+        service.jobs.add(job)
+        return JobStream(job.log.read(0)) if job.is_streamed else Response(job.body(), media_type=JSON)
     return respond(call, lifecycle)
 
 
@@ -239,7 +158,6 @@ def _settle(service: Service, step: SessionStep, choices: Choices) -> Callable[[
 
 
 def _compare_answers(service: Service, generation: Generation, earlier: str) -> None:
-    """Report how the prompt compares with that of the answer with the id ``earlier``."""
     request = generation.request
     found = service.sessions.compare_with(earlier, generation.model, generation.prompt)
     report = replace(request.prompt_report, cache_diagnosis=found)
@@ -256,17 +174,22 @@ def respond(call: Call, lifecycle: Lifecycle) -> TurnResponse:
     )
 
 
-def _start_job(service: Service, lifecycle: Lifecycle) -> JobStream | Response:
-    """Start a background job, and answer with its events or with the response object in its present state."""
-    job = Job(lifecycle, service.tracing)
-    service.jobs.add(job)
-    return JobStream(job.log.read(0)) if job.is_streamed else Response(job.body(), media_type=JSON)
+def dispatch_options(config: Config, headers: Mapping[str, str]) -> DispatchOptions:
+    """Return the side events chosen by the request's headers (``1`` or ``0``), else by the server's flags.
+
+    Args:
+        headers: names in lower case.
+    """
+    return DispatchOptions(
+        flag_of(headers, TOOL_HEADER, config.enable_streaming_tool_dispatch),
+        flag_of(headers, REASONING_HEADER, config.enable_streaming_reasoning_dispatch),
+    )
 
 
 async def _read(call: Call, body: bytes) -> Request:
     protocol = call.protocol
     if protocol not in (RESPONSES, COMPACT):
-        return protocol.decode(body, call.headers)
+        return await call.decode(body, protocol.decode)
     request = await read_response(call, body)
     return compact.compaction_request(request) if protocol is COMPACT else request
 
@@ -274,21 +197,17 @@ async def _read(call: Call, body: bytes) -> Request:
 async def read_response(
     call: Call, body: bytes, recent: response_state.ConnectionResponses | None = None
 ) -> Request:
-    """Decode ``body`` as a Responses request.
+    """Decode ``body`` as a Responses request; ``recent`` has the responses of its connection.
 
-    Args:
-        recent: the responses of the request's connection.
-
-    Raises:
-        InvalidRequest, NotStored: as ``response_state.read``.
+    Raises what ``response_state.read_request`` raises.
     """
     catalog = call.service.catalog
     if catalog.loads_later:
         # A summary in the request is opened with the keys of its model, while the request is decoded.
-        await catalog.ready(models.requested_model(body))
+        await catalog.ready(await offload(len(body), partial(models.requested_model, body)))
     summaries = partial(compaction.summary_opener, catalog)
     request = await response_state.read_request(
-        call.service.store, body, call.headers, recent, summaries=summaries
+        call.service.store, body, recent, summaries=summaries, offload=offload
     )
     if not call.service.config.raw_reasoning:
         return request
@@ -297,7 +216,6 @@ async def read_response(
 
 
 async def _fetch_session(call: Call, key: str | None) -> None:
-    """Move the session ``key`` into this process, if another process has it."""
     if call.service.others is not None:
         await call.service.others.fetch_session(key)
 
@@ -308,7 +226,15 @@ def recall_waits(model: Model) -> bool:
 
 
 def _work(model: Model, request: Request, body: bytes) -> int:
-    """Return about how many bytes the prompt of a request takes work for; of a short one, all of its bytes."""
+    """Return about how many bytes the prompt of a request takes work for; of a short one, all of its bytes.
+
+    A constraint takes more work for a byte than a prompt, and nothing of it is known from the last request. Raises
+    ContextOverflow where the conversation is so long that it is not worked on.
+    """
+    if len(body) >= LARGE_BYTES:
+        refuse_long_conversation(model, request)
+    if len(body) > _LARGE_CONSTRAINT and may_restrict(request):
+        return LARGE_BYTES
     return len(body) if len(body) < LARGE_BYTES else prompt_work(model, request, len(body))
 
 
@@ -316,7 +242,7 @@ async def count_tokens(call: Call) -> ASGIApp:
     """Answer with the exact number of tokens in the prompt of a request."""
     decode, encode = COUNTING[call.trace.route]
     body = await call.body()
-    request = await _read(call, body) if decode is None else decode(body, call.headers)
+    request = await (_read(call, body) if decode is None else call.decode(body, decode))
     model = await call.service.catalog.ready(request.model)
     session = session_key(call.headers, request)
     await _fetch_session(call, session)
@@ -355,34 +281,6 @@ async def get_model(call: Call) -> ASGIApp:
     return Response(models.encode_model(model.info(), style), media_type=JSON)
 
 
-async def tokenize_text(call: Call) -> ASGIApp:
-    """Tokenize a text, or the prompt of a conversation."""
-    sent = await call.body()
-    request = tokenize.decode_tokenize(sent, call.headers)
-    model = await call.service.catalog.ready(request.model)
-    if request.chat is None:
-        ids = await offload(len(sent), partial(model.tokenizer.encode, request.prompt or ""))
-    else:
-        write = partial(write_prompt, model, await call.service.media.read(request.chat, model))
-        ids = (await offload(len(sent), write, waits=recall_waits(model))).token_ids.tolist()
-    texts = [model.tokenizer.decode([id]) for id in ids] if request.return_token_strs else None
-    body = tokenize.encode_tokenize(ids, max_model_len=model.context_window, token_strs=texts)
-    return Response(body, media_type=JSON)
-
-
-async def detokenize(call: Call) -> ASGIApp:
-    """Decode token ids to text. Raises InvalidRequest for an id outside the vocabulary."""
-    request = tokenize.decode_detokenize(await call.body(), call.headers)
-    model = await call.service.catalog.ready(request.model)
-    known = model.tokenizer.vocabulary_size
-    for i, token in enumerate(request.tokens):
-        if not 0 <= token < known:
-            raise InvalidRequest(
-                f"tokens.{i} is {token}; this model's ids go from 0 to {known - 1}", param=f"tokens.{i}"
-            )
-    return Response(tokenize.encode_detokenize(model.tokenizer.decode(request.tokens)), media_type=JSON)
-
-
 async def list_sessions(call: Call) -> ASGIApp:
     """List the sessions in memory."""
     others = call.service.others
@@ -396,8 +294,7 @@ async def get_session(call: Call) -> ASGIApp:
     elsewhere = None
     if service.others is not None and service.sessions.get(key) is None:
         elsewhere = await service.others.session_report(key)
-    report = elsewhere or encode_session(service.sessions, key, inspected=service.config.inspect)
-    return Response(report, media_type=JSON)
+    return Response(elsewhere or service.session_report(key), media_type=JSON)
 
 
 async def refuse_upgrade(call: Call) -> ASGIApp:
@@ -412,7 +309,7 @@ async def refuse_upgrade(call: Call) -> ASGIApp:
 
 async def health(call: Call) -> ASGIApp:
     """Answer whether the server accepts requests: status 200, or 503 while it shuts down."""
-    if call.service.closing:
+    if call.service.shutdown.begun:
         return Response(b'{"status":"closing"}', status_code=503, media_type=JSON)
     return Response(b'{"status":"ok"}', media_type=JSON)
 
@@ -438,47 +335,11 @@ async def hello(call: Call) -> ASGIApp:
     return Response(f"singletree {__version__}\n", media_type="text/plain")
 
 
-OPERATIONS: dict[str, Operation] = {
-    "create": create,
-    "count_tokens": count_tokens,
-    "list_models": list_models,
-    "get_model": get_model,
-    "tokenize": tokenize_text,
-    "detokenize": detokenize,
-}
-
-OWN_ROUTES: list[tuple[str, str, Operation]] = [
-    ("GET", "/v1/responses", refuse_upgrade),
-    ("GET", SESSIONS_PATH, list_sessions),
-    ("GET", SESSIONS_PATH + "/{id:path}", get_session),
-]
-"""Routes that belong to no wire protocol."""
-
-OPEN_ROUTES: list[tuple[str, str, Operation]] = [
-    ("GET", "/", hello),
-    ("GET", "/api/hello", hello),
-    ("GET", "/health", health),
-    ("GET", "/health/ready", health),
-    ("GET", "/health/live", live),
-    ("GET", "/version", version),
-    ("GET", "/metrics", metrics),
-]
-"""Routes that need no API key."""
-
-
-def _refuse_stored(request: Request) -> None:
-    fields = request.options.stored_state.unresolved
-    if fields:
-        field = next(iter(fields))
-        raise InvalidRequest(
-            f"{field}: this server does not store responses; send the whole input", param=field
-        )
-
-
-def _unseen_tools(model: Model, request: Request) -> list[str]:
-    if model.template.capabilities.tools or not request.conversation.tools:
-        return []
-    return ["tools: the chat template of this model does not print tools, so the model does not see them"]
+async def inspector_is_off(call: Call) -> ASGIApp:
+    """Refuse a path of the inspector, with the cure."""
+    raise RouteNotFound(
+        "the inspector is off; start the server with `singletree serve --inspect` (and --inspect-content to keep texts)"
+    )
 
 
 def warning_headers(warnings: list[str]) -> list[ResponseHeader]:
@@ -487,3 +348,30 @@ def warning_headers(warnings: list[str]) -> list[ResponseHeader]:
         return []
     text = "; ".join(warnings).encode("ascii", "replace")[:_WARNING_BYTES]
     return [(b"x-singletree-warning", bytes(b if 32 <= b < 127 else 32 for b in text))]
+
+
+def with_hints(request: Request, call: Call) -> Request:
+    """Return ``request`` with what its headers set, and the configured reasoning fields where it does not show its own.
+
+    The trace gets the hints and the agent's context. Raises InvalidRequest for a header with a wrong value.
+    """
+    options, headers, config = request.options, call.headers, call.service.config
+    if options.reasoning_fields is None and call.protocol is CHAT and config.reasoning_field != _USUAL_FIELD:
+        options = replace(options, reasoning_fields=REASONING_FIELD_NAMES[config.reasoning_field])
+    hints = nvext.with_headers(request.hints, nvext.HINTS, headers)
+    agent = nvext.with_headers(request.agent, nvext.AGENT, headers)
+    if is_subagent(headers, agent) != agent.is_subagent:
+        agent = replace(agent, is_subagent=not agent.is_subagent)
+    call.trace.record_hints(hints, agent)
+    agent, session = identify(headers, agent, request.session)
+    wanted: dict[str, Any] = {
+        "hints": hints,
+        "agent": agent,
+        "cache_salt": nvext.cache_salt_of_header(headers) or request.cache_salt,
+        "session": session,
+        "live_arguments": flag_of(headers, complete_calls.HEADER, config.live_arguments),
+        "options": options,
+    }
+    changed = {name: value for name, value in wanted.items() if value is not getattr(request, name)}
+    # A copy takes longer than all of the above.
+    return replace(request, **changed) if changed else request

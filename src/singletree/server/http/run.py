@@ -11,22 +11,23 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 
-from singletree.engines.remote.token_json import limit_texts
+from singletree.engines.remote.wire import limit_texts
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.engines.weights.resolve import cache_folder
-from singletree.errors import BadConfiguration
+from singletree.errors import BadConfiguration, without_passwords
 from singletree.protocols.wire import limit_known_values
-from singletree.server.answers.record_file import RecordFile
-from singletree.server.answers.record_queue import RecordQueue, RecordSink
-from singletree.server.answers.request_records import RequestRecords
-from singletree.server.answers.tracing import Tracing
+from singletree.request_limits import configure, parse_limits
+from singletree.server.answers.observer import AnswerRecorder
+from singletree.server.doors import open_door
 from singletree.server.http.app import App
 from singletree.server.http.http_server import MOST_CONNECTIONS, HttpServer
-from singletree.server.http.routes import Service
-from singletree.server.models.config import Config
-from singletree.server.models.loaders import FindSource, find_model_source
-from singletree.server.models.served_models import load_models
+from singletree.server.http.service import Service
+from singletree.server.models.catalog import load_models
+from singletree.server.models.model_source import FindSource, find_model_source
+from singletree.server.settings.config import Config
+from singletree.server.storage.database import DatabaseUnavailable
 from singletree.server.storage.response_store import Store
+from singletree.server.telemetry.tracing import Tracing
 
 _FLUSH_SECONDS = 2.0
 """Time for the last events of ended streams to be sent."""
@@ -50,8 +51,8 @@ async def run_server(
     progress: Progress = no_progress,
     *,
     before_listening: Callable[[Service], Awaitable[None]] | None = None,
-) -> None:
-    """Serve until the process receives SIGINT or SIGTERM.
+) -> bool:
+    """Serve until the process receives SIGINT or SIGTERM; return whether the first signal was SIGINT, as of Ctrl-C.
 
     After the first signal the server is no longer ready (``/health/ready``), refuses new requests as overloaded, and
     gives running generations ``config.drain_seconds`` to finish; a second signal ends them at once. In both cases every
@@ -59,7 +60,6 @@ async def run_server(
 
     Args:
         report: prints a line for the user, such as a step of the start.
-        progress: reports downloads.
         before_listening: called when all is loaded; for one of several processes that share the port, which has been
             chosen and tried.
 
@@ -71,16 +71,23 @@ async def run_server(
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
     service = await open_service(config, report, progress)
+    for line in service.describe_owners():
+        report(line)
     settle_memory()
     # A message beyond the limit of bodies is read, up to the same amount again: then the client gets to know why.
     server = HttpServer(
-        App(service, address), websocket_limit=2 * config.body_limit if config.websockets else None
+        App(service, address),
+        websocket_limit=2 * config.body_limit if config.websockets else None,
+        admission=service.admission,
     )
     if before_listening is not None:
         await before_listening(service)
     try:
         with stop_signals() as signalled:
-            if not config.api_key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            if (
+                not service.keys.are_needed
+                and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+            ):
                 report(
                     f"WARNING    anyone who can connect to {address} can use the model; set a key with --api-key"
                 )
@@ -88,15 +95,31 @@ async def run_server(
                 await server.listen(address, port, shared=not is_alone)
             except OSError as error:
                 raise _cannot_listen(config.host, port, error) from None
-            report(f"ready      http://{_in_url(config.host)}:{port}")
+            for line in describe_ready(config, port):
+                report(line)
             for model in service.catalog.models:
                 model.tokenizer.load_in_background()
             await signalled.acquire()
-            service.closing = True
+            service.shutdown.begun = True
             await _wait_until_idle(service.tracing, config.drain_seconds, signalled)
     finally:
         await close_service(service)
         await server.close()
+    return signalled.first == signal.SIGINT
+
+
+def describe_ready(config: Config, port: int) -> list[str]:
+    """Return lines for the user when the server listens at ``port``: its URL, and the command to go on with."""
+    processes = f" ({config.workers} processes)" if config.workers > 1 else ""
+    # What listens on all addresses is reached from this machine by that of loopback.
+    here = _in_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host))
+    is_default = (here, port) == (Config.host, Config.port)
+    place = "" if is_default else f" --base-url http://{here}:{port}"
+    key = "    (with a key in SINGLETREE_API_KEY)" if config.api_key else ""
+    return [
+        f"ready      http://{_in_url(config.host)}:{port}{processes}",
+        f"next       singletree launch pi{place}{key}",
+    ]
 
 
 def settle_memory() -> None:
@@ -109,26 +132,18 @@ def settle_memory() -> None:
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
 
 
-def record_sinks(config: Config) -> list[RecordSink]:
-    """Return what takes the records of requests: the file of ``--trace-path``, and the export of ``--otel``.
+OpenRecords = Callable[[Config], AnswerRecorder]
 
-    Raises:
-        BadConfiguration: the file cannot be written, or OpenTelemetry is not installed.
+
+def _open_records(config: Config) -> AnswerRecorder | None:
+    """Return what takes the records of requests, for --trace-path and --otel; None where neither is set.
+
+    Raises BadConfiguration where the file cannot be written, or OpenTelemetry is not installed.
     """
-    sinks: list[RecordSink] = []
-    if config.trace_path is not None:
-        sinks.append(RecordFile(config.trace_path, config.trace_limit))
-    if config.otel:
-        try:
-            from singletree.server.answers import span_export
-        except ImportError:
-            raise BadConfiguration(
-                "--otel: OpenTelemetry is not installed; pip install 'singletree[otel]'"
-            ) from None
-        sinks.append(
-            span_export.SpanExport(span_export.find_exporter(), content=span_export.exports_content())
-        )
-    return sinks
+    if config.trace_path is None and not config.otel:
+        return None
+    open_records: OpenRecords = open_door("records")
+    return open_records(config)
 
 
 def allow_open_files() -> None:
@@ -156,20 +171,15 @@ async def open_service(
 ) -> Service:
     """Open the store and what takes the records of requests, load the models and start their engines.
 
-    Args:
-        report: takes a line for the user, such as a step of the start.
-        progress: reports downloads.
-        find_source: finds each model and its engines.
-
     Raises:
         BadConfiguration: a setting is wrong.
         WeightsUnavailable, EngineFailed: no model could be loaded.
     """
+    configure(parse_limits(config.limit))
     limit_texts(config.request_memory // _PROMPT_SHARE)
     limit_known_values(config.request_memory - config.request_memory // _PROMPT_SHARE)
-    sinks = record_sinks(config)
-    records = RequestRecords(RecordQueue(*sinks)) if sinks else None
-    store = _open_store(config) if config.store else None
+    records = _open_records(config)
+    store = _open_store(config, report) if config.store else None
     try:
         loaded = await load_models(config, report, progress, find_source)
     except BaseException:
@@ -180,30 +190,49 @@ async def open_service(
 
 async def close_service(service: Service) -> None:
     """Refuse new requests, stop the engines, let ended streams send their last events, and free everything."""
-    service.closing = True
+    service.shutdown.begun = True
     await service.catalog.close()
     await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
     await service.prefills.close()
     await service.jobs.close()
     if service.others is not None:
         await service.others.close()
+    if service.capture is not None:
+        service.capture.close()
     _close_files(service.store, service.records)
 
 
-def _close_files(store: Store | None, records: RequestRecords | None) -> None:
+def _close_files(store: Store | None, records: AnswerRecorder | None) -> None:
     if store is not None:
         store.close()
     if records is not None:
         records.close()
 
 
-def _open_store(config: Config) -> Store:
-    """Return the store of responses that ``config`` names. Raises BadConfiguration for a wrong URL."""
+def _open_store(config: Config, report: Callable[[str], None]) -> Store | None:
+    """Return the store of responses that ``config`` names; none, with a warning, where its default cannot be used."""
+    path = config.store_path or cache_folder() / "responses.sqlite"
     if config.store_url is None:
-        return Store(config.store_path or cache_folder() / "responses.sqlite", config.store_limit)
-    from singletree.server.storage.postgres import PostgresDatabase
+        store, cure = Store(path, config.store_limit), "give a file that can be written with --store-path"
+    else:
+        from singletree.server.storage.postgres import PostgresDatabase
 
-    return Store(PostgresDatabase(config.store_url), config.store_limit)
+        store = Store(PostgresDatabase(config.store_url), config.store_limit)
+        cure = "start the database, or correct the URL"
+    try:
+        store.open()
+    except DatabaseUnavailable as error:
+        store.close()
+        reason = without_passwords(" ".join(str(error).split()))
+        if config.store_url is not None:
+            place = f"--store-url {without_passwords(config.store_url)}"
+        elif config.store_path is not None:
+            place = f"--store-path {path}"
+        else:
+            report(f"WARNING    responses are not stored: {path}: {reason}; {cure}, or set --no-store")
+            return None
+        raise BadConfiguration(f"{place}: {reason}; {cure}, or leave responses out with --no-store") from None
+    return store
 
 
 def choose_address(
@@ -212,13 +241,7 @@ def choose_address(
     """Return the address and port to listen on, with a free port for port 0.
 
     The port is tried before the model is loaded. Processes that share a port listen with SO_REUSEPORT: without a try
-    they would also share one that another program uses.
-
-    Args:
-        make_socket: opens the socket that tries the port.
-
-    Raises:
-        BadConfiguration: the server cannot listen there.
+    they would also share one that another program uses. Raises BadConfiguration where the server cannot listen there.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -245,12 +268,24 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+class StopSignals(asyncio.Semaphore):
+    """A semaphore that every SIGINT or SIGTERM releases once; ``first`` is the first that came."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.first: signal.Signals | None = None
+
+    def take(self, number: signal.Signals) -> None:
+        self.first = self.first or number
+        self.release()
+
+
 @contextlib.contextmanager
-def stop_signals() -> Iterator[asyncio.Semaphore]:
-    """Yield a semaphore that every SIGINT or SIGTERM releases once."""
-    loop, signalled = asyncio.get_running_loop(), asyncio.Semaphore(0)
+def stop_signals() -> Iterator[StopSignals]:
+    """Yield the signals to stop that come from now on."""
+    loop, signalled = asyncio.get_running_loop(), StopSignals()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled.release)
+        loop.add_signal_handler(number, signalled.take, number)
     try:
         yield signalled
     finally:

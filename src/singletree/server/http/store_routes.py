@@ -19,10 +19,11 @@ from singletree.errors import InvalidRequest, NotStored
 from singletree.protocols import limits, wire
 from singletree.protocols.responses.state import client_item
 from singletree.server.answers.background_jobs import JobStream
-from singletree.server.http.routes import JSON, Call, Operation
+from singletree.server.http.routes import JSON
+from singletree.server.http.service import Call
+from singletree.server.ids import new_id
 from singletree.server.storage.response_state import as_item
 from singletree.server.storage.response_store import Store, StoredConversation, StoredItem
-from singletree.server.turn.ids import new_id
 
 T = TypeVar("T")
 
@@ -31,16 +32,22 @@ _LONGEST_PAGE = 100
 _MOST_NEW_ITEMS = 20
 
 
-class _NewConversation(Struct):
+class NewConversation(Struct):
+    """The body of a request that creates a conversation."""
+
     metadata: dict[str, Any] | None = None
     items: list[dict[str, Any]] | None = None
 
 
-class _Metadata(Struct):
+class Metadata(Struct):
+    """The body of a request that replaces the metadata of a conversation."""
+
     metadata: dict[str, Any]
 
 
-class _NewItems(Struct):
+class NewItems(Struct):
+    """The body of a request that appends items to a conversation."""
+
     items: list[dict[str, Any]]
 
 
@@ -56,6 +63,10 @@ def _store(call: Call) -> Store:
     if call.service.store is None:
         raise InvalidRequest("this server does not store responses; start it with --store")
     return call.service.store
+
+
+async def _decoded(call: Call, body: bytes, kind: type[T]) -> T:
+    return await call.decode(body, lambda body, headers: wire.decode_body(body, kind))
 
 
 def _answer(value: Any) -> ASGIApp:
@@ -131,7 +142,7 @@ async def list_input_items(call: Call) -> ASGIApp:
 
 async def create_conversation(call: Call) -> ASGIApp:
     """Create a conversation, with the items of the body if there are any."""
-    fields = wire.decode_body(await call.body() or b"{}", _NewConversation)
+    fields = await _decoded(call, await call.body() or b"{}", NewConversation)
     limits.check_metadata(fields.metadata)
     metadata = msgspec.json.encode(fields.metadata or {})
     conversation = StoredConversation(new_id("conv_"), int(time.time()), metadata)
@@ -147,7 +158,7 @@ async def get_conversation(call: Call) -> ASGIApp:
 async def update_conversation(call: Call) -> ASGIApp:
     """Replace the metadata of a conversation."""
     conversation = await _conversation_of(call)
-    values = wire.decode_body(await call.body(), _Metadata).metadata
+    values = (await _decoded(call, await call.body(), Metadata)).metadata
     limits.check_metadata(values)
     metadata = msgspec.json.encode(values)
     await _store(call).set_metadata(conversation.id, metadata)
@@ -170,7 +181,7 @@ async def list_items(call: Call) -> ASGIApp:
 async def create_items(call: Call) -> ASGIApp:
     """Append items to a conversation."""
     conversation = await _conversation_of(call)
-    items = _new_items(wire.decode_body(await call.body(), _NewItems).items)
+    items = _new_items((await _decoded(call, await call.body(), NewItems)).items)
     await _store(call).add_items(conversation.id, items)
     return _answer(_list([client_item(item.json) for item in items], has_more=False))
 
@@ -226,15 +237,13 @@ def _conversation(conversation: StoredConversation) -> dict[str, Any]:
 
 
 def page(items: Sequence[bytes], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of ``items`` as a list object.
+    """Return a page of ``items``, which are JSON, oldest first, as a list object.
 
     Args:
-        items: the items as JSON, oldest first.
         query: ``limit`` is the length of the page, ``after`` the id of the item before it, ``order`` is ``asc`` for
             oldest first or ``desc`` (default) for newest first.
 
-    Raises:
-        InvalidRequest: a value of the query is wrong, or names an item that does not exist.
+    Raises InvalidRequest for a wrong value, or the name of an item that does not exist.
     """
     order, limit, after = query.get("order", "desc"), query.get("limit", str(_PAGE)), query.get("after")
     if order not in ("asc", "desc"):
@@ -265,19 +274,3 @@ def _list(items: Sequence[bytes], *, has_more: bool) -> dict[str, Any]:
 
 def _id(item: bytes) -> str:
     return msgspec.json.decode(item, type=_Named).id
-
-
-STORED_OPERATIONS: dict[str, Operation] = {
-    "get_response": get_response,
-    "delete_response": delete_response,
-    "cancel_response": cancel_response,
-    "list_input_items": list_input_items,
-    "create_conversation": create_conversation,
-    "get_conversation": get_conversation,
-    "update_conversation": update_conversation,
-    "delete_conversation": delete_conversation,
-    "list_items": list_items,
-    "create_items": create_items,
-    "get_item": get_item,
-    "delete_item": delete_item,
-}

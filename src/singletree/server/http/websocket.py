@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -22,23 +22,26 @@ from starlette.types import Message, Receive, Scope, Send
 
 from singletree.conversation import Request
 from singletree.engines.engine import GenerationJob
-from singletree.errors import BodyTooLarge, InvalidRequest, SingletreeError
+from singletree.errors import BodyTooLarge, InvalidRequest, Overloaded, SingletreeError
 from singletree.events import Finished
 from singletree.protocols import wire
 from singletree.protocols.answer import Frame
-from singletree.protocols.openai.errors import error_object
+from singletree.protocols.limits import check_values
+from singletree.protocols.openai.answers import error_object
+from singletree.server.answers.background_jobs import JobStream
 from singletree.server.answers.choices import Choices
-from singletree.server.answers.frame_sinks import ResponseHeader
-from singletree.server.answers.request_body import ClientLeft
+from singletree.server.answers.client_link import ResponseHeader
+from singletree.server.answers.request_body import ArrivingBody, ClientLeft, overloaded
+from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.stream import client_error
 from singletree.server.answers.tool_dispatch import DispatchOptions
-from singletree.server.answers.tracing import Trace
-from singletree.server.http.offload import offload
-from singletree.server.http.routes import Call, Service, answer_turn, read_response, recall_waits
+from singletree.server.http.routes import answer_turn, read_response, recall_waits
+from singletree.server.http.service import Call, Service, offload
+from singletree.server.ids import new_id
 from singletree.server.storage import response_state
 from singletree.server.storage.response_state import ConnectionResponses
+from singletree.server.telemetry.tracing import Trace
 from singletree.server.turn import pipeline
-from singletree.server.turn.ids import new_id
 from singletree.server.turn.protocol import RESPONSES
 
 PATH = "/v1/responses"
@@ -46,7 +49,6 @@ PATH = "/v1/responses"
 _MOST_WAITING = 16
 """Most messages in the queue; further ones stay in the network."""
 _POLICY_VIOLATION = 1008
-_GOING_AWAY = 1001
 
 
 class _Message(Struct):
@@ -67,12 +69,7 @@ async def refuse(error: SingletreeError, scope: Scope, receive: Receive, send: S
 
 
 class Socket:
-    """One WebSocket connection.
-
-    Args:
-        service: what all requests share.
-        scope, receive, send: the connection, as ASGI defines them.
-    """
+    """One WebSocket connection, as ASGI defines it."""
 
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         self._service = service
@@ -81,14 +78,15 @@ class Socket:
         self._scope = {**scope, "type": "http", "method": "POST"}
         self._receive, self._send = receive, send
         self._recent = ConnectionResponses()
-        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
+        self._messages: asyncio.Queue[ArrivingBody | None] = asyncio.Queue(_MOST_WAITING)
         self._closed = asyncio.Event()
 
     async def run(self) -> None:
-        """Answer the messages of the connection until the client closes it."""
         await self._receive()
         try:
-            self._call(self._trace()).authorize()
+            opening = self._call(self._trace())
+            opening.authorize()
+            self._service = opening.service
         except SingletreeError as refused:
             # Clients do not show the text of a refusal before the handshake, so the error is sent after it.
             await self._send({"type": "websocket.accept"})
@@ -103,19 +101,41 @@ class Socket:
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
+            while not self._messages.empty():
+                if (left := self._messages.get_nowait()) is not None:
+                    self._service.admission.remove(left)
 
     async def _listen(self) -> None:
-        while (message := await self._receive())["type"] == "websocket.receive":
-            data = message.get("text")
-            await self._messages.put(data.encode() if data is not None else message.get("bytes") or b"")
+        while await self._take():
+            pass
         self._closed.set()
         await self._messages.put(None)
 
-    async def _answer(self, message: bytes) -> None:
+    async def _take(self) -> bool:
+        """Put the next message into the queue. Return false at the end of the connection."""
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            return False
+        text, body = message.get("text"), ArrivingBody()
+        try:
+            with suppress(Overloaded):  # ``_create`` says so in its turn
+                self._service.admission.add(
+                    body, message.get("bytes") or b"" if text is None else text.encode()
+                )
+            del message, text  # The body alone is counted.
+            await self._messages.put(body)
+        except asyncio.CancelledError:
+            self._service.admission.remove(body)
+            raise
+        return True
+
+    async def _answer(self, message: ArrivingBody) -> None:
         trace = self._trace()
         trace.route, trace.status = f"{PATH} (websocket)", 200
         try:
-            await self._create(message, trace)
+            response = await self._create(message, trace)
+            if response is not None:
+                await response.stream_to(self, self._disconnected)
         except ClientLeft:
             pass
         except Exception as error:
@@ -126,36 +146,49 @@ class Socket:
         finally:
             trace.close()
 
-    async def _create(self, message: bytes, trace: Trace) -> None:
-        warms_up, body = _read(message)
-        call = self._call(trace)
+    async def _create(self, message: ArrivingBody, trace: Trace) -> TurnResponse | JobStream | None:
+        """Prepare the answer to a message; None if there is nothing to stream. Nothing keeps the message."""
+        if message.is_refused:
+            raise overloaded()
+        [body] = message.pieces
+        self._service.admission.remove(message)
         limit = self._service.config.body_limit
         if len(body) > limit:
             raise BodyTooLarge(f"the message is larger than {limit} bytes; send less, or raise --body-limit")
-        request = await read_response(call, body, self._recent)
-        request = replace(request, stream=True)
-        if warms_up:
-            await self._warm_up(request, len(body), trace)
-            return
-        response = await answer_turn(call, body, request, self._recent)
+        call = self._call(trace)
+        await call.begin_work(len(body))
+        try:
+            warms_up = await offload(len(body), partial(_warms_up, body))
+            request = replace(await read_response(call, body, self._recent), stream=True)
+            if warms_up:
+                await self._warm_up(request, len(body), call)
+                return None
+            response = await answer_turn(call, body, request, self._recent)
+        finally:
+            call.end_work()
         assert not isinstance(response, Response)  # each request on a WebSocket is streamed
-        await response.stream_to(self, self._disconnected)
+        return response
 
-    async def _warm_up(self, request: Request, size: int, trace: Trace) -> None:
+    async def _warm_up(self, request: Request, size: int, call: Call) -> None:
         """Let the engine prefill the prompt, and keep the input as an empty response."""
-        model = await self._service.catalog.ready(request.model)
+        model, request = await self._service.catalog.ready_for(request)
         request = await self._service.media.read(request, model)
         prepare = partial(pipeline.prepare, model, request)
         generation = await offload(size, prepare, waits=recall_waits(model))
+        call.end_work()
         keep = response_state.response_keeper(self._service.store, request, self._recent)
         [encoder] = Choices(RESPONSES, [generation], new_id, keep=keep).encoders(DispatchOptions())
         await self.write(encoder.start())
         one_token = replace(generation.sampling, max_tokens=1)
-        chunks = model.engine.generate(
-            GenerationJob(
-                generation.prompt.token_ids, one_token, trace.request_id, pictures=generation.prompt.pictures
-            )
+        job = GenerationJob(
+            generation.prompt.token_ids,
+            one_token,
+            call.trace.request_id,
+            pictures=generation.prompt.pictures,
+            session=generation.session_name,
+            cache_salt=request.cache_salt,
         )
+        chunks = model.engine.generate(job)
         async with aclosing(chunks):
             async for _ in chunks:
                 break
@@ -182,19 +215,24 @@ class Socket:
             await self._send_text(data)
 
     async def _send_text(self, data: bytes) -> None:
-        if not self._closed.is_set():
+        if self._closed.is_set():
+            return
+        try:
             await self._send({"type": "websocket.send", "text": data.decode()})
+        except OSError:
+            raise ClientLeft from None
 
     async def _fail(self, error: SingletreeError) -> None:
         known = error_object(error, prompt="input")
         await self._send_text(wire.dump({"type": "error", "status": error.status, "error": known}))
 
 
-def _read(message: bytes) -> tuple[bool, bytes]:
-    """Check a message; return whether it only warms up the engine, and the request body that it holds."""
+def _warms_up(message: bytes) -> bool:
+    """Check a message; return whether it only warms up the engine."""
+    check_values(message)
     try:
         kind = msgspec.json.decode(message, type=_Message)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest(
             "the message is not a JSON object; send an object of type response.create"
         ) from None
@@ -202,4 +240,4 @@ def _read(message: bytes) -> tuple[bool, bytes]:
         raise InvalidRequest(
             f"messages of type {kind.type[:64]!r} are not supported; send response.create", param="type"
         )
-    return kind.generate is False, message
+    return kind.generate is False

@@ -1,434 +1,389 @@
-"""A served model: its tokenizer, chat template, family and engine."""
+"""All models of one server, by the names that requests give them, loaded or not.
+
+A model that is not loaded waits for its first request (``--load lazy``), or did not start.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sqlite3
+import copy
+import logging
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from singletree import families
-from singletree.conversation import Thinking
-from singletree.engines.engine import Engine
-from singletree.engines.queueing import QueueingEngine
-from singletree.engines.routing.grammar_matchers import GrammarMatchers, MatcherVocabulary
-from singletree.engines.routing.modes import RoutingOptions, make_policy
-from singletree.engines.routing.pool import EnginePool
-from singletree.engines.routing.residency import DEFAULT_PATIENCE
-from singletree.engines.routing.worker import Worker
-from singletree.engines.unloading import UnloadingEngine
-from singletree.engines.weights.progress import Progress, no_progress, shown_step
-from singletree.errors import BadConfiguration
-from singletree.parsing import family as drawing
-from singletree.parsing.family import Family
-from singletree.prompts.history import canonicalization
-from singletree.prompts.prompt_cache import PromptCache
-from singletree.prompts.replay.splicing import TurnDelimiters
-from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.prompts.template.chat_template import ChatTemplate, load_chat_template
-from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
+from singletree.conversation import Request
+from singletree.engines.pool.pool import EnginePool
+from singletree.engines.sharing import QueueingEngine
+from singletree.engines.weights import resolve
+from singletree.engines.weights.progress import Progress, no_progress
+from singletree.errors import BadConfiguration, InvalidRequest, ModelNotFound, Overloaded, SingletreeError
 from singletree.protocols.models import ModelInfo
-from singletree.server.models import checkpoint_family, loaders
-from singletree.server.models.capsule import Capsules, load_capsules, model_fingerprint
-from singletree.server.models.eyes import Eyes, find_eyes, tokenizer_for
+from singletree.server.models.model import Model, Report, load_model
 from singletree.server.models.model_card import Card, read_card, read_profiles
-from singletree.server.models.pending_model import ANY_NAME
-from singletree.server.models.redis_turn_store import RedisTurnStore
-from singletree.server.models.shared_turns import SharedTurnMemory
-from singletree.server.models.turn_journal import JournalledMemory
-from singletree.server.models.turn_store import SqliteTurnStore
+from singletree.server.models.model_source import FindSource, built_in_model, find_model_source
+from singletree.server.settings.config import ANY_NAME, Config
 
-if TYPE_CHECKING:
-    # Imported for its type alone: it brings in the command-line library.
-    from singletree.server.models.config import Config
-
-Report = Callable[[str], None]
-T = TypeVar("T")
-
-_PROMPT_BYTES = 128 * 2**20
-_NO_HALF = "none"
+_LONG_WINDOW = "[1m]"
+"""Suffix that Claude Code adds to a model's name when it assumes a window of a million tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatFormat:
-    """What is needed to write prompts for a model and to parse its output; no engine.
+class Catalog:
+    """All served models, by name; upper and lower case are equal.
 
-    Attributes:
-        tokenizer: the model's tokenizer.
-        template: its chat template.
-        family: how it writes reasoning and tool calls.
-        why: how the family was chosen.
-        stability_off: rules of ``prompts.history.canonicalization`` that are switched off.
-        memory: the turns that it generated; None if none are kept.
-        layout: what its template writes around an assistant turn; None if no added tokens separate turns.
-        restore_reasoning: whether reasoning that a harness left out is restored.
-        thinking: the defaults for requests that do not mention reasoning.
-        capsules: encrypts turns for clients to carry; None for no capsules.
-        prompt_cache: the last prompts of its conversations.
-        eyes: how it gets pictures; None if it gets none.
-        blindness: why it gets none; empty where that is not known.
-        own_guard: keeps special tokens out of text that comes back as the assistant's.
+    Args:
+        models: the models, and in their places those that are not loaded.
+        default: the model for every name that no model has; None to refuse such names.
+        first_unnamed: whether the first model is the one for requests that name none, where there are several.
     """
 
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    family: Family
-    why: str
-    stability_off: frozenset[str] = frozenset()
-    memory: TurnMemory | None = None
-    layout: TurnDelimiters | None = None
-    restore_reasoning: bool = True
-    thinking: Thinking = field(default_factory=Thinking)
-    capsules: Capsules | None = None
-    prompt_cache: PromptCache = field(default_factory=lambda: PromptCache(_PROMPT_BYTES))
-    eyes: Eyes | None = None
-    blindness: str = ""
-    own_guard: GuardFunction = field(init=False, compare=False)
-    _derived: dict[Callable[..., Any], Any] = field(
-        init=False, compare=False, repr=False, default_factory=dict
-    )
+    def __init__(
+        self,
+        models: Sequence[Model | PendingModel],
+        default: Model | PendingModel | None = None,
+        *,
+        first_unnamed: bool = False,
+    ) -> None:
+        self._index = _Index(list(models), default, first_unnamed)
+        self._index.arrange()
+        self._owner = ""
 
-    def __post_init__(self) -> None:
-        # The only way to set a field of a frozen value: there must be no chat format without this guard.
-        object.__setattr__(self, "own_guard", self.tokenizer.guard_except(_own_tokens(self)))
+    def of(self, owner: str) -> Catalog:
+        part = copy.copy(self)
+        part._owner = owner
+        return part
 
-    def derived(self, make: Callable[[ChatFormat], T]) -> T:
-        """Return ``make(self)``, which is called once: for values that depend on the format alone."""
-        found: T | None = self._derived.get(make)
-        if found is None:
-            found = self._derived[make] = make(self)
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return tuple(model.of(self._owner) for model in self._index.loaded)
+
+    @property
+    def listed(self) -> tuple[Model | PendingModel, ...]:
+        """The models that a list shows: all but those that did not start."""
+        return tuple(
+            each for each in self._index.known if not (isinstance(each, PendingModel) and each.failure)
+        )
+
+    def listed_model(self, name: str) -> Model | PendingModel:
+        """Return the model ``name``, loaded or not. Raises ModelNotFound, and Overloaded if it did not start."""
+        found = self._find(name)
+        if isinstance(found, PendingModel) and found.failure:
+            raise found.refusal()
         return found
 
+    def get(self, name: str) -> Model:
+        """Return the loaded model ``name``; for an empty name the only model, if there is only one.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model(ChatFormat):
-    """One served model.
+        Raises:
+            ModelNotFound: no model has this name.
+            Overloaded: the model is not loaded.
+        """
+        found = self._find(name)
+        if isinstance(found, PendingModel):
+            raise found.refusal()
+        return found.of(self._owner) if self._owner else found
 
-    Attributes:
-        names: the names that clients may use; lists show the first.
-        engine: generates its tokens.
-        context_window: longest prompt and completion together, in tokens.
-        max_output_tokens: longest completion in tokens; None if only the window limits it.
-        created: when it was loaded, in unix seconds.
-        card: the operator's description of it.
-        profiles: fields of Codex's ``ModelInfo`` that it inherits, by its name.
-        aliases: further names, which lists do not show; ``*`` stands for any characters.
-        unloading: stops the engine when nobody uses it; None if it runs for ever.
-    """
+    async def ready(self, name: str) -> Model:
+        """Return the model ``name``; load it if it is not loaded, and wait for that as long as it may take.
 
-    names: tuple[str, ...]
-    engine: Engine
-    context_window: int
-    max_output_tokens: int | None
-    created: int
-    card: Card = field(default_factory=Card)
-    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    aliases: tuple[str, ...] = ()
-    unloading: UnloadingEngine | None = None
+        Raises:
+            ModelNotFound: no model has this name.
+            Overloaded: the model could not be loaded, or takes longer.
+        """
+        found = self._find(name)
+        model = await found.wait() if isinstance(found, PendingModel) else found
+        return model.of(self._owner) if self._owner else model
 
-    @property
-    def state(self) -> str:
-        """One of ``MODEL_STATES``, for metrics."""
-        return "loaded" if self.unloading is None or self.unloading.is_loaded else "unloaded"
+    async def ready_for(self, request: Request) -> tuple[Model, Request]:
+        """Return the loaded model that ``request`` names, and the request with a name. Raises as ``ready``."""
+        model = await self.ready(request.model)
+        return model, request if request.model else replace(request, model=model.name)
 
-    @property
-    def name(self) -> str:
-        """The name that lists show."""
-        return self.names[0]
-
-    def info(self, name: str = "") -> ModelInfo:
-        """Return its description for clients, under ``name``; by default under its first name."""
-        efforts = next(iter(self.template.capabilities.efforts.values()), ())
-        own = ModelInfo(
-            name or self.name,
-            self.created,
-            self.context_window,
-            self.max_output_tokens,
-            input_modalities=("text",) if self.eyes is None else ("text", "image"),
-            reasoning_efforts=efforts,
+    def _find(self, name: str) -> Model | PendingModel:
+        index = self._index
+        if not name and (index.first_unnamed or len(index.known) == 1):
+            return index.known[0]
+        wanted = name.casefold()
+        found = index.by_name.get(wanted) or index.by_name.get(wanted.removesuffix(_LONG_WINDOW))
+        found = found or next(
+            (each for pattern, each in index.patterns if fnmatchcase(wanted, pattern)), None
         )
-        return self.card.info(own, self.profiles.get(own.id, {}))
+        found = found or index.default
+        if found is None:
+            served = tuple(each.name for each in self.listed)
+            if not name and served:
+                several = f"model is not given, and several are served: {', '.join(served)}"
+                raise InvalidRequest(several, param="model")
+            raise ModelNotFound(name[:128], served)
+        return found
+
+    def replace(self, pending: PendingModel, model: Model) -> None:
+        index = self._index
+        index.known[index.known.index(pending)] = model
+        if index.default is pending:
+            index.default = model
+        index.arrange()
+
+    def states(self) -> list[tuple[str, str]]:
+        """Return the name of each model and the state that it is in, for metrics."""
+        return [(each.name, each.state) for each in self._index.known]
+
+    @property
+    def loads_later(self) -> bool:
+        return bool(self._index.pending)
+
+    def waiting(self) -> int:
+        engines = [model.engine for model in self._index.loaded]
+        return sum(engine.waiting for engine in engines if isinstance(engine, QueueingEngine | EnginePool))
 
     async def close(self) -> None:
-        """Close the engine; generations in flight end with EngineFailed."""
-        await self.engine.close()
-        if isinstance(self.memory, JournalledMemory | SharedTurnMemory):
-            await asyncio.to_thread(self.memory.close)
+        for pending in self._index.pending:
+            await pending.close()
+        for model in self._index.loaded:
+            await model.close()
 
 
-async def load_model(
+@dataclass(slots=True)
+class _Index:
+    """The look-ups of a catalog, which its parts share. If two models have a name, it is that of the first."""
+
+    known: list[Model | PendingModel]
+    default: Model | PendingModel | None
+    first_unnamed: bool
+    loaded: list[Model] = field(default_factory=list)
+    pending: list[PendingModel] = field(default_factory=list)
+    by_name: dict[str, Model | PendingModel] = field(default_factory=dict)
+    patterns: list[tuple[str, Model | PendingModel]] = field(default_factory=list)
+
+    def arrange(self) -> None:
+        self.loaded = [each for each in self.known if not isinstance(each, PendingModel)]
+        self.pending = [each for each in self.known if isinstance(each, PendingModel)]
+        self.by_name, self.patterns = {}, []
+        for each in self.known:
+            for name in (*each.names, *each.aliases):
+                self.by_name.setdefault(name.casefold(), each)
+            self.patterns += [(name.casefold(), each) for name in each.aliases if "*" in name]
+
+
+async def load_models(
     config: Config,
     report: Report,
     progress: Progress = no_progress,
-    find_source: loaders.FindSource = loaders.find_model_source,
-) -> Model:
-    """Load the model that ``config`` names, and start its engine.
+    find_source: FindSource = find_model_source,
+) -> Catalog:
+    """Load the models that ``config`` names, one after the other, and start their engines.
 
-    Args:
-        report: called with lines about what was loaded and why.
-        progress: reports downloads.
-        find_source: finds the model and its engines.
+    Where there are several, one that does not start stops none of the others; requests for it are refused with the
+    reason, and make it try again.
 
     Raises:
-        BadConfiguration, WeightsUnavailable, EngineFailed.
+        BadConfiguration, WeightsUnavailable, EngineFailed: no model could be loaded.
     """
-    card = read_card(config.model_card)
-    source = await find_source(config, progress)
+    each = config.each_model or (config,)
+    # One at a time: an engine measures the free memory when it starts.
+    turn = asyncio.Lock()
+    known: list[Model | PendingModel] = []
+
+    async def load_one(one: Config, at: int) -> Model:
+        async with turn:
+            model = await load_model(one, report, progress, find_source)
+            try:
+                return _with_own_names(model, [*known[:at], *known[at + 1 :]], one)
+            except BaseException:
+                await model.close()
+                raise
+
+    failed: list[SingletreeError] = []
     try:
-        chat_format = load_chat_format(config, await asyncio.to_thread(source.load_tokenizer))
-        report(f"model      {source.names[0]}")
-        report(f"template   {_template_origin(config, chat_format.template)}")
-        report(f"family     {chat_format.family.name}: {chat_format.why}")
-        for note in source.notes:
-            report(note)
-        names = tuple(name for name in config.model_name if name != ANY_NAME) or source.names
-        profiles = read_profiles(config.codex_catalog, config.codex_profile, names)
-        chat_format = replace(chat_format, capsules=_capsules(config, names[0], chat_format, report))
-        chat_format = replace(chat_format, memory=await asyncio.to_thread(_memory, config, chat_format))
-        runs_here = not config.engine_url and config.engine != "scripted"
-        with shown_step(progress, f"loading {names[0]}") if runs_here else nullcontext():
-            workers = await source.start_workers(chat_format.tokenizer)
-        if config.idle_unload is not None:
-            workers = tuple(
-                _unloading(each, source, chat_format.tokenizer, config.idle_unload) for each in workers
+        for at, one in enumerate(each):
+            pending = PendingModel(one, partial(load_one, one, at))
+            try:
+                if one.load == "lazy":
+                    pending.describe()
+                    pending.names = _own_names(pending.names, known)
+                    report(f"model      {pending.name}: loaded by its first request")
+                    known.append(pending)
+                else:
+                    known.append(await load_one(one, at))
+            except SingletreeError as error:
+                failed.append(error)
+                if config.built_in or len(failed) == len(each):
+                    raise failed[0] from None
+                report(f"WARNING    {pending.name} did not start: {error.message}")
+                pending.fail(error)
+                known.append(pending)
+    except BaseException:
+        await Catalog(known).close()
+        raise
+    takes_any = [ANY_NAME in one.model_name for one in each]
+    catalog = Catalog(
+        known, default=known[takes_any.index(True)] if any(takes_any) else None, first_unnamed=config.built_in
+    )
+    for later in known:
+        if isinstance(later, PendingModel):
+            later.loaded = catalog.replace
+    return catalog
+
+
+def _own_names(names: Sequence[str], others: Sequence[Model | PendingModel]) -> tuple[str, ...]:
+    """Return ``names`` without those of ``others``, but for those that did not start.
+
+    Raises BadConfiguration if none is left.
+    """
+    taken = {
+        name.casefold()
+        for other in others
+        if isinstance(other, Model) or not other.failure
+        for name in other.names
+    }
+    own = tuple(name for name in names if name.casefold() not in taken)
+    if not own:
+        raise BadConfiguration(
+            f"another model is already called {names[0]!r}; give one of them a model-name of its own, in its table "
+            "[[models]] of the file given with --config"
+        )
+    return own
+
+
+def _with_own_names(model: Model, others: Sequence[Model | PendingModel], config: Config) -> Model:
+    """Return ``model`` without the names of ``others``, and with those that lists showed before as further names."""
+    names = _own_names(model.names, others)
+    listed = expected_names(config) if config.load == "lazy" else ()
+    aliases = tuple(dict.fromkeys((*model.aliases, *(name for name in listed if name not in names))))
+    return replace(model, names=names, aliases=aliases)
+
+
+_LOG = logging.getLogger(__name__)
+
+RETRY_SECONDS = 30.0
+"""How long a model that did not start is left alone, before a request makes it try again."""
+
+_LOADING_SECONDS = 5.0
+"""When a client should ask again for a model that is being loaded."""
+
+_PATH = re.compile(r"(?<![\w:/.~])(?:~|\.{1,2})?/(?:[^\s'\",;:]*/)?([^\s'\",;:/]+)")
+"""A path of this machine in a message, and its last part: clients do not see more of it."""
+
+
+class PendingModel:
+    """A model that is not loaded.
+
+    Attributes:
+        names: the names by which requests ask for it; lists show the first.
+        failure: why it did not start; empty before the first try.
+        loaded: is given this value and the model, once that is loaded.
+    """
+
+    def __init__(self, config: Config, load: Callable[[], Awaitable[Model]]) -> None:
+        self.names = expected_names(config)
+        self.aliases = config.model_alias
+        self.failure = ""
+        self.loaded: Callable[[PendingModel, Model], None] | None = None
+        self._config = config
+        self._load = load
+        self._card = Card()
+        self._profiles: Mapping[str, Mapping[str, Any]] = {}
+        self._created = int(time.time())
+        self._retry_at = 0.0
+        self._loading: asyncio.Task[Model | None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def state(self) -> str:
+        return "loading" if self._loading is not None else "failed" if self.failure else "lazy"
+
+    def describe(self) -> None:
+        """Read what lists show of it. Raises BadConfiguration for a wrong model card or profile."""
+        config = self._config
+        self._card = read_card(config.model_card)
+        self._profiles = read_profiles(config.codex_catalog, config.codex_profile, self.names)
+
+    def info(self, name: str = "") -> ModelInfo:
+        config, name = self._config, name or self.name
+        own = ModelInfo(
+            name, self._created, config.context_window or 0, config.max_output_tokens, is_loaded=False
+        )
+        return self._card.info(own, self._profiles.get(name, {}))
+
+    def fail(self, error: SingletreeError) -> None:
+        self.failure = _PATH.sub(r"…/\1", error.message)
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+    def refusal(self) -> Overloaded:
+        if self._loading is not None or not self.failure:
+            return Overloaded(
+                f"model {self.name!r} is being loaded; try again in a moment", retry_after=_LOADING_SECONDS
             )
-        engine = await serve_workers(config, workers, chat_format.tokenizer, names[0])
-    except BaseException:
-        await source.close()
-        raise
-    info = engine.info()
-    window = min(info.context_window, config.context_window or info.context_window)
-    report(f"engine     {source.engine}: {info.slots} at once, window of {window} tokens")
-    eyes, blindness = find_eyes(info, chat_format.template, chat_format.tokenizer)
-    tokenizer = tokenizer_for(eyes, chat_format.tokenizer)
-    chat_format = replace(chat_format, eyes=eyes, blindness=blindness, tokenizer=tokenizer)
-    if info.pictures is not None or chat_format.template.capabilities.image is not None:
-        report(f"pictures   {'shown to the model' if eyes else f'WARNING: not shown: {blindness}'}")
-    return Model(
-        **{each.name: getattr(chat_format, each.name) for each in fields(ChatFormat) if each.init},
-        names=names,
-        aliases=config.model_alias,
-        engine=engine,
-        context_window=window,
-        max_output_tokens=config.max_output_tokens,
-        created=int(time.time()),
-        card=card,
-        profiles=profiles,
-        unloading=next((each.engine for each in workers if isinstance(each.engine, UnloadingEngine)), None),
-    )
+        left = max(1.0, self._retry_at - time.monotonic())
+        return Overloaded(
+            f"model {self.name!r} did not start: {self.failure}; it is tried again in {left:.0f} seconds",
+            retry_after=left,
+        )
 
+    async def wait(self) -> Model:
+        """Load it, unless that is under way, and wait for it, ``--hold-seconds`` at most.
 
-async def serve_workers(
-    config: Config, workers: Sequence[Worker], tokenizer: Tokenizer, name: str
-) -> QueueingEngine | EnginePool:
-    """Return one engine that generates on ``workers``, which have been started.
+        Raises:
+            Overloaded: it did not start, or loading takes longer. It goes on, so that a later request finds the model.
+        """
+        if self._loading is None:
+            if self.failure and time.monotonic() < self._retry_at:
+                raise self.refusal()
+            self._loading = asyncio.create_task(self._load_now())
+        loading = self._loading
+        await asyncio.wait({loading}, timeout=self._config.hold_seconds)
+        model = loading.result() if loading.done() and not loading.cancelled() else None
+        if model is None:
+            raise self.refusal()
+        return model
 
-    Args:
-        tokenizer: follows the grammars of turns that go on after a failure.
-        name: the model's name.
-
-    Raises:
-        BadConfiguration: an option of the router does not fit the engines.
-    """
-    if len(workers) == 1 and not workers[0].engine.info().resumable:
-        # Such a turn would begin anew.
-        return QueueingEngine(workers[0].engine, config.hold_seconds)
-    mode = config.router_mode if len(workers) > 1 else "round-robin"
-    options = RoutingOptions(
-        name,
-        config.kv_events,
-        config.kv_replay,
-        config.kv_cache_tokens,
-        replace(DEFAULT_PATIENCE, wait=min(DEFAULT_PATIENCE.wait, config.hold_seconds)),
-    )
-    pool = EnginePool(
-        workers,
-        make_policy(mode, options),
-        hold_seconds=config.hold_seconds,
-        migration_limit=config.migration_limit,
-        matchers=GrammarMatchers(partial(matcher_vocabulary, tokenizer)),
-    )
-    try:
-        await pool.begin()
-    except BaseException:
-        await pool.close()
-        raise
-    return pool
-
-
-def _unloading(worker: Worker, source: loaders.ModelSource, tokenizer: Tokenizer, seconds: float) -> Worker:
-    async def start() -> Engine:
-        [started] = await source.start_workers(tokenizer)
-        return started.engine
-
-    return Worker(worker.name, UnloadingEngine(worker.engine, start, seconds))
-
-
-def matcher_vocabulary(tokenizer: Tokenizer) -> MatcherVocabulary:
-    """Return the vocabulary by which llguidance follows a turn. Takes a second for a large one."""
-    special = {id for text, id in tokenizer.added_tokens.items() if text in tokenizer.special_tokens}
-    texts = [tokenizer.token_bytes(id) for id in range(tokenizer.vocabulary_size)]
-    return MatcherVocabulary(texts, sorted(special), sorted(tokenizer.stop_token_ids), tokenizer.encode)
-
-
-def _own_tokens(chat_format: ChatFormat) -> frozenset[str]:
-    """Return the added tokens that are markers of the family's format and do not separate turns."""
-    family, layout = chat_format.family, chat_format.layout or TurnDelimiters((), ())
-    own = "\n".join(drawing.markers(family))
-    # Some templates open reasoning in every header: that marker still belongs to the model's own output.
-    opens = (family.reasoning or ("",))[0].strip()
-    headers = [header.replace(opens, "") if opens else header for header in layout.headers]
-    around = "\n".join([*headers, family.message_header, *family.dropped_markers, *layout.ends])
-    return frozenset(
-        text for text in chat_format.tokenizer.added_tokens if text in own and text not in around
-    )
-
-
-def load_chat_format(config: Config, tokenizer: Tokenizer) -> ChatFormat:
-    """Return the chat format of the model with ``tokenizer``, by the flags in ``config`` or by the checkpoint.
-
-    Raises:
-        BadConfiguration: a flag names an unknown family or rule, or the chat template is invalid.
-    """
-    source = None if config.chat_template is None else _read(config.chat_template)
-    # What only the family knows of a template is that of the checkpoint's own, whatever parsers the flags name.
-    own = families.find(tokenizer.chat_template if source is None else source).family
-    template = load_chat_template(
-        tokenizer, source, variables=own.thinking_variables, call_id_picture=own.call_id_picture
-    )
-    family, why = choose_family(config, template, tokenizer.response_template)
-    tokenizer = tokenizer.with_format(
-        (*own.stop_markers, *family.stop_markers), (*drawing.markers(own), *drawing.markers(family))
-    )
-    return ChatFormat(
-        tokenizer=tokenizer,
-        template=template,
-        family=family,
-        why=why,
-        stability_off=disabled_rules(config),
-        memory=TurnMemory(config.turn_memory) if config.turn_memory else None,
-        layout=template.layout(tokenizer),
-        restore_reasoning=config.restore_reasoning,
-        thinking=default_thinking(config),
-    )
-
-
-def _capsules(config: Config, name: str, chat_format: ChatFormat, report: Report) -> Capsules | None:
-    fingerprint = model_fingerprint(name, chat_format.tokenizer, chat_format.template.source)
-    return load_capsules(config.capsule_key, fingerprint, strict=config.strict_capsules, report=report)
-
-
-def _memory(config: Config, chat_format: ChatFormat) -> TurnMemory | None:
-    """Return the turn memory of ``chat_format``: its own, kept in a file, or shared with other processes.
-
-    Raises:
-        BadConfiguration: the file or the store cannot be used.
-    """
-    limit, path, capsules = config.turn_memory, config.turn_memory_path, chat_format.capsules
-    if chat_format.memory is None or capsules is None:
-        return chat_format.memory
-    if config.turn_memory_url is not None:
-        return SharedTurnMemory(limit, RedisTurnStore(config.turn_memory_url), capsules)
-    if config.shared_folder is not None:
-        file = path or config.shared_folder / f"turns-{capsules.fingerprint.hex()}.sqlite"
+    async def _load_now(self) -> Model | None:
         try:
-            store = SqliteTurnStore(file, limit, is_durable=path is not None)
-        except (OSError, sqlite3.Error) as error:
-            raise BadConfiguration(f"--turn-memory-path {file}: {error}") from None
-        return SharedTurnMemory(limit, store, capsules)
-    return chat_format.memory if path is None else JournalledMemory(limit, path, capsules)
+            model = await self._load()
+        except SingletreeError as error:
+            self.fail(error)
+            _LOG.warning("model %s did not start: %s", self.name, error.message)
+            return None
+        except Exception:
+            self.fail(SingletreeError("an internal error, which the server's log has"))
+            _LOG.exception("model %s did not start", self.name)
+            return None
+        else:
+            if self.loaded is not None:
+                self.loaded(self, model)
+            return model
+        finally:
+            self._loading = None
+
+    async def close(self) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._loading
 
 
-def choose_family(
-    config: Config, template: ChatTemplate, response_template: object = None
-) -> tuple[Family, str]:
-    """Return the family, and why: by the flags, and what no flag names (reasoning, calls) by the checkpoint.
-
-    Args:
-        response_template: the checkpoint's own description of its output, if it has one.
-
-    Raises:
-        BadConfiguration: a flag names an unknown family, or one without reasoning or calls.
-    """
-    found = checkpoint_family.find_checkpoint_family(template, response_template)
-    if config.reasoning_parser is None and config.tool_call_parser is None:
-        cure = (
-            ""
-            if found.known
-            else "; WARNING: name it with --tool-call-parser and --reasoning-parser if it has one"
-        )
-        return found.family, found.why + cure
-
-    def get(name: str, half: str) -> Family:
-        if name.lower() in checkpoint_family.RESPONSE_TEMPLATE_NAMES:
-            return checkpoint_family.described_family(name, template, response_template)
-        return families.pair(**{half: name})
-
-    thinks = _half(config.reasoning_parser, found.family, lambda name: get(name, "reasoning"))
-    calls = _half(config.tool_call_parser, found.family, lambda name: get(name, "tools"))
-    given = {"--reasoning-parser": config.reasoning_parser, "--tool-call-parser": config.tool_call_parser}
-    by_flag = [flag for flag, name in given.items() if name is not None]
-    rest = "" if len(by_flag) == 2 else f"; the rest because {found.why}"
-    return drawing.combine_halves(thinks, calls), f"by {' and '.join(by_flag)}{rest}"
-
-
-def _half(name: str | None, found: Family, get: Callable[[str], Family]) -> Family | None:
-    if name is None:
-        return found
-    return None if name == _NO_HALF else get(name)
-
-
-def default_thinking(config: Config) -> Thinking:
-    """Return the defaults for requests that do not mention reasoning.
-
-    Raises:
-        BadConfiguration: ``--default-chat-template-kwargs`` is not a JSON object.
-    """
-    word = config.default_thinking.lower() if config.default_thinking else None
-    switch = {"on": True, "off": False}.get(word or "")
-    try:
-        variables = json.loads(config.default_chat_template_kwargs or "{}")
-    except (ValueError, RecursionError):
-        variables = None
-    if not isinstance(variables, dict):
-        raise BadConfiguration(
-            f"--default-chat-template-kwargs is {config.default_chat_template_kwargs!r}; give a JSON object such as "
-            "'{\"enable_thinking\": false}'"
-        )
-    return Thinking(
-        enabled=switch, effort=None if switch is not None else word, template_arguments=variables or None
-    )
-
-
-def disabled_rules(config: Config) -> frozenset[str]:
-    """Return the stability rules that ``config`` switches off. Raises BadConfiguration for an unknown one."""
-    off = set(config.stability_off)
-    known = {rule.name for rule in canonicalization.NAMED}
-    if off - known:
-        raise BadConfiguration(
-            f"--stability-off: unknown rule {', '.join(sorted(off - known))}; "
-            f"the rules are {', '.join(sorted(known))}"
-        )
-    return frozenset(off if config.strip_anthropic_preamble else off | {"billing_header"})
-
-
-def _template_origin(config: Config, template: ChatTemplate) -> str:
-    if config.chat_template is not None:
-        return f"from {config.chat_template}"
-    if template.is_default:
-        return "WARNING: the model has none; plain ChatML is used, give the right one with --chat-template"
-    return "the model's own" + ("" if template.capabilities.tools else ", which prints no tools")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadConfiguration(f"--chat-template {path}: {reason}") from None
+def expected_names(config: Config) -> tuple[str, ...]:
+    """Return the names that the model of ``config`` will have, as far as they are known before it is loaded."""
+    if named := tuple(name for name in config.model_name if name != ANY_NAME):
+        return named
+    if config.model is None:
+        if config.engine_url:
+            return config.engine_url[:1]
+        built_in = built_in_model(config.engine)
+        return (resolve.DEFAULT_MODEL if built_in is None else built_in[0],)
+    path = Path(config.model).expanduser()
+    if resolve.is_built_in(config.model) or not (
+        path.is_absolute() or path.suffix == ".gguf" or path.exists()
+    ):
+        repo = config.model.partition(":")[0]
+        return tuple(dict.fromkeys((repo, repo.rpartition("/")[2], config.model)))
+    return (path.name.removesuffix(".gguf"),)

@@ -69,11 +69,7 @@ class Card(Struct, frozen=True, forbid_unknown_fields=True):
     codex: dict[str, Any] = {}
 
     def info(self, own: ModelInfo, profile: Mapping[str, Any]) -> ModelInfo:
-        """Return the description for clients: ``own``, which the checkpoint and the settings give, with the card's.
-
-        Args:
-            profile: fields of Codex's ``ModelInfo`` that the model inherits.
-        """
+        """Return ``own``, what the checkpoint and the settings give, with the fields of the card and of ``profile``."""
         efforts = self.reasoning_efforts
         return replace(
             own,
@@ -93,11 +89,7 @@ class _Catalog(Struct):
 
 
 def read_card(path: Path | None) -> Card:
-    """Read the card at ``path``; without a path, return an empty one.
-
-    Raises:
-        BadConfiguration: the file cannot be read, or has an unknown or invalid field.
-    """
+    """Read the card at ``path``; without a path, return an empty one. Raises BadConfiguration."""
     if path is None:
         return Card()
     try:
@@ -113,12 +105,10 @@ def read_card(path: Path | None) -> Card:
 def read_profiles(
     catalog: Path | None, wanted: Sequence[str], names: Sequence[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the fields that each name of the model inherits.
+    """Return the fields that each of ``names`` inherits from ``catalog``, a file in the format of Codex's.
 
     Args:
-        catalog: a file in the format of Codex's catalog.
         wanted: ``NAME=SLUG``, or ``SLUG`` for the first of ``names``.
-        names: the names of the model.
 
     Raises:
         BadConfiguration: the file cannot be read, has no such entry, or the model has no such name.

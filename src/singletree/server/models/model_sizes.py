@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from singletree.engines.devices import Gpu
-from singletree.engines.llamacpp.machine import KV_SHARE
+from singletree.engines.devices import KV_SHARE, Gpu
 
 GIGABYTE = 10**9
 _ELEMENT_BYTES = 2  # of keys and values, in 16 bits
@@ -49,7 +48,6 @@ class ModelSize:
 
     @property
     def token_bytes(self) -> int:
-        """Memory of one token in the KV cache."""
         return 2 * self.layers * self.kv_heads * self.head_size * _ELEMENT_BYTES
 
 
@@ -98,13 +96,7 @@ class ModelFit:
 
 
 def find_fits(memory: int, gpus: Sequence[Gpu], sizes: Sequence[ModelSize] = MODEL_SIZES) -> list[ModelFit]:
-    """Return how each of ``sizes`` fits a machine, on its GPUs if it has some and in its main memory.
-
-    Args:
-        memory: main memory in bytes.
-        gpus: its GPUs, over which a model may be spread.
-        sizes: the models.
-    """
+    """Return how each of ``sizes`` fits ``memory`` bytes of main memory, or the GPUs if there are some."""
     found: list[ModelFit] = []
     on_gpus = int(sum(gpu.memory * _GPU_SHARE - _GPU_OVERHEAD for gpu in gpus))
     for size in sizes:

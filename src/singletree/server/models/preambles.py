@@ -46,15 +46,12 @@ PREAMBLES: dict[str, Preamble] = {
 def describe_first_turns(tokens_per_second: float, window: int) -> str:
     """Return how long a first turn takes, as a sentence; of the harnesses whose preamble fits the window.
 
-    Args:
-        tokens_per_second: the speed at the beginning of a prompt. Later tokens take longer, since each looks at all
-            before it.
-        window: the context window in tokens.
+    The speed is that at the beginning of a prompt: later tokens take longer, since each looks at all before it.
     """
     fitting = sorted(
         (each for each in PREAMBLES.values() if each.tokens < window), key=lambda each: each.tokens
     )
-    times = [f"{each.title} {_duration(each.tokens / tokens_per_second)}" for each in fitting]
+    times = [f"{each.title} {describe_duration(each.tokens / tokens_per_second)}" for each in fitting]
     speed = f"prompts are read at about {_rounded(tokens_per_second)} tokens/s here"
     if not times:
         return f"{speed}; no harness's first prompt fits the window of {window} tokens"
@@ -77,7 +74,8 @@ async def log_first_turns(engine: Engine, model: str) -> None:
         _LOG.info("%s: %s", model, describe_first_turns(speed, info.context_window))
 
 
-def _duration(seconds: float) -> str:
+def describe_duration(seconds: float) -> str:
+    """Return ``seconds`` as seconds or minutes, for a sentence."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min"

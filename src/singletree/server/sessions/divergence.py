@@ -17,8 +17,8 @@ import msgspec
 from singletree.conversation import Tool, Turn
 from singletree.prefixes import common_prefix, common_text_prefix
 from singletree.prompts.prompt_writer import Prompt
-from singletree.prompts.replay.fingerprint import Fingerprint
 from singletree.prompts.replay.turn_comparison import is_equivalent_turn
+from singletree.prompts.replay.turn_keys import Fingerprint
 
 WIDTH = array("I").itemsize
 """Size of a token in bytes."""
@@ -45,12 +45,10 @@ class ToolList:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the tools."""
         return [tool.name for tool in self.tools]
 
     @property
     def bytes(self) -> int:
-        """Return the approximate memory in bytes."""
         return _PARSED * len(self.encoded)
 
 
@@ -62,18 +60,16 @@ class PromptRecord(NamedTuple):
     """The last prompt of one conversation, and the turn that answered it.
 
     Attributes:
-        model: name of the model.
         prompt, turn: the tokens of the prompt and of the turn, ``WIDTH`` bytes each. They are not joined here, since
             that would copy a long prompt once more with each request.
         expected: number of tokens that the next prompt should begin with, including the turn unless it was cut off.
-        messages: fingerprints of the prompt's messages.
-        tools: the tools in the prompt.
         settings: the reasoning variables that the client set.
         answer: the generated turn; None where it was not recorded.
         ends: (tokens, messages) at which each turn ended, in ascending order, this one last.
         inspected: the turn's id in the inspector; empty where that is off.
         headers: (tokens, headers): how many headers of the assistant's turns are within so many tokens, where they were
             counted last.
+        salt: the salt of the engine's prefix cache; prompts of another salt do not continue it.
     """
 
     model: str
@@ -87,24 +83,21 @@ class PromptRecord(NamedTuple):
     ends: tuple[tuple[int, int], ...]
     inspected: str = ""
     headers: tuple[int, int] = (0, 0)
+    salt: str = ""
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the length of the prompt in tokens."""
         return len(self.prompt) // WIDTH
 
     @property
     def length(self) -> int:
-        """Return the length of the prompt and the turn in tokens."""
         return (len(self.prompt) + len(self.turn)) // WIDTH
 
     @property
     def tokens(self) -> bytes:
-        """Return the tokens of the prompt and of the turn."""
         return self.prompt + self.turn
 
     def tokens_between(self, start: int, end: int) -> bytes:
-        """Return the tokens from ``start`` up to ``end``, or up to the last one."""
         size = len(self.prompt)
         first, last = start * WIDTH, end * WIDTH
         return self.prompt[first:last] + self.turn[max(0, first - size) : max(0, last - size)]
@@ -135,7 +128,6 @@ class PromptRecord(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Return the approximate memory in bytes, without the tools, which several records share."""
         answer = 0 if self.answer is None else 4 * (self.expected - self.prompt_tokens)
         return self.length * WIDTH + answer + _MESSAGE_BYTES * len(self.messages) + 16 * len(self.ends)
 
@@ -144,10 +136,9 @@ class Divergence(NamedTuple):
     """The point at which a prompt diverges from the one that it should continue.
 
     Attributes:
-        record: the earlier prompt.
+        record, prompt: the earlier prompt and the new one.
         matched: number of tokens that both begin with.
-        prompt: the new prompt.
-        messages, tools: the fingerprints of its messages, and its tools.
+        messages, tools: the fingerprints of the new prompt's messages, and its tools.
         at: number of messages that both begin with: the index of the first message that differs.
     """
 
@@ -165,28 +156,28 @@ class Divergence(NamedTuple):
 
     @property
     def new(self) -> Fingerprint | None:
-        """Return the first message that differs, from the new prompt; None where that has no more messages."""
         return self.messages[self.at] if self.at < len(self.messages) else None
 
     @property
     def old_rest(self) -> tuple[Fingerprint, ...]:
-        """Return the messages of the earlier prompt from the first difference on."""
         return self.record.messages[self.at :]
 
     @property
     def new_rest(self) -> tuple[Fingerprint, ...]:
-        """Return the messages of the new prompt from the first difference on."""
         return self.messages[self.at :]
 
-    def returned(self, message: int) -> Sequence[Turn]:
-        """Return the adjacent assistant turns of the new prompt that include the index ``message``; empty for none."""
+    def returned(self, message: int) -> tuple[Sequence[Turn], Sequence[Turn]]:
+        """Return the adjacent assistant turns of the new prompt that include the index ``message``, and those behind.
+
+        The first are empty where there are none.
+        """
         turns = self.prompt.turns
         start = stop = message
         while stop < len(turns) and turns[stop].role == "assistant":
             stop += 1
         while start and start < stop and turns[start - 1].role == "assistant":
             start -= 1
-        return turns[start:stop]
+        return turns[start:stop], turns[stop:]
 
     def template_prints_thought(self, message: int) -> bool:
         """Tell whether the template would print the reasoning of the assistant's turn ``message`` if it were sent."""
@@ -284,14 +275,23 @@ def _runs(turns: Sequence[Turn]) -> list[range]:
 
 
 def compare(record: PromptRecord, matched: int, prompt: Prompt, tools: ToolList) -> Divergence:
-    """Return the point at which a new prompt diverges from an earlier one.
-
-    Args:
-        record: the earlier prompt.
-        matched: number of tokens that both begin with.
-        prompt: the new prompt.
-        tools: its tools.
-    """
+    """Return the point at which ``prompt`` diverges from ``record``, with ``matched`` tokens that both begin with."""
     messages = prompt.fingerprints
-    at = common_prefix(record.messages, messages)
-    return Divergence(record, matched, prompt, messages, tools, at)
+    return Divergence(record, matched, prompt, messages, tools, common_prefix(record.messages, messages))
+
+
+def cut_at(record: PromptRecord, end: tuple[int, int]) -> PromptRecord | None:
+    """Return ``record`` as it was when the answer that ends at ``end`` was its last; None if it changed before that."""
+    if end not in record.ends:
+        return None
+    if end == record.ends[-1]:
+        return record
+    tokens, messages = end
+    return record._replace(
+        prompt=record.tokens_between(0, tokens),
+        turn=b"",
+        expected=tokens,
+        messages=record.messages[:messages],
+        answer=None,
+        ends=record.ends[: record.ends.index(end) + 1],
+    )

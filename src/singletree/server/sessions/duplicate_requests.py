@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from singletree.server.sessions.session_names import client_repeats, header_session
+from singletree.server.sessions.request_headers import client_repeats, header_session
 
 Cancel = Callable[[], object]
 
@@ -32,12 +32,7 @@ _IDEMPOTENCY_KEY = "idempotency-key"
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """Identifies requests that may be repetitions of each other.
-
-    Attributes:
-        digest: hash of everything that has to be equal.
-        certain: whether an equal request is certainly a repetition.
-    """
+    """Identifies requests that may be repetitions of each other; an equal one certainly is where it is ``certain``."""
 
     digest: bytes
     certain: bool = False
@@ -51,9 +46,6 @@ class _Running:
 
 class InFlight:
     """The requests in flight that may be sent again.
-
-    Args:
-        now: returns the time in seconds.
 
     Attributes:
         repeat_elsewhere: called with each request that repeats none here and has no equal one here, so that those of
@@ -69,16 +61,15 @@ class InFlight:
     def guard(self, identity: RequestKey | None, cancel: Cancel) -> Iterator[None]:
         """Register a request while the context lasts, and cancel an earlier request that it repeats.
 
-        Args:
-            identity: identifies the request; None for one that is never treated as a repetition.
-            cancel: cancels this request.
+        A request without ``identity`` is never treated as a repetition.
         """
         if identity is None:
             yield
             return
         this = _Running(cancel, self._now())
         running = self._held.setdefault(identity.digest, [])
-        repeated = self._repeated(identity, running)
+        ages = [this.since - each.since for each in running]
+        repeated = running[0] if is_repetition(identity, ages) else None
         if not running and self.repeat_elsewhere is not None:
             self.repeat_elsewhere(identity)
         running.append(this)
@@ -92,12 +83,6 @@ class InFlight:
                 running.remove(this)
             if not running and self._held.get(identity.digest) is running:
                 del self._held[identity.digest]
-
-    def _repeated(self, identity: RequestKey, running: list[_Running]) -> _Running | None:
-        """Return the earlier request that a request arriving now repeats; None where it repeats none."""
-        if len(running) != 1:
-            return None
-        return running[0] if is_repetition(identity, [self._now() - running[0].since]) else None
 
     def starts(self, digest: bytes) -> list[float]:
         """Return when each request with ``digest`` came, by the clock that all processes of a machine have."""
@@ -114,7 +99,6 @@ def is_repetition(identity: RequestKey, ages: Sequence[float]) -> bool:
     """Return whether a request that arrives now repeats an equal one.
 
     Args:
-        identity: identifies both.
         ages: for how many seconds each equal request has run; negative for one that came later.
     """
     return len(ages) == 1 and ages[0] >= (0 if identity.certain else SOONEST_REPETITION)
@@ -127,9 +111,8 @@ def request_key(headers: Mapping[str, str], path: str, body: bytes) -> RequestKe
     answers send it in all of their requests.
 
     Args:
-        headers: the request's headers, names in lower case.
-        path: the route.
-        body: the request body after decompression.
+        headers: with lower-case names.
+        body: after decompression.
     """
     key = headers.get(_IDEMPOTENCY_KEY, "").strip()
     if not key and not client_repeats(headers):

@@ -9,33 +9,42 @@ new part.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from singletree.cache_diagnosis import CacheDiagnosis
 from singletree.conversation import Tool, Turn
-from singletree.engines.engine import Route, comparable_tokens
 from singletree.events import FinishReason
 from singletree.lru import ENTRY_BYTES, LruCache
+from singletree.owners import OWNER_END, owned_id
+from singletree.pictures import comparable_tokens
 from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_writer import Prompt
-from singletree.prompts.replay.fingerprint import Fingerprint, fingerprint
-from singletree.server.models.catalog import Model
-from singletree.server.sessions.break_causes import Break, explain_break
-from singletree.server.sessions.compared_answer import AnswerEnd, compare_prompt, cut_at
+from singletree.prompts.replay.turn_keys import Fingerprint, fingerprint
+from singletree.request_options import CacheDiagnosis
+from singletree.server.models.model import Model
+from singletree.server.sessions.cache_diagnosis import (
+    AnswerEnd,
+    compare_prompt,
+    explained_break,
+    load_explanations,
+)
 from singletree.server.sessions.divergence import (
     WIDTH,
     PromptRecord,
     ToolList,
     compare,
+    cut_at,
 )
+from singletree.server.sessions.step import Break, Course, Step
 from singletree.server.turn.generation import Generation
 
 _RECORDS = 32
@@ -50,72 +59,20 @@ _ANSWERS = 16_384
 _COMPLETE: tuple[FinishReason, ...] = ("stop", "length", "context_overflow")
 """Ends of a generation whose turn the next prompt should contain."""
 
-Course = Literal["first", "appended", "back", "broken"]
-"""How a prompt continues its session. ``first``: it begins a conversation. ``appended``: it contains all of the
-recorded prompt and turn. ``back``: it continues an earlier turn. ``broken``: it lacks tokens that it should contain.
-"""
-
-
-@dataclass(slots=True)
-class Step:
-    """One request of a session.
-
-    Attributes:
-        session: the session's key.
-        at: unix time in seconds.
-        model: name of the model.
-        record_number: number of its conversation's record in the session, from 1.
-        course: how the prompt continues the session.
-        prompt_tokens: length of the prompt in tokens.
-        matched: number of tokens in the common prefix of the prompt and its record.
-        broken: the prefix break, if there is one.
-        generated: number of generated tokens.
-        cached: number of prompt tokens in the engine's prefix cache; None until the engine reports it.
-        route: which of several engines generated it, with how many cached tokens expected; None where there is one.
-        first_seconds, seconds: from the request's arrival to its first event, and to its end; None until then.
-        ended: why the turn ended; None until then.
-    """
-
-    session: str
-    at: float
-    model: str
-    record_number: int
-    course: Course
-    prompt_tokens: int
-    matched: int
-    broken: Break | None = None
-    generated: int = 0
-    cached: int | None = None
-    route: Route | None = None
-    first_seconds: float | None = None
-    seconds: float | None = None
-    ended: FinishReason | None = None
-
-    @property
-    def new(self) -> int:
-        """Return the number of tokens to prefill if the engine has cached all matched tokens."""
-        return self.prompt_tokens - self.matched
-
-    @property
-    def lost(self) -> int:
-        """Return the number of tokens that should have matched and did not."""
-        return self.broken.lost if self.broken else 0
-
 
 @dataclass(slots=True)
 class Session:
     """The kept data of one session.
 
     Attributes:
-        key: the session's id.
         head: the first tokens of its first prompt, when the client gave the session no name.
         records: the most recently used records by number.
-        steps: the last requests.
         requests, records_made: numbers of all requests and records, including those that are no longer kept.
         first_end: at most the number of tokens at which the first turn of a record ended.
     """
 
     key: str
+    owner: str = ""
     head: bytes | None = None
     records: LruCache[int, PromptRecord] = field(default_factory=lambda: LruCache(entries=_RECORDS))
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_STEPS))
@@ -125,7 +82,6 @@ class Session:
 
     @property
     def bytes(self) -> int:
-        """Return the approximate memory in bytes."""
         tools = 0
         for each in set(map(attrgetter("tools"), self.records.values())):
             tools += each.bytes
@@ -193,18 +149,38 @@ class Sessions:
         self._sessions: LruCache[str, Session] = LruCache(limit)
         self._nameless: LruCache[bytes, deque[str]] = LruCache(entries=_HEADS)
         self._answers: LruCache[str, AnswerEnd] = LruCache(entries=_ANSWERS)
+        self.owner = ""
+
+    def of(self, owner: str) -> Sessions:
+        """Return the sessions of one owner, within the same limit; these ones for an empty name."""
+        if not owner:
+            return self
+        part = copy.copy(self)
+        part.owner = owner
+        part._sessions = self._sessions.part(owner)
+        part._nameless = self._nameless.part(owner)
+        part._answers = self._answers.part(owner)
+        return part
 
     def __iter__(self) -> Iterator[Session]:
-        """Iterate over the sessions, the most recently used first."""
+        """Iterate over the sessions, the most recently used first; without an owner, over those of all owners."""
         return iter(self._sessions.values())
+
+    def shown_id(self, session: Session) -> str:
+        """Return the id under which ``find`` finds a session: with its owner where that is another one."""
+        return session.key if session.owner == self.owner else owned_id(session.owner, session.key)
+
+    def find(self, id: str) -> Session | None:
+        if (found := self.get(id)) is not None or self.owner:
+            return found
+        owner, _, key = id.partition(OWNER_END)
+        return self.of(owner).get(key)
 
     @property
     def memory_bytes(self) -> int:
-        """Return the approximate memory in bytes."""
         return self._sessions.bytes
 
     def get(self, key: str) -> Session | None:
-        """Return the session ``key``; None when it is not in memory."""
         return self._sessions.peek(key)
 
     def tools_of(self, key: str | None, model: str, turns: Sequence[Turn]) -> tuple[Tool, ...]:
@@ -219,25 +195,25 @@ class Sessions:
             (each.tools.tools for each in records if each.tools.tools and _adds_question(each, turns)), ()
         )
 
-    def open(self, key: str | None, model: Model, prompt: Prompt) -> Opened:
+    def open(self, key: str | None, model: Model, prompt: Prompt, salt: str = "") -> Opened:
         """Compare ``prompt`` with its session in memory: the session ``key`` or, for None, one whose prompts begin
-        with the same tokens.
+        with the same tokens. Pass the result to ``close`` when the request is over.
 
-        Returns:
-            The comparison; pass it to ``close`` when the request is over.
+        Args:
+            salt: of the request; prompts of another salt are in another part of the engine's prefix cache.
         """
         tokens = comparable_tokens(prompt.token_ids, prompt.pictures).tobytes()
-        head = tokens[: _HEAD_TOKENS * WIDTH] if key is None else None
-        found = self._longest(self._candidates(key, head), model.name, tokens)
+        head = tokens[: _HEAD_TOKENS * WIDTH] + salt.encode("utf-8", "replace") if key is None else None
+        found = self._longest(self._candidates(key, head), model.name, tokens, salt)
         if found is None:
             tools = ToolList.of(prompt.tools)
-            first = self._first(key, model, tokens)
+            first = self._first(key, model, tokens, salt)
             return Opened(first, model, tokens, prompt.fingerprints, tools, head=head)
         session, number, record, matched = found
         if tokens == record.prompt:
             tokens = record.prompt  # Of a prompt that is sent again, one copy is kept.
         tools = ToolList.of(prompt.tools, record.tools)
-        broken = None
+        lost, explain = 0, None
         headers = record.headers if record.headers[0] <= matched else (0, 0)
         if matched >= record.expected:
             course: Course = "appended"
@@ -248,18 +224,18 @@ class Sessions:
             divergence = compare(record, matched, prompt, tools)
             at, messages = divergence.at, divergence.messages
             if divergence.starts_over:
-                first = self._first(key, model, tokens, matched)
+                first = self._first(key, model, tokens, salt, matched)
                 return Opened(
                     first, model, tokens, messages, tools, head=head, compared=record, same_messages=at
                 )
             course = "back" if divergence.goes_back else "broken"
             if course == "broken":
-                broken = explain_break(divergence, tokens, model)
-                headers = headers if broken.headers is None else (matched, broken.headers)
+                load_explanations()
+                lost, explain = record.expected - matched, partial(explained_break, divergence, tokens, model)
         if course == "back":
             number = session.records_made + 1
         return Opened(
-            _step(session.key, model, number, course, tokens, matched, broken),
+            self._step(session.key, model, number, course, tokens, matched, lost, explain),
             model,
             tokens,
             messages,
@@ -273,7 +249,6 @@ class Sessions:
         )
 
     def compare_with(self, answer: str, model: Model, prompt: Prompt) -> CacheDiagnosis:
-        """Return how ``prompt`` compares with that of the answer with the id ``answer``."""
         known = self._answers.get(answer)
         if known is None:
             return "not_found"
@@ -286,15 +261,15 @@ class Sessions:
         """Record the end of a request: the next one should continue its prompt and the generated turn.
 
         Args:
-            answer: the id of the answer, by which later requests may name it; empty for none.
-            inspected: the turn's id in the inspector; empty for none.
+            answer: the id by which later requests may name the answer.
+            inspected: the turn's id in the inspector.
         """
         step = opened.step
         step.generated, step.cached = len(generation.token_ids), generation.reported_cached_tokens()
         step.route = generation.reported_route()
         if self._limit == 0:
             return
-        session = self._sessions.peek(step.session) or Session(step.session, opened.head)
+        session = self._sessions.peek(step.session) or Session(step.session, self.owner, opened.head)
         record = _record(opened, generation, inspected)
         if opened.record is None or session.records.get(step.record_number) is not opened.record:
             # Another request has continued the same record in the meantime.
@@ -324,7 +299,7 @@ class Sessions:
 
     def receive(self, moved: MovedSession) -> None:
         """Add a session that another process had. If this process has a part of it, they become one."""
-        session = self._sessions.peek(moved.key) or Session(moved.key)
+        session = self._sessions.peek(moved.key) or Session(moved.key, self.owner)
         added = moved.records_made  # The numbers of this process's records follow those that come.
         own = [(number + added, record) for number, record in session.records.items()[::-1]]
         for id, end in self._answers_of(moved.key).items():
@@ -340,14 +315,16 @@ class Sessions:
         self._sessions.put(moved.key, session, session.bytes)
 
     def _answers_of(self, key: str) -> dict[str, AnswerEnd]:
-        return {id: end for id, end in self._answers.items()[::-1] if end.session == key}
+        return {id: end for id, end in self._answers.items()[::-1] if type(id) is str and end.session == key}
 
     def _candidates(self, key: str | None, head: bytes | None) -> list[Session]:
         keys = [key] if key is not None else self._nameless.peek(head or b"") or ()
         return [session for each in keys if (session := self._sessions.peek(each)) is not None]
 
-    def _longest(self, sessions: Sequence[Session], model: str, tokens: bytes) -> _Found | None:
-        """Find the record of ``model`` that ``tokens`` extend furthest.
+    def _longest(
+        self, sessions: Sequence[Session], model: str, tokens: bytes, salt: str = ""
+    ) -> _Found | None:
+        """Find the record of ``model`` and ``salt`` that ``tokens`` extend furthest.
 
         The match is measured up to the last end of a turn within it: the few tokens after that end, which open the next
         message, are the same in every record. Among equal records, the one with most common tokens is chosen, then the
@@ -362,7 +339,7 @@ class Sessions:
                 # No turn of the session ended within these tokens: a record with all of them is as good as any.
                 if furthest >= without_end and length < session.first_end:
                     break
-                if record.model != model:
+                if record.model != model or record.salt != salt:
                     continue
                 # Most records cannot win, even if all of their tokens were the same; those are not compared.
                 most = min(length, record.length)
@@ -377,12 +354,31 @@ class Sessions:
                     best, furthest = _Found(session, number, record, matched), rank
         return best
 
-    def _first(self, key: str | None, model: Model, tokens: bytes, matched: int = 0) -> Step:
-        # Of the digests of Python, processors have instructions for this one's.
-        named = key if key is not None else f"nameless-{hashlib.sha256(tokens).hexdigest()[:12]}"
-        session = self._sessions.peek(named)
+    def _first(self, key: str | None, model: Model, tokens: bytes, salt: str, matched: int = 0) -> Step:
+        if key is None:
+            # Of the digests of Python, processors have instructions for this one's.
+            digest = hashlib.sha256(tokens)
+            if salt:
+                digest.update(salt.encode("utf-8", "replace"))
+            key = f"nameless-{digest.hexdigest()[:12]}"
+        session = self._sessions.peek(key)
         number = 1 if session is None else session.records_made + 1
-        return _step(named, model, number, "first", tokens, matched)
+        return self._step(key, model, number, "first", tokens, matched)
+
+    def _step(
+        self,
+        session: str,
+        model: Model,
+        record: int,
+        course: Course,
+        tokens: bytes,
+        matched: int,
+        lost: int = 0,
+        explain: Callable[[], Break] | None = None,
+    ) -> Step:
+        length = len(tokens) // WIDTH
+        now, owner = time.time(), self.owner
+        return Step(session, now, model.name, record, course, length, matched, lost, explain, owner=owner)
 
     def _index(self, key: str, head: bytes) -> None:
         """Register a session without a name as the most recent one whose prompts begin with ``head``."""
@@ -395,21 +391,10 @@ class Sessions:
             alike.append(key)
 
 
-def _step(
-    session: str,
-    model: Model,
-    record: int,
-    course: Course,
-    tokens: bytes,
-    matched: int,
-    broken: Break | None = None,
-) -> Step:
-    return Step(session, time.time(), model.name, record, course, len(tokens) // WIDTH, matched, broken)
-
-
 def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRecord:
     turn_tokens = _turn_tokens(generation)
-    expected = opened.step.prompt_tokens + turn_tokens
+    step, broken = opened.step, opened.step.broken
+    expected = step.prompt_tokens + turn_tokens
     return PromptRecord(
         model=opened.model.name,
         prompt=opened.tokens,
@@ -421,13 +406,16 @@ def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRec
         answer=generation.recorder.turn if turn_tokens and generation.recorder else None,
         ends=(*opened.ends, (expected, len(opened.messages) + (turn_tokens > 0))),
         inspected=inspected,
-        headers=opened.headers,
+        headers=opened.headers
+        if broken is None or broken.headers is None
+        else (step.matched, broken.headers),
+        salt=generation.request.cache_salt,
     )
 
 
 def _turn_tokens(generation: Generation) -> int:
-    """Return how many tokens of the turn the next prompt should contain. The stop token does not count: the template
-    may end the turn with another one.
+    """Return how many tokens of the turn the next prompt should contain, without the stop token: the template may end
+    the turn with another one.
     """
     ids, recording = generation.token_ids, generation.recorder
     if generation.ended not in _COMPLETE:

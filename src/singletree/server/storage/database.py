@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from singletree.private_files import FOLDER_MODE, create_private
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, created {number} NOT NULL, previous TEXT, conversation TEXT, body {bytes} NOT NULL
@@ -42,12 +44,7 @@ on the same pages. Responses have no key of their own in the table: in the tree 
 itself. The tables and indexes of earlier versions keep their form.
 """
 
-_TYPES = {
-    "number": "INTEGER",
-    "bytes": "BLOB",
-    "keyed": " WITHOUT ROWID",
-    "ascending": "INTEGER PRIMARY KEY",
-}
+_TYPES = {"number": "INTEGER", "bytes": "BLOB", "keyed": " WITHOUT ROWID", "ascending": "INTEGER PRIMARY KEY"}
 
 
 class DatabaseUnavailable(Exception):
@@ -63,25 +60,22 @@ class Database(Protocol):
 
     measured_every: int
 
+    def open(self) -> None:
+        """Make sure that rows can be read and written. Raises DatabaseUnavailable."""
+
     def execute(self, query: str, values: Sequence[Any] = ()) -> int:
         """Change rows, and return how many. Raises DatabaseUnavailable."""
-        ...
 
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds. Raises DatabaseUnavailable."""
-        ...
 
     def transaction(self) -> AbstractContextManager[None]:
         """Return a context whose changes are made together, or not at all if it raises."""
-        ...
 
     def used(self) -> int:
         """Return the size of what is stored, in bytes."""
-        ...
 
-    def close(self) -> None:
-        """Close the database."""
-        ...
+    def close(self) -> None: ...
 
 
 def storable(value: Any) -> Any:
@@ -91,6 +85,18 @@ def storable(value: Any) -> Any:
     if not isinstance(value, str) or (value.isascii() and "\0" not in value):
         return value
     return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise DatabaseUnavailable(str(error)) from None
+    except FileExistsError:
+        raise DatabaseUnavailable("a folder of its path is a file") from None
+    except OSError as error:
+        raise DatabaseUnavailable(error.strerror or str(error)) from None
 
 
 class SqliteDatabase:
@@ -106,31 +112,34 @@ class SqliteDatabase:
         self._path = path
         self._opened: sqlite3.Connection | None = None
 
+    def open(self) -> None:
+        with _reported():
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.rollback()
+
     def execute(self, query: str, values: Sequence[Any] = ()) -> int:
-        """Change rows, and return how many. Raises sqlite3.Error."""
-        return self._connection.execute(query, [storable(value) for value in values]).rowcount
+        with _reported():
+            return self._connection.execute(query, [storable(value) for value in values]).rowcount
 
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows that a query finds. Raises sqlite3.Error."""
-        return self._connection.execute(query, [storable(value) for value in values]).fetchall()
+        with _reported():
+            return self._connection.execute(query, [storable(value) for value in values]).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make changes together, or not at all if the context raises."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        with self._connection:
-            yield
+        with _reported():
+            self._connection.execute("BEGIN IMMEDIATE")
+            with self._connection:
+                yield
 
     def used(self) -> int:
-        """Return the size of the pages in use, in bytes."""
         query = (
             "SELECT (page_count - freelist_count) * page_size"
             " FROM pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
         )
-        return int(self._connection.execute(query).fetchone()[0])
+        return int(self.fetch(query)[0][0])
 
     def close(self) -> None:
-        """Close the file."""
         if self._opened is not None:
             self._opened.close()
 
@@ -138,8 +147,8 @@ class SqliteDatabase:
     def _connection(self) -> sqlite3.Connection:
         if self._opened is None:
             if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._path.touch(mode=0o600)
+                self._path.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+                create_private(self._path)
             # Each statement is a transaction, unless one is begun by hand.
             database = sqlite3.connect(self._path or ":memory:", timeout=30, isolation_level=None)
             database.execute("PRAGMA journal_mode = WAL")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from singletree.errors import BadConfiguration
+from singletree.errors import BadConfiguration, without_passwords
 from singletree.server.storage.database import SCHEMA, DatabaseUnavailable, storable
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class PostgresDatabase:
             psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
             raise BadConfiguration(
-                f"--store-url: {str(error).strip()}; give one such as postgresql://user@127.0.0.1/singletree"
+                f"--store-url: {without_passwords(str(error).strip())}; give one such as postgresql://user@127.0.0.1/singletree"
             ) from None
         self._url = url
         self._connect, self._lost, self._error = psycopg.connect, psycopg.OperationalError, psycopg.Error
@@ -68,17 +68,17 @@ class PostgresDatabase:
         self._in_transaction = False
         self._down_until = float("-inf")
 
+    def open(self) -> None:
+        self._run("SELECT 1", ())
+
     def execute(self, query: str, values: Sequence[Any] = ()) -> int:
-        """Change rows, and return how many. Raises DatabaseUnavailable."""
         return int(self._run(query, values).rowcount)
 
     def fetch(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows that a query finds. Raises DatabaseUnavailable."""
         return list(self._run(query, values).fetchall())
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make changes together, or not at all if the context raises."""
         self._run("SELECT 1", ())  # Connects again, if the server has closed the connection.
         with self._reported(), self._connection.transaction():
             self._in_transaction = True
@@ -95,7 +95,6 @@ class PostgresDatabase:
         )
 
     def close(self) -> None:
-        """Close the connection."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -134,7 +133,6 @@ class PostgresDatabase:
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Turn the errors of the driver into DatabaseUnavailable, and leave a database alone that was lost."""
         try:
             yield
         except self._error as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -18,18 +18,29 @@ from singletree.events import fold
 from singletree.lru import LruCache
 from singletree.protocols import responses, wire
 from singletree.protocols.answer import EncodedItem, EncodedResponse
-from singletree.protocols.responses.compaction import OpenSummary, no_summaries
 from singletree.protocols.responses.state import (
     REASONING_FIELD,
+    OpenSummary,
     References,
     StoredItems,
     StoredReasoning,
     input_forms,
     item_form,
+    no_summaries,
 )
+from singletree.server.ids import NewId
 from singletree.server.storage.response_store import Store, StoredItem, StoredResponse
 from singletree.server.turn.generation import Generation
-from singletree.server.turn.ids import NewId
+
+T = TypeVar("T")
+
+
+class Offload(Protocol):
+    """Runs ``work``, which processes ``size`` bytes."""
+
+    async def __call__(self, size: int, work: Callable[[], T]) -> T:
+        """Return the result of ``work``."""
+
 
 KeepResponse = Callable[[EncodedResponse], None]
 """Gets a finished response and stores it."""
@@ -45,15 +56,12 @@ class ConnectionResponses:
         self._items: LruCache[str, list[bytes]] = LruCache(entries=_RECENT)
 
     def history(self, id: str) -> list[bytes] | None:
-        """Return all items up to the end of the response ``id``; None when it is not here."""
         return self._items.get(id)
 
     def remember(self, id: str, items: list[bytes]) -> None:
-        """Remember ``items`` as all items up to the end of the response ``id``."""
         self._items.put(id, items)
 
     def keep(self, response: StoredResponse) -> None:
-        """Add a response, behind the items of the response that it continues."""
         before = self.history(response.previous or "") or []
         self.remember(
             response.id, [*before, *(item.json for item in (*response.input_items(), *response.output))]
@@ -63,18 +71,17 @@ class ConnectionResponses:
 async def read_request(
     store: Store | None,
     body: bytes,
-    headers: Mapping[str, str],
     recent: ConnectionResponses | None = None,
     *,
+    offload: Offload,
     summaries: Callable[[str], OpenSummary] = no_summaries,
 ) -> Request:
     """Decode a Responses request, with the items of the response or conversation that it continues.
 
     Args:
         store: None for a server that does not store responses.
-        body: the request body.
-        headers: the request's headers, names in lower case.
         recent: the responses of the request's connection.
+        offload: runs long work off the event loop.
         summaries: opens encrypted summaries of compacted conversations.
 
     Raises:
@@ -82,10 +89,13 @@ async def read_request(
         NotStored: the conversation does not exist.
     """
     if store is None and recent is None:
-        return responses.decode(body, headers, summaries=summaries)
-    sent = responses.parse_body(body)
+        return await offload(len(body), lambda: responses.decode(body, summaries=summaries))
+    sent = await offload(len(body), lambda: responses.parse_body(body))
     known = await _look_up(store, recent, sent.references)
-    request = responses.resolve_request(sent, known, summaries, stores=store is not None)
+    size = len(body) + sum(map(len, known.history))
+    request = await offload(
+        size, lambda: responses.resolve_request(sent, known, summaries, stores=store is not None)
+    )
     state = request.options.stored_state
     if state.background and not state.store:
         raise InvalidRequest(
@@ -130,10 +140,7 @@ def response_keeper(
 ) -> KeepResponse | None:
     """Return the function that stores the response to ``request``; None where the response is not stored.
 
-    Args:
-        store: None for a server that does not store responses.
-        recent: the responses of the request's connection.
-        generation: answers the request. Its whole reasoning is stored, even where the client gets less of it.
+    The whole reasoning of ``generation`` is stored, even where the client gets less of it.
     """
     state = request.options.stored_state
     stores = store is not None and (state.store or state.conversation_id is not None)
@@ -166,23 +173,30 @@ def _stored_response(
 
 
 def _output(items: Sequence[EncodedItem], generation: Generation | None) -> Iterator[StoredItem]:
-    """Yield the items of a response as they are stored: reasoning items with the parts that the client did not get."""
+    """Yield the items of a response as they are stored: with the parts of the turn that the client did not get.
+
+    These are the text of its reasoning and the capsules of its tokens. The last item has the tokens up to the end of
+    the turn.
+    """
+    recorder = None if generation is None else generation.recorder
     ordinals = count()
     reasoning: list[str] | None = None
-    for item, encoded in items:
-        if item["type"] != "reasoning" or generation is None:
-            yield StoredItem(item["id"], encoded)
-            continue
-        if reasoning is None:
-            recorded = generation.recorder.turn if generation.recorder else None
-            turn = recorded or fold(generation.events)
-            reasoning = [part.text for part in turn.parts if isinstance(part, Reasoning)]
-        ordinal = next(ordinals)
-        # A capsule may be made only once, so none is made where the client already has it.
-        sealed = generation.seal(ordinal) if generation.seal and not item.get("encrypted_content") else ""
-        text = reasoning[ordinal] if ordinal < len(reasoning) and not item.get("content") else ""
-        kept = msgspec.to_builtins(StoredReasoning(text, sealed))
-        yield StoredItem(item["id"], wire.dump({**item, REASONING_FIELD: kept}))
+    for number, (item, encoded) in enumerate(items, 1):
+        kept = StoredReasoning()
+        if item["type"] == "reasoning" and generation is not None:
+            if reasoning is None:
+                turn = (recorder.turn if recorder else None) or fold(generation.events)
+                reasoning = [part.text for part in turn.parts if isinstance(part, Reasoning)]
+            ordinal = next(ordinals)
+            # A capsule may be made only once, so none is made where the client already has it.
+            sealed = generation.seal(ordinal) if generation.seal and not item.get("encrypted_content") else ""
+            text = reasoning[ordinal] if ordinal < len(reasoning) and not item.get("content") else ""
+            kept = StoredReasoning(text, sealed)
+        elif number == len(items) and recorder is not None:
+            kept = StoredReasoning("", recorder.seal_rest())
+        if kept.text or kept.encrypted_content or item["type"] == "reasoning":
+            encoded = wire.dump({**item, REASONING_FIELD: msgspec.to_builtins(kept)})
+        yield StoredItem(item["id"], encoded)
 
 
 def as_item(item: Mapping[str, Any], new_id: NewId) -> StoredItem:

@@ -21,9 +21,11 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from singletree.errors import Overloaded
 from singletree.lru import LruCache
+from singletree.owners import owned_id
 from singletree.protocols.responses.state import InputForms
+from singletree.server.ids import new_id, numbered_ids
+from singletree.server.sparse_log import OncePerMinute
 from singletree.server.storage.database import Database, DatabaseUnavailable, SqliteDatabase
-from singletree.server.turn.ids import new_id, numbered_ids
 
 LOG = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class StoredResponse(NamedTuple):
         input: its own input items, without those of earlier responses.
         output: the output items of ``body``.
         previous, conversation: ids of the response and the conversation that it continues, if any.
+        owner: whose response it is; ``id``, ``previous`` and ``conversation`` have it already (``owned_id``).
     """
 
     id: str
@@ -97,6 +100,7 @@ class StoredResponse(NamedTuple):
     output: Sequence[StoredItem] = ()
     previous: str | None = None
     conversation: str | None = None
+    owner: str = ""
 
     def input_items(self, start: int = 0) -> list[StoredItem]:
         """Return the input items from ``start`` on, each with an id: its own, or a new one."""
@@ -144,8 +148,7 @@ class Store:
         limit: size in bytes above which the oldest responses are deleted.
 
     Raises:
-        sqlite3.Error: from any awaited method, when the file cannot be used.
-        Overloaded: from any awaited method, when the database does not answer.
+        Overloaded: from any awaited method, when the database cannot be used.
     """
 
     def __init__(self, database: Database | Path | None, limit: int) -> None:
@@ -159,10 +162,14 @@ class Store:
         self._timer: asyncio.TimerHandle | None = None
         self._last: Future[None] | None = None
         self._unmeasured = 0
+        self._failures = OncePerMinute()
         self._inputs: LruCache[bytes, _Input] = LruCache(entries=_KNOWN_INPUTS)
 
+    def open(self) -> None:
+        """Open the database, and wait for it. Raises DatabaseUnavailable."""
+        self._thread.submit(self._database.open).result()
+
     async def put(self, response: StoredResponse) -> None:
-        """Store ``response``, and append its items to its conversation."""
         await self._run(self._put, [response])
 
     def put_soon(self, response: StoredResponse) -> None:
@@ -185,7 +192,6 @@ class Store:
             await asyncio.wait({last}, timeout=_SETTLE_SECONDS)
 
     async def body(self, id: str) -> bytes | None:
-        """Return the response object ``id``; None when it is not stored."""
         found = await self._run(self._fetch_one, "SELECT body FROM responses WHERE id = ?", (id,))
         return None if found is None else bytes(found[0])
 
@@ -194,58 +200,52 @@ class Store:
         return await self._run(self._history, id)
 
     async def input_items(self, id: str) -> list[bytes] | None:
-        """Return all items that the response ``id`` answered; None when it is not stored."""
         return await self._run(self._input_items, id)
 
     async def item(self, id: str) -> bytes | None:
-        """Return the newest item ``id`` of any response or conversation; None when there is none."""
+        """Return the newest item ``id`` of any response or conversation."""
         found = await self._run(
             self._fetch_one, "SELECT item FROM items WHERE id = ? ORDER BY at DESC LIMIT 1", (id,)
         )
         return None if found is None else bytes(found[0])
 
     async def delete(self, id: str) -> bool:
-        """Delete the response ``id``; return False when it is not stored."""
         return await self._run(self._delete, id)
 
     async def add_conversation(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
-        """Add a conversation with its first items."""
         row = (conversation.id, conversation.created, conversation.metadata)
-        await self._run(self._change, "INSERT INTO conversations VALUES (?, ?, ?)", row)
+        await self._run(self._database.execute, "INSERT INTO conversations VALUES (?, ?, ?)", row)
         await self.add_items(conversation.id, items)
 
     async def conversation(self, id: str) -> StoredConversation | None:
-        """Return the conversation ``id``; None when it is not stored."""
         row = await self._run(
             self._fetch_one, "SELECT id, created, metadata FROM conversations WHERE id = ?", (id,)
         )
         return None if row is None else StoredConversation(*row)
 
     async def set_metadata(self, id: str, metadata: bytes) -> None:
-        """Replace the metadata of a conversation."""
-        await self._run(self._change, "UPDATE conversations SET metadata = ? WHERE id = ?", (metadata, id))
+        await self._run(
+            self._database.execute, "UPDATE conversations SET metadata = ? WHERE id = ?", (metadata, id)
+        )
 
     async def delete_conversation(self, id: str) -> None:
         """Delete a conversation. Its items stay with the responses that made them, as on the native API."""
         await self._run(self._delete_conversation, id)
 
     async def add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
-        """Append ``items`` to a conversation."""
         await self._run(self._add_items, conversation, items)
 
     async def items_of(self, conversation: str) -> list[bytes]:
-        """Return the items of a conversation, oldest first."""
         query = "SELECT item FROM items WHERE conversation = ? ORDER BY at"
         return [bytes(item) for (item,) in await self._run(self._fetch_all, query, (conversation,))]
 
     async def delete_item(self, conversation: str, id: str) -> None:
-        """Remove the item ``id`` from a conversation."""
         await self._run(self._detach_items, "conversation = ? AND id = ?", (conversation, id))
 
     def close(self) -> None:
         """Finish all pending work and close the file."""
         self._write_waiting()
-        self._thread.submit(self._close)
+        self._thread.submit(self._database.close)
         self._thread.shutdown(wait=True)
 
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -253,8 +253,9 @@ class Store:
         try:
             return await asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
         except DatabaseUnavailable as error:
-            LOG.warning("the store of responses does not answer: %s", error)
-            raise Overloaded("the store of responses does not answer; try again in a moment") from None
+            if (more := self._failures.take()) is not None:
+                LOG.warning("the store of responses cannot be used: %s%s", error, more)
+            raise Overloaded("the store of responses cannot be used now; try again in a moment") from None
 
     def _write_waiting(self) -> None:
         """Let the thread write the responses that wait, before all work that it gets later."""
@@ -262,21 +263,21 @@ class Store:
             self._timer.cancel()
             self._timer = None
             self._last = self._thread.submit(self._put_waiting)
-            self._last.add_done_callback(_log_failure)
+            self._last.add_done_callback(self._log_failure)
 
     # On the thread
 
-    def _close(self) -> None:
-        self._database.close()
+    def _log_failure(self, done: Future[None]) -> None:
+        if (error := done.exception()) and (more := self._failures.take()) is not None:
+            LOG.error(
+                "responses could not be stored: %s; they cannot be continued by their ids%s", error, more
+            )
 
     def _fetch_one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
         return next(iter(self._database.fetch(query, values)), None)
 
     def _fetch_all(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self._database.fetch(query, values)
-
-    def _change(self, query: str, values: Sequence[Any]) -> int:
-        return self._database.execute(query, values)
 
     def _put_waiting(self) -> None:
         # More may have come while the thread was busy.
@@ -296,19 +297,18 @@ class Store:
             self._insert("inputs", [(id, previous, rows.uses.pop(id)) for id, previous in rows.inputs])
             for id, uses in rows.uses.items():
                 if uses:
-                    self._change("UPDATE inputs SET uses = uses + ? WHERE id = ?", (uses, id))
+                    self._database.execute("UPDATE inputs SET uses = uses + ? WHERE id = ?", (uses, id))
             self._insert(_ITEMS, rows.items)
         self._evict(responses[-1].id, len(responses))
 
     def _collect(self, response: StoredResponse, rows: _Rows) -> None:
-        """Add the rows of ``response`` to ``rows``."""
         id, conversation = response.id, response.conversation
         rows.responses.append((id, response.created, response.previous, conversation, response.body))
         if conversation is None and response.input.forms:
             rows.response_inputs.append((id, self._shared_input(response, rows)))
         else:
-            rows.items += _item_rows(id, conversation, response.input_items(), False)
-        rows.items += _item_rows(id, conversation, response.output, True)
+            rows.items += _item_rows(id, conversation, response.input_items(), False, response.owner)
+        rows.items += _item_rows(id, conversation, response.output, True, response.owner)
 
     def _stored_ids(self, ids: Sequence[str]) -> list[str]:
         query = f"SELECT id FROM responses WHERE id IN ({', '.join('?' * len(ids))})"
@@ -316,7 +316,8 @@ class Store:
 
     def _shared_input(self, response: StoredResponse, rows: _Rows) -> str:
         """Add rows for what is new of the response's input, and return the id of its last stretch, with a use more."""
-        count, known = self._known_input(response.input.digests)
+        inputs = self._inputs.part(response.owner)
+        count, known = _known_input(inputs, response.input.digests)
         if known is not None and not self._use(known.id, rows):
             count, known = 0, None  # It has been deleted, perhaps by another process.
         if known is not None and count == len(response.input.digests):
@@ -324,9 +325,9 @@ class Store:
         stretch = _Input(new_id("in_"), 1 if known is None else known.stretches + 1)
         rows.inputs.append((stretch.id, known and known.id))
         rows.uses[stretch.id] = 1
-        rows.items += _item_rows(stretch.id, None, response.input_items(count), False)
+        rows.items += _item_rows(stretch.id, None, response.input_items(count), False, response.owner)
         # After a rollback, no such row is found, and the input is written anew.
-        self._inputs.put(response.input.digests[-1], stretch)
+        inputs.put(response.input.digests[-1], stretch)
         return stretch.id
 
     def _use(self, input: str, rows: _Rows) -> bool:
@@ -334,18 +335,10 @@ class Store:
         if input in rows.uses:
             rows.uses[input] += 1
             return True
-        is_stored = self._change("UPDATE inputs SET uses = uses + 1 WHERE id = ?", (input,)) > 0
+        is_stored = self._database.execute("UPDATE inputs SET uses = uses + 1 WHERE id = ?", (input,)) > 0
         if is_stored:
             rows.uses[input] = 0
         return is_stored
-
-    def _known_input(self, digests: Sequence[bytes]) -> tuple[int, _Input | None]:
-        """Return how many of an input's items a stored input has in the same order, and that input."""
-        for count in range(len(digests), 0, -1):
-            found = self._inputs.peek(digests[count - 1])
-            if found is not None and (found.stretches < _LONGEST_INPUT_CHAIN or count == len(digests)):
-                return count, found
-        return 0, None
 
     def _add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
         with self._database.transaction():
@@ -356,7 +349,7 @@ class Store:
             some = rows[start : start + _ROWS_AT_ONCE]
             marks = f"({', '.join('?' * len(some[0]))})"
             values = [value for row in some for value in row]
-            self._change(f"INSERT INTO {into} VALUES {', '.join([marks] * len(some))}", values)
+            self._database.execute(f"INSERT INTO {into} VALUES {', '.join([marks] * len(some))}", values)
 
     def _history(self, id: str, *, without_output_of: str = "") -> list[bytes] | None:
         values = (id, _LONGEST_CHAIN)
@@ -385,24 +378,24 @@ class Store:
             self._database.execute("DELETE FROM items WHERE response = ? AND conversation IS NULL", (id,))
             input = self._fetch_one("SELECT input FROM response_inputs WHERE response = ?", (id,))
             if input is not None:
-                self._change("DELETE FROM response_inputs WHERE response = ?", (id,))
+                self._database.execute("DELETE FROM response_inputs WHERE response = ?", (id,))
                 self._release_input(input[0])
         return gone
 
     def _release_input(self, id: str | None) -> None:
         """Take a use from an input, and delete the stretches that nothing refers to any more."""
         while id is not None:
-            self._change("UPDATE inputs SET uses = uses - 1 WHERE id = ?", (id,))
+            self._database.execute("UPDATE inputs SET uses = uses - 1 WHERE id = ?", (id,))
             unused = self._fetch_one("SELECT previous FROM inputs WHERE id = ? AND uses = 0", (id,))
             if unused is None:
                 return
-            self._change("DELETE FROM inputs WHERE id = ?", (id,))
-            self._change("DELETE FROM items WHERE response = ?", (id,))
+            self._database.execute("DELETE FROM inputs WHERE id = ?", (id,))
+            self._database.execute("DELETE FROM items WHERE response = ?", (id,))
             (id,) = unused
 
     def _delete_conversation(self, id: str) -> None:
         self._detach_items("conversation = ?", (id,))
-        self._change("DELETE FROM conversations WHERE id = ?", (id,))
+        self._database.execute("DELETE FROM conversations WHERE id = ?", (id,))
 
     def _detach_items(self, which: str, values: Sequence[Any]) -> None:
         """Remove items from their conversation, and delete those that belong to no response either."""
@@ -412,11 +405,7 @@ class Store:
             self._database.execute(f"UPDATE items SET conversation = NULL WHERE {which}", values)
 
     def _evict(self, newest: str, added: int) -> None:
-        """Delete expired responses, then the oldest ones until the size fits; never the response ``newest``.
-
-        Args:
-            added: how many responses have been added.
-        """
+        """Delete expired responses, then the oldest until the size fits, but never ``newest``. ``added`` were added."""
         old = "SELECT id FROM responses WHERE created < ?"
         for (id,) in self._fetch_all(old, (int(time.time()) - KEPT_SECONDS,)):
             self._delete(id)
@@ -433,7 +422,6 @@ class Store:
                 return
 
     def _evict_conversation(self, newest: str) -> bool:
-        """Delete the oldest conversation other than that of ``newest``; return False when there is none."""
         query = (
             "SELECT id FROM conversations"
             " WHERE id <> coalesce((SELECT conversation FROM responses WHERE id = ?), '')"
@@ -445,12 +433,20 @@ class Store:
         return oldest is not None
 
 
+def _known_input(inputs: LruCache[bytes, _Input], digests: Sequence[bytes]) -> tuple[int, _Input | None]:
+    """Return how many of an input's items a stored input has in the same order, and that input."""
+    for count in range(len(digests), 0, -1):
+        found = inputs.peek(digests[count - 1])
+        if found is not None and (found.stretches < _LONGEST_INPUT_CHAIN or count == len(digests)):
+            return count, found
+    return 0, None
+
+
 def _item_rows(
-    response: str | None, conversation: str | None, items: Iterable[StoredItem], is_output: bool
+    response: str | None,
+    conversation: str | None,
+    items: Iterable[StoredItem],
+    is_output: bool,
+    owner: str = "",
 ) -> list[Sequence[Any]]:
-    return [(item.id, response, conversation, int(is_output), item.json) for item in items]
-
-
-def _log_failure(done: Future[None]) -> None:
-    if error := done.exception():
-        LOG.error("responses could not be stored: %s", error)
+    return [(owned_id(owner, item.id), response, conversation, int(is_output), item.json) for item in items]

@@ -8,7 +8,6 @@ came. A turn whose content differs from its capsules was edited, and is rendered
 from __future__ import annotations
 
 import hashlib
-import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,9 @@ from singletree.events import Event, fold
 from singletree.parsing.parser import Parser
 from singletree.prompts.replay.turn_comparison import end_of_spans, is_equivalent_turn, is_part_of
 from singletree.prompts.replay.turn_memory import CAPSULE_KEY, GeneratedTurn
-from singletree.server.models.capsule import Capsules, Span, Tampered
-from singletree.server.models.catalog import ChatFormat
+from singletree.server.models.chat_format import ChatFormat
+from singletree.server.turn.round_trip import LAST_WORD
+from singletree.server.turns.capsule import Capsules, Span, Tampered
 
 _CARRIERS = {
     "signature": ("messages", "thinking block"),
@@ -33,23 +33,16 @@ _CARRIERS = {
 
 @dataclass(frozen=True, slots=True)
 class SealedTurns:
-    """Opens the capsules that turns carry, for ``recall``.
-
-    Attributes:
-        chat_format: family, tokenizer, memory and capsules of the model.
-        tools: the tools of the request.
-    """
+    """Opens the capsules that turns carry, for ``recall``."""
 
     chat_format: ChatFormat
     tools: Sequence[Tool]
 
     def tokens(self, turn: Turn) -> list[array[int]] | None:
-        """Return the tokens of each capsule of ``turn`` that can be opened; None if it carries none."""
         sealed = [capsule for _, capsule in _carried(turn)]
         return _tokens(self.chat_format.capsules, sealed) if sealed else None
 
     def open(self, turn: Turn) -> tuple[Turn, GeneratedTurn] | None:
-        """Return ``turn`` with its generated parts, and its tokens; None if its capsules do not give them."""
         return open_capsules(self.chat_format, self.tools, turn)
 
 
@@ -65,19 +58,10 @@ def _tokens(capsules: Capsules | None, sealed: Sequence[str]) -> list[array[int]
     return found
 
 
-_LAST_WORD = re.compile(r"\S+\s*\Z")
-
-
 def open_capsules(
     chat_format: ChatFormat, tools: Sequence[Tool], turn: Turn
 ) -> tuple[Turn, GeneratedTurn] | None:
-    """Return ``turn`` as it was generated, and its tokens.
-
-    Return None if its capsules cannot be opened or are incomplete, or if the turn was edited.
-
-    Args:
-        tools: the tools of the request, for the types of arguments.
-    """
+    """Return ``turn`` as it was generated, and its tokens; None if it was edited, or its capsules are incomplete."""
     capsules, memory = chat_format.capsules, chat_format.memory
     sealed = [capsule for _, capsule in _carried(turn)]
     if capsules is None or memory is None or not sealed:
@@ -160,10 +144,9 @@ def _parsed(chat_format: ChatFormat, tools: Sequence[Tool], spans: Sequence[Span
 
 
 def _last_words(events: Sequence[Event]) -> str:
-    """Return the end of the raw text of ``events``, from the last word on."""
     blank = ""
     for event in reversed(events):
-        if found := _LAST_WORD.search(event.raw):
+        if found := LAST_WORD.search(event.raw):
             return found[0] + blank
         blank = event.raw + blank
     return blank

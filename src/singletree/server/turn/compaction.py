@@ -13,11 +13,11 @@ from functools import partial
 
 from singletree.errors import EngineFailed, InvalidRequest
 from singletree.events import Compacted, Finished, Fold
-from singletree.protocols.responses.compaction import OpenSummary, no_summary, summary_of
-from singletree.server.models.capsule import Capsules, Tampered
-from singletree.server.models.served_models import Catalog
+from singletree.protocols.responses.state import OpenSummary, no_summary, summary_of
+from singletree.server.models.catalog import Catalog
 from singletree.server.turn import pipeline
 from singletree.server.turn.generation import Batches, Generation
+from singletree.server.turns.capsule import Capsules, Tampered
 
 _PURPOSE = b"compaction"
 
@@ -29,14 +29,7 @@ def summary_opener(catalog: Catalog, model: str) -> OpenSummary:
 
 
 def _open(capsules: Capsules, sealed: str, at: str) -> str | None:
-    """Return the summary in ``sealed``; None if another server made it, or if it was changed.
-
-    Args:
-        at: the path of the field in the request, for the error message.
-
-    Raises:
-        InvalidRequest: it was changed, and the server is configured to refuse that.
-    """
+    """Return the summary; None if another server made it. If it was changed: InvalidRequest at ``at``, or None."""
     try:
         data = capsules.open_text(sealed, _PURPOSE)
     except Tampered:
@@ -55,7 +48,7 @@ def seal_summary(capsules: Capsules, summary: str) -> str:
 
 
 def with_compaction(generation: Generation) -> Generation:
-    """Return ``generation``, set up to send the turn as an encrypted summary if the request asks for one.
+    """Set up ``generation`` to send the turn as an encrypted summary if the request asks for one.
 
     Raises:
         InvalidRequest: this server cannot encrypt.

@@ -17,7 +17,7 @@ from singletree.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from singletree.server.turn.ids import TurnCallIds
+from singletree.server.ids import TurnCallIds
 from singletree.server.turn.stop_strings import StopStrings, TextPiece
 
 
@@ -26,15 +26,11 @@ class PieceDecoder(Protocol):
 
     def whole_text(self, token_ids: Sequence[int]) -> str | None:
         """Return what ``feed`` would return for ordinary tokens of whole characters; None for any others."""
-        ...
 
-    def feed(self, token_ids: Sequence[int]) -> list[TextPiece]:
-        """Return the text that these tokens complete."""
-        ...
+    def feed(self, token_ids: Sequence[int]) -> list[TextPiece]: ...
 
     def flush(self) -> list[TextPiece]:
-        """Return the text that was held back, at the end."""
-        ...
+        """Return the text that was held back."""
 
 
 class EventParser(Protocol):
@@ -44,15 +40,11 @@ class EventParser(Protocol):
 
     def continues(self, text: str) -> bool:
         """Return whether ``text`` would do nothing but continue the open span: text, reasoning or arguments."""
-        ...
 
     def feed(self, text: str, special: bool = False) -> list[Event]:
         """Return the events that are certain after this text."""
-        ...
 
-    def close(self) -> list[Event]:
-        """Return the last events."""
-        ...
+    def close(self) -> list[Event]: ...
 
 
 Tap = Callable[[Sequence[int], list[Event]], None]
@@ -80,7 +72,6 @@ class DecodedTurn:
         self.is_reasoning = False
 
     def end_reasoning(self) -> None:
-        """Note that the open span of reasoning ended with the last token that was decoded."""
         self.is_reasoning = False
         self.reasoning_ends.append(self.length)
 
@@ -93,11 +84,9 @@ class TurnDecoder:
     """Decodes one turn, token by token.
 
     Args:
-        parser: turns text into events.
-        detokenizer: turns token ids into text.
         ids: gives each call an id that is unique in the conversation.
         stop_token_ids: tokens that end the turn and are not part of it.
-        stops: strings that end the turn.
+        stops: strings that end the turn where they are not in reasoning.
         includes_stop: whether the stop string is part of the turn.
         min_tokens: number of tokens at the beginning whose text is not searched for ``stops``.
         max_calls: largest number of calls in the turn; None for any number.
@@ -105,9 +94,7 @@ class TurnDecoder:
 
     Attributes:
         turn: what was decoded; ``turn.token_ids`` belongs to the caller.
-        tokens: number of tokens that the model generated.
         reasoning_tokens: number of tokens while reasoning was open; its closer counts, its opener does not.
-        has_calls: whether a call has begun.
         ended: set when the turn is over although the model may continue: a stop string, or the last call allowed.
         stop_sequence: the stop string that ended the turn.
     """
@@ -134,6 +121,7 @@ class TurnDecoder:
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stops = StopStrings(stops, includes=includes_stop) if any(stops) else None
         self._unwatched = min_tokens
+        self._is_behind_reasoning = False
         self._calls_left = max_calls
         self._same: type[Event] | None = None  # events of this kind change nothing
         self.turn = DecodedTurn()
@@ -144,7 +132,6 @@ class TurnDecoder:
         self.stop_sequence: str | None = None
 
     def set_tap(self, tap: Tap) -> None:
-        """Call ``tap`` with the tokens and their events, from the next token on."""
         self._tap = tap
 
     def feed(self, token_ids: Sequence[int]) -> list[Event]:
@@ -164,11 +151,12 @@ class TurnDecoder:
         if token_ids[0] not in self._stop_token_ids:
             pieces = self._detokenizer.feed(token_ids)
             if self._stops is not None:
-                pieces = self._until_stop(self._stops, pieces)
-            for text, special in pieces:
-                # Most tokens are one piece; its events are not copied.
-                found = parser.feed(text, special)
-                events = [*events, *found] if events else found
+                events = self._parse_until_stop(self._stops, pieces)
+            else:
+                for text, special in pieces:
+                    # Most tokens are one piece; its events are not copied.
+                    found = parser.feed(text, special)
+                    events = [*events, *found] if events else found
         for event in events:
             if type(event) is not self._same:
                 events = self._checked(events)
@@ -191,16 +179,16 @@ class TurnDecoder:
         return True
 
     def close(self) -> list[Event]:
-        """End the generation and return the events that were held back."""
         if self.ended == "stop":
             return []
         pieces = [] if self.ended else self._detokenizer.flush()
+        last: list[Event] = []
         if self._stops is not None:
             if self.ended is None:
-                pieces = self._until_stop(self._stops, pieces)
-            pieces += self._stops.close()
-        events = [event for piece in pieces for event in self._parser.feed(*piece)]
-        last = [*events, *self._parser.close()]
+                last = self._parse_until_stop(self._stops, pieces)
+            pieces = self._stops.close()
+        last += [event for piece in pieces for event in self._parser.feed(*piece)]
+        last += self._parser.close()
         if last:
             last = merge_deltas(self._checked(last))
         if self._breaks_cut_call and self._open_call is not None:
@@ -226,18 +214,61 @@ class TurnDecoder:
                 break
         return merge_deltas(events)
 
-    def _until_stop(self, stops: StopStrings, pieces: list[TextPiece]) -> list[TextPiece]:
-        """Return the text up to the first of the client's stop strings."""
+    def _parse_until_stop(self, stops: StopStrings, pieces: list[TextPiece]) -> list[Event]:
+        """Parse the text up to the first of the client's stop strings outside reasoning.
+
+        The vendors' APIs look for them in visible text: a thought may contain any text, and the white space behind it
+        belongs to neither.
+        """
+        parser, events = self._parser, list[Event]()
         if self._unwatched > 0:
             self._unwatched -= 1
-            return pieces
-        pieces = stops.feed(pieces)
-        if stops.matched is not None:
-            self.ended, self.stop_sequence = "stop_sequence", stops.matched
-        return pieces
+            was_inside = parser.in_reasoning or self._is_behind_reasoning
+            events = [event for piece in pieces for event in parser.feed(*piece)]
+            has_reasoned = was_inside or any(type(event) is ReasoningDelta for event in events)
+            has_text = any(type(event) is TextDelta and not event.text.isspace() for event in events)
+            self._is_behind_reasoning = has_reasoned and not has_text and not parser.in_reasoning
+            return events
+        waiting = pieces[::-1]
+        while waiting:
+            if parser.in_reasoning or self._is_behind_reasoning:
+                events += self._parse_unwatched(waiting)
+                continue
+            passed = stops.feed([waiting.pop()])
+            for at, piece in enumerate(passed, 1):
+                events += parser.feed(*piece)
+                if parser.in_reasoning:
+                    # What follows the opener is in reasoning, and so is a stop string that was found there.
+                    waiting += [*passed[at:], *stops.take()][::-1]
+                    break
+            if stops.matched is not None:
+                self.ended, self.stop_sequence = "stop_sequence", stops.matched
+                break
+        return merge_deltas(events)
+
+    def _parse_unwatched(self, waiting: list[TextPiece]) -> list[Event]:
+        parser = self._parser
+        text, special = waiting.pop()
+        if not parser.in_reasoning:
+            visible = text.lstrip()
+            if visible:
+                self._is_behind_reasoning = False
+                waiting.append((visible, special))
+            return parser.feed(text[: len(text) - len(visible)])
+        if special or parser.continues(text):
+            events = parser.feed(text, special)
+        else:
+            # The end of reasoning may be inside the text.
+            events, end = [], 0
+            while end < len(text) and parser.in_reasoning:
+                events += parser.feed(text[end])
+                end += 1
+            if end < len(text):
+                waiting.append((text[end:], False))
+        self._is_behind_reasoning = not parser.in_reasoning
+        return events
 
     def _checked(self, events: list[Event]) -> list[Event]:
-        """Make the ids of calls unique, note where reasoning ends, and cut ``events`` behind the last call allowed."""
         turn = self.turn
         for at, event in enumerate(events):
             kind = type(event)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from singletree import request_limits
 from singletree.conversation import Request
 from singletree.engines.engine import Chunk, LogprobRow
 from singletree.errors import InvalidRequest
 from singletree.events import Event, PromptLogprobs, TextDelta, Token, TokenLogprobs, ToolCallBroken
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.server.models.catalog import Model
+from singletree.server.models.model import Model
 from singletree.server.turn.decoder import TurnDecoder
 
 
@@ -18,12 +19,6 @@ class LogprobReader:
     """Decodes a generation token by token, and puts each token before the events that it made certain.
 
     A token is sent when it is known what it belongs to: the tokens of a marker that may still be text, with its last.
-
-    Args:
-        decoder: decodes the tokens into events.
-        tokenizer: gives the bytes of a token.
-        prompt: the token ids of the prompt.
-        request: sets how many alternatives each token gets.
     """
 
     def __init__(
@@ -37,7 +32,6 @@ class LogprobReader:
         self._waiting: list[tuple[int, LogprobRow]] = []
 
     def feed(self, chunk: Chunk) -> list[Event]:
-        """Return the events of ``chunk``, with an event for the tokens before those that they made certain."""
         events = [] if chunk.prompt_logprobs is None else self._read_prompt(chunk.prompt_logprobs)
         rows = chunk.logprobs or ()
         for at, id in enumerate(chunk.token_ids):
@@ -91,7 +85,7 @@ def make_logprob_reader(
     """Return a reader for the tokens of a response or its prompt; None if ``request`` does not ask for them.
 
     Raises:
-        InvalidRequest: the engine does not report log-probabilities of the prompt.
+        InvalidRequest: the engine does not report log-probabilities of the prompt, or they are too many.
     """
     sampling = request.sampling
     if sampling.prompt_logprobs is not None and not model.engine.info().returns_prompt_logprobs:
@@ -100,6 +94,10 @@ def make_logprob_reader(
             "send neither prompt_logprobs nor echo with logprobs",
             param="prompt_logprobs",
         )
+    if sampling.prompt_logprobs is not None:
+        reported = len(prompt) * (1 + sampling.prompt_logprobs) * request.choices
+        what = "log-probabilities of its prompt to report"
+        request_limits.check("prompt_logprobs", reported, what=what, param="prompt_logprobs")
     asked = (sampling.logprobs, sampling.prompt_logprobs)
     if asked == (None, None) and not request.options.return_token_ids:
         return None

@@ -10,6 +10,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from math import nan
 
 from singletree.conversation import Request, Sampling
 from singletree.engines.engine import Chunk, GenerationJob
@@ -17,14 +18,13 @@ from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
 from singletree.events import Finished, FinishReason, UsageUpdate, WeightVersion
 from singletree.prompts.history import canonicalization
 from singletree.prompts.history.canonicalization import ToolsOf
-from singletree.server.models.catalog import ChatFormat, Model
+from singletree.server.models.chat_format import ChatFormat
+from singletree.server.models.eyes import learn_counts
+from singletree.server.models.model import Model
 from singletree.server.turn.complete_calls import CompleteCalls
 from singletree.server.turn.constraints import with_constraint_field
-from singletree.server.turn.delivery import TokenDelivery
-from singletree.server.turn.generation import Batches, Generation
-from singletree.server.turn.picture_tokens import learn_counts
+from singletree.server.turn.generation import Batches, DeliverEvents, Generation, start_generation
 from singletree.server.turn.prompt import fit_prompt
-from singletree.server.turn.start import start_generation
 
 # How many tokens the engine may generate after the last call that is allowed, such as `}`, `</tool_call>` in several
 # tokens and the end token,
@@ -35,9 +35,6 @@ _SPARE_SECONDS = 10.0
 
 def prepare(model: Model, request: Request, tools_of: ToolsOf = canonicalization.no_session) -> Generation:
     """Do all the work on a request that comes before the engine's.
-
-    Args:
-        tools_of: returns the tools that earlier requests of the session sent.
 
     Raises:
         ContextOverflow: the prompt does not fit the window.
@@ -134,13 +131,14 @@ def _job(generation: Generation, request_id: str, delivery: TokenDelivery | None
 
 
 def _take_reports(generation: Generation, chunk: Chunk) -> None:
-    """Take over what the engine reports beside the tokens."""
     if chunk.cached_tokens is not None:
         generation.cached_tokens = chunk.cached_tokens
     if chunk.route is not None:
         generation.route = chunk.route
     if chunk.prompt_tokens is not None:
         _take_prompt_tokens(generation, chunk)
+    if chunk.logprobs and (kept := generation.token_logprobs) is not None:
+        kept.extend(row[0][1] if row else nan for row in chunk.logprobs)
 
 
 async def _let_end(
@@ -176,7 +174,6 @@ async def _let_end(
 
 
 def _take_prompt_tokens(generation: Generation, chunk: Chunk) -> None:
-    """Take over what the engine reports about the pictures of the prompt."""
     model, prompt, length = generation.model, generation.prompt, chunk.prompt_tokens or 0
     generation.prompt_tokens = length
     learn_counts(model.eyes, len(prompt.token_ids), prompt.pictures, chunk)
@@ -192,3 +189,43 @@ def _stop_token_ids(model: Model, sampling: Sampling) -> tuple[int, ...]:
 
 def _own_stop_token_ids(chat_format: ChatFormat) -> tuple[int, ...]:
     return tuple(chat_format.tokenizer.stop_token_ids)
+
+
+class TokenDelivery:
+    """Decodes the tokens that an engine delivers (``GenerationJob.deliver``), and delivers their events.
+
+    Args:
+        generation: the turn.
+        calls: holds calls back; None where they are sent live.
+        deliver: takes the events.
+
+    Attributes:
+        error: what the last call raised: the engine must not get it. To be raised when the engine yields.
+        spare: takes the tokens behind the end of the turn, when it is set; they are not decoded.
+    """
+
+    __slots__ = ("_calls", "_decode", "_decoder", "_deliver", "_token_ids", "error", "spare")
+
+    def __init__(self, generation: Generation, calls: CompleteCalls | None, deliver: DeliverEvents) -> None:
+        self._token_ids = generation.token_ids
+        self._decoder = generation.decoder
+        self._decode = generation.decoder.feed
+        self._calls = calls
+        self._deliver = deliver
+        self.error: Exception | None = None
+        self.spare: array[int] | None = None
+
+    def take(self, token_ids: Sequence[int]) -> bool:
+        """Take the next tokens; return whether more may come so. Never raises."""
+        if self.spare is not None:
+            self.spare.extend(token_ids)
+            return False
+        try:
+            self._token_ids.extend(token_ids)
+            decoder, events = self._decoder, self._decode(token_ids)
+            if decoder.has_calls and self._calls is not None:
+                events = self._calls.feed(events)
+            return (not events or self._deliver(events)) and decoder.ended is None
+        except Exception as error:
+            self.error = error
+            return False

@@ -16,30 +16,20 @@ from singletree.protocols.responses import compact
 class WireProtocol(Protocol):
     """A module of ``protocols`` for one API."""
 
-    ROUTES: list[tuple[str, str, str]]
     ID_PREFIX: str
 
     @property
     def Encoder(self) -> Callable[[AnswerContext], EventEncoder]:
         """The class that encodes the stream of one choice."""
-        ...
 
     def decode(self, body: bytes, headers: Mapping[str, str] = {}) -> Request:
         """Decode the body of a request. Raises InvalidRequest."""
-        ...
 
     def encode(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
-        """Return the body of a response that is not streamed.
-
-        Args:
-            choices: at least one; exactly one on APIs without several choices.
-            usage: the sum over all choices.
-        """
-        ...
+        """Return the body of a response that is not streamed; ``usage`` is the sum over all choices."""
 
     def encode_error(self, error: SingletreeError) -> tuple[int, bytes]:
         """Return the HTTP status and the body for ``error``."""
-        ...
 
 
 MESSAGES: WireProtocol = messages
@@ -50,19 +40,24 @@ COMPLETIONS: WireProtocol = completions
 GENERATE: WireProtocol = generate
 
 
-_BY_PATH = {
-    path: protocol
-    for protocol in (MESSAGES, CHAT, COMPACT, RESPONSES, COMPLETIONS, GENERATE)
-    for _, path, _ in protocol.ROUTES
+PROTOCOLS: Mapping[str, WireProtocol] = {
+    "/v1/messages": MESSAGES,
+    "/v1/chat/completions": CHAT,
+    "/v1/responses/compact": COMPACT,
+    "/v1/responses": RESPONSES,
+    "/v1/conversations": RESPONSES,
+    "/v1/completions": COMPLETIONS,
+    "/inference/v1/generate": GENERATE,
 }
+"""The protocols, by the path that the routes of each begin with."""
 
 
 def protocol_for(path: str, headers: Mapping[str, str]) -> WireProtocol:
     """Return the protocol to respond in: by path; on shared paths by a header that only one of them sends."""
-    known = _BY_PATH.get(path)
+    known = PROTOCOLS.get(path)
     if known is not None:
         return known
-    for start, protocol in _BY_PATH.items():
+    for start, protocol in PROTOCOLS.items():
         if path.startswith(start + "/"):
             return protocol
     return MESSAGES if "anthropic-version" in headers else CHAT

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
-from singletree.conversation import Reasoning, Tool, ToolCall, Turn
+from singletree.conversation import Part, Reasoning, Tool, Turn
 from singletree.events import FinishReason, fold
-from singletree.prompts.replay.anchors import anchor_digest, anchor_end, anchor_of
-from singletree.prompts.replay.generation_prompt import GenerationPrompt
-from singletree.prompts.replay.history_digests import HistoryDigests
-from singletree.prompts.replay.splicing import TurnDelimiters
-from singletree.prompts.replay.turn_memory import (
-    REASONING_PREFIX,
-    GeneratedTurn,
-    TurnMemory,
-    reasoning_id,
-)
+from singletree.prompts.prompt_writer import Prompt
+from singletree.prompts.replay.splicing import comparable_parts
+from singletree.prompts.replay.turn_comparison import generated_parts
+from singletree.prompts.replay.turn_keys import REASONING_PREFIX, HistoryDigests, reasoning_id
+from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt
+from singletree.prompts.replay.turn_places import TurnDelimiters, anchor_digest, anchor_end, anchor_of
 from singletree.prompts.tokenizer.added_tokens import PICTURE_MARK, strip_guards
-from singletree.server.models.capsule import Capsules, Span
-from singletree.server.models.catalog import ChatFormat
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.server.ids import NewId, TurnCallIds, new_id
+from singletree.server.models.chat_format import ChatFormat
 from singletree.server.turn.decoder import DecodedTurn
-from singletree.server.turn.ids import NewId, TurnCallIds, new_id
-from singletree.server.turn.round_trip import survives_round_trip
+from singletree.server.turn.round_trip import RenderedTurnParser, survives_round_trip
+from singletree.server.turns.capsule import Span
 
-RoundTripCheck = Callable[[Turn, "array[int]", "array[int] | str", bool], bool]
 _JOINT_TOKENS = 16
 """How many tokens before the end of a turn are compared with it."""
 
@@ -37,27 +32,22 @@ class TurnRecorder:
     """Records one generation, for the turn memory and for capsules. It does not change the generation.
 
     Args:
-        memory: gets the turn when it is over.
         opening: how the prompt opened the turn.
         history: the turns before it.
         places: keys of the turns of ``history``, under which the memory finds them.
-        ids: the ids of its calls.
         enders: tokens that end a turn, or that the template prints behind one.
-        decoded: the turn, as the decoder knows it.
-        capsules: encrypt its reasoning for the client; None for no capsules.
+        tools: the tools of the conversation.
         names_reasoning: whether the client gets its reasoning under ids, by which the turn is recognised later.
-        survives: called with the finished turn, the tokens at its end, the tokens before those (or the text of the
-            prompt) and whether arguments travel as objects; returns whether the tokens at the end come back without
-            a capsule.
         behind: the remembered turns of the conversation, in order.
+        begun: the beginning of the turn, where the client sent it; it is not in ``history``.
 
     Attributes:
-        turn: the generated turn, when it is over.
+        turn: what was generated of the turn, when it is over.
     """
 
     def __init__(
         self,
-        memory: TurnMemory,
+        chat_format: ChatFormat,
         opening: GenerationPrompt,
         history: Sequence[Turn],
         places: HistoryDigests,
@@ -65,14 +55,15 @@ class TurnRecorder:
         enders: Collection[int],
         decoded: DecodedTurn,
         *,
-        capsules: Capsules | None = None,
+        tools: Sequence[Tool] = (),
         names_reasoning: bool = False,
-        survives: RoundTripCheck | None = None,
         behind: Sequence[GeneratedTurn] = (),
+        begun: BegunTurn | None = None,
     ) -> None:
-        self._survives = survives
+        self._chat_format = chat_format
+        self._tools = tools
+        self._begun = begun
         self._behind = behind
-        self._memory = memory
         self._opening = opening
         self._history = history
         self._places = places
@@ -80,7 +71,8 @@ class TurnRecorder:
         self._enders = enders
         self._decoded = decoded
         self._answer = new_id("") if names_reasoning else ""
-        self._capsules = capsules
+        # A capsule holds what was generated, and the beginning of a turn that the client began was not.
+        self._capsules = chat_format.capsules if begun is None else None
         self._name = b""
         self._sealed = self._capsules_made = 0
         self._is_over = False
@@ -111,23 +103,27 @@ class TurnRecorder:
         is_last = self._is_over and ordinal == len(ends) - 1
         return self._seal_up_to(self.tokens if is_last else ends[ordinal], is_last=is_last)
 
-    def seal_end(self, *, as_objects: bool) -> str:
-        """Return the capsule of the tokens behind the last capsule, for a turn that is over and ends in a call.
+    def seal_end(self) -> str:
+        """Return the capsule of the tokens behind the last capsule, for a turn that is over and has a whole call.
 
-        It is empty for other turns, and for tokens that come back without it.
-
-        Args:
-            as_objects: whether the protocol carries the arguments of calls as objects.
+        It is empty for other turns, since clients take the last part of an answer without calls for the answer, and
+        for tokens that come back without it.
         """
-        if self._capsules is None or self._survives is None or not self._is_over or self.turn is None:
+        if self._capsules is None or not self._is_over or self.turn is None:
             return ""
         token_ids = self._decoded.token_ids
-        last, rest = self.turn.parts[-1:], token_ids[self._sealed : self.tokens]
-        ends_in_call = any(isinstance(part, ToolCall) and part.complete for part in last)
-        if not rest or not ends_in_call:
+        rest = token_ids[self._sealed : self.tokens]
+        if not rest or not any(call.complete for call in self.turn.tool_calls):
             return ""
         sealed = token_ids[max(0, self._sealed - _JOINT_TOKENS) : self._sealed]
-        if self._survives(self.turn, rest, sealed or self._opening.tail, as_objects):
+        before = self._chat_format.tokenizer.decode(sealed) if sealed else self._opening.tail
+        if survives_round_trip(self._chat_format, self.turn, rest, before, self._tools):
+            return ""
+        return self._seal_up_to(self.tokens, is_last=True)
+
+    def seal_rest(self) -> str:
+        """Return the capsule of the tokens behind the last capsule, for a turn that is over; empty without any."""
+        if self._capsules is None or not self._is_over or self._sealed >= self.tokens:
             return ""
         return self._seal_up_to(self.tokens, is_last=True)
 
@@ -145,23 +141,47 @@ class TurnRecorder:
         return self._decoded.length
 
     def close(self, reason: FinishReason) -> None:
-        """End the turn and remember it, unless a stop string cut it: then its last token goes on behind its text."""
+        """End the turn and remember it. Of a turn that a stop string cut, what was kept is remembered, not sealed."""
         decoded = self._decoded
-        if reason == "stop_sequence" or not decoded.length:
+        if not decoded.length:
+            return
+        if reason == "stop_sequence":
+            kept = "".join(event.raw for event in decoded.events)
+            token_ids = decoded.token_ids[: decoded.length]
+            self._remember(fold(decoded.events), tokens_of_text(self._chat_format.tokenizer, token_ids, kept))
             return
         while decoded.length and decoded.token_ids[decoded.length - 1] in self._enders:
             decoded.length -= 1
         if decoded.is_reasoning:
             decoded.end_reasoning()
         self._is_over = True
-        turn = self.turn = fold(decoded.events)
-        if turn.parts and decoded.length:
-            calls = turn.tool_calls
-            known_by_id = bool(calls) and all(call.id in self._ids.minted for call in calls)
-            place = "" if known_by_id else self._places[len(self._history)]
-            named = turn if known_by_id or not self._answer else _with_reasoning_ids(turn, self._answer)
-            known = GeneratedTurn(named, self._opening, decoded.token_ids[: decoded.length], place)
-            self._memory.remember(known, behind=self._behind)
+        self.turn = fold(decoded.events)
+        self._remember(self.turn, decoded.token_ids[: decoded.length])
+
+    def _remember(self, turn: Turn, token_ids: array[int] | None) -> None:
+        if not turn.parts or not token_ids:
+            return
+        named = _with_reasoning_ids(turn, self._answer) if self._answer else turn
+        if self._begun is not None:
+            named = Turn("assistant", (*self._begun.parts, *named.parts))
+            token_ids = self._begun.token_ids + token_ids
+            if not self._is_printed(named, token_ids):
+                return
+        known = GeneratedTurn(
+            named,
+            self._opening,
+            token_ids,
+            self._places[len(self._history)],
+            has_unique_ids=self._ids.minted.issuperset(call.id for call in named.tool_calls),
+        )
+        if self._chat_format.memory is not None:
+            self._chat_format.memory.remember(known, behind=self._behind)
+
+    def _is_printed(self, turn: Turn, token_ids: array[int]) -> bool:
+        """Return whether ``token_ids`` give ``turn``: the template may have left out a part of its beginning."""
+        parse = RenderedTurnParser(self._chat_format.family, self._tools)
+        printed = parse(self._chat_format.tokenizer.decode(token_ids), self._opening.tail)
+        return comparable_parts(printed) == comparable_parts(turn)
 
 
 def _with_reasoning_ids(turn: Turn, answer: str) -> Turn:
@@ -177,71 +197,59 @@ def _with_reasoning_ids(turn: Turn, answer: str) -> Turn:
 
 def make_recorder(
     chat_format: ChatFormat,
-    prompt: str,
-    history: Sequence[Turn],
+    prompt: Prompt,
     places: HistoryDigests,
     ids: TurnCallIds,
     decoded: DecodedTurn,
     *,
     tools: Sequence[Tool] = (),
-    behind: Sequence[GeneratedTurn] = (),
-    clock: float = 0.0,
+    is_continued: bool = False,
     names_reasoning: bool = False,
     stop_token_ids: Collection[int] = (),
 ) -> TurnRecorder | None:
     """Return a recorder for the turn that ``prompt`` opens.
 
-    Return None if the turns of this template cannot be separated later, and if the client's own assistant turn is
-    continued: that turn is not the model's alone.
+    Return None if the turns of this template cannot be separated later, and if the turn has a beginning by the client
+    that is not found in the prompt.
 
     Args:
-        prompt: the rendered prompt.
-        history: the turns of the prompt.
-        places: their keys in the turn memory.
-        ids: the ids of the calls of the turn.
-        decoded: the turn, as the decoder knows it.
-        tools: the tools of the conversation.
-        behind: the remembered turns of the conversation, in order.
-        clock: the time that the prompt prints, in unix seconds; 0 if it prints none.
+        places: the keys of its turns in the turn memory.
+        is_continued: whether the turn at the end of the prompt is continued.
         names_reasoning: whether the client gets reasoning under ids.
         stop_token_ids: tokens that end this turn in addition to the model's own.
     """
-    memory, layout = chat_format.memory, chat_format.layout
-    if memory is None or layout is None or not history or history[-1].role == "assistant":
+    layout, history = chat_format.layout, prompt.turns
+    if chat_format.memory is None or layout is None or not history:
         return None
-    opening = _opening(prompt, history[-1], layout)
+    text, begun, opening = prompt.text, None, None
+    if history[-1].role == "assistant":
+        begun = begun_turn(prompt, layout, chat_format.tokenizer) if is_continued else None
+        if begun is None:
+            return None
+        history, text, opening = history[:-1], begun.text, begun.opening
+    if opening is None:
+        opening = _opening(text, history[-1] if history else _NO_TURN, layout)
     if opening is None:
         return None
-    if clock != opening.clock:
-        opening = replace(opening, clock=clock)
+    printed_time = 0.0 if prompt.clock is None else prompt.clock.at
+    if printed_time != opening.clock:
+        opening = replace(opening, clock=printed_time)
     enders = chat_format.derived(_enders)
     if stop_token_ids:
         enders = enders.union(stop_token_ids)
     return TurnRecorder(
-        memory,
+        chat_format,
         opening,
         history,
         places,
         ids,
         enders,
         decoded,
-        capsules=chat_format.capsules,
+        tools=tools,
         names_reasoning=names_reasoning,
-        survives=partial(_survives, chat_format, tools),
-        behind=behind,
+        behind=prompt.remembered,
+        begun=begun,
     )
-
-
-def _survives(
-    chat_format: ChatFormat,
-    tools: Sequence[Tool],
-    turn: Turn,
-    rest: array[int],
-    before: array[int] | str,
-    as_objects: bool,
-) -> bool:
-    behind = before if isinstance(before, str) else chat_format.tokenizer.decode(before)
-    return survives_round_trip(chat_format, turn, rest, behind, tools, as_objects=as_objects)
 
 
 def _enders(chat_format: ChatFormat) -> frozenset[int]:
@@ -274,5 +282,66 @@ def _opening(prompt: str, answered: Turn, layout: TurnDelimiters) -> GenerationP
     return GenerationPrompt(header, text, asked, answers)
 
 
+_NO_TURN = Turn("user")
 _LONGEST_TEXT, _LONGEST_ASKED = 64, 256
 _NAME_BYTES = 8
+
+
+_LONGEST_CUT = 512
+"""The longest text behind the kept one for which the last token of that is looked for, in characters."""
+
+
+def tokens_of_text(tokenizer: Tokenizer, token_ids: array[int], text: str) -> array[int] | None:
+    """Return the tokens of ``text``, the beginning of what ``token_ids`` stand for; None if they cannot be determined.
+
+    They are the first of ``token_ids``; where ``text`` ends inside a token, its part of that token is encoded anew.
+    """
+    count = len(token_ids)
+    behind = len(tokenizer.decode(token_ids)) - len(text)
+    if behind > _LONGEST_CUT:
+        return None
+    cut = ""
+    while behind > len(cut) and count:
+        count -= 1
+        cut = tokenizer.decode(token_ids[count:])
+    found = token_ids[:count]
+    if len(cut) > behind:
+        found += tokenizer.encode_array(tokenizer.guard(cut[: len(cut) - behind]))
+    return found if found and tokenizer.decode(found) == text else None
+
+
+@dataclass(frozen=True, slots=True)
+class BegunTurn:
+    """The beginning of a turn, as it is in the prompt.
+
+    Attributes:
+        token_ids: its tokens, from the end of the header on.
+        text: the text before its tokens, as far as the header was looked for in it.
+        opening: how the prompt opened it, where that is remembered; else None.
+    """
+
+    parts: tuple[Part, ...]
+    token_ids: array[int]
+    text: str
+    opening: GenerationPrompt | None = None
+
+
+def begun_turn(prompt: Prompt, layout: TurnDelimiters, tokenizer: Tokenizer) -> BegunTurn | None:
+    """Return the turn of the assistant inside which ``prompt`` ends; None where its first token is not certain."""
+    parts = tuple(generated_parts(prompt.given[-1])) if prompt.given else ()
+    if not parts:
+        return None
+    if len(prompt.piece_ends) >= 2:
+        start, end = prompt.piece_ends[-2:]
+        behind = tokenizer.decode(prompt.token_ids[end:])
+        if layout.last_header(behind)[0] < 0:
+            known = prompt.remembered[-1]
+            return BegunTurn(parts, prompt.token_ids[start:], prompt.text, known.opening)
+    at, _ = layout.last_header(prompt.text)
+    text = prompt.text[at:]
+    if at < 0 or any(end in text for end in layout.ends):
+        return None
+    token_ids = tokenizer.encode_array(text)
+    if not token_ids or prompt.token_ids[-len(token_ids) :] != token_ids:
+        return None  # A token reaches over the end of the header.
+    return BegunTurn(parts, token_ids, prompt.text[:at])

@@ -1,0 +1,75 @@
+"""Make the table of docs/check.md from the cards that ``python -m benchmarks.check_servers`` wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from singletree.checking.contract import CHECKS
+from singletree.checking.verdicts import ALL
+
+DOCS = Path(__file__).resolve().parent
+CARDS = DOCS.parent / "benchmarks" / "results" / "check"
+BEGIN, END = "<!-- cards -->", "<!-- /cards -->"
+_ORDER = ("singletree-scripted", "singletree", "llama-server", "vllm", "dynamo")
+_MARKS = {"pass": "✓", "fail": "✗", "not applicable": "–", "undecided": "?"}
+
+
+def page() -> str:
+    """Return the page with the checks and the tables of the present cards."""
+    text = (DOCS / "check.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{_checks()}\n{_cards()}\n{END}{after}"
+
+
+def _checks() -> str:
+    rows = [f"| `{c.name}` | {c.title} | {c.users} | {c.reference} |" for c in CHECKS]
+    return "\n".join(
+        [
+            "## Checks",
+            "",
+            "| check | holds if | users see otherwise | asked for by |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _cards() -> str:
+    cards = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for name in _ORDER
+        if (path := CARDS / f"{name}.json").exists()
+    ]
+    heads = [f"{card['server']} {card['version']}, {card['date']}" for card in cards]
+    lines = [
+        "## Measured cards",
+        "",
+        "A cell has the marks of Messages, Chat and Responses: ✓ pass, ✗ fail, – not applicable, ? undecided, · none.",
+        "",
+        f"| check | {' | '.join(heads)} |",
+        f"|---|{'---|' * len(cards)}",
+    ]
+    for check in CHECKS:
+        cells = [_cell(card, check.name) for card in cards]
+        lines.append(f"| `{check.name}` | {' | '.join(cells)} |")
+    for card in cards:
+        failed = [each for each in card["results"] if each["verdict"] == "fail"]
+        lines += ["", f"### {card['server']} {card['version']}", ""]
+        counted = ", ".join(f"{number} {verdict}" for verdict, number in card["counts"].items())
+        lines += [f"{counted}, in {card['seconds']:.0f} s on a busy machine of two cores.", ""]
+        lines += [f"- `{each['check']}` ({each['protocol']}): {_plain(each['reason'])}" for each in failed]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(card: dict[str, Any], check: str) -> str:
+    found = {each["protocol"]: each["verdict"] for each in card["results"] if each["check"] == check}
+    return "".join(_MARKS[found[name]] if name in found else "·" for name in ALL)
+
+
+def _plain(text: str) -> str:
+    """Return ``text`` as one line of code, with none of the marks that Markdown reads."""
+    return "`" + " ".join(text.split()).replace("`", "'") + "`"

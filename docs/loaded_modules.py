@@ -1,0 +1,81 @@
+"""Count what a server for engines at --engine-url loads, and the lines of the core and of all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path.append(str(DOCS.parent / "tests"))
+
+from source import PACKAGE  # noqa: E402
+
+BEGIN, END = "<!-- loaded -->", "<!-- /loaded -->"
+BEHIND_DOORS = frozenset(
+    {
+        "checking",
+        "cli",
+        "constraints",
+        "drafting",
+        "in_process",
+        "inspector",
+        "llamacpp",
+        "media",
+        "prefix_breaks",
+        "processes",
+        "ray",
+        "records",
+        "routing",
+        "testing",
+        "training",
+        "turn_stores",
+        "wires",
+    }
+)
+_SCRIPT = """\
+import json, sys
+import singletree.cli.serve, singletree.server.http.run, singletree.engines.detection, singletree.engines.remote.engine
+from singletree.server.doors import open_door
+open_door("server vllm")
+print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "singletree" and m.__file__]))
+"""
+
+
+@cache
+def loaded() -> tuple[int, int]:
+    """Return how many modules and lines ``serve --engine-url`` has loaded when it has connected to a vLLM."""
+    run = subprocess.run([sys.executable, "-c", _SCRIPT], check=True, stdout=subprocess.PIPE)
+    paths = [Path(each) for each in json.loads(run.stdout)]
+    return len(paths), sum(_lines(path) for path in paths)
+
+
+@cache
+def sizes() -> tuple[int, int, int]:
+    """Return the modules and the lines of the source, and the lines of the core: all but what is behind doors."""
+    files = list(PACKAGE.rglob("*.py"))
+    core = [path for path in files if path.relative_to(PACKAGE).parts[0] not in BEHIND_DOORS]
+    return len(files), sum(map(_lines, files)), sum(map(_lines, core))
+
+
+def _lines(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n")
+
+
+def insert(text: str) -> str:
+    """Return the text of architecture.md with the present sizes. They are rounded, so that few changes change them."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    count, lines = loaded()
+    files, total, core = sizes()
+    sentence = (
+        f"The source has about {_round(total)} lines in {round(files, -1)} modules, the core {_round(core)}. A server "
+        f"for engines at\n`--engine-url` loads about {_round(lines)} lines in {round(count, -1)} modules.\n"
+    )
+    return f"{before}{BEGIN}\n{sentence}{END}{after}"
+
+
+def _round(lines: int) -> str:
+    return f"{round(lines, -3):,}"

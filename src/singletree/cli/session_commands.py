@@ -1,0 +1,232 @@
+"""``singletree explain`` and ``tail``: what a running server reports on the prompts of its sessions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+from cyclopts import Parameter
+
+from singletree.cli.running_server import RunningServer
+from singletree.errors import BadConfiguration
+from singletree.server.sessions.session_report import PATH
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+_COURSE_TEXTS = {
+    "first": "a new conversation: there is no earlier prompt to continue",
+    "appended": "continues the last prompt and turn completely",
+    "back": "continues from an earlier turn: a fork, a retry or a side request",
+}
+_EXCERPT = 60
+
+
+def explain(
+    session: str | None = None,
+    *,
+    server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Show where the prompts of a session broke the prefix cache, and why. Without a session, list the sessions.
+
+    Parameters
+    ----------
+    session
+        The session's id, as the list and the server's log show it.
+    json
+        Print JSON.
+    """
+    path = PATH if session is None else f"{PATH}/{quote(session, safe='/')}"
+    value = server.fetch(path)
+    if json:
+        _print_json(value)
+        return
+    try:
+        lines = list(_sessions(value["data"]) if session is None else _session(value, server.root))
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        raise BadConfiguration(
+            f"cannot read the answer of {server.base_url}, which may run another version of singletree; "
+            "--json prints the answer as it is"
+        ) from None
+    print("\n".join(lines))
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _sessions(sessions: list[dict[str, Any]]) -> Iterator[str]:
+    if not sessions:
+        yield "the server has no sessions yet"
+        return
+    yield f"{'last':8}  {'requests':>8}  {'tokens':>8}  {'breaks':>6}  {'lost':>8}  session"
+    for each in sessions:
+        yield (
+            f"{_clock(each['last_at'])}  {each['requests']:8}  {each['prompt_tokens']:8}  {each['breaks']:6}  "
+            f"{each['lost_tokens']:8}  {_printable(each['id'])}"
+        )
+
+
+def _session(session: dict[str, Any], root: str) -> Iterator[str]:
+    yield f"session {_printable(session['id'])}, model {_printable(session['model'])}: {session['requests']} requests"
+    if link := session.get("inspect"):
+        yield f"inspect {root}{_printable(link)}"
+    steps = session["steps"]
+    if len(steps) < session["requests"]:
+        yield f"the last {len(steps)} requests:"
+    for number, step in enumerate(steps, session["requests"] - len(steps) + 1):
+        yield from _step(number, step)
+
+
+def _step(number: int, step: dict[str, Any]) -> Iterator[str]:
+    cached = "" if step["cached_tokens"] is None else f", {step['cached_tokens']} cached by the engine"
+    yield ""
+    yield (
+        f"{number}  {_clock(step['at'])}  conversation {step['line']}  prompt {step['prompt_tokens']}: "
+        f"{step['matched_tokens']} matched, {step['new_tokens']} new{cached}; {step['generated_tokens']} generated"
+    )
+    if (route := step.get("route")) is not None:
+        yield f"   engine  {_route(route, step['cached_tokens'])}"
+    broken = step["break"]
+    if broken is None:
+        yield f"   {_COURSE_TEXTS.get(step['course'], step['course'])}"
+        return
+    yield f"   BREAK in {broken['place']}, {step['lost_tokens']} tokens lost: {broken['cause']}"
+    yield f"   why     {broken['says']}"
+    yield f"   cure    {broken['cure']}"
+    yield f"   after   {_printable(broken['before'][-_EXCERPT:])}"
+    yield f"   was     {_printable(broken['was'][:_EXCERPT])}"
+    yield f"   is      {_printable(broken['now'][:_EXCERPT])}"
+
+
+def _route(route: dict[str, Any], cached: int | None) -> str:
+    """Describe which engine generated, how many cached tokens were expected there and how many came, and why."""
+    words = [_printable(route["worker"] or "the only one")]
+    if (predicted := route["predicted_cached_tokens"]) is not None and not route["failovers"]:
+        came = "" if cached is None else f", {cached} came"
+        words.append(f"{predicted} cached tokens predicted{came}")
+    if route["failovers"]:
+        words.append(f"after {route['failovers']} failed")
+    return "; ".join([*words, *([_printable(route["reason"])] if route["reason"] else [])])
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` with control characters escaped: one line, and no terminal control sequences."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+_COLOURS = {"first": "cyan", "appended": "green", "back": "yellow", "broken": "red"}
+_BAD_ENDS = ("error", "cancelled", "context_overflow")
+_KEY = 24
+"""Characters of a session's name that are shown; most are UUIDs."""
+
+
+def tail(*, server: RunningServer = RunningServer(), interval: float = 1.0) -> None:  # noqa: B008 (frozen)
+    """Print a line for each request as it ends: its session, what was cached and new, and why the prefix broke.
+
+    Parameters
+    ----------
+    interval
+        Seconds between two looks at the server.
+    """
+    from rich.console import Console
+
+    watcher = SessionWatcher(server)
+    console = Console(highlight=False, soft_wrap=True)
+    watcher.skip()
+    is_there = True
+    while True:
+        try:
+            for session, step in watcher.new_steps():
+                console.print(step_line(session, step))
+            is_there = True
+        except BadConfiguration as gone:
+            # It may be restarted.
+            if is_there:
+                console.print(gone.message, style="red")
+            is_there = False
+        time.sleep(_checked(interval))
+
+
+class SessionWatcher:
+    """Finds the requests that ended since it looked last."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+        self._seen: dict[str, int] = {}
+
+    def skip(self) -> None:
+        """Pass over all requests that have ended. Raises BadConfiguration as ``new_steps`` does."""
+        self._list()
+
+    def new_steps(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Return (session, step) of each request that ended since the last call, in the order of their start.
+
+        Raises BadConfiguration if the server does not answer as singletree does.
+        """
+        seen = self._seen
+        found: list[tuple[float, str, Mapping[str, Any]]] = []
+        for key, requests in self._list().items():
+            new = requests - seen.get(key, 0)
+            if new > 0:
+                steps = self._server.fetch(f"{PATH}/{quote(key, safe='/')}")["steps"]
+                found += [(step["at"], key, step) for step in steps[-new:]]
+        return ((key, step) for _, key, step in sorted(found, key=lambda each: each[0]))
+
+    def _list(self) -> dict[str, int]:
+        """Note how many requests each session has had, and return it."""
+        listed = self._server.fetch(PATH)["data"]
+        self._seen = {session["id"]: session["requests"] for session in listed}
+        return self._seen
+
+
+def step_line(session: str, step: Mapping[str, Any]) -> Text:
+    """Return one line about a request."""
+    from rich.text import Text
+
+    cached = "-" if step["cached_tokens"] is None else f"{step['cached_tokens']:,}"
+    line = Text(time.strftime("%H:%M:%S", time.localtime(step["at"])), style="dim")
+    line.append(f"  {_short(session):{_KEY}}", style="default")
+    line.append(f"  {step['course']:9}", style=_COLOURS.get(step["course"], "default"))
+    line.append(
+        f"prompt {step['prompt_tokens']:>8,}  new {step['new_tokens']:>7,}  cached {cached:>8}  "
+        f"generated {step['generated_tokens']:>6,}",
+        style="default",
+    )
+    first, took, ended = step.get("first_seconds"), step.get("seconds"), step.get("ended")
+    line.append(f"  first {_seconds(first):>7}  took {_seconds(took):>7}", style="default")
+    if ended in _BAD_ENDS:
+        line.append(f"  {ended}", style="bold red")
+    broken = step["break"]
+    if broken is not None:
+        line.append(
+            f"  {broken['cause']} in {broken['place']}, {step['lost_tokens']:,} lost", style="bold red"
+        )
+    return line
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def _checked(interval: float) -> float:
+    if not 0.05 <= interval <= 3600:
+        raise BadConfiguration(f"--interval is {interval}; give seconds from 0.05 to 3600")
+    return interval
+
+
+def _short(text: str) -> str:
+    """Return ``text`` on one line without control characters, cut to the width of its column."""
+    plain = _printable(text)
+    return plain if len(plain) <= _KEY else f"{plain[: _KEY - 1]}…"

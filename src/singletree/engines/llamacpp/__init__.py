@@ -1,1 +1,0 @@
-"""Runs llama.cpp in a child process."""

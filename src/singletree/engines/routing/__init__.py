@@ -1,1 +1,0 @@
-"""Routing: several engines of one model are used as one."""

@@ -1,1 +1,0 @@
-"""TensorRT-LLM: a running ``trtllm-serve``, with token ids in and out."""

@@ -1,0 +1,113 @@
+"""Starts SGLang inside this process: its arguments, the steps in its log, and what to change when it does not start.
+
+The names used here are those of SGLang 0.5.23: ``ServerArgs`` and ``Engine``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from singletree.engines.devices import ENGINE_PACKAGES
+from singletree.engines.weights.progress import Progress, no_progress
+from singletree.in_process.startup import ArgumentNames, EnginePackage, EngineSettings, StartupLimit
+
+_ARGUMENTS = ArgumentNames(
+    model="--model-path",
+    context_window="--context-length",
+    slots="--max-running-requests",
+    refused={
+        "--model-path": "--model before the --",
+        "--model": "--model before the --",
+        "--served-model-name": "--model-name before the --",
+        "--context-length": "--context-window before the --",
+        "--max-running-requests": "--slots before the --",
+        "--skip-tokenizer-init": "nothing: without its tokenizer SGLang has no constraints, so no forced tool calls",
+    },
+    agent=(
+        (("--grammar-backend", "xgrammar"), "forced and strict tool calls"),
+        (("--incremental-streaming-output",), "each step gives its new tokens only"),
+        (("--enable-priority-scheduling",), "hints of harnesses: who waits for an answer goes first"),
+        (("--schedule-low-priority-values-first",), "a lower number goes first, as in the hints"),
+    ),
+)
+
+_STEPS = (
+    (r"Load weight begin", "SGLang: reads the weights"),
+    (r"Load weight end", "SGLang: has the weights, measures the memory that is left"),
+    (r"KV Cache is allocated|Memory pool end", "SGLang: has the prefix cache, warms up"),
+    (r"Capture cuda graph begin", "SGLang: captures CUDA graphs"),
+)
+
+_LIMITS = (
+    StartupLimit(
+        r"No module named 'xgrammar'",
+        "XGrammar is missing, which holds forced and strict tool calls",
+        "pip install xgrammar, or give `-- --grammar-backend none` and do without them",
+    ),
+    StartupLimit(
+        r"Not enough memory\. Please try to increase --mem-fraction-static",
+        "the weights leave no memory for the KV cache",
+        "give `-- --mem-fraction-static 0.9`, a smaller or quantized model, or more GPUs with `-- --tp-size 2`",
+    ),
+    StartupLimit(
+        r"[Oo]ut ?[Oo]f ?[Mm]emory",
+        "the GPU's memory is too small for the model",
+        "give `-- --mem-fraction-static 0.7`, a smaller or quantized model, or more GPUs with `-- --tp-size 2`",
+    ),
+    StartupLimit(
+        r"context_length \((?P<wanted>\d+)\) is greater than the derived context_length \((?P<trained>\d+)\)",
+        "a window of {wanted} tokens is more than the {trained} that the model was trained for",
+        "give --context-window {trained} or less",
+    ),
+    StartupLimit(
+        r"No accelerator .* is available|Torch not compiled with CUDA enabled",
+        "SGLang finds no device that it can use",
+        "check `nvidia-smi`, or give --engine llamacpp",
+    ),
+    StartupLimit(
+        r"Model architectures? (?P<names>\[.*?\]|\S+) (?:are|is) not supported",
+        "this version of SGLang does not know the architecture {names}",
+        "install a newer SGLang, or give --engine llamacpp with a GGUF file of the model",
+    ),
+)
+
+PACKAGE = EnginePackage(
+    *ENGINE_PACKAGES["sglang"],
+    (0, 5, 23),
+    "python -m sglang.launch_server --model-path MODEL",
+    "SGLANG_LOGGING_CONFIG_PATH",
+    _ARGUMENTS,
+    _STEPS,
+    _LIMITS,
+)
+
+
+def load_sglang(settings: EngineSettings, progress: Progress = no_progress) -> Any:
+    """Start SGLang, in a thread: there it sets no signal handlers. See ``EnginePackage.load``."""
+    return PACKAGE.load(settings, progress, _start)
+
+
+@contextlib.contextmanager
+def _root_logger_kept() -> Iterator[None]:
+    """Restore the handlers and the level of the root logger, which SGLang sets up for itself."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+@_root_logger_kept()
+def _start(arguments: Sequence[str]) -> Any:
+    from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.server_args import ServerArgs
+
+    parser = PACKAGE.parser(argparse.ArgumentParser, arguments)
+    ServerArgs.add_cli_args(parser)
+    return Engine(server_args=ServerArgs.from_cli_args(parser.parse_args(list(arguments))))

@@ -1,0 +1,232 @@
+"""Convert contents to the form that a template or a model knows: text, pictures, tool definitions, ids of calls."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any, Literal
+
+from singletree.conversation import (
+    Document,
+    Image,
+    Part,
+    Reasoning,
+    Text,
+    Tool,
+    ToolCall,
+    ToolReference,
+    ToolResult,
+)
+from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities
+
+NO_IMAGES = "[image: this model cannot see images]"
+
+
+def parts_of(content: Any) -> list[MessageDict]:
+    """Return ``content`` as a list of content parts."""
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def with_error(result: ToolResult) -> tuple[Part, ...]:
+    """Return the parts of a result, after "Error: " if it is an error whose first words do not show that."""
+    text = "".join(part_text(part) for part in result.parts)
+    if not result.is_error or "error" in text[:40].lower():
+        return result.parts
+    return (Text("Error: "), *result.parts)
+
+
+def part_text(part: Part) -> str:
+    """Return ``part`` as text; for a picture or a document that is not text, a note about what it is."""
+    if isinstance(part, Text | Reasoning):
+        return part.text
+    if isinstance(part, Image):
+        return NO_IMAGES
+    if isinstance(part, Document):
+        return _document_words(part)
+    if isinstance(part, ToolReference):
+        return f"[tool: {part.name}]"
+    if isinstance(part, ToolCall):
+        return part.arguments
+    return "".join(part_text(inner) for inner in part.parts)
+
+
+def _document_words(document: Document) -> str:
+    name = f" {document.title}" if document.title else ""
+    kind = document.media_type or document.url or "unknown type"
+    if document.media_type.startswith("text/") and document.data:
+        try:
+            text = base64.b64decode("".join(document.data.split()), validate=True).decode("utf-8", "replace")
+        except (binascii.Error, ValueError):
+            return f"[document{name}: unreadable base64]"
+        return f"[document{name}]\n{text}\n[end of document{name}]"
+    return f"[document{name}: this model cannot read {kind}]"
+
+
+MessageContent = str | list[MessageDict]
+PictureForm = Mapping[str, Any] | str | None
+"""What stands for a picture in a message: a content part of the template, a mark in the text, or, for None, a note."""
+
+_FOLLOWS = "[image: shown in the next message]"
+
+
+class PictureWriter:
+    """Converts contents, with pictures in ``form``; a later user message shows those that a tool result cannot hold."""
+
+    def __init__(self, form: PictureForm, guard: Callable[[str], str], *, in_results: bool) -> None:
+        self._form = form
+        self._guard = guard
+        self._in_results = in_results or not isinstance(form, Mapping)
+        self._later: list[Image] = []
+
+    def text(self, parts: Iterable[Part]) -> str:
+        """Return ``parts`` as text, guarded as a whole: two blocks could hold half a token each."""
+        if not isinstance(self._form, str):
+            return self._guard("".join(map(part_text, parts)))
+        return self._form.join(self._between_pictures(parts))
+
+    def content(self, parts: Sequence[Part]) -> MessageContent:
+        if not isinstance(self._form, Mapping) or not any(isinstance(part, Image) for part in parts):
+            return self.text(parts)
+        content: list[MessageDict] = []
+        for number, text in enumerate(self._between_pictures(parts)):
+            content += [dict(self._form), *parts_of(text)] if number else parts_of(text)
+        return content
+
+    def _between_pictures(self, parts: Iterable[Part]) -> list[str]:
+        """Return the texts before, between and after the pictures, each guarded as a whole."""
+        runs: list[list[str]] = [[]]
+        for part in parts:
+            if isinstance(part, Image):
+                runs.append([])
+            else:
+                runs[-1].append(part_text(part))
+        return [self._guard("".join(run)) for run in runs]
+
+    def result_content(self, parts: Sequence[Part]) -> MessageContent:
+        """Return the content of a tool result; pictures that it cannot hold wait for ``take_later``."""
+        if self._in_results:
+            return self.content(parts)
+        self._later += [part for part in parts if isinstance(part, Image)]
+        return self.text(Text(_FOLLOWS) if isinstance(part, Image) else part for part in parts)
+
+    def take_later(self) -> MessageContent:
+        later, self._later = self._later, []
+        return self.content(later) if later else ""
+
+
+RequiredDescriptions = Literal["none", "tool", "parameter"]
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+_FREE_FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+"""Parameters of a custom tool, which takes one string; a model that knows only functions writes this argument."""
+
+
+def tool_definition(tool: Tool, *, described: RequiredDescriptions = "none") -> dict[str, Any]:
+    """Return the definition of ``tool``, with keys in the client's order and the descriptions that a template needs."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None or described != "none":
+        function["description"] = tool.description or ""
+    absent = _FREE_FORM if tool.kind == "custom" else _NO_PARAMETERS
+    parameters = absent if tool.parameters is None else tool.parameters
+    function["parameters"] = _described(parameters) if described == "parameter" else parameters
+    return {"type": "function", "function": function}
+
+
+def _described(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return parameters
+    described = {
+        name: {**schema, "description": schema.get("description", "")}
+        if isinstance(schema, Mapping)
+        else schema
+        for name, schema in properties.items()
+    }
+    return {**parameters, "properties": described}
+
+
+_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_NUMBER = re.compile(r"(?<!\d)\d{1,9}\Z")
+_NINE = re.compile(r"[0-9A-Za-z]{9}")
+
+
+def _nine_characters(call: ToolCall, index: int) -> str:
+    """Return an id of nine characters. Mistral's templates refuse others; a call must keep its id in later prompts."""
+    if _NINE.fullmatch(call.id):
+        return call.id
+    number = int.from_bytes(sha256(call.id.encode("utf-8", "replace") or str(index).encode()).digest()[:8])
+    characters = []
+    for _ in range(9):
+        number, letter = divmod(number, len(_LETTERS))
+        characters.append(_LETTERS[letter])
+    return "".join(characters)
+
+
+@lru_cache(maxsize=256)
+def _own_ids(id_format: str, name: str) -> re.Pattern[str]:
+    """Match ids in the form of ``id_format``. The text before the name may be missing: the model forgets it."""
+    before, _, after = map(re.escape, id_format.partition("{name}"))
+    counted = after.replace(re.escape("{index}"), r"\d+")
+    return re.compile(f"(?:{before})?{re.escape(name)}{counted}")
+
+
+class TemplateCallIds:
+    """The calls of a conversation, in order: assigns their ids, and finds the call that a result answers."""
+
+    def __init__(self, capabilities: TemplateCapabilities) -> None:
+        self._is_nine = capabilities.call_ids == "nine"
+        self._id_format = "" if self._is_nine else capabilities.call_id_format
+        self._count = 0
+        self._known: dict[str, tuple[str, str]] = {}
+        self._unanswered: deque[tuple[str, str]] = deque()
+
+    def copy(self) -> TemplateCallIds:
+        other = TemplateCallIds.__new__(TemplateCallIds)
+        other._is_nine, other._id_format, other._count = self._is_nine, self._id_format, self._count
+        other._known, other._unanswered = self._known.copy(), self._unanswered.copy()
+        return other
+
+    def call(self, call: ToolCall) -> str:
+        """Return the id by which the model knows ``call``. Call this once for each call, in order."""
+        known = replace(call, id=call.written_id) if call.written_id else call
+        renamed = self._rename(known)
+        number = _NUMBER.search(renamed) if self._id_format else None
+        # Behind calls that were cut from the history, the numbers go on from those that are left.
+        self._count = max(self._count, int(number[0]) if number else 0) + 1
+        self._known[call.id] = entry = (renamed, call.name)
+        self._unanswered.append(entry)
+        return renamed
+
+    def result(self, call_id: str) -> tuple[str, str]:
+        """Return (id, tool name) of the call that a result with ``call_id`` answers.
+
+        An unknown id answers the oldest call without a result; if there is none, the result keeps an id of its own.
+        """
+        entry = self._known.get(call_id)
+        if entry is None and self._unanswered:
+            entry = self._unanswered[0]
+        if entry is None:
+            return self._rename(ToolCall("tool", "", call_id)), "tool"
+        if entry in self._unanswered:
+            self._unanswered.remove(entry)
+        return entry
+
+    def _rename(self, call: ToolCall) -> str:
+        """A model that knows its calls by ids of a form makes worse calls with others (vllm-project/vllm#29596)."""
+        if self._is_nine:
+            return _nine_characters(call, self._count)
+        if not self._id_format or _own_ids(self._id_format, call.name).fullmatch(call.id):
+            return call.id
+        return self._id_format.replace("{name}", call.name).replace("{index}", str(self._count))

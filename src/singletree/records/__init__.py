@@ -1,0 +1,1 @@
+"""Records of requests: a file of them (``--trace-path``), and spans of OpenTelemetry (``--otel``)."""

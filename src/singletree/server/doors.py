@@ -1,0 +1,144 @@
+"""The packages behind doors: features that the core does not import, each loaded when a setting asks for it.
+
+A door is entered by one name, whose type the core owns. To add a feature behind a door, add an entry to ``DOORS``;
+nothing else in the core knows where the feature is. `docs/architecture.md` lists the doors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from threading import Thread
+from typing import Any
+
+from singletree.errors import BadConfiguration
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a feature is entered: at the value ``name`` of ``module``, whose type (``interface``) the core owns.
+
+    ``setting`` asks for it; ``extra`` is the extra of the installation that has its packages, or empty.
+    """
+
+    module: str
+    name: str
+    interface: str
+    setting: str
+    extra: str = ""
+
+
+_ENGINE = "server.models.model_source.LocalEngine"
+_SERVER = "engines.remote.wire.MakeServer"
+
+DOORS: Mapping[str, Door] = {
+    "engine llamacpp": Door(
+        "singletree.llamacpp.source", "LOCAL_ENGINE", _ENGINE, "--engine llamacpp", "llamacpp"
+    ),
+    "engine vllm": Door("singletree.in_process.source", "VLLM", _ENGINE, "--engine vllm", "vllm"),
+    "engine sglang": Door("singletree.in_process.source", "SGLANG", _ENGINE, "--engine sglang", "sglang"),
+    "engine scripted": Door("singletree.testing.source", "LOCAL_ENGINE", _ENGINE, "--engine scripted"),
+    "server vllm": Door("singletree.wires.vllm.server", "VllmServer", _SERVER, "--engine-url of a vLLM"),
+    "server sglang": Door(
+        "singletree.wires.sglang.server", "SglangServer", _SERVER, "--engine-url of an SGLang"
+    ),
+    "server tensorrt-llm": Door(
+        "singletree.wires.tensorrt_llm", "TensorRtServer", _SERVER, "--engine-url of a TensorRT-LLM"
+    ),
+    "server llama-server": Door(
+        "singletree.llamacpp.llama_server", "LlamaServer", _SERVER, "--engine-url of a llama-server"
+    ),
+    "router kv": Door(
+        "singletree.routing.kv_policy",
+        "make_kv_policy",
+        "engines.pool.policy.MakePolicy",
+        "--router-mode kv",
+        "routing",
+    ),
+    "constraints": Door(
+        "singletree.constraints.build",
+        "build_constraints",
+        "server.turn.constraints.BuildConstraints",
+        "tool_choice, strict tools and response formats",
+    ),
+    "grammar matchers": Door(
+        "singletree.constraints.grammar_matchers",
+        "make_matchers",
+        "server.models.model.MakeMatchers",
+        "a turn under a grammar whose engine failed",
+    ),
+    "prefix breaks": Door(
+        "singletree.prefix_breaks.causes",
+        "explain_break",
+        "server.sessions.cache_diagnosis.ExplainBreak",
+        "a prompt that does not continue its session",
+    ),
+    "turn stores": Door(
+        "singletree.turn_stores.stored_memory",
+        "open_memory",
+        "server.models.model.OpenMemory",
+        "--turn-memory-path, --turn-memory-url, --workers",
+    ),
+    "records": Door(
+        "singletree.records.request_records",
+        "open_records",
+        "server.http.run.OpenRecords",
+        "--trace-path, --otel",
+    ),
+    "media": Door(
+        "singletree.media.reader",
+        "open_media",
+        "server.answers.request_media.OpenMedia",
+        "a request with pictures or documents",
+    ),
+    "inspector": Door("singletree.inspector.routes", "DOOR", "server.http.service.RoutedDoor", "--inspect"),
+    "capture": Door("singletree.training.routes", "DOOR", "server.http.service.RoutedDoor", "--capture"),
+    "response template": Door(
+        "singletree.drafting.response_template",
+        "family_of_template",
+        "server.models.chat_format.FamilyOfTemplate",
+        "a checkpoint with a response_template",
+    ),
+}
+
+_OPENED: set[str] = set()
+
+
+def open_door(feature: str) -> Any:
+    """Load ``feature``, a key of ``DOORS``, unless it is loaded, and return the value by which it is entered.
+
+    Raises BadConfiguration where the feature, or a package that it needs, is not installed.
+    """
+    door = DOORS[feature]
+    try:
+        entry = getattr(import_module(door.module), door.name)
+    except ModuleNotFoundError as error:
+        package = "singletree" + (f"[{door.extra}]" if door.extra else "")
+        raise BadConfiguration(
+            f"{door.setting}: {error.name} is not installed; pip install '{package}'"
+        ) from None
+    _OPENED.add(feature)
+    return entry
+
+
+def is_open(feature: str) -> bool:
+    """Return whether ``feature`` is loaded, so that ``open_door`` returns at once."""
+    return feature in _OPENED
+
+
+async def open_door_in_thread(feature: str) -> Any:
+    """Return what ``open_door`` returns; load ``feature`` in a thread, so that other requests go on meanwhile.
+
+    For what a request asks for. What is loaded already is returned at once. Raises BadConfiguration as ``open_door``.
+    """
+    if is_open(feature):
+        return open_door(feature)
+    return await asyncio.to_thread(open_door, feature)
+
+
+def load_early(feature: str) -> None:
+    """Begin to load ``feature`` in a thread, where ``open_door`` will be called in a moment."""
+    if not is_open(feature):
+        Thread(target=open_door, args=(feature,), daemon=True).start()

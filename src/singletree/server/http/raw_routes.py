@@ -1,0 +1,164 @@
+"""Raw prompts with answers that are text only (``/v1/completions``), and text to tokens and back (``/tokenize``)."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from functools import partial
+
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from singletree import families
+from singletree.conversation import PromptReport, Request
+from singletree.errors import ContextOverflow, InvalidRequest, Overloaded
+from singletree.events import Event, Markup, TextDelta
+from singletree.prompts.prompt_writer import Prompt
+from singletree.protocols import completions, tokenize
+from singletree.server.answers.choices import Choices, with_choice_seed
+from singletree.server.answers.response import Lifecycle
+from singletree.server.http.routes import JSON, recall_waits, respond, warning_headers, with_hints
+from singletree.server.http.service import Call, offload
+from singletree.server.ids import TurnCallIds
+from singletree.server.models.model import Model
+from singletree.server.sessions.duplicate_requests import request_key
+from singletree.server.turn.constraints import (
+    NO_CONSTRAINTS,
+    ConstraintRequest,
+    constraints_of,
+    loads_package,
+    may_restrict,
+)
+from singletree.server.turn.generation import Generation, check_token_ids, fit_sampling, make_decoder
+from singletree.server.turn.logprobs import LogprobReader, make_logprob_reader
+from singletree.server.turn.prompt import refuse_long_text, write_prompt
+
+
+class RawText:
+    """Stands in for a parser: everything is text. Special tokens are text too, unless they are skipped."""
+
+    in_reasoning = False
+
+    def __init__(self, *, skip_special: bool) -> None:
+        self._skip_special = skip_special
+
+    def feed(self, text: str, special: bool = False) -> list[Event]:
+        return [Markup(text)] if special and self._skip_special else [TextDelta(text, text)]
+
+    def continues(self, text: str) -> bool:
+        return True
+
+    def close(self) -> list[Event]:
+        return []
+
+
+async def complete(call: Call) -> ASGIApp:
+    """Answer one or more raw prompts, streamed or as one body."""
+    service, body = call.service, await call.body()
+    request = with_hints(await call.decode(body, call.protocol.decode), call)
+    if service.shutdown.begun:
+        raise Overloaded("the server is shutting down; try again in a moment")
+    model, request = await service.catalog.ready_for(request)
+    begin = partial(prepare_completions, model, request)
+    generations = await offload(len(body), begin, waits=loads_package(request))
+    lifecycle = Lifecycle(
+        Choices(
+            call.protocol,
+            generations,
+            call.trace.new_id,
+            kept=(request.choices, request.options.completion.best_of),
+            capture=call.capture(generations),
+        ),
+        call.trace,
+        headers=warning_headers([*request.warnings, *generations[0].constraints.warnings]),
+        in_flight=service.in_flight,
+        key=request_key(call.headers, call.trace.route, body),
+    )
+    return respond(call, lifecycle)
+
+
+def prepare_completions(model: Model, request: Request) -> list[Generation]:
+    """Check a request and prepare its generations, without the engine: for each prompt all candidates. Raises what
+    ``pipeline.prepare`` raises.
+    """
+    options = request.options.completion
+    prompts = [_prompt(model, given, i, options.prompt_field) for i, given in enumerate(options.prompts)]
+    candidates = range(options.best_of)
+    return [_begin(model, with_choice_seed(request, i), prompt) for prompt in prompts for i in candidates]
+
+
+def _prompt(model: Model, given: completions.CompletionPrompt, at: int, field: str) -> Prompt:
+    if isinstance(given, str):
+        refuse_long_text(model, len(given))
+        return Prompt(given, model.tokenizer.encode_array(given))
+    if len(given) >= model.context_window:
+        raise ContextOverflow(len(given), model.context_window - 1)
+    known = model.tokenizer.vocabulary_size
+    for id in given:
+        if not 0 <= id < known:
+            raise InvalidRequest(
+                f"prompt {at} contains the token id {id!s:.40}; this model's ids go from 0 to {known - 1}",
+                param=field,
+            )
+    return Prompt(model.tokenizer.decode(given), array("I", given))
+
+
+def _begin(model: Model, request: Request, prompt: Prompt) -> Generation:
+    options = request.options.completion
+    report = PromptReport(
+        token_ids=prompt.token_ids.tolist() if request.options.return_token_ids else None,
+        text=prompt.text if options.echo else "",
+    )
+    request = replace(request, prompt_report=report)
+    tokenizer = model.tokenizer
+    sampling, fits, warnings = fit_sampling(request.sampling, len(prompt.token_ids), model)
+    parser = RawText(skip_special=options.skip_special_tokens)
+    reader = make_decoder(parser, TurnCallIds(request.conversation), sampling, tokenizer)
+    constraints = NO_CONSTRAINTS
+    if may_restrict(request):
+        wanted = ConstraintRequest(model, request, families.get("plain"), "over", parallel=False)
+        constraints = constraints_of(wanted)
+    constraints = replace(constraints, warnings=(*constraints.warnings, *warnings))
+    logprob_reader = make_logprob_reader(model, request, reader, prompt.token_ids)
+    if options.best_of > request.choices and sampling.logprobs is None:
+        # The log probabilities rank the candidates; the client does not get them.
+        sampling = replace(sampling, logprobs=0)
+        logprob_reader = logprob_reader or LogprobReader(reader, tokenizer, prompt.token_ids, request)
+    return Generation(
+        model, request, prompt, sampling, fits, constraints, reader, logprob_reader=logprob_reader
+    )
+
+
+async def tokenize_text(call: Call) -> ASGIApp:
+    """Tokenize a text, or the prompt of a conversation."""
+    sent = await call.body()
+    request = await call.decode(sent, tokenize.decode_tokenize)
+    model = await call.service.catalog.ready(request.model)
+    if request.chat is None:
+        refuse_long_text(model, len(request.prompt or ""))
+        ids = await offload(len(sent), partial(model.tokenizer.encode, request.prompt or ""))
+    else:
+        chat = await call.service.media.read(request.chat, model)
+        write = partial(write_prompt, model, chat, check_characters=partial(refuse_long_text, model))
+        ids = (await offload(len(sent), write, waits=recall_waits(model))).token_ids.tolist()
+    body = await offload(len(sent), partial(_tokenized, model, ids, with_texts=request.return_token_strs))
+    return Response(body, media_type=JSON)
+
+
+def _tokenized(model: Model, ids: list[int], *, with_texts: bool) -> bytes:
+    known = {id: model.tokenizer.decode([id]) for id in set(ids)} if with_texts else {}
+    texts = [known[id] for id in ids] if with_texts else None
+    return tokenize.encode_tokenize(ids, max_model_len=model.context_window, token_strs=texts)
+
+
+async def detokenize(call: Call) -> ASGIApp:
+    """Decode token ids to text. Raises InvalidRequest for an id outside the vocabulary."""
+    sent = await call.body()
+    request = await call.decode(sent, tokenize.decode_detokenize)
+    model = await call.service.catalog.ready(request.model or "")
+    return Response(await offload(len(sent), partial(_detokenized, model, request)), media_type=JSON)
+
+
+def _detokenized(model: Model, request: tokenize.DetokenizeBody) -> bytes:
+    check_token_ids(request.tokens, "tokens", model.tokenizer)
+    return tokenize.encode_detokenize(model.tokenizer.decode(request.tokens))

@@ -1,0 +1,294 @@
+"""What the operations behind the routes share, the request that one of them answers, and threads for long work."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Receive, Scope
+
+from singletree.server.answers.background_jobs import Jobs
+from singletree.server.answers.observer import AnswerCapture, AnswerRecorder, Capture, Observer
+from singletree.server.answers.other_processes import OtherProcesses, SessionPlace
+from singletree.server.answers.request_body import BodyAdmission, read_body
+from singletree.server.answers.request_media import MediaPreparer, RequestMedia
+from singletree.server.answers.speculative_prefill import SpeculativePrefills
+from singletree.server.doors import open_door
+from singletree.server.models.catalog import Catalog
+from singletree.server.sessions.duplicate_requests import InFlight
+from singletree.server.sessions.session_report import encode_session
+from singletree.server.sessions.sessions import Sessions
+from singletree.server.settings.api_keys import ApiKeys
+from singletree.server.settings.config import Config
+from singletree.server.storage.owned_store import OwnedStore
+from singletree.server.storage.response_store import Store
+from singletree.server.telemetry.tracing import Trace, Tracing
+from singletree.server.turn.generation import Generation
+from singletree.server.turn.protocol import WireProtocol, protocol_for
+
+T = TypeVar("T")
+
+LARGE_BYTES = 64 * 1024
+"""Smallest number of bytes whose prompt is built in a thread. A cold prompt of 200,000 tokens takes 25 ms with the fast
+encoder and 600 ms without it; a thread costs 0.1 to 0.6 ms.
+"""
+
+
+async def offload(size: int, work: Callable[[], T], *, waits: bool = False) -> T:
+    """Return ``work()``, run in a thread when it processes at least ``LARGE_BYTES`` or ``waits`` for others."""
+    return work() if size < LARGE_BYTES and not waits else await asyncio.to_thread(work)
+
+
+Decoded = TypeVar("Decoded")
+
+
+@dataclass(slots=True)
+class Shutdown:
+    """Whether the server is shutting down: new requests are refused, those of all owners."""
+
+    begun: bool = False
+
+
+@dataclass(slots=True)
+class Service:
+    """What the operations of one owner share: the server, and the memories in which they find what is the owner's.
+
+    Attributes:
+        owner: whose requests it is for; empty for a server with one owner, and for the operator, who sees the sessions
+            of all.
+        others: the other processes of the server; None where this is the only one.
+        shutdown: of the server, for all owners; so is ``admission``.
+    """
+
+    config: Config
+    catalog: Catalog
+    tracing: Tracing
+    in_flight: InFlight = field(default_factory=InFlight)
+    admission: BodyAdmission = field(default_factory=BodyAdmission)
+    store: Store | None = None
+    jobs: Jobs = field(default_factory=Jobs)
+    prefills: SpeculativePrefills = field(default_factory=SpeculativePrefills)
+    others: OtherProcesses | None = None
+    records: AnswerRecorder | None = None
+    inspector: Observer | None = field(init=False)
+    capture: Capture | None = field(init=False)
+    sessions: Sessions = field(init=False)
+    media: MediaPreparer = field(init=False)
+    keys: ApiKeys = field(init=False)
+    owner: str = field(init=False, default="")
+    shutdown: Shutdown = field(init=False, default_factory=Shutdown)
+    _parts: dict[str, Service] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys = ApiKeys(self.config)
+        self.tracing.model_states = self.catalog.states
+        self.sessions = Sessions(self.config.session_memory)
+        door = inspector_door(self.config)
+        self.inspector = None if door is None else door.open(self.config)
+        entry = capture_door(self.config)
+        self.capture = None if entry is None else entry.open(self.config)
+        self.media = RequestMedia(self.config)
+        self.tracing.waiting = self.catalog.waiting
+
+    def of(self, owner: str) -> Service:
+        """Return the service for the requests of one owner; itself for an empty name.
+
+        Each memory has a part for the owner, so nothing that answers a request can look into those of others.
+        """
+        if not owner:
+            return self
+        part = self._parts.get(owner)
+        if part is None:
+            part = copy.copy(self)
+            part.owner = owner
+            part.catalog = self.catalog.of(owner)
+            part.sessions = self.sessions.of(owner)
+            part.in_flight = InFlight()
+            part.store = None if self.store is None else OwnedStore(self.store, owner)
+            part.jobs = self.jobs.of(owner)
+            part.prefills = self.prefills.of(owner)
+            part.inspector = None if self.inspector is None else self.inspector.of(owner)
+            part.capture = None if self.capture is None else self.capture.of(owner)
+            part.media = self.media.of(owner)
+            part.others = None if self.others is None else self.others.of(owner, part.place)
+            # Last: a part that could not be made whole would be that of all owners in some of its memories.
+            self._parts[owner] = part
+        return part
+
+    @property
+    def place(self) -> SessionPlace:
+        return SessionPlace(self.sessions, self.inspector, self.in_flight)
+
+    def session_report(self, key: str) -> bytes:
+        """Return the report of a session of this process as JSON. Raises RouteNotFound when it is not in memory."""
+        return encode_session(
+            self.sessions, key, None if self.inspector is None else self.inspector.session_link
+        )
+
+    def describe_owners(self) -> list[str]:
+        """Return lines for the user: whether keys are separate, and which engine does not keep them apart."""
+        if not self.keys.owners:
+            return []
+        count = len(self.keys.owners)
+        lines = [f"keys       {count}, each with a memory of its own; --share-between-keys gives them one"]
+        for model in self.catalog.models:
+            if not model.engine.info().salts:
+                lines.append(
+                    f"WARNING    the engine of {model.name} cannot keep the prompts of keys apart in its prefix cache: "
+                    "by time and by cached tokens, one key can find out what prompts of others begin with"
+                )
+        return lines
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP request. ``headers`` have lower-case names.
+
+    ``in_work`` is how many bytes of its body count as in work (``BodyAdmission``).
+    """
+
+    service: Service
+    scope: Scope
+    receive: Receive
+    headers: Mapping[str, str]
+    trace: Trace
+    protocol: WireProtocol = field(init=False)
+    in_work: int = 0
+
+    def __post_init__(self) -> None:
+        self.protocol = protocol_for(self.scope["path"], self.headers)
+
+    @property
+    def http(self) -> HttpRequest:
+        return HttpRequest(self.scope, self.receive)
+
+    async def body(self) -> bytes:
+        """Read and decompress the request body; its work begins. Raises what ``read_body`` raises."""
+        service = self.service
+        body = await read_body(self.headers, self.receive, service.config.body_limit, service.admission)
+        await self.begin_work(len(body))
+        return body
+
+    async def begin_work(self, size: int) -> None:
+        """Wait until a body of ``size`` bytes can be worked on: a small one at once. Raises Overloaded if it takes too
+        long.
+        """
+        if size >= LARGE_BYTES:
+            await self.service.admission.enter(size)
+            self.in_work += size
+
+    def end_work(self) -> None:
+        """End the work on the body: its generation begins, or it was refused."""
+        if self.in_work:
+            self.service.admission.leave(self.in_work)
+            self.in_work = 0
+
+    async def decode(self, body: bytes, decode: Callable[[bytes, Mapping[str, str]], Decoded]) -> Decoded:
+        """Return ``decode(body, headers)``, off the event loop for a long body. Raises what ``decode`` raises."""
+        return await offload(len(body), partial(decode, body, self.headers))
+
+    def capture(self, generations: Sequence[Generation]) -> AnswerCapture | None:
+        """Return what keeps the tokens of the answer, for training; None where nothing does."""
+        capture = self.service.capture
+        return None if capture is None else capture.begin(self.scope, self.trace.route, generations)
+
+    def authorize(self) -> None:
+        """Check the API key, if the server has keys; from then on ``service`` is that of its owner.
+
+        Raises Unauthorized for a request without a key, or with a wrong one.
+        """
+        service = self.service
+        if service.keys.are_needed:
+            self.service = service.of(service.keys.owner(self.headers))
+
+
+Operation = Callable[[Call], Awaitable[ASGIApp]]
+
+RouteEntry = tuple[str, str, Operation]
+"""Method, path and operation of a route."""
+
+ScopeName = Literal["api", "hello", "sessions", "open", "page", "inspector"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteScope:
+    """Who may use a route.
+
+    Attributes:
+        needs_key: whether a request needs an API key, if the server has keys.
+        shows_prompts: whether the answer has texts of prompts: without keys, the host name has to be a trusted one.
+        is_api: whether the route also has the path prefixes that clients of other servers send (``app.plain_path``).
+        meaning: in words, for the documentation.
+    """
+
+    meaning: str
+    needs_key: bool = False
+    shows_prompts: bool = False
+    is_api: bool = False
+
+
+SCOPES: Mapping[ScopeName, RouteScope] = {
+    "api": RouteScope("a client with an API key", needs_key=True, is_api=True),
+    "hello": RouteScope("anybody", is_api=True),
+    "sessions": RouteScope(
+        "a client with an API key; without keys, by a trusted host name", needs_key=True, shows_prompts=True
+    ),
+    "open": RouteScope("anybody"),
+    # The page has to load before it can send a key.
+    "page": RouteScope("anybody; without keys, by a trusted host name", shows_prompts=True),
+    # Its operations ask for the key themselves, and where there is none for a client on this machine.
+    "inspector": RouteScope(
+        "a client with an API key; without keys, on this machine by a trusted host name", shows_prompts=True
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRow:
+    """One route. Its protocol, in whose form errors are, follows from the path (``turn.protocol``).
+
+    Attributes:
+        body: the type to which the body of a request is decoded; None where it has none, or any.
+    """
+
+    method: str
+    path: str
+    operation: Operation
+    scope: ScopeName = "api"
+    body: type[Struct] | None = None
+
+    @property
+    def summary(self) -> str:
+        """Return what it does: the first sentence of its operation's description."""
+        return (self.operation.__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedDoor:
+    """A feature with routes, as its package offers it (``server.doors``).
+
+    Attributes:
+        open: makes what follows the turns of this process: an ``Observer``, or a ``Capture``.
+        routes: those that the feature adds.
+        questions: what other processes may ask it, by name: functions of the service and of the question's arguments.
+    """
+
+    open: Callable[[Config], Any]
+    routes: Sequence[RouteRow]
+    questions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+def inspector_door(config: Config) -> RoutedDoor | None:
+    """Return the inspector's door; None where it is off."""
+    return open_door("inspector") if config.inspect else None
+
+
+def capture_door(config: Config) -> RoutedDoor | None:
+    """Return the door of the capture for training; None where it is off."""
+    return None if config.capture is None else open_door("capture")

@@ -1,0 +1,304 @@
+"""Finds the model that a configuration names: its names, its tokenizer and the engine that generates with it.
+
+``--engine auto`` goes by the model's files, the installed packages and the GPUs. The packages of the engines that run
+here share what is below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from singletree.engines.devices import ENGINE_PACKAGES, Gpu, find_gpus
+from singletree.engines.engine import Engine
+from singletree.engines.pool.policy import Worker
+from singletree.engines.weights import resolve
+from singletree.engines.weights.hub import (
+    Hub,
+    HuggingFaceHub,
+    in_own_thread,
+    offers_gguf,
+    offers_weights,
+    parse_id,
+)
+from singletree.engines.weights.progress import Progress
+from singletree.engines.weights.resolve import Checkpoint
+from singletree.errors import BadConfiguration
+from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from singletree.server.doors import open_door
+from singletree.server.models.engine_servers import EngineServers
+from singletree.server.settings.config import WEIGHTLESS_ENGINES, Config, EngineName
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that is about to be loaded.
+
+    Attributes:
+        names: its names, the usual one first.
+        load_tokenizer: reads the checkpoint's tokenizer; blocks.
+        start_workers: starts the engine, or connects to all engines, and returns them when they are ready.
+        close: frees what was started, if a later step fails.
+        notes: lines for the user, such as settings that were made.
+        template_origin: where the tokenizer's chat template comes from, for the user.
+    """
+
+    names: tuple[str, ...]
+    load_tokenizer: Callable[[], Tokenizer]
+    start_workers: Callable[[Tokenizer], Awaitable[tuple[Worker, ...]]]
+    close: Callable[[], Awaitable[None]]
+    engine: str = ""
+    notes: tuple[str, ...] = ()
+    template_origin: str = "the model's own"
+
+
+FindSource = Callable[[Config, Progress], Awaitable[ModelSource]]
+"""Finds the model that a configuration names; downloads it if it is not on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """An engine that runs here, as its package offers it (``server.doors``); some have a model without any files."""
+
+    find_source: FindSource
+    built_in: tuple[str, Callable[[], Tokenizer]] | None = None
+
+
+async def resolve_checkpoint(
+    config: Config, model: str, progress: Progress, *, gguf: bool = False, weights: bool = False
+) -> Checkpoint:
+    """Find a model; see ``resolve.resolve`` for what is downloaded of it if it is not on this machine."""
+    packages = config.package_weights
+    return await run_abandonable(
+        partial(resolve.resolve, model, progress=progress, gguf=gguf, weights=weights, packages=packages)
+    )
+
+
+async def resolve_weights(config: Config, progress: Progress) -> Checkpoint:
+    """Return the checkpoint with its weights in Hugging Face's layout. Raises BadConfiguration for a GGUF file."""
+    if config.model is None:
+        raise BadConfiguration(
+            f"--engine {config.engine} needs --model, such as Qwen/Qwen3-8B, or --engine-url of a server that runs"
+        )
+    checkpoint = await resolve_checkpoint(config, config.model, progress, weights=True)
+    if checkpoint.is_gguf:
+        raise BadConfiguration(
+            f"{config.model} is a GGUF file, which only llama.cpp runs well: give --engine llamacpp, or for "
+            f"{config.engine} the repository of the original weights"
+        )
+    return checkpoint
+
+
+def checkpoint_source(
+    checkpoint: Checkpoint, make: Callable[[Tokenizer], Engine], *, marks_pictures: bool = False
+) -> ModelSource:
+    """Return the source of a model whose engine ``make`` makes, once the tokenizer is loaded."""
+    names = (checkpoint.name, *checkpoint.aliases)
+    load = partial(load_checkpoint, checkpoint, marks_pictures=marks_pictures)
+    origin = describe_template(checkpoint)
+    return ModelSource(names, load, partial(start_engine, make), do_nothing, template_origin=origin)
+
+
+def load_checkpoint(checkpoint: Checkpoint, *, marks_pictures: bool = False) -> Tokenizer:
+    """Return the tokenizer of ``checkpoint``, with the chat template that corrects its own if there is one."""
+    facts = resolve.cache_folder() / "tokenizers"
+    tokenizer = load_tokenizer(checkpoint.path, marks_pictures=marks_pictures, facts_folder=facts)
+    correction, own = checkpoint.correction, tokenizer.chat_template
+    return (
+        tokenizer if correction is None or own is None else tokenizer.with_template(correction.correct(own))
+    )
+
+
+def describe_template(checkpoint: Checkpoint) -> str:
+    """Tell the user where the chat template comes from."""
+    correction = checkpoint.correction
+    return "the model's own" if correction is None else f"the model's own, corrected: {correction.reason}"
+
+
+async def start_engine(make: Callable[[Tokenizer], Engine], tokenizer: Tokenizer) -> tuple[Worker, ...]:
+    """Make the engine, start it, and return it as the only worker."""
+    engine = make(tokenizer)
+    await engine.start()
+    return (Worker("0", engine),)
+
+
+async def do_nothing() -> None:
+    """Do nothing: nothing was started."""
+
+
+def set_only(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are not None; the engine has defaults for the others."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+_Result = TypeVar("_Result")
+
+
+async def run_abandonable(work: Callable[[], _Result]) -> _Result:
+    """Return what ``work`` returns or raises, from a thread of its own, which a cancelled caller leaves to itself."""
+    return await asyncio.wrap_future(in_own_thread(work, "abandonable work"))
+
+
+def local_engine(name: str) -> LocalEngine:
+    """Return the engine ``name``, which runs here. Raises BadConfiguration if its package is not installed."""
+    engine: LocalEngine = open_door(f"engine {name}")
+    return engine
+
+
+def built_in_model(engine: EngineName) -> tuple[str, Callable[[], Tokenizer]] | None:
+    """Return the name and the tokenizer of the model that ``engine`` has without any files; None if it needs some."""
+    # The others would be loaded for nothing: they need a model.
+    return local_engine(engine).built_in if engine in WEIGHTLESS_ENGINES else None
+
+
+async def find_model_source(config: Config, progress: Progress) -> ModelSource:
+    """Find the model that ``config`` names. Raises BadConfiguration, WeightsUnavailable and EngineFailed."""
+    if config.engine_url:
+        engine_arguments_apply(config, config.engine)
+        return await _servers(config, progress)
+    engine = await run_abandonable(partial(choose_engine, config))
+    engine_arguments_apply(config, engine)
+    check_installed(engine)
+    source = await local_engine(engine).find_source(config, progress)
+    return replace(source, engine=engine)
+
+
+async def _servers(config: Config, progress: Progress) -> ModelSource:
+    """Connect to the servers at ``--engine-url``, and find out what kind each is unless ``--engine`` names one.
+
+    The tokenizer is that of ``--model``, else of the model that the servers report. Its files come from this machine or
+    the Hugging Face Hub: no server gives them away. vLLM's ``/tokenizer_info`` and llama-server's ``/props`` have no
+    vocabulary, SGLang's ``/get_model_info`` and TensorRT-LLM's lists only names.
+    """
+    servers = EngineServers(config)
+    info = await servers.start()
+    try:
+        checkpoint = await resolve_checkpoint(config, config.model or info.checkpoint or info.name, progress)
+        await servers.complete(checkpoint)
+    except BaseException:
+        await servers.close()
+        raise
+
+    async def started(tokenizer: Tokenizer) -> tuple[Worker, ...]:
+        await servers.check_vocabularies(tokenizer)
+        return servers.workers
+
+    names = tuple(dict.fromkeys((info.name, checkpoint.name, *checkpoint.aliases)))
+    load = partial(load_checkpoint, checkpoint)
+    return ModelSource(
+        names, load, started, servers.close, servers.title, template_origin=describe_template(checkpoint)
+    )
+
+
+def find_tokenizer(config: Config, progress: Progress) -> tuple[str, Tokenizer]:
+    """Return the name and the tokenizer of the model that ``config`` names, without an engine. Blocks."""
+    if config.model is None and (config.engine in GPU_ENGINES or config.engine_url):
+        raise BadConfiguration(
+            f"--engine {config.engine}: name the model with --model to render without the server"
+        )
+    built_in = built_in_model(config.engine)
+    if config.model is None and built_in is not None:
+        name, make_tokenizer = built_in
+        return name, make_tokenizer()
+    model = config.model or resolve.DEFAULT_MODEL
+    checkpoint = resolve.resolve(model, progress=progress, packages=config.package_weights)
+    return checkpoint.name, load_checkpoint(checkpoint)
+
+
+GPU_ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
+"""Engines that read weights in Hugging Face's layout, the preferred one first; the names of their packages."""
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSites:
+    """Where an engine's conditions are looked up; tests replace them."""
+
+    is_installed: Callable[[str], bool] = _is_installed
+    gpus: Callable[[], Sequence[Gpu]] = find_gpus
+    hub: Callable[[], Hub] = field(default=HuggingFaceHub)
+
+
+def choose_engine(config: Config, sites: EngineSites | None = None) -> EngineName:
+    """Return the engine for ``config``. Blocks: it may ask the hub, and runs ``nvidia-smi``.
+
+    Raises:
+        BadConfiguration: none fits; the message has three commands that help.
+        WeightsUnavailable: the model does not exist, or the hub cannot be reached.
+    """
+    if config.engine != "auto":
+        return config.engine
+    sites = sites or EngineSites()
+    model = config.model or resolve.DEFAULT_MODEL
+    if resolve.is_built_in(model):
+        return "llamacpp"
+    has_gguf, has_weights = _offers(model, sites.hub)
+    on_gpu = _gpu_engine(sites)
+    if on_gpu is not None and has_weights():
+        return on_gpu
+    if has_gguf():
+        return "llamacpp"
+    raise BadConfiguration(_no_engine(model, sites))
+
+
+def _offers(model: str, hub: Callable[[], Hub]) -> tuple[Callable[[], bool], Callable[[], bool]]:
+    path, repo = Path(model).expanduser(), parse_id(model)
+    if path.exists() or repo is None or path.suffix == ".gguf":
+        is_folder = path.is_dir() and (path / "config.json").is_file()
+        # What does not exist is llama.cpp's to refuse, with the names and forms that there are.
+        return lambda: not is_folder or any(path.glob("*.gguf")), lambda: is_folder
+    opened = hub()
+    name, quant = repo
+    return lambda: offers_gguf(name, quant, opened), lambda: quant is None and offers_weights(name, opened)
+
+
+def _gpu_engine(sites: EngineSites) -> EngineName | None:
+    installed = [name for name in GPU_ENGINES if sites.is_installed(name)]
+    return installed[0] if installed and sites.gpus() else None
+
+
+def _no_engine(model: str, sites: EngineSites) -> str:
+    gpus, installed = sites.gpus(), [name for name in GPU_ENGINES if sites.is_installed(name)]
+    why = "neither vLLM nor SGLang is installed" if gpus else "this machine has no GPU for vLLM or SGLang"
+    here = (
+        f"singletree serve --engine {installed[0]} --model {model}    (slow without a GPU)"
+        if installed
+        else f"pip install 'singletree[vllm]' && singletree serve --engine vllm --model {model}"
+    )
+    return (
+        f"no engine for {model}: it has no GGUF file for llama.cpp, and {why}. One of these helps:\n"
+        f"  {here}\n"
+        f"  singletree serve --engine-url http://HOST:8000    (where `vllm serve {model}` runs)\n"
+        f"  singletree serve --model {resolve.known_models()[-1]}    (another model, for llama.cpp)"
+    )
+
+
+def check_installed(engine: EngineName) -> None:
+    """Raise BadConfiguration if the package of ``engine`` is missing: before a model is fetched for it."""
+    title, module, _ = ENGINE_PACKAGES.get(engine, ("", "", ()))
+    if module and not _is_installed(module):
+        raise BadConfiguration(
+            f"{title} is not installed: pip install 'singletree[{engine}]', or give --engine-url of a "
+            "server that runs"
+        )
+
+
+def engine_arguments_apply(config: Config, engine: EngineName) -> None:
+    """Raise BadConfiguration if ``config`` has arguments for an engine that does not run here or takes none."""
+    if not config.engine_arguments:
+        return
+    given = " ".join(config.engine_arguments)
+    if engine not in GPU_ENGINES:
+        raise BadConfiguration(f"unknown arguments: {given}; --engine {engine} takes none of its own")
+    if config.engine_url:
+        raise BadConfiguration(
+            f"{given}: give the arguments to the server at --engine-url, which runs already"
+        )

@@ -1,0 +1,1 @@
+"""What the server reports about answers: metrics, log lines, records and spans."""

@@ -1,0 +1,1 @@
+"""Generated turns that outlive a request: capsules that clients carry, and the stores of turns."""

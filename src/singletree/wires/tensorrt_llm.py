@@ -1,0 +1,176 @@
+"""TensorRT-LLM: what a running ``trtllm-serve`` serves, and its ``/v1/completions`` with token ids in and out.
+
+By source, not run: written from ``openai_protocol.py`` and ``postprocess_handlers.py`` of ``tensorrt_llm/serve``, main
+branch, September 2026. The fields of the request are named one by one, because TensorRT-LLM refuses any other.
+https://nvidia.github.io/TensorRT-LLM/commands/trtllm-serve/index.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from singletree.engines.abilities import ABILITIES
+from singletree.engines.engine import ConstraintKind, GenerationJob, LogprobRow, StopKind
+from singletree.engines.remote.events import EventReader, TokenId, TokenUsage
+from singletree.engines.remote.refusals import RefusalWords, ServerRefusal
+from singletree.engines.remote.wire import (
+    COMMON_SAMPLING,
+    GetPage,
+    ServerOffer,
+    Wire,
+    WireReader,
+    encode_token_ids,
+    find_model,
+    sampling_reader,
+)
+from singletree.errors import EngineUnfit, InvalidRequest
+
+# Null is refused for some of them.
+_SAMPLING = (*COMMON_SAMPLING, "seed")
+_read_sampling = sampling_reader(*_SAMPLING)
+_FINISHES: Mapping[str, StopKind] = {"stop": "stop", "length": "length", "cancelled": "cancelled"}
+_OVERFLOWS = (
+    r"should not exceed max_num_tokens \((?P<window>\d+)\)",
+    r"should not exceed max_seq_len \((?P<window>\d+)\)",
+)
+_WORDS = RefusalWords(
+    "TensorRT-LLM",
+    "/v1/completions",
+    "API key",
+    _OVERFLOWS,
+    frozenset((*_SAMPLING, "max_tokens", "logit_bias")),
+)
+_STEPS = 1000
+"""Priorities are numbers from 0 to 1 there; so many of ours, on either side of 0, are told apart."""
+
+
+def _as_object(value: Any) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidRequest("TensorRT-LLM takes a JSON schema or structural tag that is an object; give one")
+    return found
+
+
+_FORMATS: Mapping[ConstraintKind, Callable[[Any], dict[str, Any]]] = {
+    "structural_tag": lambda value: {"type": "structural_tag", "format": _as_object(value).get("format")},
+    "json_schema": lambda value: {"type": "json", "schema": _as_object(value)},
+    "regex": lambda value: {"type": "regex", "regex": str(value)},
+}
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None] = []
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[TokenId] | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: TokenUsage | None = None
+    error: ServerRefusal | str | None = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class TensorRtReader(EventReader):
+    """Decode the event stream of ``/v1/completions`` with ``detokenize: false``.
+
+    The log-probability of each token is known, those of its alternatives are not: TensorRT-LLM sends them by text.
+    """
+
+    finishes = _FINISHES
+
+    def __init__(self, prompt_tokens: int, max_tokens: int) -> None:
+        super().__init__(_WORDS, prompt_tokens, max_tokens)
+
+    def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
+        event = _decode_event(data)
+        if event.choices and self._finish is None:
+            self._take_choice(event.choices[0], token_ids, logprobs)
+        if event.error is not None or event.usage is not None:
+            error = ServerRefusal(event.error) if isinstance(event.error, str) else event.error
+            self._take_usage(error, event.usage, has_tokens=bool(token_ids))
+
+    def _take_choice(self, choice: _Choice, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
+        if choice.token_ids is None:
+            self._fail(EngineUnfit("TensorRT-LLM returns no token ids: version 1.0 or newer is needed"))
+            return
+        token_ids += choice.token_ids
+        if choice.logprobs is not None:
+            for token_id, own in zip(choice.token_ids, choice.logprobs.token_logprobs, strict=True):
+                logprobs.append(() if own is None else ((token_id, own),))
+        if choice.finish_reason is not None:
+            self._take_finish(choice.finish_reason)
+
+
+class TensorRtWire(Wire):
+    """TensorRT-LLM's ``/v1/completions``; see ``Wire``."""
+
+    words = _WORDS
+    abilities = ABILITIES["tensorrt-llm"]
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
+        sampling = job.sampling
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": encode_token_ids(job.prompt_token_ids),
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "detokenize": False,
+            "add_special_tokens": False,
+            # Without it the token that ended the turn is cut off, and the next prompt would not continue this one.
+            "include_stop_str_in_output": True,
+        }
+        body |= _read_sampling(sampling)
+        if sampling.logprobs is not None:
+            body["logprobs"] = 1
+        if sampling.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+        if sampling.ignore_eos:
+            body["ignore_eos"] = True
+        if sampling.min_tokens:
+            body["min_tokens"] = sampling.min_tokens
+        if job.stop_token_ids:
+            body["stop_token_ids"] = list(job.stop_token_ids)
+        if job.constraint is not None:
+            body["response_format"] = _FORMATS[job.constraint.kind](job.constraint.value)
+        if job.priority:
+            # Higher goes first there, and 0.5 is the default.
+            steps = max(-_STEPS, min(_STEPS, job.priority))
+            body["priority"] = 0.5 - steps / (2 * _STEPS)
+        return msgspec.json.encode(body)
+
+    def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
+        return TensorRtReader(len(job.prompt_token_ids), max_tokens)
+
+
+class TensorRtServer:
+    """A TensorRT-LLM server, 1.0 or newer; by source, not run. See ``Server``.
+
+    Its model list has no context window: that of the checkpoint is used, or ``--context-window``. It generates with
+    ``guided_decoding_backend: xgrammar`` in ``--extra_llm_api_options`` if constraints shall have an effect.
+    """
+
+    title = _WORDS.title
+    hint = "start it with `trtllm-serve MODEL` (1.0 or newer), or correct the URL"
+
+    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
+        chosen, window = await find_model(url, get, self.title, model)
+        return ServerOffer(
+            chosen.id, (TensorRtWire(chosen.id),), window=window, checkpoint=chosen.root or chosen.id
+        )

@@ -1,0 +1,94 @@
+"""Installs the judges: test suites and load generators that other projects publish on the package indexes.
+
+They go to ``$SINGLETREE_CACHE/judges`` (by default ``~/.cache/singletree/judges``). Nothing of them is copied into this
+repository.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LLAMA, OPENAI, ANTHROPIC = "llama_cpp_python-0.3.36", "openai-3.52.0", "anthropic-2.11.0"
+"""The source packages whose tests are run, by file name."""
+
+SUITES = ("pytest", "pytest-asyncio", "pytest-xdist", "pytest-timeout", "filelock", "requests", "wget",
+          "prometheus-client", "numpy", "inline-snapshot", "http-snapshot", "respx")  # fmt: skip
+ABENCH = "agentic-bench==0.2.0"
+GUIDELLM = "guidellm==0.8.1"
+TORCH = "torch==2.13.0"
+TRAINING = ("rllm-model-gateway==0.1.0", "atif==1.8.0")
+
+
+def folder() -> Path:
+    """Return the folder of the judges."""
+    cache = os.environ.get("SINGLETREE_CACHE") or Path.home() / ".cache" / "singletree"
+    return Path(cache) / "judges"
+
+
+def suites() -> Path:
+    """Return the Python that runs the test suites and abench. It is installed when it is missing.
+
+    Raises:
+        CalledProcessError: pip failed.
+    """
+    pins = [name.replace("_", "-").replace("-", "==", 1) for name in (OPENAI, ANTHROPIC)]
+    return _environment("suites", [*SUITES, *pins, ABENCH])
+
+
+def guidellm() -> Path:
+    """Return the Python that has guidellm and PyTorch. It is installed when it is missing (1.5 GB).
+
+    Raises:
+        CalledProcessError: pip failed.
+    """
+    return _environment("guidellm", [TORCH, GUIDELLM])
+
+
+def training() -> Path:
+    """Return the Python that has rllm-model-gateway and ATIF's models. It is installed when it is missing.
+
+    Raises:
+        CalledProcessError: pip failed.
+    """
+    return _environment("training", [*TRAINING])
+
+
+def source(name: str) -> Path:
+    """Return the folder of an unpacked source package, such as `LLAMA`. It is fetched when it is missing.
+
+    Raises:
+        CalledProcessError: pip failed.
+    """
+    target = folder() / name
+    if not target.exists():
+        package, _, version = name.rpartition("-")
+        package = package.replace("_", "-")
+        only = ["--no-deps", "--no-binary", package, "--dest", str(folder())]
+        _pip(suites(), "download", *only, f"{package}=={version}")
+        unpacked = folder() / "unpacked"
+        unpacked.mkdir(exist_ok=True)
+        subprocess.run(["tar", "-xzf", folder() / f"{name}.tar.gz", "-C", unpacked], check=True)
+        (unpacked / name).rename(target)
+    return target
+
+
+def _environment(name: str, packages: list[str]) -> Path:
+    environment = folder() / name
+    python = environment / "bin" / "python"
+    ready = environment / ".packages"
+    wanted = "\n".join(packages)
+    if not ready.exists() or ready.read_text(encoding="utf-8") != wanted:
+        print(f"Installing {', '.join(packages[-3:])} into {environment} ...", flush=True)
+        folder().mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+        _pip(python, "install", *packages)
+        ready.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

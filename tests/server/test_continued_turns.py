@@ -1,0 +1,172 @@
+"""A turn that the client began, or that was cut and sent back, is remembered with the tokens that it began with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.testing.scripts import Script
+
+from .serving import SWITCHABLE, TEMPLATE, TOKENIZER, Served, body, serving, template_settings
+from .test_generation import PATHS, TOOLS
+
+CALL = '<tool_call>\n{"name": "read",   "arguments": {"path":  "a"}}\n</tool_call>'
+BEGUN = "Sure, I"
+REST = f" look at it.\n{CALL}"
+LAYOUT = TEMPLATE.layout(TOKENIZER)
+each_protocol = pytest.mark.parametrize("path", PATHS)
+
+Item = dict[str, Any]
+
+
+class Client:
+    """Keeps the items of a conversation in the form of its protocol."""
+
+    def __init__(self, path: str, question: str) -> None:
+        self.path = path
+        self.items: list[Item] = [{"role": "user", "content": question}]
+
+    def text(self, text: str) -> Item:
+        return {"role": "assistant", "content": text}
+
+    async def ask(self, served: Served) -> Item:
+        field = "input" if self.path == "/v1/responses" else "messages"
+        given = body(self.path, "", tools=[TOOLS[self.path]]) | {field: self.items}
+        reply = await served.client.post(self.path, given)
+        assert reply.status == 200, reply.body
+        return dict(reply.json)
+
+    def answer(self, reply: Item, change: Callable[[str], str] = str) -> list[Item]:
+        """The answer as items, with its text changed."""
+        if self.path == "/v1/messages":
+            content = [
+                b | {"text": change(b["text"])} if b["type"] == "text" else b for b in reply["content"]
+            ]
+            return [{"role": "assistant", "content": content}]
+        if self.path == "/v1/responses":
+            return [
+                self.text(change(item["content"][0]["text"])) if item["type"] == "message" else item
+                for item in reply["output"]
+            ]
+        message = reply["choices"][0]["message"]
+        return [message | {"content": change(message["content"] or "")}]
+
+    def results(self) -> list[Item]:
+        last = self.items[-1]
+        if self.path == "/v1/responses":
+            return [{"type": "function_call_output", "call_id": last["call_id"], "output": "x"}]
+        if self.path == "/v1/messages":
+            used = [b for b in last["content"] if b["type"] == "tool_use"]
+            return [
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": b["id"], "content": "x"}]}
+                for b in used
+            ]
+        return [{"role": "tool", "tool_call_id": c["id"], "content": "x"} for c in last["tool_calls"]]
+
+
+def prompts(served: Served) -> list[str]:
+    return [TOKENIZER.decode(record.prompt_token_ids) for record in served.engine.log]
+
+
+def merged(client: Client, begun: list[Item], reply: Item) -> list[Item]:
+    """One text, as if the turn had been generated at once."""
+    rest = client.answer(reply)
+    if client.path == "/v1/messages":
+        content = begun[0]["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        return [{"role": "assistant", "content": _joined(blocks, rest[0]["content"], "text")}]
+    return _joined(begun, rest, "content")
+
+
+def _joined(items: list[Item], rest: list[Item], field: str) -> list[Item]:
+    last, first = items[-1], rest[0]
+    return [*items[:-1], {**last, **first, field: last[field] + first[field]}, *rest[1:]]
+
+
+def in_two_messages(client: Client, begun: list[Item], reply: Item) -> list[Item]:
+    """The answer behind the message that it continues."""
+    return [*begun, *client.answer(reply)]
+
+
+FORMS = [merged, in_two_messages]
+
+
+@each_protocol
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("source", ["", SWITCHABLE], ids=["", "switch"])
+async def test_a_turn_that_the_client_began_keeps_its_tokens(path: str, form: Any, source: str) -> None:
+    model: Item = template_settings(source) if source else {"layout": LAYOUT}
+    async with serving({"a": REST, "b": "Fine."}, memory=TurnMemory(2**20), **model) as served:
+        client = Client(path, "[[script:a,b]] How is it?")
+        begun = [client.text(BEGUN)]
+        client.items += begun
+        reply = await client.ask(served)
+        client.items[1:] = form(client, begun, reply)
+        client.items += client.results()
+        await client.ask(served)
+        one, two = prompts(served)
+    assert one.endswith(BEGUN)
+    assert two.startswith(one + REST)
+
+
+THOUGHT = "<think>\nHm.\n</think>\n\n"
+
+
+@each_protocol
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("thought", ["", THOUGHT], ids=["", "thought"])
+async def test_a_cut_turn_that_is_sent_back_keeps_its_tokens(path: str, form: Any, thought: str) -> None:
+    """It is cut twice; each piece was generated by another request."""
+    pieces = [f"{thought}Sure,  I", " look  ", REST]
+    memory = TurnMemory(2**20)
+    client = Client(path, "[[script:a]] How is it?")
+    begun: list[Item] = []
+    seen = []
+    for piece in pieces:
+        cut = Script(piece, cut_after=None if piece is REST else len(TOKENIZER.encode(piece)))
+        async with serving({"a": cut}, memory=memory, layout=LAYOUT) as served:
+            reply = await client.ask(served)
+            seen += prompts(served)
+        begun = form(client, begun, reply) if begun else client.answer(reply)
+        client.items[1:] = begun
+    async with serving({"a": "Fine."}, memory=memory, layout=LAYOUT) as served:
+        client.items += client.results()
+        await client.ask(served)
+        seen += prompts(served)
+    assert all(after == before + piece for before, after, piece in zip(seen, seen[1:3], pieces, strict=False))
+    assert seen[3].startswith(seen[2] + REST)
+
+
+@each_protocol
+@pytest.mark.parametrize(
+    "change", [str.upper, lambda text: text[len(BEGUN) :]], ids=["other", "without the begin"]
+)
+async def test_a_continued_turn_with_other_words_is_rendered_as_edited(path: str, change: Any) -> None:
+    client = Client(path, "[[script:a,b]] How is it?")
+    async with serving({"a": REST, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+        begun = [client.text(BEGUN)]
+        client.items += begun
+        reply = await client.ask(served)
+        client.items[1:] = client.answer(reply, lambda rest: change(BEGUN + rest))
+        client.items += client.results()
+        await client.ask(served)
+        _, two = prompts(served)
+    assert change(f"{BEGUN} look at it.") in two
+    assert CALL not in two
+
+
+@each_protocol
+async def test_two_continuations_of_one_beginning_are_two_turns(path: str) -> None:
+    memory = TurnMemory(2**20)
+    for again in (REST, f" wait.\n{CALL}"):
+        client = Client(path, "[[script:a,b]] How is it?")
+        async with serving({"a": again, "b": "Fine."}, memory=memory, layout=LAYOUT) as served:
+            client.items.append(client.text(BEGUN))
+            client.items[1:] = merged(client, client.items[1:], await client.ask(served))
+            client.items += client.results()
+            await client.ask(served)
+            one, two = prompts(served)
+        assert two.startswith(one + again)
