@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from singletree.cli import main
+from singletree.cli import first_screen, main
 from singletree.server.http import run as run_server
 
 TEXT = '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "ls", "arguments": {"n": 1.0}}\n</tool_call>'
@@ -189,12 +189,7 @@ def test_little_is_imported_before_ctrl_c_is_caught() -> None:
 _LIBRARY_ALONE = """
 import sys
 
-class Missing:
-    def find_spec(self, name, *_):
-        if name.partition(".")[0] in sys.argv[1].split(","):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Missing())
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # None: as if it were not installed
 from singletree.cli import main
 main(sys.argv[2:])
 """
@@ -222,7 +217,41 @@ def test_a_command_without_its_packages_says_what_to_install() -> None:
     done = with_the_library_alone("serve")
     assert done.returncode == 1
     assert done.stderr.startswith(b"singletree: this command needs the package ")
-    assert done.stderr.endswith(b": pip install 'singletree[serve]'\n")
+    assert done.stderr.endswith(b": pip install 'singletree[all]'\n")
+
+
+def test_without_arguments_the_library_alone_names_the_package_of_the_server() -> None:
+    done = with_the_library_alone()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"pip install 'singletree[all]'" in done.stdout
+    assert b"singletree serve" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("models", "expected", "missing"),
+    [
+        ([], "singletree serve --model", "singletree tail"),
+        ([{"id": "vllm's"}], "singletree serve --model", "singletree tail"),
+        ([{"id": "qwen", "calls_tools": True}], "http://127.0.0.1:8000, with qwen", "singletree serve"),
+    ],
+)
+def test_without_arguments_the_next_command_fits_this_machine(
+    models: list[dict[str, Any]],
+    expected: str,
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "pi").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(first_screen, "fetch", lambda *where: {"data": models})
+    assert run() == 0
+    printed = capsys.readouterr().out
+    assert expected in printed
+    assert missing not in printed
+    assert "singletree launch pi" in printed
+    assert "singletree launch codex" not in printed
 
 
 WRONG = [

@@ -74,9 +74,15 @@ def _run(arguments: Sequence[str] | None) -> None:
 
     from singletree.errors import SingletreeError
 
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if not words:
+            from singletree.cli.first_screen import print_first_screen
+
+            print_first_screen()
+            return
         app()(
-            sys.argv[1:] if arguments is None else list(arguments),
+            words,
             print_error=False,
             exit_on_error=False,
             result_action="return_value",
@@ -90,7 +96,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     except ImportError as error:
         if (package := _missing_package(error)) is None:
             raise
-        _fail(f"this command needs the package {package}: pip install 'singletree[serve]'", 1)
+        _fail(f"this command needs the package {package}: pip install 'singletree[all]'", 1)
     except BrokenPipeError:
         # The reader closed the pipe, as `singletree families | head` does.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the interpreter's last flush)
