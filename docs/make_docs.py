@@ -198,6 +198,15 @@ def routes() -> str:
     return page()
 
 
+def harness_pages() -> dict[str, Callable[[], str]]:
+    """Return what makes each page of a harness, by file name."""
+    import harness_pages
+
+    return {
+        f"harnesses/{name}.md": functools.partial(harness_pages.page, name) for name in harness_pages.names()
+    }
+
+
 def readme() -> str:
     """Return the README, with the figures of the newest run."""
     from benchmark_figures import readme
@@ -221,6 +230,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "serving.md": serving,
     "stability.md": stability,
     "../deploy/helm/singletree/files/dashboard.json": dashboard,
+    **harness_pages(),
     **charts(),
 }
 
