@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench bench-gpu compare counts golden docs engines scale ray inspector browser deploy judges lock wheel clean
+.PHONY: help serve test check clients bench bench-gpu compare counts golden docs site engines scale ray inspector browser deploy judges lock wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -65,6 +65,9 @@ golden: $(READY) ## rewrite the golden files; review the difference
 
 docs: $(READY) ## rewrite the documents made from the code
 	$(BIN)/python docs/make_docs.py
+
+site: $(READY) ## build the site of the documents into build/site; a link that leads nowhere fails
+	$(BIN)/python docs/make_site.py
 
 engines: $(READY) ## the engine tests, on real vLLM and SGLang that this installs, the harnesses on vLLM, vLLM on Ray
 	$(BIN)/python tests/clients/install.py
