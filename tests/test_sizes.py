@@ -20,8 +20,8 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 66_900,
-    "modules": 343,
+    "lines": 67_060,
+    "modules": 344,
     "lines of the core": 41_660,
     "lines that --engine-url loads": 40_950,
 }

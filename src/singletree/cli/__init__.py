@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "serve": ("singletree.cli.serve:app", "Serve a model to agent harnesses."),
+    "service": ("singletree.cli.service:app", "Keep a server running for this user."),
     "launch": ("singletree.cli.launch:app", "Start a harness against a running server."),
     "catalog": (
         "singletree.cli.catalog:catalog",
