@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from singletree.errors import BadConfiguration
-from singletree.training.exports import FORMS, count_trained, reward_of
+from singletree.training.exports import FORMS, count_trained, history, reward_of
 from singletree.training.graph import (
     SessionGraph,
     check_session,
@@ -20,7 +20,7 @@ from singletree.training.graph import (
     trajectories,
 )
 from singletree.training.records import SCHEMA, SessionStart, encode_line
-from singletree.training.session_files import SessionFile
+from singletree.training.session_files import SessionFile, turn_json
 
 from .session_model import Action, RealSession, actions, play
 
@@ -73,6 +73,24 @@ def test_a_session_comes_back(
     assert graph.status == ("incomplete" if crashed else "complete")
     for form in FORMS.values():
         list(form(graph))
+
+
+@REUSED_FOLDER
+@given(what=actions(), seed=st.integers(0, 1000), restarts=st.frozensets(st.integers(0, 11)))
+def test_the_texts_of_each_conversation_come_back(
+    tmp_path: Path, what: list[Action], seed: int, restarts: frozenset[int]
+) -> None:
+    real = play(tmp_path / "s.jsonl", what, seed, restarts)
+    graph = read_session(tmp_path / "s.jsonl")
+    sent = {call.id: [turn_json(turn) for turn in call.turns] for call in real.calls}
+    assert {call.id: history(call) for call in graph.calls.values()} == sent
+    answers = {call.id: turn_json(call.answered[-1]) for call in real.calls}
+    for document, each in zip(FORMS["atif"](graph), trajectories(graph), strict=True):
+        if any(span.masked == "edited" for span in each.spans):
+            continue  # A step has the turn of the model there, not what the client made of it.
+        whole = sent[each.last.id] + ([answers[each.last.id]] if each.last.end is not None else [])
+        steps = [step["message"] for step in document["steps"] if step["message"]]
+        assert steps == [text for turn in whole if (text := turn["parts"][0]["text"])]
 
 
 @REUSED_FOLDER
@@ -190,7 +208,7 @@ def test_an_answer_after_one_that_was_cut_was_used(tmp_path: Path) -> None:
     first = real.act("cut")
     real.calls[0] = first
     again = real.calls[0]
-    real.write(type(again)("c1", list(first.prompt), [11, 2], "stop"))
+    real.write(type(again)("c1", list(first.prompt), [11, 2], "stop", first.turns))
     real.complete()
     graph = read_session(tmp_path / "s.jsonl")
     assert [graph.masked(call) for call in graph.calls.values()] == ["cut", ""]

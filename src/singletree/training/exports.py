@@ -85,7 +85,7 @@ def rllm_documents(graph: SessionGraph) -> Iterator[JsonObject]:
             "trace_id": f"{name}:{call.id}",
             "session_id": name,
             "model": start.model,
-            "messages": [_message(turn) for turn in _history(call)],
+            "messages": [_message(turn) for turn in history(call)],
             "prompt_token_ids": prompt.tolist(),
             "response_message": {} if end.turn is None else _message(end.turn),
             "completion_token_ids": call.completion.tolist(),
@@ -111,9 +111,12 @@ def atif_documents(graph: SessionGraph) -> Iterator[JsonObject]:
     name = session_name(graph)
     for number, each in enumerate(trajectories(graph)):
         steps: list[JsonObject] = []
+        known = 0
         for span in each.spans:
-            steps += _client_steps(span.call, steps)
+            turns = history(span.call)
+            steps += _client_steps(turns[known:], steps)
             steps.append(_agent_step(span.call, span.masked))
+            known = len(turns) + bool(turns)
         for at, step in enumerate(steps, 1):
             step["step_id"] = at
         ends = [span.call.end for span in each.spans if span.call.end is not None]
@@ -215,18 +218,15 @@ def _known_logprobs(text: str) -> list[float] | None:
     return values if values and all(value == value for value in values) else None
 
 
-def _history(call: CapturedCall) -> list[JsonObject]:
-    """Return the texts of the turns in the prompt of ``call``, as far as they were kept."""
-    found: list[JsonObject] = []
-    node: CapturedCall | None = call
-    while node is not None:
-        found = [*(node.start.turns or ()), *found]
-        if not node.continues:
-            break
-        node = node.parent
-        if node is not None and node.end is not None and node.end.turn is not None:
-            found = [node.end.turn, *found]
-    return found
+def history(call: CapturedCall) -> list[JsonObject]:
+    """Return the texts of the turns in the prompt of ``call``; none where they were not kept."""
+    pieces = [call.start.turns or []]
+    node = call
+    while node.start.follows and node.base is not None:
+        node = node.base
+        answer = node.end.turn if node.end is not None else None
+        pieces.append([*(node.start.turns or []), *([] if answer is None else [answer])])
+    return [turn for piece in reversed(pieces) for turn in piece]
 
 
 def _text(turn: JsonObject, kind: str) -> str:
@@ -251,10 +251,13 @@ def _message(turn: JsonObject) -> JsonObject:
     return message
 
 
-def _client_steps(call: CapturedCall, before: list[JsonObject]) -> list[JsonObject]:
-    """Return the steps of the client before ``call``; results of tools are added to the last step of the agent."""
+_SOURCES = {"system": "system", "developer": "system", "assistant": "agent"}
+
+
+def _client_steps(turns: Iterable[JsonObject], before: list[JsonObject]) -> list[JsonObject]:
+    """Return the client's ``turns`` as steps; results of tools are added to the last step of the agent."""
     steps: list[JsonObject] = []
-    for turn in call.start.turns or ():
+    for turn in turns:
         results = [part for part in turn["parts"] if part["type"] == "result"]
         asked = before[-1] if before and not steps and before[-1]["source"] == "agent" else None
         if results and asked is not None:
@@ -265,7 +268,7 @@ def _client_steps(call: CapturedCall, before: list[JsonObject]) -> list[JsonObje
                 for part in results
             ]
             continue
-        source = "system" if turn["role"] in ("system", "developer") else "user"
+        source = _SOURCES.get(turn["role"], "user")
         steps.append({"source": source, "message": _text(turn, "text") + _text(turn, "result")})
     return steps
 

@@ -43,7 +43,10 @@ class SessionStart(SessionLine, kw_only=True, omit_defaults=True, tag="session")
 
 
 class CallStart(SessionLine, kw_only=True, omit_defaults=True, tag="call"):
-    """A prompt, before the engine is asked: the first ``keep`` tokens of the call ``base``, and ``tokens``."""
+    """A prompt, before the engine is asked: the first ``keep`` tokens of the call ``base``, and ``tokens``.
+
+    ``turns`` are the texts of the conversation, if they are kept; where ``follows``, those behind the turn of ``base``.
+    """
 
     call: str
     base: str = ""
@@ -61,6 +64,7 @@ class CallStart(SessionLine, kw_only=True, omit_defaults=True, tag="call"):
     is_subagent: bool = False
     pictures: list[str] = []
     turns: list[dict[str, Any]] | None = None
+    follows: bool = False
 
 
 class CallEnd(SessionLine, kw_only=True, omit_defaults=True, tag="end"):

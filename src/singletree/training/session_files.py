@@ -53,13 +53,14 @@ _KNOWN = 32
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The tokens of a call so far, as bytes, and their CRC-32."""
+    """The tokens of a call so far, as bytes, their CRC-32, and how many turns they are, if that is known."""
 
     tokens: bytes
     crc: int
+    turns: int | None
 
-    def more(self, tokens: bytes) -> _Known:
-        return _Known(self.tokens + tokens, crc32(tokens, self.crc))
+    def more(self, tokens: bytes, turns: int | None) -> _Known:
+        return _Known(self.tokens + tokens, crc32(tokens, self.crc), turns)
 
 
 class SessionFile:
@@ -130,20 +131,21 @@ class SessionFile:
         self._append(counted)
 
     def _call_line(self, line: CallStart, prompt: bytes, turns: Sequence[Turn] | None) -> CallStart:
-        base, keep, crc, is_whole = "", 0, 0, False
+        base, keep, whole = "", 0, None
         for call, known in reversed(self._known.items()):
             if len(known.tokens) <= keep:
                 continue
             same = common_text_prefix(known.tokens, prompt) // _WIDTH * _WIDTH
             if same > keep:
-                base, keep, is_whole = call, same, same == len(known.tokens)
-                crc = known.crc
+                base, keep, whole = call, same, known if same == len(known.tokens) else None
         new = prompt[keep:]
         line.base, line.keep, line.length = base, keep // _WIDTH, len(prompt) // _WIDTH
-        line.crc = crc32(new, crc) if is_whole else crc32(prompt)
+        line.crc = crc32(prompt) if whole is None else crc32(new, whole.crc)
         line.tokens = pack(array("I", new))
         if turns is not None:
-            line.turns = [turn_json(turn) for turn in (_behind_answer(turns) if is_whole else turns)]
+            line.follows = whole is not None and base not in self._open and _has_answer(turns, whole.turns)
+            behind = turns[whole.turns :] if whole is not None and line.follows else turns
+            line.turns = [turn_json(turn) for turn in behind]
         return line
 
     def _try_append(self, make: Callable[[], AnyLine]) -> None:
@@ -202,13 +204,18 @@ class SessionFile:
                 base = self._known.get(line.base)
                 if base is not None or not line.base:
                     kept = b"" if base is None else base.tokens[: line.keep * _WIDTH]
-                    self._know(line.call, _Known(kept + unpack_tokens(line.tokens).tobytes(), line.crc))
+                    turns = None if line.turns is None else len(line.turns)
+                    if turns is not None and line.follows and base is not None:
+                        turns = None if base.turns is None else base.turns + turns
+                    tokens = kept + unpack_tokens(line.tokens).tobytes()
+                    self._know(line.call, _Known(tokens, line.crc, turns))
                     if base is not None and len(kept) == len(base.tokens) and line.base not in self._open:
                         del self._known[line.base]  # It is in the new one.
             elif isinstance(line, CallEnd):
                 self._open.discard(line.call)
                 if (known := self._known.get(line.call)) is not None:
-                    self._know(line.call, known.more(unpack_tokens(line.tokens).tobytes()))
+                    turns = None if line.turn is None or known.turns is None else known.turns + 1
+                    self._know(line.call, known.more(unpack_tokens(line.tokens).tobytes(), turns))
 
     def _know(self, call: str, known: _Known) -> None:
         self._known[call] = known
@@ -226,12 +233,9 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
 
 
-def _behind_answer(turns: Sequence[Turn]) -> Sequence[Turn]:
-    """Return the turns behind the last one of the assistant."""
-    for at in range(len(turns), 0, -1):
-        if turns[at - 1].role == "assistant":
-            return turns[at:]
-    return turns
+def _has_answer(turns: Sequence[Turn], count: int | None) -> bool:
+    """Return whether the last of the first ``count`` turns is one of the assistant."""
+    return count is not None and 0 < count <= len(turns) and turns[count - 1].role == "assistant"
 
 
 def turn_json(turn: Turn) -> dict[str, Any]:
