@@ -9,8 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import compare_report, documents, product_report  # noqa: E402 (found by the line before)
+from benchmarks import compare_report, documents, product_report  # noqa: E402
 from benchmarks.figures import newest, read_table  # noqa: E402
+
+import check_page  # noqa: E402 (found by the line before)
 
 
 def page() -> str:
@@ -32,8 +34,9 @@ def charts() -> Mapping[str, str]:
 
 
 def readme() -> str:
-    """Return README.md with six figures of the newest measurements between its marks."""
-    return _with_blocks(ROOT / "README.md", {"product": product_report.summary(newest())})
+    """Return README.md with six figures of the newest measurements, and the score cards, between its marks."""
+    blocks = {"product": product_report.summary(newest()), "cards": check_page.summary()}
+    return _with_blocks(ROOT / "README.md", blocks)
 
 
 def _with_blocks(path: Path, blocks: Mapping[str, str]) -> str:

@@ -24,6 +24,17 @@ def page() -> str:
     return f"{before}{BEGIN}\n\n{_checks()}\n{_cards()}\n{END}{after}"
 
 
+def summary() -> str:
+    """Return what README.md shows: how many checks each measured server passes and fails."""
+    lines = ["| server | pass | fail |", "| --- | ---: | ---: |"]
+    for card in _measured():
+        counts = card["counts"]
+        lines.append(
+            f"| {card['server']} {card['version']} | {counts.get('pass', 0)} | {counts.get('fail', 0)} |"
+        )
+    return "\n".join(lines)
+
+
 def _checks() -> str:
     rows = [f"| `{c.name}` | {c.title} | {c.users} | {c.reference} |" for c in CHECKS]
     return "\n".join(
@@ -38,12 +49,13 @@ def _checks() -> str:
     )
 
 
+def _measured() -> list[dict[str, Any]]:
+    paths = [CARDS / f"{name}.json" for name in _ORDER]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+
+
 def _cards() -> str:
-    cards = [
-        json.loads(path.read_text(encoding="utf-8"))
-        for name in _ORDER
-        if (path := CARDS / f"{name}.json").exists()
-    ]
+    cards = _measured()
     heads = [f"{card['server']} {card['version']}, {card['date']}" for card in cards]
     lines = [
         "## Measured cards",
