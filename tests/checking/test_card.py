@@ -15,6 +15,7 @@ import pytest
 from singletree.checking import endpoint
 from singletree.checking.contract import CHECKS
 from singletree.checking.endpoint import Arriving, Endpoint, HttpConnector, NoAnswer, Unreachable
+from singletree.checking.returned_turns import PROTOCOLS
 from singletree.cli import main
 from source import SOURCE
 
@@ -141,3 +142,38 @@ def test_the_plugin_makes_a_test_of_each_check(tmp_path: Path) -> None:
     assert "1 failed, 5 skipped" in done.stdout, done.stdout + done.stderr
     assert "users see: Harnesses show" in done.stdout
     assert done.returncode == 1
+
+
+class _Endless:
+    """An endpoint that keeps a stream alive for ever, in pieces of some bytes and seconds."""
+
+    status = 200
+
+    def __init__(self, clock: list[float], seconds: float, piece: bytes) -> None:
+        self._clock, self._seconds, self._piece = clock, seconds, piece
+
+    def open(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Arriving:
+        return self
+
+    def read(self) -> bytes:
+        self._clock[0] += self._seconds
+        return self._piece
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("seconds", "piece", "is_late", "words"),
+    [(15.0, b": alive\n\n", True, "not ended within 120 s"), (0.0, b"x" * 2**20, False, "after 64 MiB")],
+)
+def test_an_answer_without_end_ends_the_check(
+    seconds: float, piece: bytes, is_late: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("singletree.checking.endpoint.time.monotonic", lambda: clock[0])
+    for ask in (Endpoint.stream, Endpoint.ask):
+        endpoint = Endpoint(_Endless(clock, seconds, piece), model="m")
+        with pytest.raises(NoAnswer, match=words) as caught:
+            ask(endpoint, PROTOCOLS[0], endpoint.request(PROTOCOLS[0], "Hi"))
+        assert caught.value.is_late is is_late

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -18,6 +18,9 @@ from singletree.checking.streams import READERS, Counts, TurnReader, read_counts
 
 SECONDS = 60.0
 """How long the endpoint may send nothing."""
+_LONGEST_SECONDS = 120.0
+_MOST_BYTES = 64 * 2**20
+"""How long an answer may take in all, and how long it may be: one that never ends must not hold up the checks."""
 
 _FEWEST_TOKENS = {"messages": 1, "chat": 1, "responses": 16}
 _ABSENT = (404, 405, 501)
@@ -281,7 +284,7 @@ class Endpoint:
             raise Refused(self._whole(protocol.name, arriving))
         reader, decoder, count = READERS[protocol.name](), Decoder(), 0
         with closing(arriving):
-            while data := arriving.read():
+            for data in _pieces(arriving):
                 seconds = time.perf_counter() - began
                 for event in decoder.feed(data):
                     reader.feed(seconds, event.event, event.data)
@@ -314,7 +317,19 @@ class Endpoint:
 
     def _whole(self, protocol: str, arriving: Arriving) -> WholeAnswer:
         with closing(arriving):
-            return WholeAnswer(protocol, arriving.status, b"".join(iter(arriving.read, b"")))
+            return WholeAnswer(protocol, arriving.status, b"".join(_pieces(arriving)))
+
+
+def _pieces(arriving: Arriving) -> Iterator[bytes]:
+    """Yield what arrives, to the end. Raises NoAnswer for an answer that does not end."""
+    end, size = time.monotonic() + _LONGEST_SECONDS, 0
+    while data := arriving.read():
+        yield data
+        size += len(data)
+        if size > _MOST_BYTES:
+            raise NoAnswer(f"the answer goes on after {_MOST_BYTES >> 20} MiB")
+        if time.monotonic() > end:
+            raise NoAnswer(TimeoutError(f"the answer has not ended within {_LONGEST_SECONDS:.0f} s"))
 
 
 LOOKUP: OfferedTool = (
