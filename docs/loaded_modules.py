@@ -26,6 +26,7 @@ BEHIND_DOORS = frozenset(
         "media",
         "prefix_breaks",
         "processes",
+        "raw_tokens",
         "ray",
         "records",
         "routing",

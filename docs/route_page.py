@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from singletree.inspector.routes import INSPECT_ROUTES
+from singletree.raw_tokens.routes import PROTOCOLS as OF_RAW_TOKENS
 from singletree.server.http.route_table import ROUTES
 from singletree.server.http.service import SCOPES
-from singletree.server.turn.protocol import PROTOCOLS
+from singletree.server.turn.protocol import PROTOCOLS as OF_THE_CORE
 from singletree.training.routes import CAPTURE_ROUTES
 
 _HEAD = """\
@@ -25,7 +26,7 @@ has `anthropic-version`, else OpenAI's. Routes of an API are also below `/anthro
 
 def page() -> str:
     """Return the text of routes.md."""
-    rows = [*ROUTES, *INSPECT_ROUTES, *CAPTURE_ROUTES]
+    rows = [row.loaded() for row in (*ROUTES, *INSPECT_ROUTES, *CAPTURE_ROUTES)]
     return _HEAD + "".join(
         f"| `{row.method} {row.path}` | {row.summary} | {_protocol(row.path)} | {SCOPES[row.scope].meaning} |\n"
         for row in rows
@@ -33,7 +34,8 @@ def page() -> str:
 
 
 def _protocol(path: str) -> str:
+    protocols = {**OF_THE_CORE, **OF_RAW_TOKENS}
     found = next(
-        (each for start, each in PROTOCOLS.items() if path == start or path.startswith(f"{start}/")), None
+        (each for start, each in protocols.items() if path == start or path.startswith(f"{start}/")), None
     )
     return found.__name__.rpartition(".")[2] if isinstance(found, ModuleType) else ""

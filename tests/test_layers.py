@@ -45,6 +45,7 @@ DOORS = {
     "media",
     "prefix_breaks",
     "processes",
+    "raw_tokens",
     "ray",
     "records",
     "routing",
@@ -91,7 +92,6 @@ ROOMS: dict[str, list[set[str]]] = {
         {"prompt_cache"},
     ],
     "protocols": [
-        {"completions", "generate", "tokenize"},
         {"chat", "messages", "responses"},
         {"models", "openai"},
         {"client_tools", "content", "wire"},

@@ -10,11 +10,11 @@ import pytest
 
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest
-from singletree.protocols import completions, generate
 from singletree.protocols.chat import request as chat
 from singletree.protocols.messages import request as messages
 from singletree.protocols.openai.nvext import SALT_HEADER, cache_salt_of_header
 from singletree.protocols.responses import request as responses
+from singletree.raw_tokens import completions, generate
 
 TURN = [{"role": "user", "content": "hi"}]
 APIS: dict[str, tuple[Callable[..., Request], dict[str, Any]]] = {

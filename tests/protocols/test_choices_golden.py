@@ -12,8 +12,9 @@ import pytest
 from protocols import event_stream, grammar_chat, grammar_completions, shapes
 from singletree.conversation import Conversation, PromptReport, Request, Sampling
 from singletree.events import Event, Finished, PromptLogprobs, Token, TokenLogprobs, fold
-from singletree.protocols import chat, completions
+from singletree.protocols import chat
 from singletree.protocols.answer import FinishedChoice, encode_sse
+from singletree.raw_tokens import completions
 from singletree.request_options import CompletionOptions, RequestOptions
 from singletree.server.answers.choices import best_choices
 

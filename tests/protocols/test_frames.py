@@ -12,7 +12,7 @@ from protocols import event_stream, shapes
 from singletree.conversation import Conversation, Request
 from singletree.errors import EngineFailed
 from singletree.events import ReasoningDelta, TextDelta, fold
-from singletree.protocols import chat, completions, generate, messages, responses, wire
+from singletree.protocols import chat, messages, responses, wire
 from singletree.protocols.answer import (
     KEEP_ALIVE,
     EncodedResponse,
@@ -21,6 +21,7 @@ from singletree.protocols.answer import (
     Frame,
     encode_sse,
 )
+from singletree.raw_tokens import completions, generate
 from singletree.request_options import CompletionOptions, RequestOptions
 
 APIS = (chat, completions, generate, messages, responses)

@@ -9,8 +9,8 @@ import pytest
 
 from singletree.conversation import Text, Turn
 from singletree.errors import InvalidRequest
-from singletree.protocols import tokenize
-from singletree.protocols.tokenize import DetokenizeBody, TokenizeRequest
+from singletree.raw_tokens import tokenize
+from singletree.raw_tokens.tokenize import DetokenizeBody, TokenizeRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from singletree.prompts.prompt_writer import Prompt
-from singletree.server.http import raw_routes, routes
+from singletree.raw_tokens import routes as raw_routes
+from singletree.server.http import routes
 from singletree.server.http.service import LARGE_BYTES
 from singletree.server.turn import prompt
 

@@ -12,7 +12,7 @@ from singletree import families
 from singletree.conversation import Conversation, Tool
 from singletree.events import Event, FinishReason, TextDelta
 from singletree.parsing.parser import Parser
-from singletree.server.http.raw_routes import RawText
+from singletree.raw_tokens.routes import RawText
 from singletree.server.ids import TurnCallIds
 from singletree.server.turn.decoder import TurnDecoder, merge_deltas
 from singletree.testing.byte_model import byte_tokenizer

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from singletree.conversation import AgentContext, Hints
-from singletree.protocols import chat, completions
+from singletree.protocols import chat
+from singletree.raw_tokens import completions
 
 from .serving import body, serving
 

@@ -87,6 +87,12 @@ DOORS: Mapping[str, Door] = {
         "server.http.run.OpenRecords",
         "--trace-path, --otel",
     ),
+    "raw tokens": Door(
+        "singletree.raw_tokens.routes",
+        "ROUTES",
+        "server.http.service.DoorRoutes",
+        "a request with a prompt as text or token ids",
+    ),
     "media": Door(
         "singletree.media.reader",
         "open_media",

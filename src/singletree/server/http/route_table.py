@@ -20,16 +20,14 @@ from starlette.types import ASGIApp
 
 from singletree import __version__
 from singletree.protocols.chat.request import ChatBody
-from singletree.protocols.completions import CompletionsBody
-from singletree.protocols.generate import GenerateBody
 from singletree.protocols.messages.request import MessagesBody
 from singletree.protocols.responses.request import ResponsesBody
-from singletree.protocols.tokenize import DetokenizeBody, TokenizeBody
-from singletree.server.http import raw_routes, routes, store_routes
+from singletree.server.http import routes, store_routes
 from singletree.server.http.routes import JSON
 from singletree.server.http.service import (
     SCOPES,
     Call,
+    LaterOperation,
     Operation,
     RouteEntry,
     RouteRow,
@@ -63,6 +61,7 @@ def _encode_description(rows: tuple[RouteRow, ...]) -> bytes:
     return msgspec.json.encode(describe_api(rows))
 
 
+_RAW = LaterOperation("raw tokens")
 _RESPONSE, _CONVERSATION = "/v1/responses/{id}", "/v1/conversations/{id}"
 
 ROUTES: Sequence[RouteRow] = [
@@ -88,14 +87,14 @@ ROUTES: Sequence[RouteRow] = [
             ("POST", f"{_CONVERSATION}/items", store_routes.create_items, NewItems),
             ("GET", f"{_CONVERSATION}/items/{{item}}", store_routes.get_item),
             ("DELETE", f"{_CONVERSATION}/items/{{item}}", store_routes.delete_item),
-            ("POST", "/v1/completions", raw_routes.complete, CompletionsBody),
-            ("POST", "/inference/v1/generate", raw_routes.complete, GenerateBody),
+            ("POST", "/v1/completions", _RAW),
+            ("POST", "/inference/v1/generate", _RAW),
             ("GET", "/v1/models", routes.list_models),
             ("GET", "/v1/models/{id:path}", routes.get_model),
-            ("POST", "/v1/tokenize", raw_routes.tokenize_text, TokenizeBody),
-            ("POST", "/v1/detokenize", raw_routes.detokenize, DetokenizeBody),
-            ("POST", "/tokenize", raw_routes.tokenize_text, TokenizeBody),
-            ("POST", "/detokenize", raw_routes.detokenize, DetokenizeBody),
+            ("POST", "/v1/tokenize", _RAW),
+            ("POST", "/v1/detokenize", _RAW),
+            ("POST", "/tokenize", _RAW),
+            ("POST", "/detokenize", _RAW),
         ],
     ),
     # Harnesses look whether a server is there, below whatever base URL they have.
@@ -147,7 +146,7 @@ def describe_api(rows: Iterable[RouteRow]) -> dict[str, Any]:
     Bodies of requests are described by the types that they are decoded to. What a type leaves to a decoder of ours,
     such as the blocks of a message, is any JSON value there. Answers are described by the vendors' own references.
     """
-    rows = list(rows)
+    rows = [row.loaded() for row in rows]
     kinds = {row.body: _without_raw_defaults(row.body) for row in rows if row.body is not None}
     schemas, components = msgspec.json.schema_components(kinds.values(), ref_template=f"{_SCHEMAS}{{name}}")
     bodies = dict(zip(kinds, schemas, strict=True))

@@ -19,7 +19,7 @@ from singletree.server.answers.other_processes import OtherProcesses, SessionPla
 from singletree.server.answers.request_body import BodyAdmission, read_body
 from singletree.server.answers.request_media import MediaPreparer, RequestMedia
 from singletree.server.answers.speculative_prefill import SpeculativePrefills
-from singletree.server.doors import open_door
+from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.models.catalog import Catalog
 from singletree.server.sessions.duplicate_requests import InFlight
 from singletree.server.sessions.session_report import encode_session
@@ -267,6 +267,31 @@ class RouteRow:
     def summary(self) -> str:
         """Return what it does: the first sentence of its operation's description."""
         return (self.operation.__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".")
+
+    def loaded(self) -> RouteRow:
+        """Return the row with its own operation and body, where the operation is behind a door: that is opened."""
+        later = self.operation
+        return later.row(open_door(later.feature), self.path) if isinstance(later, LaterOperation) else self
+
+
+DoorRoutes = Sequence[RouteRow]
+"""The routes of a feature that is always on, and loaded with the first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaterOperation:
+    """An operation of a feature behind a door, one of ``DoorRoutes``; the first request loads it, in a thread."""
+
+    feature: str
+
+    async def __call__(self, call: Call) -> ASGIApp:
+        rows: DoorRoutes = await open_door_in_thread(self.feature)
+        return await self.row(rows, call.trace.route).operation(call)
+
+    def row(self, rows: DoorRoutes, path: str) -> RouteRow:
+        """Return the row of ``rows`` for ``path``."""
+        [found] = [row for row in rows if row.path == path]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

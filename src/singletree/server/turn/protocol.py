@@ -8,8 +8,9 @@ from typing import Protocol
 from singletree.conversation import Request
 from singletree.errors import SingletreeError
 from singletree.events import Usage
-from singletree.protocols import chat, completions, generate, messages, responses
+from singletree.protocols import chat, messages, responses
 from singletree.protocols.answer import AnswerContext, EventEncoder, FinishedChoice
+from singletree.protocols.openai import answers
 from singletree.protocols.responses import compact
 
 
@@ -36,8 +37,6 @@ MESSAGES: WireProtocol = messages
 CHAT: WireProtocol = chat
 RESPONSES: WireProtocol = responses
 COMPACT: WireProtocol = compact
-COMPLETIONS: WireProtocol = completions
-GENERATE: WireProtocol = generate
 
 
 PROTOCOLS: Mapping[str, WireProtocol] = {
@@ -46,10 +45,11 @@ PROTOCOLS: Mapping[str, WireProtocol] = {
     "/v1/responses/compact": COMPACT,
     "/v1/responses": RESPONSES,
     "/v1/conversations": RESPONSES,
-    "/v1/completions": COMPLETIONS,
-    "/inference/v1/generate": GENERATE,
 }
 """The protocols, by the path that the routes of each begin with."""
+
+_RAW_PROMPTS: Mapping[str, str] = {"/v1/completions": "prompt", "/inference/v1/generate": "token_ids"}
+"""The field of the prompt, by the path of a protocol that is behind a door (``raw_tokens``): errors name it."""
 
 
 def protocol_for(path: str, headers: Mapping[str, str]) -> WireProtocol:
@@ -67,6 +67,8 @@ def encode_error(
     error: SingletreeError, path: str, headers: Mapping[str, str], request_id: str
 ) -> tuple[int, bytes]:
     """Return the HTTP status and the body for ``error``, in the protocol of the request."""
+    if (prompt := _RAW_PROMPTS.get(path)) is not None:
+        return answers.encode_error(error, prompt=prompt)
     protocol = protocol_for(path, headers)
     if protocol is MESSAGES:
         # Only this API has the request's id in the body; qwen-code does not parse an error without it.

@@ -1,8 +1,9 @@
-"""Raw prompts with answers that are text only (``/v1/completions``), and text to tokens and back (``/tokenize``)."""
+"""The routes of raw prompts, whose answers are text only, and of text to tokens and back."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -14,11 +15,11 @@ from singletree.conversation import PromptReport, Request
 from singletree.errors import ContextOverflow, InvalidRequest, Overloaded
 from singletree.events import Event, Markup, TextDelta
 from singletree.prompts.prompt_writer import Prompt
-from singletree.protocols import completions, tokenize
+from singletree.raw_tokens import completions, generate, tokenize
 from singletree.server.answers.choices import Choices, with_choice_seed
 from singletree.server.answers.response import Lifecycle
 from singletree.server.http.routes import JSON, recall_waits, respond, warning_headers, with_hints
-from singletree.server.http.service import Call, offload
+from singletree.server.http.service import Call, RouteRow, offload
 from singletree.server.ids import TurnCallIds
 from singletree.server.models.model import Model
 from singletree.server.sessions.duplicate_requests import request_key
@@ -32,6 +33,9 @@ from singletree.server.turn.constraints import (
 from singletree.server.turn.generation import Generation, check_token_ids, fit_sampling, make_decoder
 from singletree.server.turn.logprobs import LogprobReader, make_logprob_reader
 from singletree.server.turn.prompt import refuse_long_text, write_prompt
+from singletree.server.turn.protocol import WireProtocol
+
+PROTOCOLS: Mapping[str, WireProtocol] = {"/v1/completions": completions, "/inference/v1/generate": generate}
 
 
 class RawText:
@@ -54,6 +58,7 @@ class RawText:
 
 async def complete(call: Call) -> ASGIApp:
     """Answer one or more raw prompts, streamed or as one body."""
+    call.protocol = PROTOCOLS[call.trace.route]
     service, body = call.service, await call.body()
     request = with_hints(await call.decode(body, call.protocol.decode), call)
     if service.shutdown.begun:
@@ -162,3 +167,13 @@ async def detokenize(call: Call) -> ASGIApp:
 def _detokenized(model: Model, request: tokenize.DetokenizeBody) -> bytes:
     check_token_ids(request.tokens, "tokens", model.tokenizer)
     return tokenize.encode_detokenize(model.tokenizer.decode(request.tokens))
+
+
+ROUTES = (
+    RouteRow("POST", "/v1/completions", complete, body=completions.CompletionsBody),
+    RouteRow("POST", "/inference/v1/generate", complete, body=generate.GenerateBody),
+    RouteRow("POST", "/v1/tokenize", tokenize_text, body=tokenize.TokenizeBody),
+    RouteRow("POST", "/v1/detokenize", detokenize, body=tokenize.DetokenizeBody),
+    RouteRow("POST", "/tokenize", tokenize_text, body=tokenize.TokenizeBody),
+    RouteRow("POST", "/detokenize", detokenize, body=tokenize.DetokenizeBody),
+)
