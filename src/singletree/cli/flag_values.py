@@ -81,6 +81,9 @@ def _read_first_secret(kind: Any, tokens: Sequence[Token]) -> str:
 Secret = Annotated[str, Parameter(converter=_read_first_secret, env_var="SINGLETREE_API_KEY")]
 """The type of a command's ``--api-key`` for a running server: the first of the server's own keys will do."""
 
+Arguments = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""The type of arguments of another program, after ``--``."""
+
 
 def _secrets(token: Token) -> list[str]:
     if not token.value.startswith(_FILE_MARK):

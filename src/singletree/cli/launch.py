@@ -15,7 +15,7 @@ from urllib.parse import quote
 from cyclopts import App, Parameter
 
 from singletree.cli import harness_settings
-from singletree.cli.flag_values import Secret
+from singletree.cli.flag_values import Arguments, Secret
 from singletree.cli.harness_settings import Api, QwenApi, Served
 from singletree.cli.running_server import DEFAULT_URL, fetch
 from singletree.engines.weights.resolve import DEFAULT_AGENT_MODEL, cache_folder, packaged_size
@@ -44,7 +44,6 @@ class Target:
     """API key for the server, or @FILE."""
 
 
-Arguments = Annotated[str, Parameter(allow_leading_hyphen=True)]
 Environment = dict[str, str]
 
 

@@ -7,10 +7,10 @@ import plistlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
+from singletree.cli.flag_values import Arguments
 from singletree.errors import BadConfiguration
 from singletree.private_files import create_private
 
@@ -31,8 +31,6 @@ TimeoutStopSec=45
 WantedBy=default.target
 """
 _LABEL = "singletree.serve"
-
-Arguments = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 
 @app.command
