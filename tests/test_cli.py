@@ -44,6 +44,16 @@ def test_parse(chunk: str, text: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "".join(event["raw"] for event in value["events"]) == TEXT
 
 
+@pytest.mark.parametrize("place", [[], ["-"]])
+def test_standard_input_is_read(
+    place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["parse", *place, "--family", "qwen3"], ["parse", "--family", "qwen3", *place]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+        assert run(*arguments) == 0
+        assert "ToolCall" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize("json_too", [True, False])
 def test_parse_prints_what_the_terminal_has_not(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 Protocol = Literal["messages", "chat", "responses"]
+File = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""The type of a path that may be ``-``, for standard input."""
 
 
 @Parameter(name="*")
@@ -64,7 +66,7 @@ class ModelFlags:
 
 
 def parse(
-    file: str = "-",
+    file: File = "-",
     *,
     family: str | None = None,
     reasoning: Annotated[str | None, Parameter(name=["--reasoning", "--reasoning-parser"])] = None,
@@ -106,7 +108,7 @@ def parse(
 
 
 def render(
-    file: str = "-",
+    file: File = "-",
     *,
     protocol: Protocol = "chat",
     model: Annotated[str | None, Parameter(name=["--model", "--model-path"])] = None,
