@@ -20,14 +20,15 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 67_105,
+    "lines": 67_240,
     "modules": 345,
     "lines of the core": 40_950,
     "lines that --engine-url loads": 40_240,
 }
 """The most that the source may have. A change that adds a feature names the lines that it removes, until there are
 52,000 lines in 280 modules, 36,000 in the core, and 34,000 that --engine-url loads. Since 67,367 lines in 429 modules,
-4,700 were removed, and capture for training (1,770) and checks of any endpoint (2,385) were added."""
+5,000 were removed, and capture for training (2,020), checks of any endpoint (2,400), the service and the first screen
+(190) were added."""
 
 FEWEST_LINES = 40
 SMALL: dict[str, str] = {

@@ -11,7 +11,7 @@ import pytest
 
 from clients import install
 from clients.conftest import TOKENIZER, Workspace
-from clients.harness import CLAUDE, CODEX, OPENCODE, PI, QWEN, Harness, Task, run
+from clients.harness import CLAUDE, CODEX, OPENCLAW, OPENCODE, PI, QWEN, Harness, Task, run
 from clients.scenarios import ANSWER
 from clients.scripts import STYLES
 from clients.served import MODEL, Server, serving
@@ -19,9 +19,9 @@ from clients.turns import Stage, Turn, script, shell, text_for_user, thought
 from singletree.training.exports import count_trained
 from singletree.training.graph import check_session, read_session, trajectories
 
-TURNS = 12
+TURNS = 40
 CAPTURED = (CLAUDE, CODEX, *(PI._replace(api=api) for api in ("messages", "chat", "responses")),
-            OPENCODE._replace(api="chat"), QWEN._replace(api="chat"))  # fmt: skip
+            OPENCLAW, OPENCODE._replace(api="chat"), QWEN._replace(api="chat"))  # fmt: skip
 
 Post = Callable[[str, str, object], object]
 
@@ -43,7 +43,7 @@ def test_a_harness_is_one_trajectory(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Twelve turns: all that the engine sampled for the task is trained on, by its own tokens, in one trajectory."""
+    """Forty turns: all that the engine sampled for the task is trained on, by its own tokens, in one trajectory."""
     steps: list[Turn] = [
         (thought(f"I run command {turn}."), shell(f"echo number-{turn}")) for turn in range(TURNS - 1)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,13 +15,16 @@ import pytest
 from starlette.types import Message
 
 from server.inspecting import LAYOUT, TOOL
+from server.memory import Client
 from server.serving import MODEL, Served, body, serving
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.config import Config
 from singletree.server.storage.response_store import Store
-from singletree.training.capture import SessionCapture
+from singletree.training.capture import SessionCapture, open_capture
+from singletree.training.exports import FORMS, history
 from singletree.training.graph import SessionGraph, check_session, read_session, trajectories
+from singletree.training.routes import CAPTURE_ROUTES
 from singletree.training.session_files import SessionFile
 
 CALL = '<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
@@ -354,3 +358,132 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadConfiguration, match="--capture"):
         SessionCapture(tmp_path / "file" / "folder")
+
+
+async def test_a_capture_key_is_a_right_of_its_own(tmp_path: Path) -> None:
+    async with capturing(tmp_path, api_key=("one", "two"), admin_key=("o",), capture_key=("c",)) as served:
+        sent = body("/v1/messages", "hi")
+        await _ask(served, "/sessions/a/v1/messages", sent, **{"x-api-key": "one"})
+        for path, used in (
+            ("/sessions/a/v1/messages", "c"),
+            ("/v1/models", "c"),
+            ("/v1/singletree/sessions", "c"),
+        ):
+            reply = await served.client.request(
+                "POST" if "a/v1" in path else "GET", path, sent, {"x-api-key": used}
+            )
+            assert reply.status == 401
+        (owner, _) = served.service.keys.owners
+        name = f"{owner}/a"
+        for row in CAPTURE_ROUTES:
+            path = row.path.replace("{id}", name.replace("/", "%2F"))
+            for key in ("one", "two", "o", ""):
+                reply = await served.client.request(row.method, path, {}, {"x-api-key": key} if key else {})
+                assert reply.status == 401, (path, key)
+        trainer = Client(served.client.app, {"x-api-key": "c"})
+        assert [each["session_id"] for each in (await trainer.get("/sessions")).json] == [name]
+        (trace,) = (await trainer.get(f"/sessions/{owner}%2Fa/traces")).json
+        assert trace["completion_token_ids"] == list(served.engine.log[0].token_ids)
+        assert (await trainer.get(f"/traces/{owner}%2F{trace['trace_id']}")).json == trace
+        made = await trainer.post(f"/sessions/{owner}%2Fa/complete", {"reward": 0.5})
+        assert (made.json["session_id"], made.json["capture"]["reward"]) == (name, 0.5)
+        for bad in ("0" * 16 + "%2Fa", "..%2Fa", f"{owner}%2F..", f"%2F{owner}%2Fa"):
+            assert (await trainer.get(f"/sessions/{bad}")).status in (400, 404)
+        assert (await trainer.post("/sessions", {"session_id": f"{owner}/b"})).json["url"] == "/sessions/b/v1"
+
+
+async def test_without_a_capture_key_no_key_names_an_owner(tmp_path: Path) -> None:
+    async with capturing(tmp_path, api_key=("one", "two"), admin_key=("o",)) as served:
+        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "hi"), **{"x-api-key": "one"})
+        path = f"/sessions/{served.service.keys.owners[0]}%2Fa"
+        assert [
+            (await served.client.get(path, {"x-api-key": key})).status for key in ("one", "two", "o")
+        ] == [400] * 3
+
+
+async def test_a_capture_key_is_needed_where_serving_is_open(tmp_path: Path) -> None:
+    async with capturing(tmp_path, capture_key=("c",)) as served:
+        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "hi"))
+        assert [
+            (await served.client.get("/sessions/a", each)).status for each in ({}, {"x-api-key": "c"})
+        ] == [401, 200]
+
+
+def test_a_capture_key_is_no_api_key() -> None:
+    with pytest.raises(BadConfiguration, match="--capture-key and --api-key have 1 key in common"):
+        Config(api_key=("k",), capture_key=("k",))
+
+
+def find_numbers(text: str) -> list[tuple[int, int]]:
+    """A hook: numbers of more than three digits, and a word."""
+    return [found.span() for found in re.finditer(r"\d{4,}|gehéim€", text)]
+
+
+def fail_with_text(text: str) -> list[tuple[int, int]]:
+    """A hook that has a fault."""
+    raise ValueError(text)
+
+
+def find_outside(text: str) -> list[tuple[int, int]]:
+    """A hook of another text."""
+    return [(0, len(text) + 1)]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_what_the_hook_finds_is_not_in_the_file(path: str, tmp_path: Path) -> None:
+    flags = {"capture_content": True, "capture_redact": f"{__name__}:find_numbers"}
+    async with capturing(tmp_path, **flags) as served:
+        question = "my gehéim€ 123456789 [[echo:It is gehéim€, 471147114 and 42.]]"
+        await _ask(served, f"/sessions/a{path}", body(path, question))
+        graph = await graph_of(served, tmp_path)
+        (call,) = graph.calls.values()
+        tokenizer = served.service.catalog.get(MODEL).tokenizer
+        texts = (tmp_path / "a.jsonl").read_text(encoding="utf-8")
+        texts += tokenizer.decode(call.prompt) + tokenizer.decode(call.completion)
+        for form in FORMS.values():
+            texts += json.dumps([*form(graph)], ensure_ascii=False)
+        assert not [word for word in ("gehéim€", "ehéim", "23456", "47114") if word in texts]
+        assert "my ******* *********" in texts
+        (trajectory,) = trajectories(graph)
+        real = list(served.engine.log[0].token_ids)
+        kept = trajectory.token_ids()[call.prompt_length :].tolist()
+        mask, logprobs = (
+            each[call.prompt_length :] for each in (trajectory.loss_mask(), trajectory.logprobs())
+        )
+        changed = [at for at, (one, other) in enumerate(zip(real, kept, strict=True)) if one != other]
+        assert changed
+        assert [at for at, trained in enumerate(mask) if not trained] == changed
+        assert [at for at, value in enumerate(logprobs) if value is None] == changed
+        assert trajectory.trained == len(real) - len(changed)
+
+
+async def test_a_redacted_conversation_is_still_one_trajectory(tmp_path: Path) -> None:
+    async with capturing(tmp_path, capture_content=True, capture_redact=f"{__name__}:find_numbers") as served:
+        messages: list[dict[str, Any]] = []
+        for turn in range(4):
+            messages.append({"role": "user", "content": f"{turn}: 55555 [[echo:it was 7777{turn}.]]"})
+            sent = {"model": MODEL, "max_tokens": 400, "messages": messages}
+            content = json.loads(await _ask(served, "/sessions/a/v1/messages", sent))["content"]
+            messages.append({"role": "assistant", "content": content})
+        graph = await graph_of(served, tmp_path)
+        (only,) = trajectories(graph)
+        assert [span.masked for span in only.spans] == [""] * 4
+        assert all(call.end is not None and call.end.redacted for call in graph.calls.values())
+        assert [len(history(call)) for call in graph.calls.values()] == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("hook", ["fail_with_text", "find_outside"])
+async def test_a_hook_that_fails_leaves_nothing_readable(hook: str, tmp_path: Path) -> None:
+    async with capturing(tmp_path, capture_content=True, capture_redact=f"{__name__}:{hook}") as served:
+        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "a gehéim€ word"))
+        await flush(served)
+        await served.client.post("/sessions", {"session_id": "a"})
+        graph = read_session(tmp_path / "a.jsonl")
+        assert (graph.status, [*graph.calls]) == ("incomplete", [])
+        assert "geh" not in (tmp_path / "a.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["no_module_at_all:find", f"{__name__}:nothing", "", "json"])
+def test_a_hook_that_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="--capture-redact"):
+        open_capture(Config(capture=tmp_path, capture_redact=name))

@@ -35,7 +35,7 @@ _FIELDS: Mapping[str, str] = {
     "restore_reasoning session_memory request_memory stability_off strip_anthropic_preamble",
     "Stored responses": "store store_path store_url store_limit",
     "What the server shows of itself": "explain trace_path trace_limit otel inspect inspect_content inspect_size "
-    "capture capture_content capture_logprobs",
+    "capture capture_content capture_logprobs capture_key capture_redact",
     "Scripted engine": "script_dir script_delay script_log",
 }
 """The fields of the configuration, by the title of their section; sections and fields in the order of the help."""

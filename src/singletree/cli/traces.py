@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cyclopts import App
 
@@ -14,8 +14,6 @@ from singletree.errors import BadConfiguration
 from singletree.private_files import open_private
 
 app = App(name="traces", help="Check captured sessions, and write them in the forms of trainers.")
-
-_Form = Literal["singletree", "trl", "rllm", "atif"]
 
 
 def _files(path: Path) -> list[Path]:
@@ -90,7 +88,7 @@ _SHARES = ("share_in_one_trajectory", "share_trained")
 
 @app.command(name="export")
 def export_traces(
-    path: Path, *, form: _Form = "singletree", output: Path | None = None, incomplete: bool = False
+    path: Path, *, form: str = "singletree", output: Path | None = None, incomplete: bool = False
 ) -> None:
     """Write sessions as lines of JSON.
 
@@ -100,8 +98,10 @@ def export_traces(
         output: file to write; standard output by default.
         incomplete: write sessions too that may lack something, whose reward is left out.
     """
-    from singletree.training.exports import FORMS, encode_documents
+    from singletree.training.exports import encode_documents, find_form
     from singletree.training.graph import check_session, read_session
+
+    documents = find_form(form)
 
     def lines() -> Iterator[bytes]:
         for file in _files(path):
@@ -111,7 +111,7 @@ def export_traces(
             elif graph.lacks and not incomplete:
                 print(f"{file} is left out, it may lack something: {graph.lacks[0]}", file=sys.stderr)
             else:
-                yield from encode_documents(FORMS[form](graph))
+                yield from encode_documents(documents(graph))
 
     if output is None:
         for line in lines():

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
+from math import nan
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,14 @@ from singletree.server.settings.config import Config
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.recorder import tokens_of_text
 from singletree.training.records import CallEnd, CallStart, pack
-from singletree.training.session_files import SessionFile, make_folder, turn_json
+from singletree.training.session_files import (
+    FindSecrets,
+    Redactor,
+    SessionFile,
+    load_hook,
+    make_folder,
+    turn_json,
+)
 
 SESSION_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """A regular expression for names of sessions, which are names of files."""
@@ -54,12 +62,15 @@ class SessionCapture:
         folder: is made where it is missing.
         content: whether texts are kept too.
         logprobs: whether the engine is asked for log-probabilities.
+        hook: finds what is not kept.
 
     Raises:
         BadConfiguration: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, *, content: bool = False, logprobs: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, content: bool = False, logprobs: bool = True, hook: FindSecrets | None = None
+    ) -> None:
         try:
             make_folder(folder)
         except OSError as error:
@@ -67,7 +78,8 @@ class SessionCapture:
                 f"--capture {folder}: {error.strerror}; give a folder that can be written"
             ) from None
         self.folder = folder
-        self._content = content
+        self.content = content
+        self.hook = hook
         self._logprobs = logprobs
         self._files: LruCache[Path, SessionFile] = LruCache(_MEMORY)
         self._failed: dict[Path, SessionFile] = {}
@@ -115,12 +127,12 @@ class SessionCapture:
                 each.token_logprobs = array("f")
                 if each.sampling.logprobs is None:
                     each.sampling = replace(each.sampling, logprobs=0)
-        return CapturedAnswer(self, session, route, generations, content=self._content)
+        return CapturedAnswer(self, session, route, generations)
 
     def submit(self, session: str, work: Callable[[SessionFile], Any]) -> Future[Any]:
         """Let the thread work on the file of a session, after all that it was asked for before."""
         try:
-            return self._thread.submit(self._work, self.path(session), session, work)
+            return self._thread.submit(self._work, self.path(session), work)
         except RuntimeError as error:  # The server has ended.
             refused: Future[Any] = Future()
             refused.set_exception(error)
@@ -130,8 +142,8 @@ class SessionCapture:
         """Do ``work`` like ``submit``, and return its result; it is done even if the task is cancelled."""
         return await asyncio.shield(asyncio.wrap_future(self.submit(session, work)))
 
-    def _work(self, path: Path, session: str, work: Callable[[SessionFile], Any]) -> Any:
-        file = self._failed.pop(path, None) or self._files.get(path) or SessionFile(path, session)
+    def _work(self, path: Path, work: Callable[[SessionFile], Any]) -> Any:
+        file = self._failed.pop(path, None) or self._files.get(path) or SessionFile(path, path.stem)
         try:
             return work(file)
         finally:
@@ -144,19 +156,12 @@ class CapturedAnswer:
     """The calls of one answer, one for each of its choices. It is an ``AnswerCapture``."""
 
     def __init__(
-        self,
-        capture: SessionCapture,
-        session: str,
-        route: str,
-        generations: Sequence[Generation],
-        *,
-        content: bool,
+        self, capture: SessionCapture, session: str, route: str, generations: Sequence[Generation]
     ) -> None:
         self._capture = capture
         self._session = session
         self._route = route
         self._generations = generations
-        self._content = content
         self._calls: list[str] = []
         self._unfinished: set[int] = set()
 
@@ -165,9 +170,11 @@ class CapturedAnswer:
         self._unfinished.update(range(len(self._calls)))
         for call, generation in zip(self._calls, self._generations, strict=True):
             prompt = generation.prompt
-            turns = prompt.turns if self._content else None
-            line = _call_line(call, self._route, generation)
-            begin = partial(SessionFile.begin, line=line, prompt=prompt.token_ids, turns=turns)
+            turns = prompt.turns if self._capture.content else None
+            line, redactor = _call_line(call, self._route, generation), self._redactor(generation)
+            begin = partial(
+                SessionFile.begin, line=line, prompt=prompt.token_ids, turns=turns, redactor=redactor
+            )
             self._capture.submit(self._session, begin)
 
     async def finish(self, choice: int, end: Finished) -> None:
@@ -186,11 +193,19 @@ class CapturedAnswer:
             call=self._calls[choice],
             finish=end.reason,
             weights=[(each.version, each.start, each.end) for each in end.weight_versions],
-            experts=end.routed_experts or "",
+            # Experts are a trace of the tokens that they were chosen for.
+            experts=(end.routed_experts or "") if self._capture.hook is None else "",
             cached=generation.reported_cached_tokens(),
             calls=sum(isinstance(event, ToolCallEnd) for event in generation.events),
         )
-        return partial(_finish, line=line, generation=generation, content=self._content)
+        redactor = self._redactor(generation)
+        return partial(
+            _finish, line=line, generation=generation, content=self._capture.content, redactor=redactor
+        )
+
+    def _redactor(self, generation: Generation) -> Redactor | None:
+        hook = self._capture.hook
+        return None if hook is None else Redactor(hook, generation.model.tokenizer)
 
 
 def _call_line(call: str, route: str, generation: Generation) -> CallStart:
@@ -213,18 +228,26 @@ def _call_line(call: str, route: str, generation: Generation) -> CallStart:
     )
 
 
-def _finish(file: SessionFile, line: CallEnd, generation: Generation, *, content: bool) -> None:
+def _finish(
+    file: SessionFile, line: CallEnd, generation: Generation, *, content: bool, redactor: Redactor | None
+) -> None:
     """Write the end of a call whose generation is over; in the thread, since it is work for each token."""
 
     def filled() -> CallEnd:
         tokens, known = generation.token_ids, generation.token_logprobs
+        if redactor is not None:
+            tokens, line.redacted = redactor.tokens(tokens)
         line.tokens = pack(tokens)
         line.content = _content_length(generation, line.finish)
         # Rows may also be there for tokens behind the turn; if there are fewer, it is not known whose they are.
         if known and len(known) >= len(tokens):
-            line.logprobs = pack(known[: len(tokens)])
+            kept = known[: len(tokens)]
+            for start, end in line.redacted:
+                kept[start:end] = array("f", [nan]) * (end - start)
+            line.logprobs = pack(kept)
         if content:
-            line.turn = turn_json(fold(generation.events))
+            turn = turn_json(fold(generation.events))
+            line.turn = turn if redactor is None else redactor.turn(turn)
         return line
 
     file.finish(line.call, filled)
@@ -246,4 +269,7 @@ def _content_length(generation: Generation, reason: str) -> int:
 def open_capture(config: Config) -> SessionCapture:
     """Return the capture that ``config`` asks for. Raises BadConfiguration where its folder cannot be made."""
     assert config.capture is not None
-    return SessionCapture(config.capture, content=config.capture_content, logprobs=config.capture_logprobs)
+    hook = None if config.capture_redact is None else load_hook(config.capture_redact)
+    return SessionCapture(
+        config.capture, content=config.capture_content, logprobs=config.capture_logprobs, hook=hook
+    )

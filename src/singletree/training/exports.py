@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from singletree import __version__
+from singletree.errors import InvalidRequest
 from singletree.training.graph import CapturedCall, SessionGraph, Trajectory, trajectories
 from singletree.training.records import unpack_logprobs
 
@@ -49,6 +50,7 @@ def trajectory_documents(graph: SessionGraph) -> Iterator[JsonObject]:
                     "sampling": span.call.start.sampling,
                     "constrained": span.call.start.constrained,
                     "recovered": span.call.start.recovered,
+                    "redacted": span.call.start.redacted,
                 }
                 for span in each.spans
             ],
@@ -146,13 +148,22 @@ def atif_documents(graph: SessionGraph) -> Iterator[JsonObject]:
         }
 
 
-FORMS: Mapping[str, Callable[[SessionGraph], Iterator[JsonObject]]] = {
+Form = Callable[[SessionGraph], Iterator[JsonObject]]
+
+FORMS: Mapping[str, Form] = {
     "singletree": trajectory_documents,
     "trl": trl_documents,
     "rllm": rllm_documents,
     "atif": atif_documents,
 }
 """The forms, by name."""
+
+
+def find_form(name: str) -> Form:
+    """Return the form ``name``. Raises InvalidRequest where there is none."""
+    if name not in FORMS:
+        raise InvalidRequest(f"form is {name[:64]!a}; the forms are {', '.join(FORMS)}", param="form")
+    return FORMS[name]
 
 
 def session_name(graph: SessionGraph) -> str:

@@ -313,7 +313,7 @@ class Trajectory:
 
     @property
     def trained(self) -> int:
-        return sum(span.end - span.start for span in self.spans if not span.masked)
+        return sum(self.loss_mask())
 
     def token_ids(self) -> array[int]:
         return self.last.tokens()
@@ -323,6 +323,8 @@ class Trajectory:
         for span in self.spans:
             if not span.masked:
                 mask[span.start : span.end] = [1] * (span.end - span.start)
+                for start, end in span.call.end.redacted if span.call.end else ():
+                    mask[span.start + start : span.start + end] = [0] * (end - start)
         return mask
 
     def logprobs(self) -> list[float | None]:

@@ -46,6 +46,7 @@ class CallStart(SessionLine, kw_only=True, omit_defaults=True, tag="call"):
     """A prompt, before the engine is asked: the first ``keep`` tokens of the call ``base``, and ``tokens``.
 
     ``turns`` are the texts of the conversation, if they are kept; where ``follows``, those behind the turn of ``base``.
+    ``redacted`` is how many of the prompt's tokens were replaced.
     """
 
     call: str
@@ -65,10 +66,14 @@ class CallStart(SessionLine, kw_only=True, omit_defaults=True, tag="call"):
     pictures: list[str] = []
     turns: list[dict[str, Any]] | None = None
     follows: bool = False
+    redacted: int = 0
 
 
 class CallEnd(SessionLine, kw_only=True, omit_defaults=True, tag="end"):
-    """What was generated for a call: ``tokens``, of which the first ``content`` are the turn and the others end it."""
+    """What was generated for a call: ``tokens``, of which the first ``content`` are the turn and the others end it.
+
+    ``redacted`` are the first and last of those that were replaced.
+    """
 
     call: str
     finish: str
@@ -80,6 +85,7 @@ class CallEnd(SessionLine, kw_only=True, omit_defaults=True, tag="end"):
     cached: int | None = None
     calls: int = 0
     turn: dict[str, Any] | None = None
+    redacted: list[tuple[int, int]] = []
 
 
 class SessionComplete(SessionLine, kw_only=True, omit_defaults=True, tag="complete"):

@@ -14,12 +14,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from singletree.errors import InvalidRequest, RouteNotFound
+from singletree.owners import OWNER_END, owned_id
 from singletree.protocols.wire import decode_body, dump
 from singletree.server.http.routes import JSON
 from singletree.server.http.service import Call, RoutedDoor, RouteRow
 from singletree.server.ids import new_id
+from singletree.server.settings.api_keys import NOBODY
 from singletree.training.capture import SESSION_NAME, SessionCapture, open_capture
-from singletree.training.exports import FORMS, count_trained, rllm_documents, session_name
+from singletree.training.exports import Form, count_trained, find_form, rllm_documents, session_name
 from singletree.training.graph import SessionGraph, read_session
 from singletree.training.records import SessionComplete
 from singletree.training.session_files import read_first_line
@@ -44,8 +46,11 @@ def _capture(call: Call) -> SessionCapture:
     return cast(SessionCapture, call.service.capture)
 
 
-def _known_name(name: str) -> str:
-    if not re.fullmatch(SESSION_NAME, name):
+def _known_name(call: Call, name: str) -> str:
+    """Return ``name``. One with an owner is that of a session of an API key, for those who may read all of them."""
+    owner, _, own = name.rpartition(OWNER_END)
+    is_known = not owner or (call.service.config.capture_key and owner in call.service.keys.owners)
+    if not is_known or not re.fullmatch(SESSION_NAME, own):
         raise InvalidRequest(
             f"the session name {name[:128]!a} is not one: use letters, digits, '.', '_' and '-', at most 128",
             param="session_id",
@@ -55,18 +60,18 @@ def _known_name(name: str) -> str:
 
 async def _graph(call: Call, name: str) -> SessionGraph:
     """Read a session, after all that was written so far. Raises RouteNotFound where it is not there."""
-    path = _capture(call).path(_known_name(name))
+    path = _capture(call).path(_known_name(call, name))
     await _capture(call).run(name, lambda file: None)
     if not path.exists():
         raise RouteNotFound(f"there is no session {name}")
     return await asyncio.to_thread(read_session, path)
 
 
-def _information(path: Path, graph: SessionGraph) -> bytes:
+def _information(name: str, graph: SessionGraph) -> bytes:
     head = graph.head
     return dump(
         {
-            "session_id": path.stem,
+            "session_id": name,
             "trace_count": sum(call.end is not None for call in graph.calls.values()),
             "created_at": None if head is None else head.at,
             "metadata": {} if head is None else head.metadata,
@@ -75,20 +80,19 @@ def _information(path: Path, graph: SessionGraph) -> bytes:
     )
 
 
-def _listed(folder: Path, since: float, limit: int | None) -> bytes:
-    files = [(path, read_first_line(path)) for path in folder.glob("*.jsonl")]
-    heads = [(path, head) for path, head in files if head is not None and head.at >= since]
-    heads.sort(key=lambda one: (one[1].at, one[0]))
-    return dump(
-        [
-            {"session_id": path.stem, "created_at": head.at, "metadata": head.metadata}
-            for path, head in heads[:limit]
-        ]
-    )
+def _listed(folder: Path, owners: Sequence[str], since: float, limit: int | None) -> bytes:
+    found = [
+        {"session_id": owned_id(owner, path.stem), "created_at": head.at, "metadata": head.metadata}
+        for owner in owners
+        for path in (folder / owner).glob("*.jsonl")
+        if (head := read_first_line(path)) is not None and head.at >= since
+    ]
+    found.sort(key=lambda one: (one["created_at"], one["session_id"]))
+    return dump(found[:limit])
 
 
-def _traces(graph: SessionGraph, form: str, since: float, limit: int | None) -> bytes:
-    return dump([each for each in FORMS[form](graph) if each.get("timestamp", since) >= since][:limit])
+def _traces(graph: SessionGraph, form: Form, since: float, limit: int | None) -> bytes:
+    return dump([each for each in form(graph) if each.get("timestamp", since) >= since][:limit])
 
 
 async def _answer(make: Callable[[], bytes]) -> Response:
@@ -100,21 +104,23 @@ async def create_session(call: Call) -> ASGIApp:
     """Create a session, whose calls have the base URL that is returned."""
     body = await call.body()
     new = decode_body(body, NewSession) if body else NewSession()
-    name = _known_name(new.session_id or new_id("session-"))
+    name = _known_name(call, new.session_id or new_id("session-"))
+    path = _capture(call).path(name)
     await _capture(call).run(name, lambda file: file.create(new.metadata))
-    return Response(dump({"session_id": name, "url": f"/sessions/{name}/v1"}), media_type=JSON)
+    return Response(dump({"session_id": name, "url": f"/sessions/{path.stem}/v1"}), media_type=JSON)
 
 
 async def list_captured_sessions(call: Call) -> ASGIApp:
     """List the captured sessions."""
-    return await _answer(partial(_listed, _capture(call).folder, *_range(call)))
+    owners = (NOBODY, *(call.service.keys.owners if call.service.config.capture_key else ()))
+    return await _answer(partial(_listed, _capture(call).folder, owners, *_range(call)))
 
 
 async def get_captured_session(call: Call) -> ASGIApp:
     """Answer what a session has, how much of it can be trained on, and what may be missing."""
     name = call.http.path_params["id"]
     graph = await _graph(call, name)
-    return await _answer(partial(_information, _capture(call).path(name), graph))
+    return await _answer(partial(_information, name, graph))
 
 
 async def delete_captured_session(call: Call) -> ASGIApp:
@@ -128,9 +134,7 @@ async def delete_captured_session(call: Call) -> ASGIApp:
 async def list_traces(call: Call) -> ASGIApp:
     """Answer with the calls of a session, or with its trajectories in the form that the query names."""
     graph = await _graph(call, call.http.path_params["id"])
-    form = call.http.query_params.get("form", "rllm")
-    if form not in FORMS:
-        raise InvalidRequest(f"form is {form[:64]!a}; the forms are {', '.join(FORMS)}", param="form")
+    form = find_form(call.http.query_params.get("form", "rllm"))
     return await _answer(partial(_traces, graph, form, *_range(call)))
 
 
@@ -141,7 +145,7 @@ async def get_trace(call: Call) -> ASGIApp:
 
     def found() -> bytes:
         for document in rllm_documents(graph):
-            if document["trace_id"] == id:
+            if document["trace_id"] == id.rpartition(OWNER_END)[2]:
                 return dump(document)
         raise RouteNotFound(f"there is no trace {id[:128]!a}")
 
@@ -179,14 +183,14 @@ def _range(call: Call) -> tuple[float, int | None]:
 
 
 CAPTURE_ROUTES: Sequence[RouteRow] = [
-    RouteRow("POST", "/sessions", create_session, "sessions", NewSession),
-    RouteRow("GET", "/sessions", list_captured_sessions, "sessions"),
-    RouteRow("GET", "/sessions/{id}", get_captured_session, "sessions"),
-    RouteRow("DELETE", "/sessions/{id}", delete_captured_session, "sessions"),
-    RouteRow("GET", "/sessions/{id}/traces", list_traces, "sessions"),
-    RouteRow("POST", "/sessions/{id}/complete", complete_session, "sessions", SessionEnd),
-    RouteRow("GET", "/traces/{id}", get_trace, "sessions"),
-    RouteRow("POST", "/admin/flush", flush_captures, "sessions"),
+    RouteRow("POST", "/sessions", create_session, "captures", NewSession),
+    RouteRow("GET", "/sessions", list_captured_sessions, "captures"),
+    RouteRow("GET", "/sessions/{id}", get_captured_session, "captures"),
+    RouteRow("DELETE", "/sessions/{id}", delete_captured_session, "captures"),
+    RouteRow("GET", "/sessions/{id}/traces", list_traces, "captures"),
+    RouteRow("POST", "/sessions/{id}/complete", complete_session, "captures", SessionEnd),
+    RouteRow("GET", "/traces/{id}", get_trace, "captures"),
+    RouteRow("POST", "/admin/flush", flush_captures, "captures"),
 ]
 
 DOOR = RoutedDoor(open_capture, CAPTURE_ROUTES)

@@ -8,11 +8,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import time
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import accumulate, chain, starmap
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -23,6 +27,7 @@ from singletree.conversation import Reasoning, Text, ToolCall, ToolResult, Turn
 from singletree.errors import BadConfiguration
 from singletree.prefixes import common_text_prefix
 from singletree.private_files import FOLDER_MODE, open_private
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.protocols.wire import encodable
 from singletree.server.sparse_log import OncePerMinute
 from singletree.training.records import (
@@ -49,6 +54,71 @@ _FAILURES = OncePerMinute()
 _WIDTH = array("I").itemsize
 _KNOWN = 32
 """How many calls of a session a prompt is compared with: the last ones of so many conversations."""
+
+FindSecrets = Callable[[str], Iterable[tuple[int, int]]]
+"""Returns where in a text begins and ends what must not be kept, in characters."""
+
+_FILL = "*"
+_NO_CHARACTER = re.compile("[\ud800-\udfff]")
+_TEXTS = ("text", "name", "arguments")
+"""Fields of a captured part that have texts of the client or the model."""
+
+
+def load_hook(name: str) -> FindSecrets:
+    """Return the function ``MODULE:FUNCTION``. Raises BadConfiguration where it is not there."""
+    module, _, function = name.partition(":")
+    try:
+        found: FindSecrets = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadConfiguration(
+            f"--capture-redact {name}: {error}; give MODULE:FUNCTION of a module in PYTHONPATH"
+        ) from None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Redactor:
+    """Replaces what ``find`` finds in the texts and tokens of one model; their lengths stay as they are."""
+
+    find: FindSecrets
+    tokenizer: Tokenizer
+
+    def turn(self, turn: dict[str, Any]) -> dict[str, Any]:
+        """Return a turn (``session_files.turn_json``) without what was found in each of its texts."""
+        parts = [
+            {name: self._text(value) if name in _TEXTS else value for name, value in part.items()}
+            for part in turn["parts"]
+        ]
+        return {**turn, "parts": parts}
+
+    def tokens(self, token_ids: array[int]) -> tuple[array[int], list[tuple[int, int]]]:
+        """Return the tokens without those that have a part of what was found, and the ranges of these."""
+        pieces = [*map(self.tokenizer.token_bytes, token_ids)]
+        text = b"".join(pieces).decode("utf-8", "surrogateescape")
+        kept, ranges = array("I", token_ids), []
+        if places := self._places(_NO_CHARACTER.sub("\ufffd", text)):
+            at = [0, *accumulate(len(each.encode("utf-8", "surrogateescape")) for each in text)]
+            ends = [*accumulate(map(len, pieces))]
+            fill = array("I", self.tokenizer.encode(_FILL)[-1:])
+            for start, end in places:
+                first, last = bisect_right(ends, at[start]), bisect_left(ends, at[end]) + 1
+                ranges.append((first, last))
+                kept[first:last] = fill * (last - first)
+        return kept, ranges
+
+    def _text(self, text: str) -> str:
+        for start, end in self._places(text):
+            text = text[:start] + _FILL * (end - start) + text[end:]
+        return text
+
+    def _places(self, text: str) -> list[tuple[int, int]]:
+        try:
+            found = [(int(start), int(end)) for start, end in self.find(text)]
+        except Exception as error:  # Its message may have what must not be kept.
+            raise RuntimeError(f"the function of --capture-redact failed ({type(error).__name__})") from None
+        if any(not 0 <= start <= end <= len(text) for start, end in found):
+            raise RuntimeError("the function of --capture-redact returned places that are not in the text")
+        return [(start, end) for start, end in found if start < end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +173,29 @@ class SessionFile:
 
         self._append(first)
 
-    def begin(self, line: CallStart, prompt: array[int], turns: Sequence[Turn] | None) -> None:
+    def begin(
+        self,
+        line: CallStart,
+        prompt: array[int],
+        turns: Sequence[Turn] | None,
+        redactor: Redactor | None = None,
+    ) -> None:
         """Write the beginning of a call with this prompt: ``line`` with what is known here filled in.
 
         A failure is kept: the session is incomplete then.
         """
-        self._try_append(lambda: self._call_line(line, prompt.tobytes(), turns))
+
+        def start() -> AnyLine:
+            tokens = prompt
+            if redactor is not None:
+                tokens, ranges = redactor.tokens(prompt)
+                line.redacted = len({*chain.from_iterable(starmap(range, ranges))})
+            self._fill(line, tokens.tobytes(), turns)
+            if redactor is not None and line.turns is not None:
+                line.turns = [*map(redactor.turn, line.turns)]
+            return line
+
+        self._try_append(start)
 
     def finish(self, call: str, make: Callable[[], CallEnd]) -> None:
         """Write the end of a call, which ``make`` returns, like ``begin``."""
@@ -130,7 +217,7 @@ class SessionFile:
 
         self._append(counted)
 
-    def _call_line(self, line: CallStart, prompt: bytes, turns: Sequence[Turn] | None) -> CallStart:
+    def _fill(self, line: CallStart, prompt: bytes, turns: Sequence[Turn] | None) -> None:
         base, keep, whole = "", 0, None
         for call, known in reversed(self._known.items()):
             if len(known.tokens) <= keep:
@@ -146,7 +233,6 @@ class SessionFile:
             line.follows = whole is not None and base not in self._open and _has_answer(turns, whole.turns)
             behind = turns[whole.turns :] if whole is not None and line.follows else turns
             line.turns = [turn_json(turn) for turn in behind]
-        return line
 
     def _try_append(self, make: Callable[[], AnyLine]) -> None:
         try:

@@ -29,7 +29,7 @@ from singletree.server.cross_origin import CrossOriginPolicy, is_preflight, poli
 from singletree.server.http import websocket
 from singletree.server.http.route_table import ROUTES, routes_of
 from singletree.server.http.routes import JSON
-from singletree.server.http.service import SCOPES, Call, Operation, RouteRow, Service
+from singletree.server.http.service import SCOPES, Call, RouteRow, Service
 from singletree.server.ids import request_id
 from singletree.server.telemetry.tracing import Trace
 from singletree.server.turn.protocol import encode_error
@@ -166,7 +166,7 @@ def _route(service: Service, policy: CrossOriginPolicy, row: RouteRow) -> Route:
     scope = SCOPES[row.scope]
     # Without a key, only the name of the server tells the user of this machine from a web page (DNS rebinding).
     names = policy if scope.shows_prompts and not service.config.api_key else None
-    endpoint = _Endpoint(service, row.path, row.operation, needs_key=scope.needs_key, names=names)
+    endpoint = _Endpoint(service, row, names)
     return Route(row.path, endpoint, methods=[row.method])
 
 
@@ -194,20 +194,13 @@ class _Endpoint:
     The router calls an object as it is; around a function, it would handle errors, which ``App`` does.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        path: str,
-        operation: Operation,
-        *,
-        needs_key: bool,
-        names: CrossOriginPolicy | None,
-    ) -> None:
+    def __init__(self, service: Service, row: RouteRow, names: CrossOriginPolicy | None) -> None:
         self._service = service
         self._names = names
-        self._path = path
-        self._operation = operation
-        self._needs_key = needs_key
+        self._path = row.path
+        self._operation = row.operation
+        self._needs_key = SCOPES[row.scope].needs_key
+        self._captures = row.scope == "captures"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises what its operation raises."""
@@ -224,7 +217,7 @@ class _Endpoint:
         trace.route = self._path
         call = Call(self._service, scope, receive, scope["headers_by_name"], trace)
         if self._needs_key:
-            call.authorize()
+            call.authorize(captures=self._captures)
         try:
             return await self._operation(call)
         finally:

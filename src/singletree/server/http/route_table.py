@@ -28,7 +28,6 @@ from singletree.server.http.service import (
     SCOPES,
     Call,
     LaterOperation,
-    Operation,
     RouteEntry,
     RouteRow,
     ScopeName,
@@ -41,12 +40,8 @@ from singletree.server.sessions.session_report import PATH as SESSIONS
 from singletree.server.turn.protocol import MESSAGES, protocol_for
 
 
-def _rows(scope: ScopeName, entries: Sequence[RouteEntry | BodyEntry]) -> list[RouteRow]:
+def _rows(scope: ScopeName, entries: Sequence[RouteEntry]) -> list[RouteRow]:
     return [RouteRow(entry[0], entry[1], entry[2], scope, *entry[3:]) for entry in entries]
-
-
-BodyEntry = tuple[str, str, Operation, type[Struct]]
-"""Method, path, operation of a route, and the type of the body of a request."""
 
 
 async def describe_routes(call: Call) -> ASGIApp:

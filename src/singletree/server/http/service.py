@@ -81,12 +81,13 @@ class Service:
     sessions: Sessions = field(init=False)
     media: MediaPreparer = field(init=False)
     keys: ApiKeys = field(init=False)
+    capture_keys: ApiKeys = field(init=False)
     owner: str = field(init=False, default="")
     shutdown: Shutdown = field(init=False, default_factory=Shutdown)
     _parts: dict[str, Service] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.keys = ApiKeys(self.config)
+        self.keys, self.capture_keys = ApiKeys(self.config), ApiKeys(self.config, captures=True)
         self.tracing.model_states = self.catalog.states
         self.sessions = Sessions(self.config.session_memory)
         door = inspector_door(self.config)
@@ -198,22 +199,22 @@ class Call:
         capture = self.service.capture
         return None if capture is None else capture.begin(self.scope, self.trace.route, generations)
 
-    def authorize(self) -> None:
-        """Check the API key, if the server has keys; from then on ``service`` is that of its owner.
+    def authorize(self, *, captures: bool = False) -> None:
+        """Check the key, if the server has keys for this; from then on ``service`` is that of its owner.
 
         Raises Unauthorized for a request without a key, or with a wrong one.
         """
         service = self.service
-        if service.keys.are_needed:
-            self.service = service.of(service.keys.owner(self.headers))
+        keys = service.capture_keys if captures else service.keys
+        self.service = service.of(keys.owner(self.headers))
 
 
 Operation = Callable[[Call], Awaitable[ASGIApp]]
 
-RouteEntry = tuple[str, str, Operation]
-"""Method, path and operation of a route."""
+RouteEntry = tuple[str, str, Operation] | tuple[str, str, Operation, type[Struct]]
+"""Method, path and operation of a route, and the type of the body of a request."""
 
-ScopeName = Literal["api", "hello", "sessions", "open", "page", "inspector"]
+ScopeName = Literal["api", "hello", "sessions", "captures", "open", "page", "inspector"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +239,9 @@ SCOPES: Mapping[ScopeName, RouteScope] = {
     "hello": RouteScope("anybody", is_api=True),
     "sessions": RouteScope(
         "a client with an API key; without keys, by a trusted host name", needs_key=True, shows_prompts=True
+    ),
+    "captures": RouteScope(
+        "a client with a key of --capture-key; without such keys as for sessions", True, shows_prompts=True
     ),
     "open": RouteScope("anybody"),
     # The page has to load before it can send a key.

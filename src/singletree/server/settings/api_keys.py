@@ -20,18 +20,21 @@ _OWNER_BYTES = 8
 
 
 class ApiKeys:
-    """The keys that a server accepts.
+    """The keys that a server accepts; with ``captures``, those that may read captured sessions.
 
     Attributes:
         owners: the owners of separate keys, in the order of the keys; none where all keys have one owner.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, captures: bool = False) -> None:
         keys = tuple(dict.fromkeys(config.api_key))
         is_separate = len(keys) > 1 and not config.share_between_keys
         owned = {key: _owner_of(key) if is_separate else NOBODY for key in keys}
         self.owners = tuple(owned.values()) if is_separate else ()
         owned.update(dict.fromkeys(config.admin_key, NOBODY))
+        self._flag = "--api-key"
+        if captures and config.capture_key:
+            owned, self._flag = dict.fromkeys(config.capture_key, NOBODY), "--capture-key"
         # Header values are bytes, decoded as Latin-1: a key that the client sent as UTF-8 has to be compared so, too.
         self._accepted = [
             (text.encode(), owner)
@@ -57,7 +60,7 @@ class ApiKeys:
                     found = owner
         if found is None:
             raise Unauthorized(
-                "the API key is wrong; send a key that the server was started with (--api-key)"
+                f"the API key is wrong; send a key that the server was started with ({self._flag})"
             )
         return found
 

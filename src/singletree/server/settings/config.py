@@ -308,6 +308,13 @@ class Config:
     capture_logprobs: bool = True
     """Ask the engine for the log-probabilities of the tokens of captured sessions."""
 
+    capture_key: Annotated[tuple[str, ...], _flag("--capture-key", form="secrets")] = ()
+    """Key of the trainer, or @FILE: only with it captured sessions are read, completed and deleted, those of all API
+    keys, and it is good for nothing else. May be given several times."""
+
+    capture_redact: str | None = None
+    """Python function, as MODULE:FUNCTION, that returns where a text has what captured sessions must not keep."""
+
     restore_reasoning: bool = True
     """Restore the reasoning that a harness left out, as far as the chat template prints it."""
 
@@ -430,13 +437,13 @@ class Config:
             self.host, None, allowed_origins=self.allowed_origins, allowed_hosts=self.allowed_hosts
         )  # Raises BadConfiguration for an invalid origin or host.
         parse_limits(self.limit)  # Raises BadConfiguration for an unknown name or no number.
-        for name in ("api_key", "admin_key"):
+        for name in ("api_key", "admin_key", "capture_key"):
             if any(not key.strip() for key in getattr(self, name)):
                 raise BadConfiguration(f"{_flag_name(name)} is empty; give a key, or leave the flag out")
-        if both := set(self.api_key).intersection(self.admin_key):
-            raise BadConfiguration(
-                f"--admin-key and --api-key have {len(both)} key in common; the operator's key is one of its own"
-            )
+            if name != "api_key" and (both := set(self.api_key).intersection(getattr(self, name))):
+                raise BadConfiguration(
+                    f"{_flag_name(name)} and --api-key have {len(both)} key in common; give each a key of its own"
+                )
         if self.turn_memory_path and not self.capsule_key:
             raise BadConfiguration("--turn-memory-path needs --capsule-key, which encrypts the turns in it")
         if self.turn_memory_url and not self.capsule_key:
