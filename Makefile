@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench bench-gpu compare counts golden docs site engines scale ray inspector browser deploy judges lock wheel clean
+.PHONY: help serve test check clients bench bench-gpu compare compare-gpu counts golden docs site engines scale ray inspector browser deploy judges lock wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -56,6 +56,9 @@ bench-gpu: $(READY) ## the experiments with prompts of 52,000 tokens, on vLLM an
 
 compare: $(READY) ## one session of real harnesses behind several servers, on one real vLLM; an hour (ARGS=--quick: 10 minutes)
 	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+compare-gpu: $(READY) ## one recorded session behind vLLM's own server and singletree, timed on the GPU of this machine
+	$(BIN)/python -m benchmarks.compare_gpu $(ARGS)
 
 counts: $(READY) ## what the hot paths cost in calls and instructions, compared with the last release
 	$(BIN)/python -m benchmarks.counts $(ARGS)

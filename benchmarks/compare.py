@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import compare_report, documents, peers, processor
 from benchmarks.compare_report import Cell, Comparison
@@ -136,15 +137,20 @@ class Bench:
             _count(cell, [play for play in plays if play.script in scripts], watch.steps)
         return cell
 
-    def recorded(self, name: str, server: str, url: str, bodies: Sequence[Sent]) -> Cell:
-        """Send the requests of a session again, one after another."""
+    def recorded(
+        self, name: str, server: str, url: str, bodies: Sequence[Sent], *, timed: bool = False
+    ) -> Cell:
+        """Send the requests of a session again, one after another; ``timed`` keeps the times to the first token."""
         cell = Cell(self._model.name, name, server, "recorded")
         self._engine.forget()
         steps = []
         for sent in bodies:
             before = self._engine.counted()
-            if problem := _send(url, sent):
-                cell.complaints.append(problem)
+            answered = _send(url, sent)
+            if answered.problem:
+                cell.complaints.append(answered.problem)
+            if timed:
+                cell.first_ms.append(answered.first_ms)
             after = self._engine.counted()
             steps.append(Counted(after.prompt - before.prompt, after.cached - before.cached))
         cell.prompts = [step.prompt for step in steps]
@@ -152,8 +158,19 @@ class Bench:
         return cell
 
 
-def _send(url: str, sent: Sent) -> str:
-    """Send a request and read its answer to the end; return what went wrong."""
+class Answered(NamedTuple):
+    """What went wrong with a request, if anything, and when the first words of its answer came; 0 if none did."""
+
+    problem: str = ""
+    first_ms: float = 0.0
+
+
+_WORDS = (b'"content_block_delta"', b'"delta":{"content":"', b'"delta":{"reasoning')
+"""What a line of a stream has that brings words of the model."""
+
+
+def _send(url: str, sent: Sent) -> Answered:
+    """Send a request and read its answer to the end."""
     headers = {
         name: value
         for name, value in sent.headers.items()
@@ -161,12 +178,15 @@ def _send(url: str, sent: Sent) -> str:
     }
     try:
         request = urllib.request.Request(f"{url}{sent.path}", sent.body, headers, method="POST")
+        began, first_ms = time.perf_counter(), 0.0
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            answer.read()
+            for line in answer:
+                if not first_ms and any(words in line for words in _WORDS):
+                    first_ms = round((time.perf_counter() - began) * 1e3, 1)
     except urllib.error.HTTPError as error:
-        return f"{error.code}: {error.read(300).decode(errors='replace')}"
+        return Answered(f"{error.code}: {error.read(300).decode(errors='replace')}")
     time.sleep(0.3)  # vLLM publishes its counters once a step of the engine.
-    return ""
+    return Answered(first_ms=first_ms)
 
 
 def measure(
@@ -204,11 +224,12 @@ def _record(bench: Bench, name: str, url: str, bodies: dict[str, list[Sent]]) ->
         cell = bench.live(name, "singletree", url, relay)
     finally:
         relay.close()
-    bodies[name] = [sent for sent in sent_through(relay) if sent.method == "POST" and _is_turn(sent)]
+    bodies[name] = [sent for sent in sent_through(relay) if sent.method == "POST" and is_turn(sent)]
     return cell
 
 
-def _is_turn(sent: Sent) -> bool:
+def is_turn(sent: Sent) -> bool:
+    """Return whether a request asks for a turn."""
     return sent.path.split("?")[0] in TURNS
 
 

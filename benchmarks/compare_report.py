@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -11,6 +12,7 @@ from benchmarks.documents import table
 from benchmarks.figures import FOLDER, OWN
 
 FILE = FOLDER / "comparison" / "sessions.json"
+GPU_FILE = FOLDER / "comparison" / "gpu.json"
 _COLOURS = {"vLLM": "#d97706", "LiteLLM": "#7c3aed", "Dynamo": "#16a34a", OWN: "#2563eb"}
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 300, 70, 130, 40, 40
 
@@ -23,6 +25,7 @@ class Cell(msgspec.Struct):
         prompts: tokens of the prompt of each turn of the conversation; all requests where they were recorded.
         prefilled: those that the engine did not find in its cache; None where a side request began in the same moment.
         generated, in_place: tokens of the turns but the last one, and those with which the next prompt goes on.
+        first_ms: from each request to the first words of its answer, where that was timed.
         complaints: what the harness said of the server, or how its last words differ.
     """
 
@@ -34,6 +37,7 @@ class Cell(msgspec.Struct):
     prefilled: list[int | None] = []
     generated: int = 0
     in_place: int = 0
+    first_ms: list[float] = []
     complaints: list[str] = []
 
     @property
@@ -86,15 +90,41 @@ def _gain(cells: Sequence[Cell]) -> float:
     return min(others, default=math.inf) / max(own, 1)
 
 
-def read() -> Comparison:
+def read(file: Path = FILE) -> Comparison:
     """Return the kept run."""
-    return msgspec.json.decode(FILE.read_bytes(), type=Comparison)
+    return msgspec.json.decode(file.read_bytes(), type=Comparison)
 
 
-def write(run: Comparison) -> None:
+def timed_line(cell: Cell) -> str:
+    """Return a line on a cell whose turns were timed."""
+    turns = zip(cell.prefilled, cell.first_ms, strict=True)
+    shown = ", ".join(f"{tokens:,} in {ms:,.0f} ms" for tokens, ms in turns)
+    return f"{cell.model}, {cell.session}, {cell.server}: {shown} {cell.complaints}"
+
+
+def timed_page(run: Comparison) -> str:
+    """Return the tables of a run whose turns were timed as Markdown, one column a turn."""
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    parts = [f"{run.date}; {run.machine}; {run.turns} turns with tool calls a session. {versions}."]
+    for cells in sorted(run.groups(), key=lambda cells: cells[0].model):
+        first = cells[0]
+        parts.append(f"### {run.titles[first.session]}, shape {first.model}")
+        head = ["server", *(f"turn {number}" for number in range(1, len(first.prompts) + 1))]
+        rows = [[cell.server, *map(_timed, cell.prefilled, cell.first_ms)] for cell in cells]
+        parts.append(table(head, rows))
+        parts.append(f"The last prompt has {first.prompts[-1]:,} tokens.")
+        parts += [f"- {each.server}: {_first_line(text)}" for each in cells for text in each.complaints]
+    return "\n\n".join(parts)
+
+
+def _timed(tokens: int | None, ms: float) -> str:
+    return f"{tokens or 0:,} in {ms / 1e3:.2f} s"
+
+
+def write(run: Comparison, file: Path = FILE) -> None:
     """Keep a run; ``make docs`` prints it."""
-    FILE.parent.mkdir(exist_ok=True)
-    FILE.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
 
 
 def page(run: Comparison) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks import peers, servers
 from benchmarks.template_models import Scripted
@@ -110,19 +111,42 @@ class Watch:
                 self._last = now
 
 
-@contextmanager
-def engine(model: Scripted) -> Iterator[Engine]:
-    """Start vLLM on a model with one small layer, whose sampler plays scripts."""
+class Host(NamedTuple):
+    """Where vLLM runs, and on what.
+
+    Attributes:
+        command: starts ``vllm serve``.
+        environment: of that process.
+        shape: fields of the configuration of a model with made-up weights.
+        flags: further ones of ``vllm serve``.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    shape: Mapping[str, Any]
+    flags: Sequence[str] = ()
+
+
+def cpu() -> Host:
+    """Install vLLM's build for the CPU where it is missing, and return it with a shape of one small layer."""
     venv, _ = real_vllm.install_in_process()
+    environment = real_vllm.environment() | {"PYTHONPATH": real_vllm.PYTHONPATH}
+    return Host([str(venv / "bin" / "vllm"), "serve"], environment, TINY)
+
+
+@contextmanager
+def engine(model: Scripted, host: Host | None = None) -> Iterator[Engine]:
+    """Start vLLM on a model with made-up weights, whose sampler plays scripts; by default on the CPU."""
+    host = host or cpu()
     calls = _PARSERS[model.name]
     known = json.loads((peers.QWEN3 / "config.json").read_text(encoding="utf-8"))
-    (model.folder / "config.json").write_text(json.dumps(known | TINY), encoding="utf-8")
+    (model.folder / "config.json").write_text(json.dumps(known | dict(host.shape)), encoding="utf-8")
     port = real_vllm.free_port()
     with tempfile.TemporaryDirectory(prefix="singletree-compare-") as place:
         folder = Path(place)
         (folder / "scripts").mkdir()
         log = folder / "plays.jsonl"
-        command = [str(venv / "bin" / "vllm"), "serve", str(model.folder), "--served-model-name", *NAMES]
+        command = [*host.command, str(model.folder), "--served-model-name", *NAMES]
         command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(_WINDOW)]
         command += ["--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "8", "--enable-scale-out"]
         command += ["--enable-prompt-tokens-details", "--logits-processors", SAMPLER]
@@ -130,8 +154,9 @@ def engine(model: Scripted) -> Iterator[Engine]:
         # With a parser of reasoning, vLLM applies the grammars of a request only behind it, unless this is set.
         command += ["--reasoning-parser", "qwen3"]
         command += ["--structured-outputs-config", json.dumps({"enable_in_reasoning": True})]
-        variables = real_vllm.environment() | {
-            "PYTHONPATH": real_vllm.PYTHONPATH,
+        command += host.flags
+        variables = {
+            **host.environment,
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             SAMPLER_SCRIPTS: str(folder / "scripts"),
             SAMPLER_LOG: str(log),

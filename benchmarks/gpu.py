@@ -23,6 +23,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,6 +49,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "tiny": TINY,
 }
+TITLES = {"8b": "the shape of Qwen3-8B (36 layers, full attention)", "tiny": "one small layer"}
 TOKENS = {"8b": 50_000, "tiny": 3000}
 """Of the prompt before the timed turns, which add about 2,000."""
 
@@ -68,6 +70,8 @@ def experiment(shape: str, tokens: int, rounds: int) -> Measured:
         (folder / "scripts" / "turn.txt").write_text(_TURN, encoding="utf-8")
         os.environ["SINGLETREE_SAMPLER_SCRIPTS"] = str(folder / "scripts")
         os.environ["SINGLETREE_SAMPLER_LOG"] = str(folder / "sampled.jsonl")
+        # On a GPU vLLM's newer model runner is the default; it takes logits processors of another interface only.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         model = write_model(folder / f"random-{shape}", SHAPES[shape])
         serve = ["--engine", "vllm", "--model", str(model), "--slots", "2"]
         serve += ["--context-window", str(tokens + _ROOM)]
@@ -89,9 +93,27 @@ def write(measured: Measured, shape: str, name: str) -> Path:
     GPU_FOLDER.mkdir(parents=True, exist_ok=True)
     path = GPU_FOLDER / f"{slug(machine() if name == 'cpu' else name)}-{shape}.json"
     turns = {case.name: [asdict(turn) for turn in timed] for case, timed in measured.items()}
-    found = {"date": documents.today(), "machine": machine(), "device": name, "shape": shape, "turns": turns}
+    versions = {package: version(package) for package in ("vllm", "torch")}
+    found: dict[str, Any] = {"date": documents.today(), "machine": machine(), "device": name, "shape": shape}
+    found |= {"versions": versions, "turns": turns}
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def page(file: Path) -> str:
+    """Return the table of a result as Markdown, with a line on where and how it was measured."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    cases = {case.name: case for group in first_token.GROUPS for case in group}
+    measured = {
+        cases[name]: [first_token.Timed(**turn) for turn in turns] for name, turns in found["turns"].items()
+    }
+    versions = " on ".join(f"{package} {number}" for package, number in found["versions"].items())
+    rounds = min(map(len, measured.values()))
+    conditions = (
+        f"{found['date']}; {found['device']}; {found['machine']}. {versions}, eager, in process; random weights, "
+        f"{TITLES[found['shape']]}; {rounds} turns timed in each case, every figure is the median."
+    )
+    return f"{conditions}\n\n{first_token.table(measured)}"
 
 
 def _program(shape: str, python: str | None) -> tuple[str, dict[str, str]]:

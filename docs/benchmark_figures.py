@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import compare_report, documents, product_report  # noqa: E402
-from benchmarks.figures import newest, read_table  # noqa: E402
+from benchmarks import compare_report, documents, gpu, product_report  # noqa: E402
+from benchmarks.figures import GPU_FOLDER, newest, read_table  # noqa: E402
 
 import check_page  # noqa: E402 (found by the line before)
 
@@ -22,10 +22,16 @@ def page() -> str:
 
 
 def comparison() -> str:
-    """Return docs/comparison.md with the tables of the kept run of ``make compare`` between its marks."""
-    return _with_blocks(
-        ROOT / "docs" / "comparison.md", {"comparison": compare_report.page(compare_report.read())}
-    )
+    """Return docs/comparison.md with the tables of the kept runs of ``make compare`` and ``make compare-gpu``."""
+    timed = compare_report.timed_page(compare_report.read(compare_report.GPU_FILE))
+    blocks = {"comparison": compare_report.page(compare_report.read()), "comparison-gpu": timed}
+    return _with_blocks(ROOT / "docs" / "comparison.md", blocks)
+
+
+def prefix() -> str:
+    """Return docs/prefix.md with the tables of ``make bench-gpu`` between their marks."""
+    tables = "\n\n".join(map(gpu.page, sorted(GPU_FOLDER.glob("*-8b.json"))))
+    return _with_blocks(ROOT / "docs" / "prefix.md", {"gpu": tables})
 
 
 def charts() -> Mapping[str, str]:
