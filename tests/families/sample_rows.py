@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -15,6 +16,7 @@ from singletree.conversation import Tool
 SAMPLES = Path(__file__).parent / "samples"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*.toml"))
 
+EVERY_PLACE = "SINGLETREE_EXAMPLES" in os.environ
 Row = dict[str, Any]
 Tools = tuple[Tool, ...]
 Check = Callable[[str, Row, Tools], None]
@@ -26,6 +28,24 @@ def rows(name: str) -> tuple[tuple[Row, Tools], ...]:
     file = tomllib.loads((SAMPLES / f"{name}.toml").read_text(encoding="utf-8"))
     tools = tuple(Tool(t["name"], parameters=t["parameters"]) for t in file.get("tools", ()))
     return tuple((row, tools) for row in file["sample"])
+
+
+@cache
+def places(name: str, before: int, after: int) -> dict[str, list[int]]:
+    """Return the places in each text of the family's samples beside which something is new.
+
+    A place is left out if an earlier one has the same ``before`` characters before it and ``after`` characters after it:
+    samples of a family repeat its markers and the same few calls. With ``SINGLETREE_EXAMPLES`` none is left out.
+    """
+    seen: set[tuple[str, str]] = set()
+    found: dict[str, list[int]] = {}
+    for row, _ in rows(name):
+        text = row["text"]
+        beside = [(text[max(at - before, 0) : at], text[at : at + after]) for at in range(len(text) + 1)]
+        new = [at for at, each in enumerate(beside) if each not in seen or EVERY_PLACE]
+        found.setdefault(text, new)
+        seen.update(beside)
+    return found
 
 
 def all_rows() -> Iterator[tuple[str, Row, Tools]]:

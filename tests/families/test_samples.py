@@ -1,16 +1,20 @@
-"""Every sample of every family: whole, cut everywhere, truncated everywhere, and rendered again."""
+"""Every sample of every family: whole, cut and truncated everywhere, and rendered again."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from families.sample_rows import NAMES, Row, Tools, each_sample
+from families.sample_rows import NAMES, Row, Tools, each_sample, places
 from parsing.reading import cuts, read, turn
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, ToolCall
 from singletree.events import ReasoningDelta, TextDelta, ToolCallEnd, fold
 from singletree.parsing.arguments.coercion import is_json
 from singletree.parsing.render_turn import render_turn
+
+
+NEAR = 12
+"""How many characters on each side of a cut tell it from the other cuts of a family's samples."""
 
 
 def part(row: dict[str, Any]) -> Part:
@@ -41,14 +45,14 @@ def test_whole(name: str, row: Row, tools: Tools) -> None:  # C17 C19 C20 C21 C2
 def test_cut_anywhere(name: str, row: Row, tools: Tools) -> None:  # C9 C18
     family, tail = families.get(name), row.get("tail", "")
     whole = turn(family, [row["text"]], tools, tail)
-    for pieces in cuts(row["text"]):
+    for pieces in cuts(row["text"], places=places(name, NEAR, NEAR)[row["text"]]):
         assert turn(family, pieces, tools, tail) == whole
 
 
 @each_sample
 def test_truncated_anywhere(name: str, row: Row, tools: Tools) -> None:  # C15
     family, text, tail = families.get(name), row["text"], row.get("tail", "")
-    for end in range(len(text)):
+    for end in places(name, 2 * NEAR, 0)[text]:
         events = read(family, [text[:end]], tools, tail)
         ended = sum(isinstance(e, ToolCallEnd) for e in events)
         calls = fold(events).tool_calls

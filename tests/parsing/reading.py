@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from singletree.conversation import Tool, Turn
 from singletree.events import Event, fold
@@ -32,10 +32,12 @@ def turn(family: Family, pieces: Sequence[str], tools: Sequence[Tool] = (), tail
     return fold(read(family, pieces, tools, tail))
 
 
-def cuts(text: str, seed: int = 7, rounds: int = 12) -> Iterator[list[str]]:
-    """``text`` char by char, at every two-way cut, and at seeded random cuts of up to 16 characters."""
+def cuts(
+    text: str, seed: int = 7, rounds: int = 12, *, places: Iterable[int] | None = None
+) -> Iterator[list[str]]:
+    """``text`` char by char, at each two-way cut of ``places`` (all), and at seeded random cuts of up to 16 characters."""
     yield list(text)
-    for i in range(len(text) + 1):
+    for i in range(len(text) + 1) if places is None else places:
         yield [text[:i], text[i:]]
     rng = random.Random(seed)
     for _ in range(rounds):
