@@ -57,6 +57,16 @@ def modules() -> tuple[Module, ...]:
     return tuple(parsed(path, SOURCE) for path in sorted(PACKAGE.rglob("*.py")))
 
 
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield every statement, those inside others too. Nine nodes of ten are expressions, which hold none."""
+    left: list[ast.AST] = [tree]
+    for node in left:
+        if isinstance(node, ast.stmt):
+            yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, field, ())
+
+
 @cache
 def imports(module: Module) -> tuple[tuple[int, str], ...]:
     """Return (line, dotted name of the module) of each import at any depth, also lazy and ``TYPE_CHECKING`` ones."""
@@ -64,7 +74,7 @@ def imports(module: Module) -> tuple[tuple[int, str], ...]:
 
 
 def _find_imports(module: Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(module.tree):
+    for node in statements(module.tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):

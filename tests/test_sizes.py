@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from loaded_modules import loaded, sizes
-from source import PACKAGE, ROOT, Function, tracked_python
+from source import PACKAGE, ROOT, Function, parsed, statements, tracked_python
 
 MEDIAN_LINES = 200
 PERCENTILE_95_LINES = 400
@@ -52,7 +52,7 @@ def words(name: str) -> set[str]:
 
 @cache
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), path.name)
+    return parsed(path, ROOT).tree
 
 
 def test_there_is_something_to_measure() -> None:
@@ -96,7 +96,7 @@ def test_functions_are_short() -> None:
     lengths = {
         f"{name}:{node.lineno} {node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
         for name, path in FILES.items()
-        for node in ast.walk(tree(path))
+        for node in statements(tree(path))
         if isinstance(node, Function)
     }
     assert {name: lines for name, lines in lengths.items() if lines > FUNCTION_LINES} == {}
@@ -108,7 +108,7 @@ def test_names_have_a_meaning() -> None:
         for name, path in FILES.items()
         for word in (
             *Path(name).with_suffix("").parts,
-            *(node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)),
+            *(node.name for node in statements(tree(path)) if isinstance(node, ast.ClassDef)),
         )
         if words(word) & MEANINGLESS
     }
