@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from hypothesis import given
@@ -16,6 +15,7 @@ from openai.types.chat import ChatCompletion
 from protocols import event_stream, shapes
 from protocols.event_stream import ByteEncoder
 from protocols.grammar_chat import Grammar
+from protocols.official_sdks import openai_sdk
 from singletree.conversation import Conversation, PromptReport, Reasoning, Request, Tool
 from singletree.errors import ContextOverflow, EngineFailed, ModelNotFound, Overloaded, Unauthorized
 from singletree.events import (
@@ -82,20 +82,9 @@ def body(shape: shapes.Shape, of: Request | None = None) -> dict[str, Any]:
     return json.loads(encoded(shape, of))  # type: ignore[no-any-return]
 
 
-def client(data: bytes, status: int = 200) -> openai.OpenAI:
-    kind = "text/event-stream" if data.startswith((b"data:", b":")) else "application/json"
-
-    def thoughts(_: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(status, content=data, headers={"content-type": kind})
-
-    transport = httpx2.MockTransport(thoughts)
-    http_client = httpx2.Client(transport=transport)
-    return openai.OpenAI(api_key="k", base_url="http://test/v1", http_client=http_client, max_retries=0)
-
-
 def accumulated(data: bytes) -> dict[str, Any]:
     """What the SDK's accumulator makes of a stream."""
-    with client(data).chat.completions.stream(model="m", messages=[]) as events:
+    with openai_sdk(data).chat.completions.stream(model="m", messages=[]) as events:
         return plain(events.until_done().current_completion_snapshot)
 
 
@@ -110,8 +99,8 @@ def plain(completion: ChatCompletion) -> dict[str, Any]:
 
 
 def parsed(data: dict[str, Any]) -> dict[str, Any]:
-    with client(json.dumps(data).encode()) as sdk:
-        return plain(sdk.chat.completions.create(model="m", messages=[]))
+    sdk = openai_sdk(json.dumps(data).encode())
+    return plain(sdk.chat.completions.create(model="m", messages=[]))
 
 
 @pytest.mark.parametrize("shape", shapes.SHAPES, ids=shapes.names)
@@ -345,7 +334,7 @@ def test_errors_reach_the_sdk(error: Any, raised: type[openai.APIStatusError], c
     # C43 C44
     status, data = chat.encode_error(error)
     with pytest.raises(raised, match=words) as caught:
-        client(data, status).chat.completions.create(model="m", messages=[])
+        openai_sdk(data, status).chat.completions.create(model="m", messages=[])
     assert caught.value.code == code
     assert caught.value.param == getattr(error, "param", None) or code == "context_length_exceeded"
 

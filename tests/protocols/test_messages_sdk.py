@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import anthropic
-import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,60 +17,34 @@ from singletree.protocols import messages
 from singletree.protocols.messages.tools import complete_values
 
 from . import event_stream
+from .official_sdks import anthropic_sdk
 from .shapes import SHAPES, Shape, by_name, names
 from .test_messages_encode import body, encoder, stream
 
 AS_FOLDED = [shape for shape in SHAPES if shape.streams_as_folded]
 
 
-class Pieces(httpx2.SyncByteStream):
-    """A response body that arrives in pieces."""
-
-    def __init__(self, *pieces: bytes) -> None:
-        self._pieces = pieces
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._pieces
-
-
-@contextmanager
-def client(status: int, content_type: str, *pieces: bytes) -> Iterator[anthropic.Anthropic]:
-    """An SDK client whose every request is answered with ``pieces``."""
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(status, headers={"content-type": content_type}, stream=Pieces(*pieces))
-
-    with httpx2.Client(transport=httpx2.MockTransport(answer)) as http:
-        yield anthropic.Anthropic(
-            api_key="k", base_url="http://singletree.test", max_retries=0, http_client=http
-        )
-
-
 def accumulated(*pieces: bytes) -> dict[str, Any]:
     """The message that the SDK puts together from a stream."""
-    with (
-        client(200, "text/event-stream", *pieces) as sdk,
-        sdk.messages.stream(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}]) as events,
-    ):
+    sdk = anthropic_sdk(200, "text/event-stream", *pieces)
+    asked = sdk.messages.stream(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
+    with asked as events:
         return events.get_final_message().to_dict()
 
 
 def accumulated_by_beta(*pieces: bytes) -> dict[str, Any]:
     """The same by the SDK's beta half, which Claude Code uses."""
-    with (
-        client(200, "text/event-stream", *pieces) as sdk,
-        sdk.beta.messages.stream(
-            model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}]
-        ) as events,
-    ):
+    sdk = anthropic_sdk(200, "text/event-stream", *pieces)
+    asked = sdk.beta.messages.stream(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
+    with asked as events:
         return events.get_final_message().to_dict()
 
 
 def parsed(whole: bytes) -> dict[str, Any]:
     """The message that the SDK reads from a body."""
-    with client(200, "application/json", whole) as sdk:
-        asked = sdk.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
-        return asked.to_dict()
+    sdk = anthropic_sdk(200, "application/json", whole)
+    asked = sdk.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
+    return asked.to_dict()
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +93,8 @@ def test_errors_are_read_as_what_they_are(
     error: errors.SingletreeError, expected: type[anthropic.APIStatusError]
 ) -> None:  # C39
     status, shown = messages.encode_error(error)
-    with client(status, "application/json", shown) as sdk, pytest.raises(expected) as raised:
+    sdk = anthropic_sdk(status, "application/json", shown)
+    with pytest.raises(expected) as raised:
         sdk.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
     assert raised.value.status_code == status
     assert raised.value.body == json.loads(shown)
@@ -136,8 +108,8 @@ def test_an_error_in_the_stream_is_raised() -> None:  # C39
 
 
 def test_count() -> None:  # C27
-    with client(200, "application/json", messages.encode_count(304)) as sdk:
-        counted = sdk.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x"}])
+    sdk = anthropic_sdk(200, "application/json", messages.encode_count(304))
+    counted = sdk.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x"}])
     assert counted.input_tokens == 304
 
 

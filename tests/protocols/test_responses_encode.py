@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import httpx2
-import openai
 import pytest
 
 from protocols import event_stream, shapes
 from protocols.event_stream import ByteEncoder
 from protocols.grammar_responses import Grammar
 from protocols.judge_responses import wrong_response
+from protocols.official_sdks import openai_sdk
 from singletree.checking.event_reader import Decoder
 from singletree.conversation import Reasoning, Request, ToolCall
 from singletree.errors import (
@@ -72,19 +71,9 @@ def body(shape: shapes.Shape, of: Request | None = None) -> Json:
     return answer
 
 
-def sdk(data: bytes, status: int = 200) -> openai.OpenAI:
-    kind = "text/event-stream" if data.startswith(b"event:") else "application/json"
-
-    def answer(_: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(status, content=data, headers={"content-type": kind})
-
-    http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
-    return openai.OpenAI(api_key="k", base_url="http://test/v1", http_client=http_client, max_retries=0)
-
-
 def accumulated(data: bytes) -> Json:
     """The response that the SDK's accumulator ends with; for one that is not completed, its last event's."""
-    with sdk(data).responses.stream(model="m", input="") as events:
+    with openai_sdk(data).responses.stream(model="m", input="") as events:
         last = [event for event in events if hasattr(event, "response")][-1]
         final = events.get_final_response() if last.type == "response.completed" else last.response
     return plain(final)
@@ -92,8 +81,7 @@ def accumulated(data: bytes) -> Json:
 
 def parsed(data: bytes) -> Json:
     """What the SDK makes of a body."""
-    with sdk(data) as client:
-        return plain(client.responses.create(model="m", input=""))
+    return plain(openai_sdk(data).responses.create(model="m", input=""))
 
 
 def events(data: bytes) -> list[Json]:

@@ -10,6 +10,7 @@ import pytest
 
 from protocols import shapes
 from protocols.grammar_responses import Grammar
+from protocols.official_sdks import openai_sdk
 from protocols.test_responses_encode import (
     Json,
     body,
@@ -17,7 +18,6 @@ from protocols.test_responses_encode import (
     encoder,
     events,
     request,
-    sdk,
     stream,
 )
 from singletree.conversation import Request, Sampling
@@ -196,7 +196,7 @@ def test_errors_before_the_stream(
 ) -> None:  # C39 C43
     status, data = responses.encode_error(error)
     with pytest.raises(kind) as caught:
-        sdk(data, status).responses.create(model="m", input="")
+        openai_sdk(data, status).responses.create(model="m", input="")
     assert caught.value.code == code
 
 
