@@ -15,7 +15,7 @@ from singletree.parsing.parser import Parser
 TOKEN = re.compile(r"<[|/]?[\w:▁｜|]+[|｜]?>|\s?\w{1,6}|\s+|[^\w\s]{1,2}")
 """Text in pieces of about a token, its tags whole."""
 
-EXAMPLES = int(os.environ.get("SINGLETREE_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("SINGLETREE_EXAMPLES", "50"))
 """How many examples a property is tried with, each on every family; more for a night's run."""
 
 
@@ -35,7 +35,7 @@ def turn(family: Family, pieces: Sequence[str], tools: Sequence[Tool] = (), tail
 def cuts(
     text: str, seed: int = 7, rounds: int = 12, *, places: Iterable[int] | None = None
 ) -> Iterator[list[str]]:
-    """``text`` char by char, at each two-way cut of ``places`` (all), and at seeded random cuts of up to 16 characters."""
+    """``text`` char by char, at each two-way cut (of ``places``), and at seeded random cuts of up to 16 characters."""
     yield list(text)
     for i in range(len(text) + 1) if places is None else places:
         yield [text[:i], text[i:]]
