@@ -42,7 +42,12 @@ def mmproj(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def real(tokenizer: Tokenizer, mmproj: Path) -> AsyncIterator[Served]:
     engine = LlamaCppEngine(
-        small_model(), slots=2, context_window=2048, mmproj=mmproj, decoder=MarkupDecoder(tokenizer)
+        small_model(),
+        slots=2,
+        threads=1,
+        context_window=2048,
+        mmproj=mmproj,
+        decoder=MarkupDecoder(tokenizer),
     )
     template = load_chat_template(tokenizer)
     eyes, blindness = find_eyes(engine.info(), template, tokenizer)

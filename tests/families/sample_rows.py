@@ -34,7 +34,7 @@ def rows(name: str) -> tuple[tuple[Row, Tools], ...]:
 def places(name: str, before: int, after: int) -> dict[str, list[int]]:
     """Return the places in each text of the family's samples beside which something is new.
 
-    A place is left out if an earlier one has the same ``before`` characters before it and ``after`` characters after it:
+    A place is left out if an earlier one has the same ``before`` characters before it and ``after`` after it:
     samples of a family repeat its markers and the same few calls. With ``SINGLETREE_EXAMPLES`` none is left out.
     """
     seen: set[tuple[str, str]] = set()

@@ -12,7 +12,6 @@ from singletree.events import ReasoningDelta, TextDelta, ToolCallEnd, fold
 from singletree.parsing.arguments.coercion import is_json
 from singletree.parsing.render_turn import render_turn
 
-
 NEAR = 12
 """How many characters on each side of a cut tell it from the other cuts of a family's samples."""
 

@@ -52,7 +52,7 @@ class Count:
     @contextmanager
     def running(self) -> Iterator[None]:
         def count(frame: FrameType, event: str, argument: Any) -> None:
-            if (event == "c_call" or event == "call") and frame.f_code.co_filename != HERE:  # noqa: PLR1714
+            if (event == "c_call" or event == "call") and frame.f_code.co_filename != HERE:
                 self.calls += 1
 
         self.calls = self.characters = 0
