@@ -148,9 +148,9 @@ def atif_documents(graph: SessionGraph) -> Iterator[JsonObject]:
         }
 
 
-Form = Callable[[SessionGraph], Iterator[JsonObject]]
+TraceForm = Callable[[SessionGraph], Iterator[JsonObject]]
 
-FORMS: Mapping[str, Form] = {
+FORMS: Mapping[str, TraceForm] = {
     "singletree": trajectory_documents,
     "trl": trl_documents,
     "rllm": rllm_documents,
@@ -159,7 +159,7 @@ FORMS: Mapping[str, Form] = {
 """The forms, by name."""
 
 
-def find_form(name: str) -> Form:
+def find_form(name: str) -> TraceForm:
     """Return the form ``name``. Raises InvalidRequest where there is none."""
     if name not in FORMS:
         raise InvalidRequest(f"form is {name[:64]!a}; the forms are {', '.join(FORMS)}", param="form")

@@ -21,7 +21,7 @@ from singletree.server.http.service import Call, RoutedDoor, RouteRow
 from singletree.server.ids import new_id
 from singletree.server.settings.api_keys import NOBODY
 from singletree.training.capture import SESSION_NAME, SessionCapture, open_capture
-from singletree.training.exports import Form, count_trained, find_form, rllm_documents, session_name
+from singletree.training.exports import TraceForm, count_trained, find_form, rllm_documents, session_name
 from singletree.training.graph import SessionGraph, read_session
 from singletree.training.records import SessionComplete
 from singletree.training.session_files import read_first_line
@@ -91,7 +91,7 @@ def _listed(folder: Path, owners: Sequence[str], since: float, limit: int | None
     return dump(found[:limit])
 
 
-def _traces(graph: SessionGraph, form: Form, since: float, limit: int | None) -> bytes:
+def _traces(graph: SessionGraph, form: TraceForm, since: float, limit: int | None) -> bytes:
     return dump([each for each in form(graph) if each.get("timestamp", since) >= since][:limit])
 
 

@@ -206,7 +206,8 @@ class Call:
         """
         service = self.service
         keys = service.capture_keys if captures else service.keys
-        self.service = service.of(keys.owner(self.headers))
+        if keys.are_needed:
+            self.service = service.of(keys.owner(self.headers))
 
 
 Operation = Callable[[Call], Awaitable[ASGIApp]]
