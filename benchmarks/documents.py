@@ -1,9 +1,9 @@
-"""Tables in documents, each between marks of its own."""
+"""The parts of documents that are made from results or from the code, each between marks of its own."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _PREFIX = Path(__file__).resolve().parent.parent / "docs" / "prefix.md"
@@ -11,17 +11,23 @@ _PREFIX = Path(__file__).resolve().parent.parent / "docs" / "prefix.md"
 
 def replace_in_prefix(name: str, text: str) -> None:
     """Put ``text`` between the marks of that name in docs/prefix.md."""
-    changed = replaced(name, text, _PREFIX.read_text(encoding="utf-8"))
-    assert changed is not None, f"docs/prefix.md has no marks of {name}"
-    _PREFIX.write_text(changed, encoding="utf-8")
+    _PREFIX.write_text(with_parts(_PREFIX, {name: text}), encoding="utf-8")
 
 
-def replaced(name: str, text: str, document: str) -> str | None:
-    """Return ``document`` with ``text`` between the marks of that name; None if it has none."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, found, rest = document.partition(begin)
-    _, closed, after = rest.partition(end)
-    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}" if found and closed else None
+def with_parts(path: Path, parts: Mapping[str, str]) -> str:
+    """Return the text of the document at ``path`` with each of ``parts`` between the marks of its name.
+
+    Raises ValueError where the document has no such marks: what is made would be in no page.
+    """
+    document = path.read_text(encoding="utf-8")
+    for name, text in parts.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, found, rest = document.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise ValueError(f"{path} has no place for {name}: write {begin} and {end} where it shall stand")
+        document = f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
+    return document
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

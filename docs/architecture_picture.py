@@ -11,17 +11,7 @@ sys.path.append(str(DOCS.parent / "tests"))
 
 from source import area, imports, modules, room  # noqa: E402
 
-BEGIN, END = "<!-- picture -->", "<!-- /picture -->"
-
 Edges = Mapping[str, set[str]]
-
-
-def page() -> str:
-    """Return the text of architecture.md with the picture that fits the present imports."""
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n```mermaid\n{picture()}```\n{END}{after}"
 
 
 def picture() -> str:

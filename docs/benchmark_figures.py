@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks import compare_report, documents, gpu, product_report
+from benchmarks.figures import GPU_FOLDER, newest, read_table
+
+import check_page
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import compare_report, documents, gpu, product_report  # noqa: E402
-from benchmarks.figures import GPU_FOLDER, newest, read_table  # noqa: E402
-
-import check_page  # noqa: E402 (found by the line before)
 
 
 def page() -> str:
     """Return docs/benchmarks.md with the newest run and the tables of the single experiments between their marks."""
     tables = {name: product_report.experiment(read_table(name)) for name in ("replay", "dispatch")}
-    return _with_blocks(ROOT / "docs" / "benchmarks.md", {"product": product_report.page(newest()), **tables})
+    return documents.with_parts(
+        ROOT / "docs" / "benchmarks.md", {"product": product_report.page(newest()), **tables}
+    )
 
 
 def comparison() -> str:
     """Return docs/comparison.md with the tables of the kept runs of ``make compare`` and ``make compare-gpu``."""
     timed = compare_report.timed_page(compare_report.read(compare_report.GPU_FILE))
     blocks = {"comparison": compare_report.page(compare_report.read()), "comparison-gpu": timed}
-    return _with_blocks(ROOT / "docs" / "comparison.md", blocks)
+    return documents.with_parts(ROOT / "docs" / "comparison.md", blocks)
 
 
 def prefix() -> str:
     """Return docs/prefix.md with the tables of ``make bench-gpu`` between their marks."""
     tables = "\n\n".join(map(gpu.page, sorted(GPU_FOLDER.glob("*-8b.json"))))
-    return _with_blocks(ROOT / "docs" / "prefix.md", {"gpu": tables})
+    return documents.with_parts(ROOT / "docs" / "prefix.md", {"gpu": tables})
 
 
 def charts() -> Mapping[str, str]:
@@ -42,11 +42,4 @@ def charts() -> Mapping[str, str]:
 def readme() -> str:
     """Return README.md with six figures of the newest measurements, and the score cards, between its marks."""
     blocks = {"product": product_report.summary(newest()), "cards": check_page.summary()}
-    return _with_blocks(ROOT / "README.md", blocks)
-
-
-def _with_blocks(path: Path, blocks: Mapping[str, str]) -> str:
-    document = path.read_text(encoding="utf-8")
-    for name, text in blocks.items():
-        document = documents.replaced(name, text, document) or document
-    return document
+    return documents.with_parts(ROOT / "README.md", blocks)

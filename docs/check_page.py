@@ -6,22 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import documents
+
 from singletree.checking.contract import CHECKS
 from singletree.checking.verdicts import ALL
 
 DOCS = Path(__file__).resolve().parent
 CARDS = DOCS.parent / "benchmarks" / "results" / "check"
-BEGIN, END = "<!-- cards -->", "<!-- /cards -->"
 _ORDER = ("singletree-scripted", "singletree", "llama-server", "vllm", "dynamo")
 _MARKS = {"pass": "✓", "fail": "✗", "not applicable": "–", "undecided": "?"}
 
 
 def page() -> str:
     """Return the page with the checks and the tables of the present cards."""
-    text = (DOCS / "check.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{_checks()}\n{_cards()}\n{END}{after}"
+    return documents.with_parts(DOCS / "check.md", {"cards": f"{_checks()}\n{_cards()}"})
 
 
 def summary() -> str:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from benchmarks import documents  # noqa: E402
 
 from clients import install  # noqa: E402
 from clients.codex import Codex, Ran  # noqa: E402
@@ -25,7 +27,6 @@ from clients.scripts import HERMES, think  # noqa: E402
 from clients.served import serving  # noqa: E402
 
 DOCUMENT = Path(__file__).with_name("codex-catalog.md")
-BEGIN, END = "<!-- runs: begin -->", "<!-- runs: end -->"
 LINES = 20_000
 PATCH = "*** Begin Patch\n*** Update File: calc.py\n@@\n-    return a + b\n+    return b + a\n*** End Patch\n"
 TURNS = (
@@ -119,11 +120,8 @@ def table(fallback: Case, catalog: Case) -> str:
 
 def main() -> None:
     """Run both and put the table into the document."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
     shown = table(run(*FALLBACK), run())
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}", encoding="utf-8")
+    DOCUMENT.write_text(documents.with_parts(DOCUMENT, {"runs": shown}), encoding="utf-8")
     print(shown)
 
 

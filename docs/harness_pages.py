@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+from benchmarks import documents
+
 FOLDER = Path(__file__).resolve().parent / "harnesses"
-BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 _WINDOW = 131_072
 
 
@@ -22,10 +23,7 @@ def names() -> list[str]:
 
 def page(name: str) -> str:
     """Return the page of a harness, with its settings made anew."""
-    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{_settings(name)}{END}{after}"
+    return documents.with_parts(FOLDER / f"{name}.md", {"settings": _settings(name)})
 
 
 def _settings(name: str) -> str:

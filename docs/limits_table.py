@@ -7,18 +7,16 @@ import inspect
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks import documents
+
 from singletree.request_limits import RequestLimits
 
 DOCS = Path(__file__).resolve().parent
-BEGIN, END = "<!-- limits -->", "<!-- /limits -->"
 
 
 def page() -> str:
     """Return the text of serving.md with the present table."""
-    text = (DOCS / "serving.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}{END}{after}"
+    return documents.with_parts(DOCS / "serving.md", {"limits": table()})
 
 
 def table() -> str:
@@ -29,7 +27,7 @@ def table() -> str:
 
 
 def _meanings() -> dict[str, str]:
-    """Return the docstring of each field, which stands after it.."""
+    """Return the docstring of each field, which stands after it."""
     definition = ast.parse(inspect.getsource(RequestLimits)).body[0]
     assert isinstance(definition, ast.ClassDef)
     found = {}

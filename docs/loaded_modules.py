@@ -13,7 +13,6 @@ sys.path.append(str(DOCS.parent / "tests"))
 
 from source import PACKAGE  # noqa: E402
 
-BEGIN, END = "<!-- loaded -->", "<!-- /loaded -->"
 BEHIND_DOORS = frozenset(
     {
         "checking",
@@ -65,17 +64,14 @@ def _lines(path: Path) -> int:
     return path.read_text(encoding="utf-8").count("\n")
 
 
-def insert(text: str) -> str:
-    """Return the text of architecture.md with the present sizes. They are rounded, so that few changes change them."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+def sentence() -> str:
+    """Return the present sizes in words. They are rounded, so that few changes change them."""
     count, lines = loaded()
     files, total, core = sizes()
-    sentence = (
+    return (
         f"The source has about {_round(total)} lines in {round(files, -1)} modules, the core {_round(core)}. A server "
         f"for engines at\n`--engine-url` loads about {_round(lines)} lines in {round(count, -1)} modules.\n"
     )
-    return f"{before}{BEGIN}\n{sentence}{END}{after}"
 
 
 def _round(lines: int) -> str:

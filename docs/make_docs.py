@@ -15,6 +15,7 @@ from pathlib import Path
 from stability_promises import PROMISES
 
 DOCS = Path(__file__).resolve().parent
+sys.path.append(str(DOCS.parent))
 SOURCE = DOCS.parent / "src"
 PROMISED = (
     "singletree",
@@ -129,10 +130,13 @@ def family_cases() -> str:
 
 def architecture() -> str:
     """Return the architecture page with its picture and its sizes made anew."""
-    import loaded_modules
-    from architecture_picture import page
+    from benchmarks import documents
 
-    return loaded_modules.insert(page())
+    import loaded_modules
+    from architecture_picture import picture
+
+    parts = {"loaded": loaded_modules.sentence(), "picture": f"```mermaid\n{picture()}```"}
+    return documents.with_parts(DOCS / "architecture.md", parts)
 
 
 def check() -> str:

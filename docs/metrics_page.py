@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks import documents
+
 from singletree.server.telemetry.tracing import Tracing
 
 DOCS = Path(__file__).resolve().parent
-BEGIN, END = "<!-- metrics -->", "<!-- /metrics -->"
 
 
 def page() -> str:
     """Return the text of metrics.md with the present table."""
-    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}{END}{after}"
+    return documents.with_parts(DOCS / "metrics.md", {"metrics": table()})
 
 
 def table() -> str:

@@ -101,7 +101,10 @@ def test_machines_have_names(machine: str, name: str) -> None:
     assert slug(machine) == name
 
 
-def test_a_document_without_marks_is_left_alone() -> None:
-    assert documents.replaced("product", "text", "no marks") is None
+def test_a_part_stands_between_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
     marked = "a\n<!-- product: begin -->\n\nold\n\n<!-- product: end -->\nb"
-    assert documents.replaced("product", "new", marked) == marked.replace("old", "new")
+    page.write_text(marked)
+    assert documents.with_parts(page, {"product": "new"}) == marked.replace("old", "new")
+    with pytest.raises(ValueError, match="no place for gpu: write <!-- gpu: begin -->"):
+        documents.with_parts(page, {"gpu": "text"})
