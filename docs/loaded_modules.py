@@ -29,6 +29,7 @@ BEHIND_DOORS = frozenset(
         "ray",
         "records",
         "routing",
+        "stored_responses",
         "testing",
         "training",
         "turn_stores",

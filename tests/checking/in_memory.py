@@ -17,7 +17,7 @@ from singletree.checking.endpoint import Arriving, Endpoint
 from singletree.checking.verdicts import Result
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.config import Config
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 
 KEYS = ("first-key", "second-key")
 

@@ -11,9 +11,9 @@ from scale.databases import Database
 from server.store_contract import *  # noqa: F403
 from server.store_contract import OpenStore, ids, turn
 from singletree.errors import BadConfiguration, Overloaded
-from singletree.server.storage import postgres as postgres_module
-from singletree.server.storage.postgres import PostgresDatabase
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses import postgres as postgres_module
+from singletree.stored_responses.postgres import PostgresDatabase
+from singletree.stored_responses.store import Store
 
 pytestmark = pytest.mark.scale
 

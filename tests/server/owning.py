@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.config import Config
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 from singletree.testing.scripts import Script
 
 from .carrying import LAYOUT

@@ -18,14 +18,9 @@ from singletree.protocols.responses.state import (
     item_digest,
     joined_forms,
 )
-from singletree.server.storage import response_store
-from singletree.server.storage.response_store import (
-    KEPT_SECONDS,
-    Store,
-    StoredConversation,
-    StoredItem,
-    StoredResponse,
-)
+from singletree.stored_responses import tables
+from singletree.stored_responses.store import Store
+from singletree.stored_responses.tables import KEPT_SECONDS, StoredConversation, StoredItem, StoredResponse
 
 OpenStore = Callable[[int], Store]
 
@@ -169,7 +164,7 @@ def texts(items: list[bytes] | None) -> list[str]:
 
 
 async def rows(store: Store, table: str) -> int:
-    found = await store._run(store._fetch_all, f"SELECT count(*) FROM {table}", ())
+    found = await store._thread.run(store._tables._fetch_all, f"SELECT count(*) FROM {table}", ())
     return int(found[0][0])
 
 
@@ -234,7 +229,7 @@ async def test_a_response_follows_one_with_a_shared_input(store: Store) -> None:
 
 
 async def test_a_long_chain_of_inputs_begins_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_store, "_LONGEST_INPUT_CHAIN", 3)
+    monkeypatch.setattr(tables, "_LONGEST_INPUT_CHAIN", 3)
     words = [f"w{number}" for number in range(8)]
     for number in range(1, 9):
         await store.put(whole(number, *words[:number]))

@@ -9,7 +9,7 @@ import pytest
 
 from protocols.grammar_responses import Grammar
 from singletree.engines.engine import Chunk
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand

@@ -10,8 +10,8 @@ import pytest
 
 from conformance.sdk import openai_sdk
 from singletree.server.settings.config import Config
-from singletree.server.storage.response_store import Store
 from singletree.server.turns.capsule import Capsules
+from singletree.stored_responses.store import Store
 from singletree.testing.scripts import Script
 
 from .carrying import capsules, server

@@ -19,8 +19,8 @@ from singletree.server.http.app import App
 from singletree.server.http.run import close_service, open_service
 from singletree.server.settings.config import Config
 from singletree.server.sparse_log import QUIET_SECONDS, OncePerMinute
-from singletree.server.storage.database import SqliteDatabase
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.database import SqliteDatabase
+from singletree.stored_responses.store import Store
 
 from .memory import Client
 from .serving import body
@@ -115,8 +115,8 @@ async def test_responses_on_a_full_disk_are_one_line(
     database = SqliteDatabase(tmp_path / "s.sqlite")
     store = Store(database, 2**30)
     await store.put(turn(0))
-    pages = await store._run(database.fetch, "PRAGMA page_count")
-    await store._run(database.fetch, f"PRAGMA max_page_count = {pages[0][0]}")
+    pages = await store._thread.run(database.fetch, "PRAGMA page_count")
+    await store._thread.run(database.fetch, f"PRAGMA max_page_count = {pages[0][0]}")
     large = turn(1)._replace(body=b"x" * 100_000)
     for _ in range(20):
         store.put_soon(large)
@@ -144,7 +144,7 @@ def _no_database(folder: Path) -> dict[Path, str]:
 
 
 async def test_a_store_that_cannot_be_used_ends_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for path, reason in _no_database(tmp_path).items():
         with pytest.raises(BadConfiguration) as refused:
@@ -154,11 +154,12 @@ async def test_a_store_that_cannot_be_used_ends_the_start(
         assert "--no-store" in refused.value.message
     # What nobody asked for must not end the start.
     monkeypatch.setenv("SINGLETREE_CACHE", str(tmp_path / "file"))
-    lines: list[str] = []
-    service = await open_service(Config(engine="scripted"), lines.append)
-    assert service.store is None
+    caplog.clear()
+    service = await open_service(Config(engine="scripted"), lambda line: None)
+    assert service.store is not None
+    assert await service.store.opened() is None
     await close_service(service)
-    [warning] = [line for line in lines if line.startswith("WARNING")]
+    [warning] = [record.message for record in caplog.records]
     assert "responses are not stored" in warning
     assert "a folder of its path is a file" in warning
 

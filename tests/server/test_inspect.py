@@ -10,7 +10,7 @@ import pytest
 
 from singletree.engines.engine import Chunk
 from singletree.server.settings.config import Config
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 
 from .by_hand import EngineByHand
 from .inspecting import API, CALL, SCRIPTS, TOOL, InspectedHarness, get, inspected, only_session

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from singletree.prompts.tokenizer.encoder import SegmentEncoder
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 
 from .serving import serving
 

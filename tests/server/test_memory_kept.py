@@ -12,7 +12,7 @@ from singletree.lru import LruCache
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.models import chat_format
 from singletree.server.settings.config import Config
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 
 from .serving import Served, body, serving
 from .test_app import PATHS

@@ -16,9 +16,9 @@ from singletree.prompts.prompt_cache import PromptCache
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.api_keys import ApiKeys
 from singletree.server.settings.config import Config
-from singletree.server.storage.owned_store import OwnedStore
-from singletree.server.storage.response_store import Store, StoredConversation
 from singletree.server.turns.capsule import Tampered
+from singletree.stored_responses.store import Store
+from singletree.stored_responses.tables import StoredConversation
 from singletree.turn_stores.store import SqliteTurnStore
 from singletree.turn_stores.stored_memory import StoredTurnMemory
 
@@ -43,10 +43,7 @@ def open_store() -> Iterator[OpenStore]:
 
     def open(limit: int) -> Store:
         opened.append(store := Store(None, limit))
-        part = OwnedStore(store, A)
-        for name in ("_run", "_fetch_all"):  # with which the contract counts rows
-            setattr(part, name, getattr(store, name))
-        return part
+        return store.of(A)
 
     yield open
     for store in opened:
@@ -62,7 +59,7 @@ def file_store(tmp_path: Path) -> Iterator[Store]:
 
 
 async def test_each_owner_has_what_it_stored(file_store: Store) -> None:
-    parts = {"": file_store, A: OwnedStore(file_store, A), B: OwnedStore(file_store, B)}
+    parts = {"": file_store, A: file_store.of(A), B: file_store.of(B)}
     for owner, part in parts.items():
         await part.put(turn(0)._replace(body=json.dumps(owner).encode()))
         await part.put(turn(1, previous="r0"))
@@ -84,7 +81,7 @@ async def test_each_owner_has_what_it_stored(file_store: Store) -> None:
 
 async def test_equal_inputs_of_two_owners_are_not_one(file_store: Store) -> None:
     """Otherwise the one's items would go with the other's, or be named by the other's ids."""
-    a, b = OwnedStore(file_store, A), OwnedStore(file_store, B)
+    a, b = file_store.of(A), file_store.of(B)
     for part in (a, b):
         await part.put(turn(0)._replace(input=asking("same")))
         assert await part.item("same") is not None
@@ -99,7 +96,7 @@ async def test_the_file_of_one_key_has_the_same_form_and_stays_readable(tmp_path
     await before.put(turn(0))
     before.close()
     several = Store(path, 2**30)
-    own = OwnedStore(several, A)
+    own = several.of(A)
     assert await own.body("r0") is None, "it is nobody's"
     await own.put(turn(1))
     several.close()

@@ -11,7 +11,7 @@ import pytest
 from server.picture_model import EXPANDED, PAD, TEMPLATE, block, data_url, picture, seeing
 from server.serving import MODEL, Served, serving
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 QUESTION = {"type": "text", "text": "What is on the picture? [[echo:It is red.]]"}

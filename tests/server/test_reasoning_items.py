@@ -14,7 +14,7 @@ import pytest
 from protocols.test_responses_encode import FORMS
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.config import Config
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 from singletree.testing.scripts import Script
 
 from .carrying import INTERLEAVED, LAYOUT, capsules, kept_in, last_prompt

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from singletree.server.storage import response_store
-from singletree.server.storage.database import SqliteDatabase
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses import store as response_store
+from singletree.stored_responses.database import SqliteDatabase
+from singletree.stored_responses.store import Store
 
 from .store_contract import *  # noqa: F403
 from .store_contract import NOW, OpenStore, ids, item, rows, texts, turn, whole
@@ -121,7 +121,7 @@ async def test_a_response_is_stored_soon_although_nobody_asks(tmp_path: Path) ->
     here, there = Store(tmp_path / "s.sqlite", 2**30), Store(tmp_path / "s.sqlite", 2**30)
     here.put_soon(turn(0))
     await asyncio.sleep(2 * response_store._GROUP_SECONDS)
-    assert here._timer is None
+    assert here._thread._timer is None
     here.close()
     assert await there.body("r0") == b"{}"
     here = Store(tmp_path / "s.sqlite", 2**30)

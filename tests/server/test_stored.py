@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 from singletree.testing.scripts import Script
 
 from .memory import Reply, events

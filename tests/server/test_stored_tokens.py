@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 from singletree.testing.scripts import Script
 
 from .carrying import LAYOUT, capsules, kept_in, last_prompt

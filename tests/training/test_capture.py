@@ -20,7 +20,7 @@ from server.serving import MODEL, Served, body, serving
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.config import Config
-from singletree.server.storage.response_store import Store
+from singletree.stored_responses.store import Store
 from singletree.training.capture import SessionCapture, open_capture
 from singletree.training.exports import FORMS, history
 from singletree.training.graph import SessionGraph, check_session, read_session, trajectories

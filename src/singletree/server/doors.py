@@ -93,6 +93,24 @@ DOORS: Mapping[str, Door] = {
         "server.http.service.DoorRoutes",
         "a request with a prompt as text or token ids",
     ),
+    "stored responses": Door(
+        "singletree.stored_responses.store",
+        "open_store",
+        "server.answers.stored_responses.OpenStore",
+        "--store: a response that is stored or continued",
+    ),
+    "responses of a connection": Door(
+        "singletree.stored_responses.connection",
+        "ConnectionResponses",
+        "server.answers.stored_responses.OpenConnection",
+        "--websockets",
+    ),
+    "routes of stored responses": Door(
+        "singletree.stored_responses.routes",
+        "ROUTES",
+        "server.http.service.DoorRoutes",
+        "a request for a stored response or a conversation",
+    ),
     "media": Door(
         "singletree.media.reader",
         "open_media",

@@ -1,6 +1,6 @@
 """All routes of the server, in one list: method, path, operation, who may ask, and what the body is decoded to.
 
-To add a route, write its operation (`routes.py`, `store_routes.py` …) and add it here; `docs/routes.md` and
+To add a route, write its operation (`routes.py`, `raw_tokens/routes.py` …) and add it here; `docs/routes.md` and
 ``/openapi.json`` follow: the description of the API for programs (OpenAPI 3.1), made from this list and the types of
 bodies. The inspector and the capture add their own routes where they are on.
 """
@@ -22,7 +22,7 @@ from singletree import __version__
 from singletree.protocols.chat.request import ChatBody
 from singletree.protocols.messages.request import MessagesBody
 from singletree.protocols.responses.request import ResponsesBody
-from singletree.server.http import routes, store_routes
+from singletree.server.http import routes
 from singletree.server.http.routes import JSON
 from singletree.server.http.service import (
     SCOPES,
@@ -35,7 +35,6 @@ from singletree.server.http.service import (
     capture_door,
     inspector_door,
 )
-from singletree.server.http.store_routes import Metadata, NewConversation, NewItems
 from singletree.server.sessions.session_report import PATH as SESSIONS
 from singletree.server.turn.protocol import MESSAGES, protocol_for
 
@@ -56,7 +55,7 @@ def _encode_description(rows: tuple[RouteRow, ...]) -> bytes:
     return msgspec.json.encode(describe_api(rows))
 
 
-_RAW = LaterOperation("raw tokens")
+_RAW, _STORED = LaterOperation("raw tokens"), LaterOperation("routes of stored responses")
 _RESPONSE, _CONVERSATION = "/v1/responses/{id}", "/v1/conversations/{id}"
 
 ROUTES: Sequence[RouteRow] = [
@@ -70,18 +69,18 @@ ROUTES: Sequence[RouteRow] = [
             ("GET", "/v1/responses", routes.refuse_upgrade),
             ("POST", "/v1/responses/input_tokens", routes.count_tokens, ResponsesBody),
             ("POST", "/v1/responses/compact", routes.create, ResponsesBody),
-            ("GET", _RESPONSE, store_routes.get_response),
-            ("DELETE", _RESPONSE, store_routes.delete_response),
-            ("POST", f"{_RESPONSE}/cancel", store_routes.cancel_response),
-            ("GET", f"{_RESPONSE}/input_items", store_routes.list_input_items),
-            ("POST", "/v1/conversations", store_routes.create_conversation, NewConversation),
-            ("GET", _CONVERSATION, store_routes.get_conversation),
-            ("POST", _CONVERSATION, store_routes.update_conversation, Metadata),
-            ("DELETE", _CONVERSATION, store_routes.delete_conversation),
-            ("GET", f"{_CONVERSATION}/items", store_routes.list_items),
-            ("POST", f"{_CONVERSATION}/items", store_routes.create_items, NewItems),
-            ("GET", f"{_CONVERSATION}/items/{{item}}", store_routes.get_item),
-            ("DELETE", f"{_CONVERSATION}/items/{{item}}", store_routes.delete_item),
+            ("GET", _RESPONSE, _STORED),
+            ("DELETE", _RESPONSE, _STORED),
+            ("POST", f"{_RESPONSE}/cancel", _STORED),
+            ("GET", f"{_RESPONSE}/input_items", _STORED),
+            ("POST", "/v1/conversations", _STORED),
+            ("GET", _CONVERSATION, _STORED),
+            ("POST", _CONVERSATION, _STORED),
+            ("DELETE", _CONVERSATION, _STORED),
+            ("GET", f"{_CONVERSATION}/items", _STORED),
+            ("POST", f"{_CONVERSATION}/items", _STORED),
+            ("GET", f"{_CONVERSATION}/items/{{item}}", _STORED),
+            ("DELETE", f"{_CONVERSATION}/items/{{item}}", _STORED),
             ("POST", "/v1/completions", _RAW),
             ("POST", "/inference/v1/generate", _RAW),
             ("GET", "/v1/models", routes.list_models),

@@ -14,7 +14,7 @@ from singletree import __version__
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, RouteNotFound
 from singletree.prompts.prompt_writer import Prompt
-from singletree.protocols import messages, models
+from singletree.protocols import messages, models, responses
 from singletree.protocols.openai import nvext
 from singletree.protocols.responses import compact
 from singletree.protocols.responses.output import INCLUDE_REASONING
@@ -23,6 +23,7 @@ from singletree.server.answers.choices import Choices, fan_out
 from singletree.server.answers.client_link import ResponseHeader
 from singletree.server.answers.observer import Arrival
 from singletree.server.answers.response import Lifecycle, SessionStep, TurnResponse
+from singletree.server.answers.stored_responses import KnownResponses
 from singletree.server.answers.tool_dispatch import REASONING_HEADER, TOOL_HEADER, DispatchOptions
 from singletree.server.http.service import LARGE_BYTES, Call, Service, offload
 from singletree.server.models.eyes import exact_length
@@ -36,7 +37,6 @@ from singletree.server.sessions.session_report import (
     summarize,
 )
 from singletree.server.settings.config import REASONING_FIELD_NAMES, Config
-from singletree.server.storage import response_state
 from singletree.server.turn import compaction, complete_calls, pipeline
 from singletree.server.turn.constraints import loads_package, may_restrict
 from singletree.server.turn.generation import Generation
@@ -74,7 +74,7 @@ async def create(call: Call) -> ASGIApp:
 
 
 async def answer_turn(
-    call: Call, body: bytes, request: Request, recent: response_state.ConnectionResponses | None = None
+    call: Call, body: bytes, request: Request, recent: KnownResponses | None = None
 ) -> TurnResponse | JobStream | Response:
     """Prepare the turn that ``request``, the decoded ``body``, asks for, and return what answers with it.
 
@@ -105,9 +105,10 @@ async def answer_turn(
     if request.options.compared_answer:
         await wait_for_explanations()
         _compare_answers(service, generation, request.options.compared_answer)
-    state, keep = request.options.stored_state, None
-    if state.store or state.conversation_id is not None or recent is not None:
-        keep = response_state.response_keeper(service.store, request, recent, generation)
+    state, known = request.options.stored_state, recent
+    if known is None and (state.store or state.conversation_id is not None):
+        known = await _opened_store(service)
+    keep = None if known is None else known.keeper(request, generation)
     generations = [generation]
     if request.choices > 1:
         generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
@@ -194,25 +195,40 @@ async def _read(call: Call, body: bytes) -> Request:
     return compact.compaction_request(request) if protocol is COMPACT else request
 
 
-async def read_response(
-    call: Call, body: bytes, recent: response_state.ConnectionResponses | None = None
-) -> Request:
+async def read_response(call: Call, body: bytes, recent: KnownResponses | None = None) -> Request:
     """Decode ``body`` as a Responses request; ``recent`` has the responses of its connection.
 
-    Raises what ``response_state.read_request`` raises.
+    Raises:
+        InvalidRequest: the body is wrong, or names a response or an item that is not stored.
+        NotStored: the conversation does not exist.
     """
     catalog = call.service.catalog
     if catalog.loads_later:
         # A summary in the request is opened with the keys of its model, while the request is decoded.
         await catalog.ready(await offload(len(body), partial(models.requested_model, body)))
     summaries = partial(compaction.summary_opener, catalog)
-    request = await response_state.read_request(
-        call.service.store, body, recent, summaries=summaries, offload=offload
-    )
+    sent = await offload(len(body), partial(responses.parse_body, body))
+    references, store = sent.references, None
+    if sent.body.store is not False or sent.body.background or references:
+        store = await _opened_store(call.service)
+    known = recent or store
+    found = None if known is None else await known.look_up(references)
+    size = len(body) + (0 if found is None else sum(map(len, found.history)))
+    resolve = partial(responses.resolve_request, sent, found, summaries, stores=store is not None)
+    request = await offload(size, resolve)
+    state = request.options.stored_state
+    if known is not None and state.background and not state.store:
+        raise InvalidRequest(
+            "background needs store: true; otherwise the response could not be retrieved", param="background"
+        )
     if not call.service.config.raw_reasoning:
         return request
     include = (*request.options.include, INCLUDE_REASONING)
     return replace(request, options=replace(request.options, include=include))
+
+
+async def _opened_store(service: Service) -> KnownResponses | None:
+    return None if service.store is None else await service.store.opened()
 
 
 async def _fetch_session(call: Call, key: str | None) -> None:

@@ -10,23 +10,22 @@ import ipaddress
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 from singletree.engines.remote.wire import limit_texts
 from singletree.engines.weights.progress import Progress, no_progress
-from singletree.engines.weights.resolve import cache_folder
-from singletree.errors import BadConfiguration, without_passwords
+from singletree.errors import BadConfiguration
 from singletree.protocols.wire import limit_known_values
 from singletree.request_limits import configure, parse_limits
 from singletree.server.answers.observer import AnswerRecorder
-from singletree.server.doors import open_door
+from singletree.server.answers.stored_responses import LaterStore, OpenedStore, OpenStore, ResponseStore
+from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.http.app import App
 from singletree.server.http.http_server import MOST_CONNECTIONS, HttpServer
 from singletree.server.http.service import Service
 from singletree.server.models.catalog import load_models
 from singletree.server.models.model_source import FindSource, find_model_source
 from singletree.server.settings.config import Config
-from singletree.server.storage.database import DatabaseUnavailable
-from singletree.server.storage.response_store import Store
 from singletree.server.telemetry.tracing import Tracing
 
 _FLUSH_SECONDS = 2.0
@@ -179,8 +178,10 @@ async def open_service(
     limit_texts(config.request_memory // _PROMPT_SHARE)
     limit_known_values(config.request_memory - config.request_memory // _PROMPT_SHARE)
     records = _open_records(config)
-    store = _open_store(config, report) if config.store else None
+    store = LaterStore(partial(_open_store, config)) if config.store else None
     try:
+        if store is not None and (config.store_path or config.store_url):
+            await store.opened()
         loaded = await load_models(config, report, progress, find_source)
     except BaseException:
         _close_files(store, records)
@@ -202,37 +203,16 @@ async def close_service(service: Service) -> None:
     _close_files(service.store, service.records)
 
 
-def _close_files(store: Store | None, records: AnswerRecorder | None) -> None:
+def _close_files(store: ResponseStore | None, records: AnswerRecorder | None) -> None:
     if store is not None:
         store.close()
     if records is not None:
         records.close()
 
 
-def _open_store(config: Config, report: Callable[[str], None]) -> Store | None:
-    """Return the store of responses that ``config`` names; none, with a warning, where its default cannot be used."""
-    path = config.store_path or cache_folder() / "responses.sqlite"
-    if config.store_url is None:
-        store, cure = Store(path, config.store_limit), "give a file that can be written with --store-path"
-    else:
-        from singletree.server.storage.postgres import PostgresDatabase
-
-        store = Store(PostgresDatabase(config.store_url), config.store_limit)
-        cure = "start the database, or correct the URL"
-    try:
-        store.open()
-    except DatabaseUnavailable as error:
-        store.close()
-        reason = without_passwords(" ".join(str(error).split()))
-        if config.store_url is not None:
-            place = f"--store-url {without_passwords(config.store_url)}"
-        elif config.store_path is not None:
-            place = f"--store-path {path}"
-        else:
-            report(f"WARNING    responses are not stored: {path}: {reason}; {cure}, or set --no-store")
-            return None
-        raise BadConfiguration(f"{place}: {reason}; {cure}, or leave responses out with --no-store") from None
-    return store
+async def _open_store(config: Config) -> OpenedStore | None:
+    open: OpenStore = await open_door_in_thread("stored responses")
+    return await asyncio.to_thread(open, config)
 
 
 def choose_address(

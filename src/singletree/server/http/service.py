@@ -19,6 +19,7 @@ from singletree.server.answers.other_processes import OtherProcesses, SessionPla
 from singletree.server.answers.request_body import BodyAdmission, read_body
 from singletree.server.answers.request_media import MediaPreparer, RequestMedia
 from singletree.server.answers.speculative_prefill import SpeculativePrefills
+from singletree.server.answers.stored_responses import ResponseStore
 from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.models.catalog import Catalog
 from singletree.server.sessions.duplicate_requests import InFlight
@@ -26,8 +27,6 @@ from singletree.server.sessions.session_report import encode_session
 from singletree.server.sessions.sessions import Sessions
 from singletree.server.settings.api_keys import ApiKeys
 from singletree.server.settings.config import Config
-from singletree.server.storage.owned_store import OwnedStore
-from singletree.server.storage.response_store import Store
 from singletree.server.telemetry.tracing import Trace, Tracing
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.protocol import WireProtocol, protocol_for
@@ -71,7 +70,7 @@ class Service:
     tracing: Tracing
     in_flight: InFlight = field(default_factory=InFlight)
     admission: BodyAdmission = field(default_factory=BodyAdmission)
-    store: Store | None = None
+    store: ResponseStore | None = None
     jobs: Jobs = field(default_factory=Jobs)
     prefills: SpeculativePrefills = field(default_factory=SpeculativePrefills)
     others: OtherProcesses | None = None
@@ -111,7 +110,7 @@ class Service:
             part.catalog = self.catalog.of(owner)
             part.sessions = self.sessions.of(owner)
             part.in_flight = InFlight()
-            part.store = None if self.store is None else OwnedStore(self.store, owner)
+            part.store = None if self.store is None else self.store.of(owner)
             part.jobs = self.jobs.of(owner)
             part.prefills = self.prefills.of(owner)
             part.inspector = None if self.inspector is None else self.inspector.of(owner)
@@ -275,8 +274,9 @@ class RouteRow:
 
     def loaded(self) -> RouteRow:
         """Return the row with its own operation and body, where the operation is behind a door: that is opened."""
-        later = self.operation
-        return later.row(open_door(later.feature), self.path) if isinstance(later, LaterOperation) else self
+        if not isinstance(self.operation, LaterOperation):
+            return self
+        return self.operation.row(open_door(self.operation.feature), self.method, self.path)
 
 
 DoorRoutes = Sequence[RouteRow]
@@ -291,11 +291,12 @@ class LaterOperation:
 
     async def __call__(self, call: Call) -> ASGIApp:
         rows: DoorRoutes = await open_door_in_thread(self.feature)
-        return await self.row(rows, call.trace.route).operation(call)
+        method = call.scope["method"].replace("HEAD", "GET")
+        return await self.row(rows, method, call.trace.route).operation(call)
 
-    def row(self, rows: DoorRoutes, path: str) -> RouteRow:
-        """Return the row of ``rows`` for ``path``."""
-        [found] = [row for row in rows if row.path == path]
+    def row(self, rows: DoorRoutes, method: str, path: str) -> RouteRow:
+        """Return the row of ``rows`` for ``method`` and ``path``."""
+        [found] = [row for row in rows if (row.method, row.path) == (method, path)]
         return found
 
 

@@ -33,13 +33,13 @@ from singletree.server.answers.choices import Choices
 from singletree.server.answers.client_link import ResponseHeader
 from singletree.server.answers.request_body import ArrivingBody, ClientLeft, overloaded
 from singletree.server.answers.response import TurnResponse
+from singletree.server.answers.stored_responses import KnownResponses, OpenConnection
 from singletree.server.answers.stream import client_error
 from singletree.server.answers.tool_dispatch import DispatchOptions
+from singletree.server.doors import open_door_in_thread
 from singletree.server.http.routes import answer_turn, read_response, recall_waits
 from singletree.server.http.service import Call, Service, offload
 from singletree.server.ids import new_id
-from singletree.server.storage import response_state
-from singletree.server.storage.response_state import ConnectionResponses
 from singletree.server.telemetry.tracing import Trace
 from singletree.server.turn import pipeline
 from singletree.server.turn.protocol import RESPONSES
@@ -77,7 +77,7 @@ class Socket:
         # The rest of the server expects an HTTP request: a POST to this path.
         self._scope = {**scope, "type": "http", "method": "POST"}
         self._receive, self._send = receive, send
-        self._recent = ConnectionResponses()
+        self._recent: KnownResponses
         self._messages: asyncio.Queue[ArrivingBody | None] = asyncio.Queue(_MOST_WAITING)
         self._closed = asyncio.Event()
 
@@ -87,6 +87,9 @@ class Socket:
             opening = self._call(self._trace())
             opening.authorize()
             self._service = opening.service
+            connection: OpenConnection = await open_door_in_thread("responses of a connection")
+            store = self._service.store
+            self._recent = connection(None if store is None else await store.opened())
         except SingletreeError as refused:
             # Clients do not show the text of a refusal before the handshake, so the error is sent after it.
             await self._send({"type": "websocket.accept"})
@@ -176,7 +179,7 @@ class Socket:
         prepare = partial(pipeline.prepare, model, request)
         generation = await offload(size, prepare, waits=recall_waits(model))
         call.end_work()
-        keep = response_state.response_keeper(self._service.store, request, self._recent)
+        keep = self._recent.keeper(request, None)
         [encoder] = Choices(RESPONSES, [generation], new_id, keep=keep).encoders(DispatchOptions())
         await self.write(encoder.start())
         one_token = replace(generation.sampling, max_tokens=1)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from singletree.errors import BadConfiguration, without_passwords
-from singletree.server.storage.database import SCHEMA, DatabaseUnavailable, storable
+from singletree.stored_responses.database import SCHEMA, DatabaseUnavailable, storable
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -1,46 +1,26 @@
-"""Store responses and conversations, for ``previous_response_id``, ``conversation`` and references to items.
+"""The tables of stored responses and conversations, read and written by one thread.
 
 A response is stored with its own input and output only; earlier items are stored with the responses that it continues.
 Where a client sends its whole input with each request, the start that was stored with an earlier response is shared.
-So storing a turn costs only the turn's own length. One thread does all work in order, so later reads find what was put
-earlier, and no request waits for the disk. Responses that end within 50 milliseconds are written together: most of
-the cost of a response alone is that of its transaction, and of waking the thread.
+So storing a turn costs only the turn's own length.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
-from singletree.errors import Overloaded
 from singletree.lru import LruCache
 from singletree.owners import owned_id
 from singletree.protocols.responses.state import InputForms
 from singletree.server.ids import new_id, numbered_ids
-from singletree.server.sparse_log import OncePerMinute
-from singletree.server.storage.database import Database, DatabaseUnavailable, SqliteDatabase
-
-LOG = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from singletree.stored_responses.database import Database
 
 KEPT_SECONDS = 30 * 24 * 3600
 """How long a response is kept: 30 days, as on the native API."""
 _LONGEST_CHAIN = 10_000
-_SETTLE_SECONDS = 1.0
-_GROUP_SECONDS = 0.05
-"""How long a response waits for others that are written with it, if nobody asks for what is stored. A process that is
-killed loses the responses of this time; the operating system may lose those of seconds (``synchronous = NORMAL``).
-"""
-_LARGEST_GROUP = 128
 _ROWS_AT_ONCE = 64
 """How many rows one statement adds at most. Databases limit the number of values, SQLite before 3.32 to 999."""
 _KNOWN_INPUTS = 4096
@@ -69,7 +49,6 @@ ORDER BY depth DESC, is_output, level DESC, at
 
 
 _ITEMS = "items (id, response, conversation, is_output, item)"
-
 
 _NO_INPUT = InputForms()
 
@@ -108,6 +87,15 @@ class StoredResponse(NamedTuple):
         return [StoredItem(*form.encode(item_ids)) for form in self.input.forms[start:]]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    """A conversation without its items. ``created`` is unix time in seconds, ``metadata`` is JSON."""
+
+    id: str
+    created: int
+    metadata: bytes
+
+
 class _Input(NamedTuple):
     """A stored input: the id of its last stretch, and of how many stretches it consists."""
 
@@ -131,160 +119,27 @@ class _Rows:
     uses: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredConversation:
-    """A conversation without its items. ``created`` is unix time in seconds, ``metadata`` is JSON."""
-
-    id: str
-    created: int
-    metadata: bytes
-
-
-class Store:
-    """A store of responses and conversations. Several processes may have stores on one database.
+class Tables:
+    """The tables in ``database``. Every method blocks, and raises DatabaseUnavailable.
 
     Args:
-        database: the database, or the path of an SQLite file; None to store in memory.
         limit: size in bytes above which the oldest responses are deleted.
-
-    Raises:
-        Overloaded: from any awaited method, when the database cannot be used.
     """
 
-    def __init__(self, database: Database | Path | None, limit: int) -> None:
+    def __init__(self, database: Database, limit: int) -> None:
+        self._database = database
         self._limit = limit
-        self._thread = ThreadPoolExecutor(1, "store")
-        self._database: Database = (
-            SqliteDatabase(database) if database is None or isinstance(database, Path) else database
-        )
-        self._waiting: deque[StoredResponse] = deque()
-        # Runs out when the responses that wait have to be written; None where the thread knows of all of them.
-        self._timer: asyncio.TimerHandle | None = None
-        self._last: Future[None] | None = None
         self._unmeasured = 0
-        self._failures = OncePerMinute()
         self._inputs: LruCache[bytes, _Input] = LruCache(entries=_KNOWN_INPUTS)
 
     def open(self) -> None:
-        """Open the database, and wait for it. Raises DatabaseUnavailable."""
-        self._thread.submit(self._database.open).result()
-
-    async def put(self, response: StoredResponse) -> None:
-        await self._run(self._put, [response])
-
-    def put_soon(self, response: StoredResponse) -> None:
-        """Store ``response`` without waiting; a failure is logged. Needs a running event loop."""
-        self._waiting.append(response)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_GROUP_SECONDS, self._write_waiting)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether other processes can find what was put, or it could not be stored."""
-        return self._timer is None and (self._last is None or self._last.done())
-
-    async def settled(self) -> None:
-        """Wait until ``is_settled``, for a second at most."""
-        self._write_waiting()
-        if self._last is not None and not self._last.done():
-            last = asyncio.wrap_future(self._last)
-            last.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged already
-            await asyncio.wait({last}, timeout=_SETTLE_SECONDS)
-
-    async def body(self, id: str) -> bytes | None:
-        found = await self._run(self._fetch_one, "SELECT body FROM responses WHERE id = ?", (id,))
-        return None if found is None else bytes(found[0])
-
-    async def history(self, id: str) -> list[bytes] | None:
-        """Return all items up to the end of the response ``id``; None when it or an earlier one is not stored."""
-        return await self._run(self._history, id)
-
-    async def input_items(self, id: str) -> list[bytes] | None:
-        return await self._run(self._input_items, id)
-
-    async def item(self, id: str) -> bytes | None:
-        """Return the newest item ``id`` of any response or conversation."""
-        found = await self._run(
-            self._fetch_one, "SELECT item FROM items WHERE id = ? ORDER BY at DESC LIMIT 1", (id,)
-        )
-        return None if found is None else bytes(found[0])
-
-    async def delete(self, id: str) -> bool:
-        return await self._run(self._delete, id)
-
-    async def add_conversation(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
-        row = (conversation.id, conversation.created, conversation.metadata)
-        await self._run(self._database.execute, "INSERT INTO conversations VALUES (?, ?, ?)", row)
-        await self.add_items(conversation.id, items)
-
-    async def conversation(self, id: str) -> StoredConversation | None:
-        row = await self._run(
-            self._fetch_one, "SELECT id, created, metadata FROM conversations WHERE id = ?", (id,)
-        )
-        return None if row is None else StoredConversation(*row)
-
-    async def set_metadata(self, id: str, metadata: bytes) -> None:
-        await self._run(
-            self._database.execute, "UPDATE conversations SET metadata = ? WHERE id = ?", (metadata, id)
-        )
-
-    async def delete_conversation(self, id: str) -> None:
-        """Delete a conversation. Its items stay with the responses that made them, as on the native API."""
-        await self._run(self._delete_conversation, id)
-
-    async def add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
-        await self._run(self._add_items, conversation, items)
-
-    async def items_of(self, conversation: str) -> list[bytes]:
-        query = "SELECT item FROM items WHERE conversation = ? ORDER BY at"
-        return [bytes(item) for (item,) in await self._run(self._fetch_all, query, (conversation,))]
-
-    async def delete_item(self, conversation: str, id: str) -> None:
-        await self._run(self._detach_items, "conversation = ? AND id = ?", (conversation, id))
+        self._database.open()
 
     def close(self) -> None:
-        """Finish all pending work and close the file."""
-        self._write_waiting()
-        self._thread.submit(self._database.close)
-        self._thread.shutdown(wait=True)
+        self._database.close()
 
-    async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        self._write_waiting()
-        try:
-            return await asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
-        except DatabaseUnavailable as error:
-            if (more := self._failures.take()) is not None:
-                LOG.warning("the store of responses cannot be used: %s%s", error, more)
-            raise Overloaded("the store of responses cannot be used now; try again in a moment") from None
-
-    def _write_waiting(self) -> None:
-        """Let the thread write the responses that wait, before all work that it gets later."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._last = self._thread.submit(self._put_waiting)
-            self._last.add_done_callback(self._log_failure)
-
-    # On the thread
-
-    def _log_failure(self, done: Future[None]) -> None:
-        if (error := done.exception()) and (more := self._failures.take()) is not None:
-            LOG.error(
-                "responses could not be stored: %s; they cannot be continued by their ids%s", error, more
-            )
-
-    def _fetch_one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        return next(iter(self._database.fetch(query, values)), None)
-
-    def _fetch_all(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return self._database.fetch(query, values)
-
-    def _put_waiting(self) -> None:
-        # More may have come while the thread was busy.
-        while self._waiting:
-            self._put([self._waiting.popleft() for _ in range(min(len(self._waiting), _LARGEST_GROUP))])
-
-    def _put(self, responses: Sequence[StoredResponse]) -> None:
+    def put(self, responses: Sequence[StoredResponse]) -> None:
+        """Store ``responses``, then delete what is too old or too much."""
         rows, group = _Rows(), {response.id: response for response in responses}
         with self._database.transaction():
             # Inputs are found before a response is replaced, which may be all that refers to its input.
@@ -300,6 +155,39 @@ class Store:
                     self._database.execute("UPDATE inputs SET uses = uses + ? WHERE id = ?", (uses, id))
             self._insert(_ITEMS, rows.items)
         self._evict(responses[-1].id, len(responses))
+
+    def body(self, id: str) -> bytes | None:
+        found = self._fetch_one("SELECT body FROM responses WHERE id = ?", (id,))
+        return None if found is None else bytes(found[0])
+
+    def item(self, id: str) -> bytes | None:
+        """Return the newest item ``id`` of any response or conversation."""
+        found = self._fetch_one("SELECT item FROM items WHERE id = ? ORDER BY at DESC LIMIT 1", (id,))
+        return None if found is None else bytes(found[0])
+
+    def add_conversation(self, conversation: StoredConversation) -> None:
+        row = (conversation.id, conversation.created, conversation.metadata)
+        self._database.execute("INSERT INTO conversations VALUES (?, ?, ?)", row)
+
+    def conversation(self, id: str) -> StoredConversation | None:
+        row = self._fetch_one("SELECT id, created, metadata FROM conversations WHERE id = ?", (id,))
+        return None if row is None else StoredConversation(*row)
+
+    def set_metadata(self, id: str, metadata: bytes) -> None:
+        self._database.execute("UPDATE conversations SET metadata = ? WHERE id = ?", (metadata, id))
+
+    def items_of(self, conversation: str) -> list[bytes]:
+        query = "SELECT item FROM items WHERE conversation = ? ORDER BY at"
+        return [bytes(item) for (item,) in self._fetch_all(query, (conversation,))]
+
+    def delete_item(self, conversation: str, id: str) -> None:
+        self._detach_items("conversation = ? AND id = ?", (conversation, id))
+
+    def _fetch_one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        return next(iter(self._database.fetch(query, values)), None)
+
+    def _fetch_all(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return self._database.fetch(query, values)
 
     def _collect(self, response: StoredResponse, rows: _Rows) -> None:
         id, conversation = response.id, response.conversation
@@ -340,7 +228,7 @@ class Store:
             rows.uses[input] = 0
         return is_stored
 
-    def _add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
+    def add_items(self, conversation: str, items: Sequence[StoredItem]) -> None:
         with self._database.transaction():
             self._insert(_ITEMS, _item_rows(None, conversation, items, False))
 
@@ -351,24 +239,25 @@ class Store:
             values = [value for row in some for value in row]
             self._database.execute(f"INSERT INTO {into} VALUES {', '.join([marks] * len(some))}", values)
 
-    def _history(self, id: str, *, without_output_of: str = "") -> list[bytes] | None:
+    def history(self, id: str, *, without_output_of: str = "") -> list[bytes] | None:
+        """Return all items up to the end of the response ``id``; None when it or an earlier one is not stored."""
         values = (id, _LONGEST_CHAIN)
         first = self._fetch_one(_CHAIN + "SELECT previous FROM chain ORDER BY depth DESC LIMIT 1", values)
         if first is None or first[0] is not None:
             return None
         return [bytes(item) for (item,) in self._fetch_all(_CHAIN_ITEMS, (*values, without_output_of))]
 
-    def _input_items(self, id: str) -> list[bytes] | None:
+    def input_items(self, id: str) -> list[bytes] | None:
         found = self._fetch_one("SELECT conversation FROM responses WHERE id = ?", (id,))
         if found is None or found[0] is None:
-            return self._history(id, without_output_of=id)
+            return self.history(id, without_output_of=id)
         query = (
             "SELECT item FROM items WHERE conversation = ? AND at <="
             " (SELECT max(at) FROM items WHERE response = ? AND is_output = 0) ORDER BY at"
         )
         return [bytes(item) for (item,) in self._fetch_all(query, (found[0], id))]
 
-    def _delete(self, id: str) -> bool:
+    def delete(self, id: str) -> bool:
         with self._database.transaction():
             return self._forget(id)
 
@@ -393,7 +282,8 @@ class Store:
             self._database.execute("DELETE FROM items WHERE response = ?", (id,))
             (id,) = unused
 
-    def _delete_conversation(self, id: str) -> None:
+    def delete_conversation(self, id: str) -> None:
+        """Delete a conversation. Its items stay with the responses that made them, as on the native API."""
         self._detach_items("conversation = ?", (id,))
         self._database.execute("DELETE FROM conversations WHERE id = ?", (id,))
 
@@ -408,7 +298,7 @@ class Store:
         """Delete expired responses, then the oldest until the size fits, but never ``newest``. ``added`` were added."""
         old = "SELECT id FROM responses WHERE created < ?"
         for (id,) in self._fetch_all(old, (int(time.time()) - KEPT_SECONDS,)):
-            self._delete(id)
+            self.delete(id)
         self._unmeasured += added
         if self._unmeasured < self._database.measured_every:
             return
@@ -417,7 +307,7 @@ class Store:
             query = "SELECT id FROM responses WHERE id <> ? ORDER BY created, id LIMIT ?"
             oldest = self._fetch_all(query, (newest, self._database.measured_every))
             for (id,) in oldest:
-                self._delete(id)
+                self.delete(id)
             if not oldest and not self._evict_conversation(newest):
                 return
 
@@ -429,7 +319,7 @@ class Store:
         )
         oldest = self._fetch_one(query, (newest,))
         if oldest is not None:
-            self._delete_conversation(oldest[0])
+            self.delete_conversation(oldest[0])
         return oldest is not None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -20,10 +20,11 @@ from singletree.protocols import limits, wire
 from singletree.protocols.responses.state import client_item
 from singletree.server.answers.background_jobs import JobStream
 from singletree.server.http.routes import JSON
-from singletree.server.http.service import Call
+from singletree.server.http.service import Call, RouteRow
 from singletree.server.ids import new_id
-from singletree.server.storage.response_state import as_item
-from singletree.server.storage.response_store import Store, StoredConversation, StoredItem
+from singletree.stored_responses.finished_response import as_item
+from singletree.stored_responses.store import Store
+from singletree.stored_responses.tables import StoredConversation, StoredItem
 
 T = TypeVar("T")
 
@@ -59,10 +60,11 @@ class _Named(Struct):
     id: str = ""
 
 
-def _store(call: Call) -> Store:
-    if call.service.store is None:
+async def _store(call: Call) -> Store:
+    store = None if call.service.store is None else await call.service.store.opened()
+    if store is None:
         raise InvalidRequest("this server does not store responses; start it with --store")
-    return call.service.store
+    return cast("Store", store)
 
 
 async def _decoded(call: Call, body: bytes, kind: type[T]) -> T:
@@ -92,7 +94,7 @@ async def get_response(call: Call) -> ASGIApp:
     body = job.body() if job is not None else None
     if body is None and others is not None:
         body = await others.job_body(id)
-    return _answer(body or _found("Response", id, await _store(call).body(id)))
+    return _answer(body or _found("Response", id, await (await _store(call)).body(id)))
 
 
 async def delete_response(call: Call) -> ASGIApp:
@@ -103,7 +105,7 @@ async def delete_response(call: Call) -> ASGIApp:
         call.service.jobs.drop(id)
     elif call.service.others is not None:
         await call.service.others.drop_job(id)
-    if not await _store(call).delete(id):
+    if not await (await _store(call)).delete(id):
         raise NotStored("Response", id)
     return _answer({"id": id, "object": "response", "deleted": True})
 
@@ -117,7 +119,7 @@ async def cancel_response(call: Call) -> ASGIApp:
     others = call.service.others
     if others is not None and (cancelled := await others.cancel_job(id)) is not None:
         return _answer(cancelled)
-    body = _found("Response", id, await _store(call).body(id))
+    body = _found("Response", id, await (await _store(call)).body(id))
     if not msgspec.json.decode(body, type=_Background).background:
         raise InvalidRequest("Cannot cancel a synchronous response.")
     return _answer(body)
@@ -136,7 +138,7 @@ def _after(query: Mapping[str, str]) -> int:
 async def list_input_items(call: Call) -> ASGIApp:
     """Answer with a page of a response's input items."""
     id = call.http.path_params["id"]
-    items = _found("Response", id, await _store(call).input_items(id))
+    items = _found("Response", id, await (await _store(call)).input_items(id))
     return _answer(page(items, call.http.query_params))
 
 
@@ -146,7 +148,7 @@ async def create_conversation(call: Call) -> ASGIApp:
     limits.check_metadata(fields.metadata)
     metadata = msgspec.json.encode(fields.metadata or {})
     conversation = StoredConversation(new_id("conv_"), int(time.time()), metadata)
-    await _store(call).add_conversation(conversation, _new_items(fields.items or []))
+    await (await _store(call)).add_conversation(conversation, _new_items(fields.items or []))
     return _answer(_conversation(conversation))
 
 
@@ -161,28 +163,28 @@ async def update_conversation(call: Call) -> ASGIApp:
     values = (await _decoded(call, await call.body(), Metadata)).metadata
     limits.check_metadata(values)
     metadata = msgspec.json.encode(values)
-    await _store(call).set_metadata(conversation.id, metadata)
+    await (await _store(call)).set_metadata(conversation.id, metadata)
     return _answer(_conversation(replace(conversation, metadata=metadata)))
 
 
 async def delete_conversation(call: Call) -> ASGIApp:
     """Delete a conversation."""
     conversation = await _conversation_of(call)
-    await _store(call).delete_conversation(conversation.id)
+    await (await _store(call)).delete_conversation(conversation.id)
     return _answer({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(call: Call) -> ASGIApp:
     """Answer with a page of a conversation's items."""
     conversation = await _conversation_of(call)
-    return _answer(page(await _store(call).items_of(conversation.id), call.http.query_params))
+    return _answer(page(await (await _store(call)).items_of(conversation.id), call.http.query_params))
 
 
 async def create_items(call: Call) -> ASGIApp:
     """Append items to a conversation."""
     conversation = await _conversation_of(call)
     items = _new_items((await _decoded(call, await call.body(), NewItems)).items)
-    await _store(call).add_items(conversation.id, items)
+    await (await _store(call)).add_items(conversation.id, items)
     return _answer(_list([client_item(item.json) for item in items], has_more=False))
 
 
@@ -195,13 +197,13 @@ async def delete_item(call: Call) -> ASGIApp:
     """Remove an item from a conversation."""
     conversation = await _conversation_of(call)
     await _item_of(call, conversation)
-    await _store(call).delete_item(conversation.id, call.http.path_params["item"])
+    await (await _store(call)).delete_item(conversation.id, call.http.path_params["item"])
     return _answer(_conversation(conversation))
 
 
 async def _conversation_of(call: Call) -> StoredConversation:
     id = call.http.path_params["id"]
-    found = await _store(call).conversation(id)
+    found = await (await _store(call)).conversation(id)
     if found is None:
         raise NotStored("Conversation", id)
     return found
@@ -209,7 +211,7 @@ async def _conversation_of(call: Call) -> StoredConversation:
 
 async def _item_of(call: Call, conversation: StoredConversation) -> bytes:
     wanted = call.http.path_params["item"]
-    items = await _store(call).items_of(conversation.id)
+    items = await (await _store(call)).items_of(conversation.id)
     return client_item(_found("Item", wanted, next((item for item in items if _id(item) == wanted), None)))
 
 
@@ -274,3 +276,21 @@ def _list(items: Sequence[bytes], *, has_more: bool) -> dict[str, Any]:
 
 def _id(item: bytes) -> str:
     return msgspec.json.decode(item, type=_Named).id
+
+
+_RESPONSE, _CONVERSATION = "/v1/responses/{id}", "/v1/conversations/{id}"
+
+ROUTES = (
+    RouteRow("GET", _RESPONSE, get_response),
+    RouteRow("DELETE", _RESPONSE, delete_response),
+    RouteRow("POST", f"{_RESPONSE}/cancel", cancel_response),
+    RouteRow("GET", f"{_RESPONSE}/input_items", list_input_items),
+    RouteRow("POST", "/v1/conversations", create_conversation, body=NewConversation),
+    RouteRow("GET", _CONVERSATION, get_conversation),
+    RouteRow("POST", _CONVERSATION, update_conversation, body=Metadata),
+    RouteRow("DELETE", _CONVERSATION, delete_conversation),
+    RouteRow("GET", f"{_CONVERSATION}/items", list_items),
+    RouteRow("POST", f"{_CONVERSATION}/items", create_items, body=NewItems),
+    RouteRow("GET", f"{_CONVERSATION}/items/{{item}}", get_item),
+    RouteRow("DELETE", f"{_CONVERSATION}/items/{{item}}", delete_item),
+)

@@ -1,1 +1,0 @@
-"""Store responses and conversations."""
