@@ -73,7 +73,7 @@ class Looked(dict[str, Any]):
 
 
 def flag_of(source: str) -> tuple[str, str] | None:
-    _, tree, is_tracked = compile_template(source, datetime.now)
+    _, tree, is_tracked, _ = compile_template(source, datetime.now)
     assert is_tracked
     return search_flag(next(iter(tree.find_all(nodes.For))))
 
@@ -90,7 +90,7 @@ def test_another_loop_is_none(name: str) -> None:
 
 @pytest.mark.parametrize("source", [*SEARCHES.values(), *OTHERS.values(), searching(start="false")])
 def test_the_text_is_that_of_the_whole_loop(source: str) -> None:
-    template, _, _ = compile_template(source, datetime.now)
+    template, *_ = compile_template(source, datetime.now)
     for seed in range(20):
         random = Random(seed)
         messages: list[dict[str, str]] = []
@@ -104,7 +104,7 @@ def test_the_text_is_that_of_the_whole_loop(source: str) -> None:
 
 @pytest.mark.parametrize("question", [None, 0, 7])
 def test_only_new_messages_are_looked_at(question: int | None) -> None:
-    template, _, _ = compile_template(searching(), datetime.now)
+    template, *_ = compile_template(searching(), datetime.now)
     messages = [Looked(role="tool", content="x") for _ in range(50)]
     if question is not None:
         messages[question]["role"] = "user"

@@ -183,7 +183,7 @@ def test_a_loop_is_entered_behind_all_that_would_be_the_same(looks_at: str, firs
     variables = {"show": shown.append}
     printed = f"{{{{ {looks_at} }}}}" if looks_at else ""
     source = f"{{% for m in messages %}}{{{{ show(m.role) }}}}{printed}{{% endfor %}}"
-    template, _, _ = compile_template(source, datetime.now)
+    template, *_ = compile_template(source, datetime.now)
     messages = [{"role": role} for role in ("system", "user", "assistant", "tool", "assistant", "tool")]
     record = Rendering(None).render(template, messages[:4], variables)
     shown.clear()
@@ -210,7 +210,7 @@ class Clock:
 @pytest.mark.parametrize(("later", "entered"), [(1, True), (2, False)])
 def test_a_clock_that_stands_still_changes_nothing(later: int, entered: bool) -> None:
     source = "{{ clock('now') }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    template, _, _ = compile_template(source, datetime.now)
+    template, *_ = compile_template(source, datetime.now)
     messages = [{"content": str(number)} for number in range(6)]
     record = Rendering(None).render(template, messages[:4], {"clock": Clock(1)})
     again = Rendering(record).render(template, messages, {"clock": Clock(later)})

@@ -27,7 +27,7 @@ from singletree.prompts.template.messages import MessageCheckpoint, MessageWrite
 from singletree.prompts.template.placeholders import placeholder_numbers
 from singletree.prompts.template.probe import NO_VARIABLES, probe
 from singletree.prompts.template.source_json import SourceList, SourceObject, map_strings
-from singletree.prompts.template.template_loops import is_pure
+from singletree.prompts.template.template_loops import is_pure, method_calls, nodes_below
 from singletree.prompts.template.thinking import thinking_settings
 from singletree.prompts.template.turn_delimiters import find_turn_delimiters
 from singletree.prompts.tokenizer.added_tokens import GUARD
@@ -141,14 +141,14 @@ class ChatTemplate:
         """
         own_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: text for name, text in own_tokens.items() if text} | dict(named_tokens or {})
-        self._template, tree, self.is_tracked = compile_template(source, now)
+        self._template, tree, self.is_tracked, names = compile_template(source, now)
         self._tools: LruCache[tuple[TextGuard, bytes], SourceList] = LruCache(_TOOL_LIST_BYTES)
         self._removed_texts = _removed_texts(tree)
         self.is_pure = is_pure(tree)
         self.source = source
         self.is_default = is_default
         self.capabilities = replace(
-            probe(self.render_messages, tree, variables), call_id_format=call_id_format
+            probe(self.render_messages, tree, names, variables), call_id_format=call_id_format
         )
         if not self.capabilities.renders:
             raise BadConfiguration(
@@ -390,8 +390,9 @@ _SHORTEST_REMOVED = {"replace": 0, "split": 3, "rsplit": 3, "partition": 3, "rpa
 
 def _removed_texts(tree: nodes.Template) -> tuple[str, ...]:
     """Return the texts that the template removes from content (``/no_think``)."""
-    calls = [(f.name, f.args) for f in tree.find_all(nodes.Filter)]
-    calls += [(c.node.attr, c.args) for c in tree.find_all(nodes.Call) if isinstance(c.node, nodes.Getattr)]
+    below = nodes_below(tree)
+    calls = [(each.name, each.args) for each in below if isinstance(each, nodes.Filter)]
+    calls += [(method, call.args) for method, call in method_calls(below)]
     found = set()
     for name, arguments in calls:
         text = arguments[0].value if arguments and isinstance(arguments[0], nodes.Const) else None

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from types import BuiltinMethodType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
@@ -27,7 +28,7 @@ from singletree.prompts.template.incremental_render import (
     track_loops,
 )
 from singletree.prompts.template.source_json import SourceObject, tojson
-from singletree.prompts.template.template_loops import SearchLoopContext
+from singletree.prompts.template.template_loops import SearchLoopContext, method_calls, nodes_below
 
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "pop", "remove", "update", "setdefault", "clear", "sort", "reverse"}
@@ -57,8 +58,28 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Generator(CodeGenerator):
+    """Notes the variables that the template reads and does not set: jinja2's own search generates the code again."""
+
+    def enter_frame(self, frame: Frame) -> None:
+        super().enter_frame(frame)
+        for action, name in frame.symbols.loads.values():
+            if action == "resolve" and name not in self.environment.globals:
+                self.environment.variables.add(name)  # type: ignore[attr-defined]
+
+
 class _Shortcuts(SandboxedEnvironment):
-    """Skips checks whose result is known: a key of a mapping costs the sandbox an exception each time."""
+    """Skips checks whose result is known: a key of a mapping costs the sandbox an exception each time.
+
+    Attributes:
+        variables: the names that the compiled template looks up.
+    """
+
+    code_generator_class = _Generator
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.variables: set[str] = set()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -97,8 +118,17 @@ class _Immutable(_Shortcuts, ImmutableSandboxedEnvironment):
     pass
 
 
-def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template, nodes.Template, bool]:
-    """Return the template, its syntax tree, and whether its loops are tracked (``incremental_render``).
+class CompiledTemplate(NamedTuple):
+    """A template with its syntax tree, whether its loops are tracked (``incremental_render``), and its variables."""
+
+    template: Template
+    tree: nodes.Template
+    is_tracked: bool
+    variables: frozenset[str]
+
+
+def compile_template(source: str, now: Callable[[], datetime]) -> CompiledTemplate:
+    """Compile ``source``.
 
     Templates that change lists in place (Kimi K2) need the sandbox that allows it; the others get the strict one.
     Raises BadConfiguration if ``source`` is not a template.
@@ -118,14 +148,14 @@ def compile_template(source: str, now: Callable[[], datetime]) -> tuple[Template
             template.root_render_func.__globals__[LOOP_CONTEXT] = make_loop_context
         for loop, iterable in tracked:
             loop.iter = iterable
-        return template, tree, bool(tracked)
+        return CompiledTemplate(template, tree, bool(tracked), frozenset(environment.variables))
     except TemplateError as error:
         raise BadConfiguration(
             f"the chat template is not valid Jinja: {error}; give another with --chat-template"
         ) from error
 
 
-def _environment(kind: type[SandboxedEnvironment], now: Callable[[], datetime]) -> Environment:
+def _environment(kind: type[_Shortcuts], now: Callable[[], datetime]) -> _Shortcuts:
     environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -139,7 +169,4 @@ def _raise_exception(message: Any) -> NoReturn:
 
 
 def _mutates(tree: nodes.Template) -> bool:
-    return any(
-        isinstance(call.node, nodes.Getattr) and call.node.attr in _MUTATORS
-        for call in tree.find_all(nodes.Call)
-    )
+    return any(method in _MUTATORS for method, _ in method_calls(nodes_below(tree)))

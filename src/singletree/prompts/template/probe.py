@@ -6,10 +6,10 @@ output. ``capabilities`` explains each result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jinja2 import meta, nodes
+from jinja2 import nodes
 
 from singletree.conversation import ThinkingVariables
 from singletree.prompts.template.capabilities import (
@@ -27,6 +27,7 @@ from singletree.prompts.template.capabilities import (
     put_reasoning,
 )
 from singletree.prompts.template.source_json import read_object
+from singletree.prompts.template.template_loops import method_calls, nodes_below
 
 _ID = "functions.qtool:0"
 """An id that holds the name of the tool: some templates print it instead of the name."""
@@ -46,10 +47,13 @@ _TOOL: MessageDict = {"type": "function", "function": _FUNCTION}
 
 
 def probe(
-    render: Render, tree: nodes.Template, known: ThinkingVariables = NO_VARIABLES
+    render: Render, tree: nodes.Template, names: frozenset[str], known: ThinkingVariables = NO_VARIABLES
 ) -> TemplateCapabilities:
-    """Return the capabilities of a template; it may read the ``known`` variables beside those that any template may."""
-    return _Probe(render, tree, THINKING_VARIABLES.joined(known)).capabilities()
+    """Return the capabilities of a template that reads the variables ``names``.
+
+    It may read the ``known`` variables beside those that any template may.
+    """
+    return _Probe(render, tree, names, THINKING_VARIABLES.joined(known)).capabilities()
 
 
 def _user(text: str = "quser") -> MessageDict:
@@ -64,26 +68,26 @@ def _system(text: str = "qsystem") -> MessageDict:
     return {"role": "system", "content": text}
 
 
-def _constant_arguments(tree: nodes.Template, method: str) -> list[str]:
+def _constant_arguments(below: Sequence[nodes.Node], method: str) -> list[str]:
     """Return the constant texts that the template passes to the string method ``method``, in their order."""
-    calls = [
-        c for c in tree.find_all(nodes.Call) if isinstance(c.node, nodes.Getattr) and c.node.attr == method
-    ]
-    given = [c.args[0].value for c in calls if c.args and isinstance(c.args[0], nodes.Const)]
+    first = [call.args[0] for name, call in method_calls(below) if name == method and call.args]
+    given = [each.value for each in first if isinstance(each, nodes.Const)]
     return list(dict.fromkeys(text for text in given if isinstance(text, str)))
 
 
 class _Probe:
-    def __init__(self, render: Render, tree: nodes.Template, known: ThinkingVariables) -> None:
+    def __init__(
+        self, render: Render, tree: nodes.Template, names: frozenset[str], known: ThinkingVariables
+    ) -> None:
+        below = nodes_below(tree)
         self._render = render
         self._known = known
-        self._variables = frozenset(meta.find_undeclared_variables(tree))
+        self._variables = names
         self._history = {name: keep for name, keep in known.history if name in self._variables}
-        self._names = {str(n.value) for n in tree.find_all(nodes.Const)} | {
-            n.attr for n in tree.find_all(nodes.Getattr)
-        }
-        self._edges = {name: _constant_arguments(tree, name) for name in ("startswith", "endswith")}
-        self._prints_time = any(name.name == CLOCK for name in tree.find_all(nodes.Name))
+        self._names = {str(each.value) for each in below if isinstance(each, nodes.Const)}
+        self._names |= {each.attr for each in below if isinstance(each, nodes.Getattr)}
+        self._edges = {name: _constant_arguments(below, name) for name in ("startswith", "endswith")}
+        self._prints_time = any(isinstance(each, nodes.Name) and each.name == CLOCK for each in below)
         self._no_tools: list[MessageDict] | None = None
         self._parts = False
         self._id = _ID
