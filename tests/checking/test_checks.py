@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from singletree.checking import stream_checks
 from singletree.checking.contract import CHECKS
 from singletree.checking.endpoint import Arriving
 
@@ -341,7 +342,8 @@ class GoesOn:
 
 
 @pytest.mark.parametrize("protocol", [MESSAGES, CHAT, RESPONSES])
-async def test_a_client_that_left_is_noticed(protocol: str) -> None:
+async def test_a_client_that_left_is_noticed(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_checks, "_FREE_SECONDS", 0.3)
     fault = GoesOn()
     async with checked(fault) as endpoint:
         found = await results(endpoint, protocol, "disconnect")

@@ -21,7 +21,7 @@ def scripted() -> Engine:
 
 
 def llamacpp() -> Engine:
-    return LlamaCppEngine(small_model(), slots=3, threads=1)
+    return LlamaCppEngine(small_model(), slots=3, context_window=2048, threads=1)
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ CHECKS = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def socket() -> AsyncIterator[str]:
-    engine = LlamaCppEngine(small_model(), slots=2, threads=1)
+    engine = LlamaCppEngine(small_model(), slots=2, context_window=2048, threads=1)
     await engine.start()
     assert engine._process is not None
     yield engine._process.socket

@@ -50,7 +50,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[LlamaCppEngine]:
-    made = LlamaCppEngine(small_model(), slots=1, threads=1)
+    made = LlamaCppEngine(small_model(), slots=1, context_window=2048, threads=1)
     await made.start()
     yield made
     await made.close()

@@ -24,6 +24,7 @@ from singletree.engines.pool.policy import Worker
 from singletree.engines.pool.pool import EnginePool
 from singletree.engines.remote.transport import ask
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
+from singletree.llamacpp import parking, slot_states
 from singletree.llamacpp.admission import Ticket
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.slots import Claim
@@ -42,7 +43,8 @@ FILLER = [7042, 30, 504, 3575] * 64
 
 @asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[LlamaCppEngine]:
-    made = LlamaCppEngine(small_model(), threads=1, **settings)
+    # A window of 8,192 tokens takes half a second of system time to clear.
+    made = LlamaCppEngine(small_model(), threads=1, **{"context_window": 2048, **settings})
     await made.start()
     try:
         yield made
@@ -97,15 +99,18 @@ async def cached(engine: LlamaCppEngine, prompt: Sequence[int], salt: str) -> in
     return first.cached_tokens
 
 
-async def test_salts_do_not_share_a_slot() -> None:
+async def test_salts_do_not_share_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_states, "KEEP_SECONDS", 0.0)
     prompt, whole = [*FRANCE, *ITALY], len(FRANCE) + len(ITALY) - 1
     async with running(slots=1, cache_ram_mib=0) as engine:
         found = [await cached(engine, prompt, salt) for salt in ("", "a", "b", "", "", "a", "a")]
         assert found == [0, 0, 0, 0, whole, 0, whole]
 
 
-async def test_each_salt_finds_its_own_parked_state() -> None:
-    prompt, whole = [*FRANCE, *FILLER, *ITALY], len(FRANCE) + len(FILLER) + len(ITALY) - 1
+async def test_each_salt_finds_its_own_parked_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_states, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(parking, "LEAST_TOKENS", 16)
+    prompt, whole = [*FRANCE, *ITALY], len(FRANCE) + len(ITALY) - 1
     async with running(slots=2) as engine:
         found = [await cached(engine, prompt, salt) for salt in ("a", "b", "", "a", "b", "")]
         assert found == [0, 0, 0, whole, whole, whole]

@@ -33,8 +33,9 @@ each_marked = pytest.mark.parametrize("family", MARKED, ids=lambda f: f.name)
 
 @cache
 def matcher_of(grammar: str) -> LLMatcher:
-    assert not LLMatcher.validate_grammar(grammar, BYTES)
-    return LLMatcher(BYTES, grammar, log_level=0)
+    matcher = LLMatcher(BYTES, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
 
 
 def takes(expression: Expression | None, text: str) -> bool:

@@ -23,7 +23,7 @@ from .test_websocket import connected
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 THOUGHT = "<think>\nA secret thought.\n</think>\n\nPlain answer."
-SCRIPTS: dict[str, str | Script] = {"t": THOUGHT, "slow": Script("Slow. " * 40, delay=0.02)}
+SCRIPTS: dict[str, str | Script] = {"t": THOUGHT, "slow": Script("Slow. " * 40, delay=0.005)}
 QUESTION = "Same question? [[script:t]]"
 
 

@@ -14,6 +14,8 @@ from singletree.checking.verdicts import Failed, NotApplicable, Undecided
 PACE = 0.003
 """Seconds between the tokens of a turn whose delay is measured."""
 _LATE_SHARE, _LATE_SECONDS = 0.25, 0.1
+_FREE_SECONDS = 4
+"""After this time the generations of clients that hung up must have ended."""
 _TRIES = 3
 """A machine that does other work delays a call now and then; a server that holds it back does so each time."""
 _ASIDE = "The harbour was quiet in the rain, and nobody was in a hurry to leave it. " * 5
@@ -140,11 +142,13 @@ def check_disconnect(endpoint: Endpoint, protocol: TurnProtocol) -> str:
         raise Failed(f"a request took {usual:.1f} s, and {after:.1f} s after three clients had hung up")
     if before is None:
         return f"the next request took {after:.1f} s, {usual:.1f} s before; no metrics show the engine"
-    end = time.monotonic() + 4
+    end = time.monotonic() + _FREE_SECONDS
     while (now := _in_flight(endpoint) or 0) > before and time.monotonic() < end:
         time.sleep(0.1)
     if now > before:
-        raise Failed(f"4 s after three clients hung up {now - before:.0f} generations still run (/metrics)")
+        raise Failed(
+            f"{_FREE_SECONDS} s after three clients hung up {now - before:.0f} generations still run (/metrics)"
+        )
     return "no generation is left in /metrics, and the next request was served at once"
 
 
