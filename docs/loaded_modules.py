@@ -21,6 +21,7 @@ BEHIND_DOORS = frozenset(
         "drafting",
         "in_process",
         "inspector",
+        "key_files",
         "llamacpp",
         "media",
         "prefix_breaks",

@@ -41,6 +41,7 @@ DOORS = {
     "drafting",
     "in_process",
     "inspector",
+    "key_files",
     "llamacpp",
     "media",
     "prefix_breaks",

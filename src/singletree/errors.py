@@ -7,6 +7,7 @@ SingletreeError
 │   │   └── ThreadUnsupported           the client wants the server to store the conversation (400)
 │   ├── ContextOverflow         the prompt does not fit the model's window (400)
 │   ├── Unauthorized            no key, or a wrong one (401)
+│   ├── NotPermitted            the key has not the right that the path needs (403)
 │   ├── ForbiddenOrigin         a web page of an origin that is not allowed sent the request (403)
 │   ├── ForbiddenHost           the request names a host that is not known to be this server (403)
 │   ├── ForbiddenAddress        without a key, prompts are shown on this machine only (403)
@@ -15,6 +16,7 @@ SingletreeError
 │   ├── NotStored               the path names a response or conversation that is not stored (404)
 │   ├── MethodNotAllowed        the path exists, but not with this method (405)
 │   ├── Superseded              an identical request of the same session took its place (409)
+│   ├── RateLimited             the key has asked as often as it may (429)
 │   ├── BodyTooLarge            the body is over the limit (413)
 │   └── UnsupportedEncoding     the body's Content-Encoding is unknown (415)
 ├── Overloaded                  no engine can accept the request now (503; 529 in Messages)
@@ -150,6 +152,12 @@ class Unauthorized(Rejected):
     status = 401
 
 
+class NotPermitted(Rejected):
+    """The request's API key has not the right that its path needs."""
+
+    status = 403
+
+
 class ForbiddenOrigin(Rejected):
     """A web page of an origin that is not allowed sent the request; ``origin`` is empty when the browser hid it."""
 
@@ -232,6 +240,16 @@ class Superseded(Rejected):
         super().__init__(
             "the same request came again in this session and is answered there; do not repeat this one"
         )
+
+
+class RateLimited(Rejected):
+    """The request's API key has asked as often as it may; ``retry_after`` is in seconds."""
+
+    status = 429
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class BodyTooLarge(Rejected):

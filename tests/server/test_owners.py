@@ -49,7 +49,7 @@ def prompt(served: Served, number: int = -1) -> str:
     return served.model.tokenizer.decode(served.engine.log[number].prompt_token_ids)
 
 
-SHARED = {"config", "tracing", "records", "keys", "capture_keys", "shutdown", "admission", "_parts"}
+SHARED = {"config", "tracing", "records", "keys", "shutdown", "admission", "_parts"}
 """Fields of ``Service`` that remember nothing of requests that a client could ask for."""
 
 SHARED_OF_A_MODEL = {
@@ -90,7 +90,7 @@ async def test_with_one_owner_nothing_is_taken_apart(flags: dict[str, Any]) -> N
     async with tenants(flags=flags) as many:
         service = many.served.service
         assert service.keys.owners == ()
-        assert {owner for _, owner in service.keys._accepted} == {""}
+        assert {key.owner for key in service.keys._known()} == {""}
         assert service.of("") is service
         assert service.catalog.get(MODEL) is many.served.model
         assert service.describe_owners() == []

@@ -117,8 +117,8 @@ def _allow(call: Call) -> Inspector:
 
     Raises Unauthorized or ForbiddenAddress to others.
     """
-    if call.service.keys.are_needed:
-        call.authorize()
+    if "inspect" in call.service.keys.needed:
+        call.authorize("inspect")
     elif not _is_local(call):
         raise ForbiddenAddress
     inspector = call.service.inspector

@@ -63,6 +63,7 @@ async def complete(call: Call) -> ASGIApp:
     request = with_hints(await call.decode(body, call.protocol.decode), call)
     if service.shutdown.begun:
         raise Overloaded("the server is shutting down; try again in a moment")
+    call.admit()
     model, request = await service.catalog.ready_for(request)
     begin = partial(prepare_completions, model, request)
     generations = await offload(len(body), begin, waits=loads_package(request))

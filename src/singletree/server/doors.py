@@ -111,6 +111,9 @@ DOORS: Mapping[str, Door] = {
         "server.http.service.DoorRoutes",
         "a request for a stored response or a conversation",
     ),
+    "key file": Door(
+        "singletree.key_files.key_file", "KeyFile", "server.settings.api_keys.OpenKeyFile", "--key-file"
+    ),
     "media": Door(
         "singletree.media.reader",
         "open_media",

@@ -49,13 +49,20 @@ def _capture(call: Call) -> SessionCapture:
 def _known_name(call: Call, name: str) -> str:
     """Return ``name``. One with an owner is that of a session of an API key, for those who may read all of them."""
     owner, _, own = name.rpartition(OWNER_END)
-    is_known = not owner or (call.service.config.capture_key and owner in call.service.keys.owners)
+    is_known = not owner or owner in _owners(call)
     if not is_known or not re.fullmatch(SESSION_NAME, own):
         raise InvalidRequest(
             f"the session name {name[:128]!a} is not one: use letters, digits, '.', '_' and '-', at most 128",
             param="session_id",
         )
     return name
+
+
+def _owners(call: Call) -> Sequence[str]:
+    """Return the owners whose captures the operator may read: all, where capture is a right of its own."""
+    config, key = call.service.config, call.key
+    is_apart = bool(config.capture_key or config.key_file)
+    return call.service.keys.owners if is_apart and key is not None and "admin" in key.rights else ()
 
 
 async def _graph(call: Call, name: str) -> SessionGraph:
@@ -112,8 +119,8 @@ async def create_session(call: Call) -> ASGIApp:
 
 async def list_captured_sessions(call: Call) -> ASGIApp:
     """List the captured sessions."""
-    owners = (NOBODY, *(call.service.keys.owners if call.service.config.capture_key else ()))
-    return await _answer(partial(_listed, _capture(call).folder, owners, *_range(call)))
+    listed = partial(_listed, _capture(call).folder, (NOBODY, *_owners(call)), *_range(call))
+    return await _answer(listed)
 
 
 async def get_captured_session(call: Call) -> ASGIApp:

@@ -32,6 +32,8 @@ from singletree.request_options import CacheMiss, Change
 _CODES: dict[type[SingletreeError], str] = {
     ContextOverflow: "context_length_exceeded",
     errors.Unauthorized: "invalid_api_key",
+    errors.NotPermitted: "insufficient_permissions",
+    errors.RateLimited: "rate_limit_exceeded",
     errors.ForbiddenOrigin: "origin_not_allowed",
     errors.ForbiddenHost: "host_not_allowed",
     errors.ForbiddenAddress: "address_not_allowed",

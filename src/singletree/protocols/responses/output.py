@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from singletree.conversation import Reasoning, Text, Tool, ToolCall
-from singletree.errors import ContextOverflow, Overloaded, Rejected, SingletreeError
+from singletree.errors import ContextOverflow, Overloaded, RateLimited, Rejected, SingletreeError
 from singletree.events import Finished, FinishReason, Token, Usage
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, EncodedItem, EncodedResponse, FinishedChoice
@@ -44,6 +44,7 @@ _ENDS: dict[FinishReason, tuple[str, str | None]] = {
 _FAILURES: tuple[tuple[type[SingletreeError], str], ...] = (
     (ContextOverflow, "context_length_exceeded"),
     (Overloaded, "rate_limit_exceeded"),
+    (RateLimited, "rate_limit_exceeded"),
     (Rejected, "invalid_prompt"),
     (SingletreeError, "server_error"),
 )
@@ -232,7 +233,7 @@ def is_cut(finished: Finished) -> bool:
 def failure(error: SingletreeError) -> OutputItem:
     """Return ``error`` in the form of a failed response."""
     message = answers.error_object(error, prompt="input")["message"]
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | RateLimited):
         message = f"{message.rstrip('.')}. Please try again in {error.retry_after:g}s."
     return {"code": next(code for kind, code in _FAILURES if isinstance(error, kind)), "message": message}
 

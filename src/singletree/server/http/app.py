@@ -19,6 +19,7 @@ from singletree.errors import (
     EngineUnfit,
     MethodNotAllowed,
     Overloaded,
+    RateLimited,
     RouteNotFound,
     SingletreeError,
     Superseded,
@@ -165,7 +166,7 @@ def plain_path(path: str) -> str:
 def _route(service: Service, policy: CrossOriginPolicy, row: RouteRow) -> Route:
     scope = SCOPES[row.scope]
     # Without a key, only the name of the server tells the user of this machine from a web page (DNS rebinding).
-    names = policy if scope.shows_prompts and not service.config.api_key else None
+    names = policy if scope.shows_prompts and "sessions" not in service.keys.needed else None
     endpoint = _Endpoint(service, row, names)
     return Route(row.path, endpoint, methods=[row.method])
 
@@ -199,8 +200,7 @@ class _Endpoint:
         self._names = names
         self._path = row.path
         self._operation = row.operation
-        self._needs_key = SCOPES[row.scope].needs_key
-        self._captures = row.scope == "captures"
+        self._right = SCOPES[row.scope].right
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises what its operation raises."""
@@ -216,8 +216,8 @@ class _Endpoint:
         trace: Trace = scope["trace"]
         trace.route = self._path
         call = Call(self._service, scope, receive, scope["headers_by_name"], trace)
-        if self._needs_key:
-            call.authorize(captures=self._captures)
+        if self._right is not None:
+            call.authorize(self._right)
         try:
             return await self._operation(call)
         finally:
@@ -234,7 +234,7 @@ def _error_response(http: HttpRequest, error: Exception) -> Response:
     trace.failed(known)
     status, body = encode_error(known, http.url.path, http.scope["headers_by_name"], trace.request_id)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    if isinstance(known, Overloaded):
+    if isinstance(known, Overloaded | RateLimited):
         headers["retry-after"] = str(max(1, round(known.retry_after)))
     if isinstance(known, Superseded | EngineUnfit):
         headers["x-should-retry"] = "false"  # the official SDKs repeat a 409 and a 500

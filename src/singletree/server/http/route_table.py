@@ -187,7 +187,7 @@ def _operation(row: RouteRow, body: dict[str, Any] | None) -> dict[str, Any]:
         ]
     if body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    if SCOPES[row.scope].needs_key:
+    if SCOPES[row.scope].right is not None:
         described["security"] = [{"bearer": []}, {"key": []}]
     return described
 

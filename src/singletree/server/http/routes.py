@@ -84,6 +84,7 @@ async def answer_turn(
     service, protocol = call.service, call.protocol
     if service.shutdown.begun:
         raise Overloaded("the server is shutting down; try again in a moment")
+    call.admit()
     call.trace.accepted()
     if field := next(iter(request.options.stored_state.unresolved), None):
         raise InvalidRequest(

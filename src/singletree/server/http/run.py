@@ -84,7 +84,7 @@ async def run_server(
     try:
         with stop_signals() as signalled:
             if (
-                not service.keys.are_needed
+                "inference" not in service.keys.needed
                 and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
             ):
                 report(
@@ -114,7 +114,7 @@ def describe_ready(config: Config, port: int) -> list[str]:
     here = _in_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host))
     is_default = (here, port) == (Config.host, Config.port)
     place = "" if is_default else f" --base-url http://{here}:{port}"
-    key = "    (with a key in SINGLETREE_API_KEY)" if config.api_key else ""
+    key = "    (with a key in SINGLETREE_API_KEY)" if config.api_key or config.key_file else ""
     return [
         f"ready      http://{_in_url(config.host)}:{port}{processes}",
         f"next       singletree launch pi{place}{key}",

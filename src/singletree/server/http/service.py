@@ -25,7 +25,7 @@ from singletree.server.models.catalog import Catalog
 from singletree.server.sessions.duplicate_requests import InFlight
 from singletree.server.sessions.session_report import encode_session
 from singletree.server.sessions.sessions import Sessions
-from singletree.server.settings.api_keys import ApiKeys
+from singletree.server.settings.api_keys import ApiKey, ApiKeys, Right
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Trace, Tracing
 from singletree.server.turn.generation import Generation
@@ -80,13 +80,12 @@ class Service:
     sessions: Sessions = field(init=False)
     media: MediaPreparer = field(init=False)
     keys: ApiKeys = field(init=False)
-    capture_keys: ApiKeys = field(init=False)
     owner: str = field(init=False, default="")
     shutdown: Shutdown = field(init=False, default_factory=Shutdown)
     _parts: dict[str, Service] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.keys, self.capture_keys = ApiKeys(self.config), ApiKeys(self.config, captures=True)
+        self.keys = ApiKeys(self.config)
         self.tracing.model_states = self.catalog.states
         self.sessions = Sessions(self.config.session_memory)
         door = inspector_door(self.config)
@@ -159,6 +158,7 @@ class Call:
     headers: Mapping[str, str]
     trace: Trace
     protocol: WireProtocol = field(init=False)
+    key: ApiKey | None = field(init=False, default=None)
     in_work: int = 0
 
     def __post_init__(self) -> None:
@@ -198,15 +198,20 @@ class Call:
         capture = self.service.capture
         return None if capture is None else capture.begin(self.scope, self.trace.route, generations)
 
-    def authorize(self, *, captures: bool = False) -> None:
+    def authorize(self, right: Right) -> None:
         """Check the key, if the server has keys for this; from then on ``service`` is that of its owner.
 
-        Raises Unauthorized for a request without a key, or with a wrong one.
+        Raises what ``ApiKeys.check`` raises.
         """
         service = self.service
-        keys = service.capture_keys if captures else service.keys
-        if keys.are_needed:
-            self.service = service.of(keys.owner(self.headers))
+        if right in service.keys.needed:
+            self.key = service.keys.check(self.headers, right)
+            self.service = service.of(self.key.owner)
+
+    def admit(self) -> None:
+        """Count a turn that the key asks for. Raises RateLimited."""
+        if self.key is not None:
+            self.key.admit()
 
 
 Operation = Callable[[Call], Awaitable[ASGIApp]]
@@ -222,26 +227,28 @@ class RouteScope:
     """Who may use a route.
 
     Attributes:
-        needs_key: whether a request needs an API key, if the server has keys.
+        right: the right that a request's API key needs, if the server has keys for it; None for a route without keys.
         shows_prompts: whether the answer has texts of prompts: without keys, the host name has to be a trusted one.
         is_api: whether the route also has the path prefixes that clients of other servers send (``app.plain_path``).
         meaning: in words, for the documentation.
     """
 
     meaning: str
-    needs_key: bool = False
+    right: Right | None = None
     shows_prompts: bool = False
     is_api: bool = False
 
 
 SCOPES: Mapping[ScopeName, RouteScope] = {
-    "api": RouteScope("a client with an API key", needs_key=True, is_api=True),
+    "api": RouteScope("a client with an API key", "inference", is_api=True),
     "hello": RouteScope("anybody", is_api=True),
     "sessions": RouteScope(
-        "a client with an API key; without keys, by a trusted host name", needs_key=True, shows_prompts=True
+        "a client with an API key; without keys, by a trusted host name", "sessions", shows_prompts=True
     ),
     "captures": RouteScope(
-        "a client with a key of --capture-key; without such keys as for sessions", True, shows_prompts=True
+        "a client with a key of --capture-key; without such keys as for sessions",
+        "capture",
+        shows_prompts=True,
     ),
     "open": RouteScope("anybody"),
     # The page has to load before it can send a key.

@@ -72,7 +72,7 @@ class Socket:
     """One WebSocket connection, as ASGI defines it."""
 
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-        self._service = service
+        self._whole = self._service = service
         self._headers = {name.lower(): value for name, value in Headers(scope=scope).items()}
         # The rest of the server expects an HTTP request: a POST to this path.
         self._scope = {**scope, "type": "http", "method": "POST"}
@@ -84,9 +84,7 @@ class Socket:
     async def run(self) -> None:
         await self._receive()
         try:
-            opening = self._call(self._trace())
-            opening.authorize()
-            self._service = opening.service
+            self._service = self._call(self._trace()).service
             connection: OpenConnection = await open_door_in_thread("responses of a connection")
             store = self._service.store
             self._recent = connection(None if store is None else await store.opened())
@@ -198,7 +196,10 @@ class Socket:
         await self.write(encoder.end(Finished("stop", generation.usage)))
 
     def _call(self, trace: Trace) -> Call:
-        return Call(self._service, self._scope, self._receive, self._headers, trace)
+        """Return what answers a message. Its key is checked again: a connection may outlive it."""
+        call = Call(self._whole, self._scope, self._receive, self._headers, trace)
+        call.authorize("inference")
+        return call
 
     def _trace(self) -> Trace:
         trace = Trace(self._service.tracing, "WS", PATH, new_id("req_"))

@@ -92,6 +92,10 @@ class Config:
     """Key of the operator, or @FILE: with it the lists of sessions and the inspector show those of all keys. May be
     given several times."""
 
+    key_file: Path | None = None
+    """File of API keys (TOML): a table for each name, with the digests of its keys, its rights and its rate. It is read
+    again when it changes. `singletree key NAME` prints an entry; docs/security.md describes them."""
+
     share_between_keys: bool = False
     """Let all keys share what is remembered: turns, sessions, stored responses. By default each of several keys has a
     memory of its own."""

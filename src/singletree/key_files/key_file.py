@@ -1,0 +1,134 @@
+"""Read a file of API keys, and read it again when it has changed.
+
+The file is TOML, with a table for each name; what the server remembers belongs to the name, whose keys may change:
+
+    [alice]
+    sha256 = ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"]
+    rights = ["inference", "sessions"]
+    requests_per_minute = 60
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from singletree.errors import BadConfiguration, RateLimited
+from singletree.server.settings.api_keys import NOBODY, ApiKey, Right
+
+_LOG = logging.getLogger(__name__)
+
+_NAME = re.compile(r"(?![0-9a-f]{16}\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Names of owners. Sixteen hexadecimal digits are the owner of a key of ``--api-key``."""
+
+_CHECK_SECONDS = 1.0
+"""The file is looked at no more often."""
+
+_USUAL_RIGHTS: frozenset[Right] = frozenset({"inference", "sessions", "inspect", "capture"})
+_Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+def check_name(name: str) -> None:
+    """Raise BadConfiguration unless ``name`` can be the name of an owner."""
+    if not _NAME.fullmatch(name):
+        raise BadConfiguration(
+            f"--key-file: the name {name!a} is not one: use letters, digits, '.', '_' and '-', at most 64, and not 16 "
+            "hexadecimal digits"
+        )
+
+
+class _Entry(Struct, forbid_unknown_fields=True):
+    sha256: _Digest | list[_Digest]
+    rights: frozenset[Right] = _USUAL_RIGHTS
+    requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
+
+
+class RequestRate:
+    """How often one name may ask models: a minute's requests at once, which come back evenly."""
+
+    def __init__(self, per_minute: float, *, clock: Callable[[], float] = monotonic) -> None:
+        self._most = max(1.0, per_minute)
+        self._per_second = per_minute / 60
+        self._clock = clock
+        self._left, self._at = self._most, clock()
+
+    def admit(self) -> None:
+        """Count a request. Raises RateLimited."""
+        now = self._clock()
+        self._left, self._at = min(self._most, self._left + (now - self._at) * self._per_second), now
+        if self._left < 1:
+            raise RateLimited(
+                f"this API key may ask {self._per_second * 60:g} times a minute; wait, or ask the operator for more",
+                retry_after=(1 - self._left) / self._per_second,
+            )
+        self._left -= 1
+
+
+class KeyFile:
+    """The keys of a file.
+
+    Raises BadConfiguration where the file cannot be read, or is not of the form above.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rates: dict[str, tuple[float, RequestRate]] = {}
+        self._keys, self._stamp = self._read(), _stamp(path)
+        self._next_look = 0.0
+
+    def __call__(self) -> Sequence[ApiKey]:
+        """Return the keys that the file has now. Where it cannot be read, those that it had stay valid."""
+        if (now := monotonic()) >= self._next_look:
+            self._next_look = now + _CHECK_SECONDS
+            if (stamp := _stamp(self._path)) != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._keys = self._read()
+                    _LOG.info("read %d API keys again", len(self._keys))
+                except BadConfiguration as error:
+                    _LOG.error("the API keys stay as they were: %s", error.message)
+        return self._keys
+
+    def _read(self) -> Sequence[ApiKey]:
+        try:
+            found = msgspec.convert(tomllib.loads(self._path.read_text(encoding="utf-8")), dict[str, _Entry])
+        except (OSError, ValueError) as error:
+            reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
+            raise BadConfiguration(
+                f"--key-file {self._path}: {reason}; `singletree key NAME` prints an entry"
+            ) from None
+        for name in found:
+            check_name(name)
+        self._rates = {name: self._rate(name, entry) for name, entry in found.items()}
+        return [key for name, entry in found.items() for key in self._keys_of(name, entry)]
+
+    def _rate(self, name: str, entry: _Entry) -> tuple[float, RequestRate]:
+        """Return the rate of a name: the one it had, unless that was changed, so that a new file begins no minute."""
+        wanted = entry.requests_per_minute or 0.0
+        known = self._rates.get(name)
+        return known if known is not None and known[0] == wanted else (wanted, RequestRate(wanted or 1.0))
+
+    def _keys_of(self, name: str, entry: _Entry) -> Iterable[ApiKey]:
+        wanted, rate = self._rates[name]
+        owner = NOBODY if "admin" in entry.rights else name
+        for digest in [entry.sha256] if isinstance(entry.sha256, str) else entry.sha256:
+            key = ApiKey(bytes.fromhex(digest), owner, entry.rights)
+            yield ApiKey(key.digest, owner, entry.rights, rate.admit) if wanted else key
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when the file does; None where it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
