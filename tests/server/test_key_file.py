@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from singletree.cli.key import key
 from singletree.errors import BadConfiguration, RateLimited
 from singletree.key_files import key_file
-from singletree.key_files.key_file import KeyFile, RequestRate
+from singletree.key_files.key_file import KeyFile, RequestRate, key
 from singletree.server.settings.api_keys import RIGHTS, digest_of
 from singletree.server.settings.config import Config
 

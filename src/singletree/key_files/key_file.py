@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from singletree.errors import BadConfiguration, RateLimited
-from singletree.server.settings.api_keys import NOBODY, ApiKey, Right
+from singletree.server.settings.api_keys import NOBODY, ApiKey, Right, digest_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -132,3 +134,17 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def key(name: str) -> None:
+    """Make an API key: print it to standard error, here only, and its entry for --key-file to standard output.
+
+    Parameters
+    ----------
+    name
+        Whose key it is: what the server remembers belongs to this name.
+    """
+    check_name(name)
+    made = f"st-{secrets.token_urlsafe(32)}"
+    print(f"key        {made}", file=sys.stderr)
+    print(f'["{name}"]\nsha256 = ["{digest_of(made).hex()}"]\n')
