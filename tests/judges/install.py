@@ -19,6 +19,7 @@ SUITES = ("pytest", "pytest-asyncio", "pytest-xdist", "pytest-timeout", "fileloc
 ABENCH = "agentic-bench==0.2.0"
 GUIDELLM = "guidellm==0.8.1"
 TORCH = "torch==2.13.0"
+SCHEMATHESIS = "schemathesis==4.32.5"
 TRAINING = ("rllm-model-gateway==0.1.0", "atif==1.8.0")
 
 
@@ -45,6 +46,15 @@ def guidellm() -> Path:
         CalledProcessError: pip failed.
     """
     return _environment("guidellm", [TORCH, GUIDELLM])
+
+
+def schemathesis() -> Path:
+    """Return the Python that has Schemathesis. It is installed when it is missing.
+
+    Raises:
+        CalledProcessError: pip failed.
+    """
+    return _environment("schemathesis", [SCHEMATHESIS])
 
 
 def training() -> Path:

@@ -146,6 +146,23 @@ def test_guidellm(port: int, tmp_path: Path) -> None:
     assert (totals["successful"], totals["errored"]) == (6, 0)
 
 
+def test_schemathesis(tmp_path: Path) -> None:
+    """Requests made from the description of the API, most of them wrong: none makes the server fail, or hang."""
+    _installed("schemathesis", install.schemathesis)
+    port = real_vllm.free_port()
+    flags = ["--engine", "scripted", "--inspect", "--capture", str(tmp_path / "captured")]
+    flags += ["--store-path", str(tmp_path / "responses.sqlite")]
+    command = [str(install.schemathesis().with_name("schemathesis")), "run", "--no-color"]
+    command += [f"http://127.0.0.1:{port}/openapi.json", "--checks", "not_a_server_error"]
+    command += ["--max-examples", "25", "--request-timeout", "20"]
+    with running(flags, port, tmp_path / "output.txt") as server:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+        assert server.poll() is None
+    print("schemathesis:", *(line.strip() for line in done.stdout.splitlines() if line.endswith(" passed")))
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "Traceback" not in (tmp_path / "output.txt").read_text(encoding="utf-8")
+
+
 def test_vllm_bench_serve(port: int, tmp_path: Path) -> None:
     venv = real_vllm.PEERS / "vllm"
     if not (venv / f".ready-{real_vllm.VLLM}").exists():
