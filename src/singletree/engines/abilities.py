@@ -68,11 +68,12 @@ class EngineAbilities:
         constraints: tuple[ConstraintKind, ...] | None = None,
         blindness: str | None = None,
         salts: bool = True,
+        started_at: float = 0.0,
     ) -> EngineInfo:
         """Return the ``EngineInfo`` of a model behind this interface.
 
         Args:
-            name, context_window, slots, details: as in ``EngineInfo``.
+            name, context_window, slots, details, started_at: as in ``EngineInfo``.
             blindness: why this model takes no pictures, and the cure; None if it takes them as the interface does.
             salts: False for a model whose prompts the interface does not keep apart, although it does others'.
         """
@@ -91,6 +92,7 @@ class EngineAbilities:
             has_special_tags=self.has_special_tags,
             logprobs=self.logprob_kind,
             streams_every_id=self.streams_every_id,
+            started_at=started_at,
         )
 
 

@@ -145,6 +145,8 @@ class EngineInfo:
         salts: whether its prefix cache keeps prompts of different ``GenerationJob.cache_salt`` apart.
         has_special_tags: whether its LLGuidance takes every added token of the form ``<…>`` as a special one, which no
             text in a grammar matches. It does so where it reads the tokenizer of Hugging Face.
+        started_at: since when it runs, or has been connected, in unix seconds: its prefix cache was empty then. 0 where
+            that is not known.
     """
 
     name: str
@@ -163,6 +165,7 @@ class EngineInfo:
     logprobs: LogprobKind = "unknown"
     streams_every_id: bool = True
     has_special_tags: bool = False
+    started_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

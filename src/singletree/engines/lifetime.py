@@ -24,6 +24,9 @@ class RestartBackoff:
     Args:
         clock: returns monotonic time in seconds.
         max_pause: the longest pause, in seconds.
+
+    Attributes:
+        started_at: when the process was started last, in unix seconds; 0 before that.
     """
 
     def __init__(
@@ -32,11 +35,12 @@ class RestartBackoff:
         self._clock = clock
         self._max_pause = max_pause
         self._started = clock()
+        self.started_at = 0.0
         self._early_deaths = 0
         self._not_before = 0.0
 
     def record_start(self) -> None:
-        self._started = self._clock()
+        self._started, self.started_at = self._clock(), time.time()
 
     def record_death(self) -> None:
         """Record a death; call it once for each. The first restart needs no pause, then the pauses double."""
@@ -141,7 +145,7 @@ class UnloadingEngine:
                 if self._closed:  # Closed while it started.
                     await engine.close()
                     raise EngineFailed("the engine is closed; start the server again")
-                self._engine = engine
+                self._engine, self._info = engine, engine.info()
             return self._engine
 
     def _rest(self) -> None:

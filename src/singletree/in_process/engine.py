@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from itertools import count
+from time import time
 from typing import Any
 
 from singletree.conversation import Sampling
@@ -145,7 +147,7 @@ class InProcessEngine:
             await asyncio.to_thread(engine.shutdown)
             raise EngineFailed("the engine was closed")
         try:
-            self._info = self._describe(engine)
+            self._info = replace(self._describe(engine), started_at=time())
         except BaseException:
             await asyncio.to_thread(engine.shutdown)
             raise

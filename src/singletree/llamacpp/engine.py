@@ -329,6 +329,7 @@ class LlamaCppEngine:
             details,
             blindness=NO_PROJECTOR if self._pictures is None else None,
             salts=self._pictures is None,  # with pictures llama.cpp chooses the slots
+            started_at=self._backoff.started_at,
         )
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:

@@ -153,6 +153,7 @@ class EnginePool:
             returns_prompt_logprobs=all(info.returns_prompt_logprobs for info in infos),
             resumable=all(info.resumable for info in infos),
             salts=all(info.salts for info in infos),
+            started_at=max(info.started_at for info in infos),
             optional_sampling=first.optional_sampling.intersection(
                 *(info.optional_sampling for info in others)
             ),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from time import time
 from typing import Any
 
 import msgspec
@@ -97,6 +98,7 @@ class RemoteEngine:
         self._reports_cached: bool | None = None
         self._blindness: str | None = ""
         self._in_flight: set[InFlightRequest] = set()
+        self._connected_at = 0.0
         self._info: EngineInfo | None = None  # as it was made of ``_info_of``: every request asks for it
         self._info_of: tuple[Any, ...] = ()
 
@@ -112,6 +114,7 @@ class RemoteEngine:
             self._window = self._served.window or _UNKNOWN_WINDOW
             await self._choose_wires()
             self._blindness = await self._find_blindness()
+            self._connected_at = time()
         except BaseException:
             self._window = 0
             await self._transport.close()
@@ -172,6 +175,7 @@ class RemoteEngine:
             details,
             constraints=self._constraints,
             blindness=self._blindness,
+            started_at=self._connected_at,
         )
         scores = any(wire.abilities.prompt_logprobs for wire in served.wires)
         return replace(info, returns_prompt_logprobs=scores, checkpoint=served.checkpoint)
