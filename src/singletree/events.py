@@ -10,7 +10,7 @@ the prompt already held from ``raw`` and ``text``, and the server replaces a ``T
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -132,12 +132,16 @@ class Compacted:
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of one generation. ``cached_tokens`` are the prompt tokens that the engine's prefix cache held."""
+    """Token counts of one generation. ``cached_tokens`` are the prompt tokens that the engine's prefix cache held.
+
+    ``details`` are further fields, which the client asked for.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    details: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)

@@ -68,14 +68,14 @@ def _sessions(sessions: list[dict[str, Any]]) -> Iterator[str]:
     for each in sessions:
         yield (
             f"{_clock(each['last_at'])}  {each['requests']:8}  {each['prompt_tokens']:8}  {each['breaks']:6}  "
-            f"{each['lost_tokens']:8}  {_printable(each['id'])}"
+            f"{each['lost_tokens']:8}  {printable(each['id'])}"
         )
 
 
 def _session(session: dict[str, Any], root: str) -> Iterator[str]:
-    yield f"session {_printable(session['id'])}, model {_printable(session['model'])}: {session['requests']} requests"
+    yield f"session {printable(session['id'])}, model {printable(session['model'])}: {session['requests']} requests"
     if link := session.get("inspect"):
-        yield f"inspect {root}{_printable(link)}"
+        yield f"inspect {root}{printable(link)}"
     steps = session["steps"]
     if len(steps) < session["requests"]:
         yield f"the last {len(steps)} requests:"
@@ -99,23 +99,23 @@ def _step(number: int, step: dict[str, Any]) -> Iterator[str]:
     yield f"   BREAK in {broken['place']}, {step['lost_tokens']} tokens lost: {broken['cause']}"
     yield f"   why     {broken['says']}"
     yield f"   cure    {broken['cure']}"
-    yield f"   after   {_printable(broken['before'][-_EXCERPT:])}"
-    yield f"   was     {_printable(broken['was'][:_EXCERPT])}"
-    yield f"   is      {_printable(broken['now'][:_EXCERPT])}"
+    yield f"   after   {printable(broken['before'][-_EXCERPT:])}"
+    yield f"   was     {printable(broken['was'][:_EXCERPT])}"
+    yield f"   is      {printable(broken['now'][:_EXCERPT])}"
 
 
 def _route(route: dict[str, Any], cached: int | None) -> str:
     """Describe which engine generated, how many cached tokens were expected there and how many came, and why."""
-    words = [_printable(route["worker"] or "the only one")]
+    words = [printable(route["worker"] or "the only one")]
     if (predicted := route["predicted_cached_tokens"]) is not None and not route["failovers"]:
         came = "" if cached is None else f", {cached} came"
         words.append(f"{predicted} cached tokens predicted{came}")
     if route["failovers"]:
         words.append(f"after {route['failovers']} failed")
-    return "; ".join([*words, *([_printable(route["reason"])] if route["reason"] else [])])
+    return "; ".join([*words, *([printable(route["reason"])] if route["reason"] else [])])
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return ``text`` with control characters escaped: one line, and no terminal control sequences."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
@@ -228,5 +228,5 @@ def _checked(interval: float) -> float:
 
 def _short(text: str) -> str:
     """Return ``text`` on one line without control characters, cut to the width of its column."""
-    plain = _printable(text)
+    plain = printable(text)
     return plain if len(plain) <= _KEY else f"{plain[: _KEY - 1]}…"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from singletree.prefix_breaks.context import HEAD_ROLES, PICTURE, BreakContext
 from singletree.request_options import Change
 from singletree.server.models.chat_format import ChatFormat
+from singletree.server.sessions.costs import Fault
 from singletree.server.sessions.divergence import Divergence
 from singletree.server.sessions.step import Break
 
@@ -16,7 +17,8 @@ from singletree.server.sessions.step import Break
 @dataclass(frozen=True, slots=True)
 class Cause:
     """One cause of prefix breaks, with what helps (``cure``; ``cure_of`` where that depends on the model), and what
-    changed in the words of the vendors' cache diagnostics.
+    changed in the words of the vendors' cache diagnostics. ``fault`` is through whose fault the engine reads again what
+    it had read; most causes are what the harness sends.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Cause:
     matches: Callable[[BreakContext], bool]
     cure_of: Callable[[BreakContext], str] | None = None
     change: Change = "messages"
+    fault: Fault = "harness"
 
 
 def _billing(context: BreakContext) -> bool:
@@ -208,6 +211,7 @@ CAUSES: tuple[Cause, ...] = (
         "models that can keep it have a switch, such as chat_template_kwargs preserve_thinking or clear_thinking",
         lambda c: (_messages_agree(c) or _reasoning_removed(c)) and c.template_drops_thought,
         _keep_thinking,
+        fault="template",
     ),
     Cause(
         "reasoning_as_text",
@@ -250,6 +254,8 @@ CAUSES: tuple[Cause, ...] = (
         "template's turns cannot be distinguished",
         "raise --turn-memory; for turns of before a restart, give --turn-memory-path and --capsule-key",
         lambda c: c.retokenized,
+        # The turn memory of this server has dropped it.
+        fault="eviction",
     ),
     Cause(
         "answer_rewritten",
@@ -262,8 +268,15 @@ CAUSES: tuple[Cause, ...] = (
         "the chat template prints the same messages differently when others follow",
         "compare the excerpts; --chat-template sets another template",
         lambda c: c.unchanged,
+        fault="template",
     ),
-    Cause("unknown", "none of the known causes matches", "compare the excerpts", lambda c: True),
+    Cause(
+        "unknown",
+        "none of the known causes matches",
+        "compare the excerpts",
+        lambda c: True,
+        fault="unknown",
+    ),
 )
 """The known causes in the order in which they are tried; ``c`` is the break's context. The last matches every break.
 """
@@ -286,4 +299,5 @@ def explain_break(divergence: Divergence, tokens: bytes, chat_format: ChatFormat
         lost=divergence.record.expected - divergence.matched,
         headers=context.headers,
         change=cause.change,
+        fault=cause.fault,
     )

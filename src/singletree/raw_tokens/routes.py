@@ -79,6 +79,7 @@ async def complete(call: Call) -> ASGIApp:
         headers=warning_headers([*request.warnings, *generations[0].constraints.warnings]),
         in_flight=service.in_flight,
         key=request_key(call.headers, call.trace.route, body),
+        costs=service.sessions.costs,
     )
     return respond(call, lifecycle)
 

@@ -176,6 +176,7 @@ def _own_fields(answer: AnswerRecord) -> RequestRecord:
         "reasoning_tokens": generation.usage.reasoning_tokens,
         "replayed_turns": generation.prompt.replayed,
         "rules": list(generation.prompt.rules),
+        "receipt": step.encode_receipt(),
     }
     if answer.finished.reason == "error":
         fields["error"] = trace.error_name or "error"

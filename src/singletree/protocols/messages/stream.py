@@ -315,7 +315,7 @@ def _stop_reason(finished: Finished, called: bool) -> str:
 def _usage(usage: Usage) -> dict[str, Any]:
     # The three input counts add up to the prompt (C8). No engine reports its cache writes.
     cached = min(usage.cached_tokens, usage.prompt_tokens)
-    return {
+    fields = {
         "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
@@ -323,6 +323,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         "server_tool_use": None,
     }
+    return fields if usage.details is None else {**fields, **usage.details}
 
 
 def _message(

@@ -107,13 +107,14 @@ def _message(error: SingletreeError, prompt: str) -> str:
 
 def usage_object(usage: Usage) -> Mapping[str, Any]:
     """Return ``usage`` in the form of Chat Completions and Completions."""
-    return {
+    fields = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
+    return fields if usage.details is None else {**fields, **usage.details}
 
 
 class ChunkStream:

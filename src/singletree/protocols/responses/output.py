@@ -270,10 +270,11 @@ def encode_in_progress(context: AnswerContext) -> bytes:
 
 def usage_of(usage: Usage) -> OutputItem:
     """Return ``usage`` in the form of the API."""
-    return {
+    fields = {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+    return fields if usage.details is None else {**fields, **usage.details}

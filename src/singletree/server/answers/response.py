@@ -5,7 +5,8 @@ besides sending it: metrics, session, headers, repetitions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from singletree.errors import Superseded
-from singletree.events import Finished, FinishReason, Fold
+from singletree.events import Finished, FinishReason, Fold, Usage
 from singletree.protocols.answer import Frame, encode_sse
 from singletree.server.answers.choices import Choices, run_together
 from singletree.server.answers.client_link import (
@@ -32,7 +33,9 @@ from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.stream import Stream
 from singletree.server.answers.tool_dispatch import DispatchOptions
+from singletree.server.sessions.costs import CostSums
 from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
+from singletree.server.sessions.receipts import add_cost, raw_cost
 from singletree.server.sessions.session_report import report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
 from singletree.server.telemetry.tracing import Trace
@@ -67,6 +70,8 @@ class Lifecycle:
         in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
         key: identifies the request among them; None for a request that is never treated as a repetition.
         prefills: reads the next prompt ahead if the request asks for it.
+        in_usage: whether the usage of the answer has the receipt.
+        costs: the sums that an answer without a session counts for.
     """
 
     choices: Choices
@@ -77,6 +82,8 @@ class Lifecycle:
     session: SessionStep | None = None
     prefills: SpeculativePrefills | None = None
     records: AnswerRecorder | None = None
+    in_usage: bool = False
+    costs: CostSums | None = None
 
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
         """Return a context in which a repetition of the request can cancel this one with ``cancel``."""
@@ -86,6 +93,8 @@ class Lifecycle:
 
     def start(self) -> None:
         first = self.choices.first
+        if self.in_usage and self.session is not None and len(self.choices.generations) == 1:
+            first.report = partial(self._report, self.session)
         self.trace.generating(first.model.name, first.prompt.rules, first.prompt.replayed)
         if self.choices.inspection is not None:
             self.choices.inspection.start()
@@ -95,10 +104,24 @@ class Lifecycle:
     def response_headers(self) -> list[ResponseHeader]:
         headers = [*self.headers]
         if self.session is not None and self.session.is_reported:
+            # The headers of a stream are sent before its end.
+            if self.trace.usage is not None and not self.choices.first.request.stream:
+                self._make_early(self.session, self.trace.usage, self.trace.ended)
             headers += report_headers(self.session.opened.step, self.choices.first.reported_cached_tokens)
         if self.choices.inspection is not None:
             headers.append((INSPECT_HEADER, self.choices.inspection.link.encode()))
         return headers
+
+    def _make_early(self, session: SessionStep, usage: Usage, ended: float) -> None:
+        """Make the receipt of an answer that shows it. ``ended`` is when the generation has ended."""
+        step, first = session.opened.step, self.choices.first
+        step.cached, step.route = first.reported_cached_tokens(), first.reported_route()
+        step.payer = session.sessions.costs.place(step.session, first.request.agent)
+        add_cost(session.opened, first, usage, self.trace.asked, ended, session.sessions.costs)
+
+    def _report(self, session: SessionStep, usage: Usage) -> Mapping[str, Any]:
+        self._make_early(session, usage, time.perf_counter())
+        return {"singletree": session.opened.step.encode_receipt()}
 
     def end(self, reason: FinishReason) -> None:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""
@@ -111,12 +134,18 @@ class Lifecycle:
             self.choices.capture.close(reason)
         if self.session is not None:
             self._end_step(self.session, self.choices.first.ended or reason)
+        elif self.costs is not None:
+            trace, choices = self.trace, self.choices
+            self.costs.charge("", "", raw_cost(choices.first, choices.usage, trace.asked, trace.ended))
 
     def _end_step(self, session: SessionStep, reason: FinishReason) -> None:
         choices, trace, step = self.choices, self.trace, session.opened.step
         step.first_seconds, step.seconds, step.ended = trace.first_seconds, trace.seconds, reason
         # This may change the number of the conversation, which the record has.
         session.close(choices)
+        sums, usage = session.sessions.costs, trace.usage or choices.usage
+        cost = step.cost or add_cost(session.opened, choices.first, usage, trace.asked, trace.ended, sums)
+        sums.charge(*step.payer, cost)
         if self.prefills is not None:
             self.prefills.begin(step.session, choices.first)
         if self.records is not None or choices.inspection is not None:

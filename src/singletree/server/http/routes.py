@@ -33,6 +33,7 @@ from singletree.server.sessions.duplicate_requests import request_key
 from singletree.server.sessions.request_headers import flag_of, identify, is_subagent, session_key
 from singletree.server.sessions.session_report import (
     EXPLAIN_HEADER,
+    RECEIPT_HEADER,
     encode_summaries,
     summarize,
 )
@@ -134,6 +135,7 @@ async def answer_turn(
         session=step,
         prefills=service.prefills,
         records=service.records,
+        in_usage=RECEIPT_HEADER in call.headers and flag_of(call.headers, RECEIPT_HEADER, False),
     )
     if keep is not None and state.background:
         job = Job(lifecycle, service.tracing)
@@ -301,8 +303,10 @@ async def get_model(call: Call) -> ASGIApp:
 async def list_sessions(call: Call) -> ASGIApp:
     """List the sessions in memory."""
     others = call.service.others
-    elsewhere = [] if others is None else await others.session_summaries()
-    return Response(encode_summaries([*summarize(call.service.sessions), *elsewhere]), media_type=JSON)
+    sessions, elsewhere = call.service.sessions, [] if others is None else await others.session_summaries()
+    # One process does not know what others have charged the keys for.
+    keys = sessions.key_costs() if others is None else {}
+    return Response(encode_summaries([*summarize(sessions), *elsewhere], keys), media_type=JSON)
 
 
 async def get_session(call: Call) -> ASGIApp:

@@ -22,6 +22,7 @@ from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.stored_responses import ResponseStore
 from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.models.catalog import Catalog
+from singletree.server.sessions.costs import total
 from singletree.server.sessions.duplicate_requests import InFlight
 from singletree.server.sessions.session_report import encode_session
 from singletree.server.sessions.sessions import Sessions
@@ -92,6 +93,7 @@ class Service:
         self.inspector = None if door is None else door.open(self.config)
         entry = capture_door(self.config)
         self.capture = None if entry is None else entry.open(self.config)
+        self.tracing.costs = lambda: total(self.sessions.key_costs().values())
         self.media = RequestMedia(self.config)
         self.tracing.waiting = self.catalog.waiting
 

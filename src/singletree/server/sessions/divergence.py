@@ -19,6 +19,7 @@ from singletree.prefixes import common_prefix, common_text_prefix
 from singletree.prompts.prompt_writer import Prompt
 from singletree.prompts.replay.turn_comparison import is_equivalent_turn
 from singletree.prompts.replay.turn_keys import Fingerprint
+from singletree.server.sessions.step import Step
 
 WIDTH = array("I").itemsize
 """Size of a token in bytes."""
@@ -70,6 +71,7 @@ class PromptRecord(NamedTuple):
         headers: (tokens, headers): how many headers of the assistant's turns are within so many tokens, where they were
             counted last.
         salt: the salt of the engine's prefix cache; prompts of another salt do not continue it.
+        step: the request whose prompt and turn these are.
     """
 
     model: str
@@ -84,6 +86,7 @@ class PromptRecord(NamedTuple):
     inspected: str = ""
     headers: tuple[int, int] = (0, 0)
     salt: str = ""
+    step: Step | None = None
 
     @property
     def prompt_tokens(self) -> int:

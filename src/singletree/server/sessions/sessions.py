@@ -37,6 +37,7 @@ from singletree.server.sessions.cache_diagnosis import (
     explained_break,
     load_explanations,
 )
+from singletree.server.sessions.costs import Cost, CostSums
 from singletree.server.sessions.divergence import (
     WIDTH,
     PromptRecord,
@@ -127,6 +128,7 @@ class MovedSession:
 
     Attributes:
         answers: its answers that later requests may name, by id.
+        cost: what its turns have cost so far.
     """
 
     key: str
@@ -135,6 +137,7 @@ class MovedSession:
     requests: int
     records_made: int
     answers: Mapping[str, AnswerEnd]
+    cost: Sequence[float] | None = None
 
 
 class Sessions:
@@ -149,7 +152,8 @@ class Sessions:
         self._sessions: LruCache[str, Session] = LruCache(limit)
         self._nameless: LruCache[bytes, deque[str]] = LruCache(entries=_HEADS)
         self._answers: LruCache[str, AnswerEnd] = LruCache(entries=_ANSWERS)
-        self.owner = ""
+        self._owned_costs: dict[str, CostSums] = {}
+        self.owner, self.costs = "", CostSums()
 
     def of(self, owner: str) -> Sessions:
         """Return the sessions of one owner, within the same limit; these ones for an empty name."""
@@ -160,6 +164,7 @@ class Sessions:
         part._sessions = self._sessions.part(owner)
         part._nameless = self._nameless.part(owner)
         part._answers = self._answers.part(owner)
+        part.costs = self._owned_costs.setdefault(owner, CostSums())
         return part
 
     def __iter__(self) -> Iterator[Session]:
@@ -175,6 +180,15 @@ class Sessions:
             return found
         owner, _, key = id.partition(OWNER_END)
         return self.of(owner).get(key)
+
+    def costs_of(self, owner: str) -> CostSums:
+        """Return the sums of one of the owners whose sessions these are."""
+        return self._owned_costs.get(owner, self.costs)
+
+    def key_costs(self) -> dict[str, Cost]:
+        """Return what the turns of each owner have cost, also those of sessions that are forgotten."""
+        costs = {self.owner: self.costs} if self.owner else {"": self.costs, **self._owned_costs}
+        return {owner: Cost._make(sums.all) for owner, sums in costs.items()}
 
     @property
     def memory_bytes(self) -> int:
@@ -267,6 +281,7 @@ class Sessions:
         step = opened.step
         step.generated, step.cached = len(generation.token_ids), generation.reported_cached_tokens()
         step.route = generation.reported_route()
+        step.payer = self.costs.place(step.session, generation.request.agent)
         if self._limit == 0:
             return
         session = self._sessions.peek(step.session) or Session(step.session, self.owner, opened.head)
@@ -294,12 +309,14 @@ class Sessions:
         if session is None:
             return None
         records, steps = session.records.items()[::-1], tuple(session.steps)
-        answers = self._answers_of(key)
-        return MovedSession(key, records, steps, session.requests, session.records_made, answers)
+        answers, cost = self._answers_of(key), self.costs.take(*steps[-1].payer)
+        return MovedSession(key, records, steps, session.requests, session.records_made, answers, cost)
 
     def receive(self, moved: MovedSession) -> None:
         """Add a session that another process had. If this process has a part of it, they become one."""
         session = self._sessions.peek(moved.key) or Session(moved.key, self.owner)
+        if moved.cost is not None:
+            self.costs.add(*moved.steps[-1].payer, moved.cost)
         added = moved.records_made  # The numbers of this process's records follow those that come.
         own = [(number + added, record) for number, record in session.records.items()[::-1]]
         for id, end in self._answers_of(moved.key).items():
@@ -410,6 +427,7 @@ def _record(opened: Opened, generation: Generation, inspected: str) -> PromptRec
         if broken is None or broken.headers is None
         else (step.matched, broken.headers),
         salt=generation.request.cache_salt,
+        step=step,
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from msgspec import Struct, structs
 
 from singletree.engines.engine import Route
 from singletree.events import FinishReason
 from singletree.owners import owned_id
 from singletree.request_options import Change
+from singletree.server.sessions.costs import Cost, Fault
 
 Course = Literal["first", "appended", "back", "broken"]
 """How a prompt continues its session. ``first``: it begins a conversation. ``appended``: it contains all of the
@@ -30,6 +33,7 @@ class Break:
         lost: number of tokens that should have matched and did not.
         headers: number of headers of the assistant's turns before the break; None where they were not counted.
         change: what changed, in the words of the vendors' cache diagnostics.
+        fault: through whose fault the tokens behind it are read again.
     """
 
     cause: str
@@ -43,10 +47,10 @@ class Break:
     lost: int
     headers: int | None = None
     change: Change = "messages"
+    fault: Fault = "unknown"
 
 
-@dataclass(slots=True)
-class Step:
+class Step(Struct):
     """One request of a session.
 
     Attributes:
@@ -60,6 +64,9 @@ class Step:
         cached: number of prompt tokens in the engine's prefix cache; None until the engine reports it.
         route: which of several engines generated it, with how many cached tokens expected; None where there is one.
         first_seconds, seconds: from the request's arrival to its first event, and to its end.
+        payer: the session and the agent in it that the request counts for (``CostSums.place``).
+        cost: what it cost; None until its end.
+        weights: the versions of the model's weights that generated it; empty where the engine reports none.
     """
 
     session: str
@@ -70,7 +77,7 @@ class Step:
     prompt_tokens: int
     matched: int
     lost: int = 0
-    explain: Callable[[], Break] | None = field(default=None, compare=False, repr=False)
+    explain: Callable[[], Break] | None = None
     generated: int = 0
     cached: int | None = None
     route: Route | None = None
@@ -78,6 +85,9 @@ class Step:
     seconds: float | None = None
     ended: FinishReason | None = None
     owner: str = ""
+    payer: tuple[str, str] = ("", "")
+    cost: Cost | None = None
+    weights: str = ""
     _broken: Break | None = None
 
     @property
@@ -92,7 +102,11 @@ class Step:
     def without_excerpts(self) -> Step:
         """Return the step without texts of prompts."""
         broken = self.broken
-        return self if broken is None else replace(self, _broken=replace(broken, before="", was="", now=""))
+        return (
+            self
+            if broken is None
+            else structs.replace(self, _broken=replace(broken, before="", was="", now=""))
+        )
 
     @property
     def place(self) -> str:
@@ -102,3 +116,12 @@ class Step:
     def new(self) -> int:
         """Return the number of tokens to prefill if the engine has cached all matched tokens."""
         return self.prompt_tokens - self.matched
+
+    def encode_receipt(self) -> dict[str, Any] | None:
+        """Return the receipt of the turn as JSON values: for headers, records, reports and the inspector."""
+        if self.cost is None:
+            return None
+        session, agent = self.payer
+        worker = self.route.worker if self.route else ""
+        who = {"session": session, "agent": agent, "engine": worker, "weight_version": self.weights}
+        return {**self.cost.encode(), **{name: value for name, value in who.items() if value}}

@@ -26,6 +26,7 @@ from singletree.engines.engine import Route
 from singletree.errors import Rejected, SingletreeError
 from singletree.events import Finished, FinishReason, Usage
 from singletree.server.ids import new_id
+from singletree.server.sessions.costs import Cost
 from singletree.server.sessions.step import Step
 
 LOG = logging.getLogger("singletree.requests")
@@ -111,6 +112,7 @@ class Tracing(Collector):
     Attributes:
         waiting: returns the number of generations that wait for an engine.
         running: the number of generations in this process.
+        costs: returns what all turns of this process have cost.
         model_states: returns the name and the state (``MODEL_STATES``) of every model.
     """
 
@@ -125,6 +127,8 @@ class Tracing(Collector):
         self.registry.register(STORE_FAILURES)
         self.registry.register(DROPPED_RECORDS)
         self.waiting: Callable[[], int] = int
+        self.costs: Callable[[], Cost] = Cost
+        self._settled = Cost()
         self.model_states: Callable[[], Iterable[tuple[str, str]]] = tuple
         # In the order in which they are written out.
         self._make_request_counters()
@@ -215,6 +219,12 @@ class Tracing(Collector):
         self.courses = counter("singletree_prefix_courses", meaning, "model", "course")
         meaning = "Tokens that should have matched and did not, by the likely cause."
         self.lost = counter("singletree_prefix_lost_tokens", meaning, "model", "cause")
+        meaning = (
+            "Receipts, tokens: prompt, of which cached, new, unreported, read again by fault; generated."
+        )
+        self.receipt_tokens = counter("singletree_receipt_tokens", meaning, "kind")
+        meaning = "Receipts, seconds that engines worked: prefill and decode."
+        self.receipt_seconds = counter("singletree_receipt_seconds", meaning, "kind")
         meaning = "Earlier turns in prompts that were replayed with the tokens in which they were generated."
         self.replayed = counter("singletree_replayed_turns", meaning, "model")
         meaning = "Generations by the engine that they were sent to."
@@ -233,6 +243,11 @@ class Tracing(Collector):
             self.settle()
 
     def settle(self) -> None:
+        costs = self.costs()
+        for kind, tokens, before in list(zip(Cost._fields, costs, self._settled, strict=True))[1:]:
+            counter = self.receipt_seconds if kind.endswith("_seconds") else self.receipt_tokens
+            counter[kind.removesuffix("_seconds")] += tokens - before
+        self._settled = costs
         for tally in self._tallies:
             tally.settle()
         self._in_flight.set(self.running)
@@ -266,7 +281,11 @@ class Trace:
         error: the error that is the answer, or ends it.
         error_name: its name, also where it was unexpected; empty for none.
         first_seconds: from the request's arrival to its first event; None before that.
+        asked, ended: when its generation began and ended, on the clock of ``perf_counter``; 0 before that.
+        usage: the token counts of the answer; None until its generation is over.
     """
+
+    asked = ended = 0.0
 
     def __init__(self, tracing: Tracing, method: str, path: str, request_id: str) -> None:
         self.request_id = request_id
@@ -285,7 +304,7 @@ class Trace:
         self._step: Step | None = None
         self._hints = ""
         self._route = ""
-        self._usage: Usage | None = None
+        self.usage: Usage | None = None
         self._reason = ""
         self.error: SingletreeError | None = None
 
@@ -305,7 +324,7 @@ class Trace:
 
     def generating(self, model: str, rules: Iterable[str], replayed: int = 0) -> None:
         """Record the start of a generation, with the stability rules and the replayed turns of its prompt."""
-        self._model = model
+        self._model, self.asked = model, time.perf_counter()
         self.accepted()
         self._tracing.replayed[model] += replayed
         for rule in rules:
@@ -327,13 +346,13 @@ class Trace:
 
     @property
     def is_generated(self) -> bool:
-        return self._usage is not None
+        return self.usage is not None
 
     def generated(self, finished: Finished) -> None:
         """Record the end of the generation; later calls have no effect."""
-        if self._usage is not None:
+        if self.usage is not None:
             return
-        self._usage, self._reason = finished.usage, finished.reason
+        self.usage, self._reason, self.ended = finished.usage, finished.reason, time.perf_counter()
         tracing, model, usage = self._tracing, self._model, finished.usage
         tracing.finished[model, finished.reason] += 1
         tracing.tokens[model, "prompt"] += usage.prompt_tokens
@@ -347,7 +366,7 @@ class Trace:
         tracing, model = self._tracing, self._model
         tracing.prompt_length[model].observe(usage.prompt_tokens)
         tracing.answer_length[model].observe(usage.completion_tokens)
-        seconds = self.seconds
+        seconds = self.ended - self.began
         tracing.answer_seconds[model].observe(seconds)
         if self.first_seconds is not None and usage.completion_tokens > 1:
             between = (seconds - self.first_seconds) / (usage.completion_tokens - 1)
@@ -410,7 +429,7 @@ class Trace:
         if self.error is not None:
             # Its frames hold the request, and refer to this trace: the memory would be free only after a collection.
             self.error.__traceback__ = self.error.__context__ = None
-        level = logging.INFO if self._usage is not None or self.status >= 400 else logging.DEBUG
+        level = logging.INFO if self.usage is not None or self.status >= 400 else logging.DEBUG
         if LOG.isEnabledFor(level):
             # Not LOG.log, which looks through the stack for the place of this call.
             LOG.handle(LOG.makeRecord(LOG.name, level, __file__, 0, self._line(), (), None, "close"))
@@ -420,9 +439,9 @@ class Trace:
         line = f"{self._method} {self._path} {self.status} id={self.request_id} took={took:.3f}s"
         if self.error_name:
             line += f" error={self.error_name}"
-        if self._usage is None:
+        if self.usage is None:
             return line
-        usage, first = self._usage, "-" if self.first_seconds is None else f"{self.first_seconds:.3f}s"
+        usage, first = self.usage, "-" if self.first_seconds is None else f"{self.first_seconds:.3f}s"
         return (
             f"{line} model={self._model} prompt={usage.prompt_tokens} cached={usage.cached_tokens} "
             f"completion={usage.completion_tokens} reasoning={usage.reasoning_tokens} first={first} "

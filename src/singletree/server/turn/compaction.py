@@ -11,6 +11,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+from msgspec import structs
+
 from singletree.errors import EngineFailed, InvalidRequest
 from singletree.events import Compacted, Finished, Fold
 from singletree.protocols.responses.state import OpenSummary, no_summary, summary_of
@@ -60,7 +62,7 @@ def with_compaction(generation: Generation) -> Generation:
             "this server cannot compact conversations, because it cannot encrypt them; on the server: pip install "
             "cryptography"
         )
-    return replace(generation, runner=_run_compaction)
+    return structs.replace(generation, runner=_run_compaction)
 
 
 async def _run_compaction(generation: Generation, request_id: str) -> Batches:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from msgspec import Struct
 
 from singletree.conversation import PromptReport, Request, Sampling
 from singletree.engines.engine import Engine, Route
 from singletree.errors import ContextOverflow, InvalidRequest
-from singletree.events import Event, Finished, FinishReason, Usage
+from singletree.events import Event, Finished, FinishReason, Usage, WeightVersion
 from singletree.parsing.parser import Parser
 from singletree.prompts.prompt_writer import Prompt
 from singletree.prompts.replay.turn_keys import HistoryDigests
@@ -32,8 +35,7 @@ from singletree.server.turn.prompt import wanted_tokens
 from singletree.server.turn.recorder import TurnRecorder, make_recorder
 
 
-@dataclass(slots=True)
-class Generation:
+class Generation(Struct):
     """One turn that is generated: its request, its prompt, and its state.
 
     Attributes:
@@ -49,6 +51,9 @@ class Generation:
         token_logprobs: the log-probabilities that came with the generated tokens; None where nobody keeps them.
         completed_calls: when each call became complete that has not been sent, on the clock of ``time.perf_counter``.
         ended: why the turn ended; None while it is generated.
+        first_token_at: when its first token came, on the clock of ``time.perf_counter``; 0 before that.
+        weight_versions: those of the engine's last chunk.
+        report: returns further fields of the usage, from the counts at the end; None for none.
         runner: replaces ``run`` where the events of the turn are not sent as they are.
         deliver: takes batches of events that need not be yielded, because the engine delivers their tokens without a
             switch of tasks; None for none.
@@ -67,9 +72,12 @@ class Generation:
     final_usage: Usage | None = None
     prompt_tokens: int = 0
     route: Route | None = None
-    completed_calls: list[float] = field(default_factory=list)
+    completed_calls: list[float] = []
     token_logprobs: array[float] | None = None
     ended: FinishReason | None = None
+    first_token_at: float = 0.0
+    weight_versions: Sequence[WeightVersion] = ()
+    report: Callable[[Usage], Mapping[str, Any]] | None = None
     runner: Runner | None = None
     deliver: DeliverEvents | None = None
 

@@ -11,11 +11,12 @@ from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from math import nan
+from time import perf_counter
 
 from singletree.conversation import Request, Sampling
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
-from singletree.events import Finished, FinishReason, UsageUpdate, WeightVersion
+from singletree.events import Finished, FinishReason, UsageUpdate
 from singletree.prompts.history import canonicalization
 from singletree.prompts.history.canonicalization import ToolsOf
 from singletree.server.models.chat_format import ChatFormat
@@ -68,13 +69,14 @@ async def run(generation: Generation, request_id: str) -> Batches:
     chunks = model.engine.generate(_job(generation, request_id, delivery))
     token_ids = generation.token_ids
     reason: FinishReason | None = None
-    weight_versions: Sequence[WeightVersion] = ()
     routed_experts: str | None = None
     try:
         async for chunk in chunks:
             if delivery is not None and delivery.error is not None:
                 raise delivery.error
             _take_reports(generation, chunk)
+            if not token_ids and chunk.token_ids:
+                generation.first_token_at = perf_counter()
             token_ids.extend(chunk.token_ids)
             batch = decoder.feed(chunk.token_ids) if logprobs is None else logprobs.feed(chunk)
             if calls is not None and batch:
@@ -83,7 +85,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
             if batch or reason is None:
                 yield [UsageUpdate(generation.usage), *batch] if counts and batch else batch
             if reason is not None:
-                weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
+                generation.weight_versions, routed_experts = chunk.weight_versions, chunk.routed_experts
                 if decoder.ended == "stop":
                     await _let_end(generation, chunk, chunks, delivery)
                 break
@@ -107,7 +109,9 @@ async def run(generation: Generation, request_id: str) -> Batches:
     if last:
         yield last
     generation.final_usage = usage = generation.usage
-    yield Finished(generation.ended, usage, decoder.stop_sequence, weight_versions, routed_experts)
+    if generation.report is not None:
+        usage.details, generation.report = generation.report(usage), None  # It refers to the whole answer.
+    yield Finished(generation.ended, usage, decoder.stop_sequence, generation.weight_versions, routed_experts)
 
 
 def _job(generation: Generation, request_id: str, delivery: TokenDelivery | None) -> GenerationJob:
