@@ -232,6 +232,20 @@ function Head({ data, turns }) {
   </header>`;
 }
 
+const MISSED = ["engine_evicted", "engine_restarted", "other_worker"];
+
+/** What was read again by fault, and how long engines worked, by the receipts of the turns. */
+function sumReceipts(turns) {
+  const faults = {};
+  let ms = 0;
+  for (const { receipt, repeats } of turns) {
+    if (!receipt || repeats) continue;
+    ms += (receipt.prefill_seconds + receipt.decode_seconds) * 1000;
+    for (const [fault, tokens] of Object.entries(receipt.reread_by_fault)) faults[fault] = (faults[fault] ?? 0) + tokens;
+  }
+  return { faults: Object.entries(faults), ms };
+}
+
 function CacheCard({ session, turns, causes, choose }) {
   const parts = useMemo(() => {
     const sums = { cached: 0, evicted: 0, lost: 0, fresh: 0 };
@@ -242,7 +256,8 @@ function CacheCard({ session, turns, causes, choose }) {
     }
     return sums;
   }, [turns]);
-  const evicted = turns.filter((turn) => !turn.repeats && ["engine_evicted", "other_worker"].includes(turn.verdict?.kind));
+  const again = useMemo(() => sumReceipts(turns), [turns]);
+  const evicted = turns.filter((turn) => !turn.repeats && MISSED.includes(turn.verdict?.kind));
   return html`<section class="card" aria-label="Where the cache went">
     <h2>Cache</h2>
     <dl class="facts">
@@ -254,6 +269,12 @@ function CacheCard({ session, turns, causes, choose }) {
       <${Fact} label="lost to breaks">
         ${session.lost_tokens ? html`<span class="bad">${short(session.lost_tokens)}${session.lost_ms ? `, about ${duration(session.lost_ms)}` : ""}</span>` : "none"}
       <//>
+    </dl>
+    <dl class="facts">
+      <${Fact} label="read again, by fault">
+        ${again.faults.length ? again.faults.map(([fault, tokens]) => `${fault} ${short(tokens)}`).join(", ") : "none"}
+      <//>
+      <${Fact} label="engine" title="prefill and decode of all turns">${duration(again.ms)}<//>
     </dl>
     <${Stack} label="prompt tokens" unit=${short} parts=${[
       ["cached", parts.cached, session.cached_tokens == null ? "in place" : "cached"],
@@ -439,7 +460,7 @@ function Ending({ turn }) {
   if (turn.status === "error") return html`<span class="bad" title=${turn.error?.message}>✕ ${turn.error?.type ?? "error"}</span>`;
   if (turn.status !== "done") return html`<span class="warn">${STATUSES[turn.status] ?? turn.status}</span>`;
   const broken = turn.break && html`<span class="bad" title=${turn.break.says}>✕ ${turn.break.cause}</span> `;
-  const missed = ["engine_evicted", "other_worker"].includes(turn.verdict?.kind) && html`<${Verdict} verdict=${turn.verdict} /> `;
+  const missed = MISSED.includes(turn.verdict?.kind) && html`<${Verdict} verdict=${turn.verdict} /> `;
   const names = turn.calls.map((call) => call.name);
   const words = names.length ? names.slice(0, 3).join(", ") + (names.length > 3 ? ` +${names.length - 3}` : "") : turn.finish === "stop" ? "answer" : turn.finish;
   return html`${broken}${missed}<span class=${names.length ? "call-names" : "dim"} title=${names.join(", ")}>${words}</span>`;

@@ -62,6 +62,12 @@ export const median = (values) => {
 /** How a prompt's tokens stand: {cached, evicted, fresh, lost}; cached and evicted are one where nothing is reported. */
 export function promptParts(turn) {
   const { prompt, matched, cached, lost } = turn.tokens;
+  if (turn.receipt && cached != null) {
+    const { harness = 0, template = 0, unknown = 0 } = turn.receipt.reread_by_fault;
+    const { cached_tokens, new_tokens, reread_tokens } = turn.receipt;
+    const broken = harness + template + unknown;
+    return { cached: cached_tokens, evicted: reread_tokens - broken, lost: broken, fresh: new_tokens };
+  }
   const inPlace = matched ?? 0;
   const had = cached == null ? inPlace : Math.min(cached, prompt);
   const evicted = Math.max(0, inPlace - had);

@@ -52,6 +52,7 @@ export const VERDICTS = {
   hit: { mark: "✓", label: "cache hit", tone: "good" },
   prompt_broke: { mark: "✕", label: "the prompt broke", tone: "bad" },
   engine_evicted: { mark: "▽", label: "the engine evicted", tone: "warn" },
+  engine_restarted: { mark: "▽", label: "the engine began anew", tone: "warn" },
   other_worker: { mark: "⇄", label: "another worker", tone: "warn" },
   not_reported: { mark: "?", label: "not reported", tone: "plain" },
   running: { mark: "…", label: "running", tone: "plain" },

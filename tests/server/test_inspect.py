@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from singletree.engines.engine import Chunk
+from singletree.engines.engine import Chunk, Route
 from singletree.server.settings.config import Config
 from singletree.stored_responses.store import Store
 
@@ -280,11 +280,21 @@ async def test_an_engine_that_lost_its_cache_is_no_broken_prompt() -> None:
         await main.ask("again")
         engine.emit(Chunk((67,), "stop"))
         await main.ask("and again")
+        engine.emit(Chunk((68,), "stop", cached_tokens=16, route=Route("another", failovers=1)))
+        await main.ask("elsewhere")
         turns = (await only_session(served.client))["turns"]
     verdicts = [turn["verdict"] for turn in turns]
-    assert [verdict["kind"] for verdict in verdicts] == ["first", "engine_evicted", "not_reported"]
+    assert [verdict["kind"] for verdict in verdicts] == [
+        "first",
+        "engine_evicted",
+        "not_reported",
+        "other_worker",
+    ]
+    receipts = [turn["receipt"] for turn in turns]
+    assert receipts[1]["reread_by_fault"] == {"eviction": verdicts[1]["missing_tokens"]}
+    assert receipts[3]["reread_by_fault"] == {"router": verdicts[3]["missing_tokens"]}
     assert verdicts[1]["missing_tokens"] == turns[1]["tokens"]["matched"] - 16
-    assert [turn["break"] for turn in turns] == [None, None, None]
+    assert [turn["break"] for turn in turns] == [None] * 4
 
 
 async def test_a_failed_and_a_left_turn_show_how_they_ended() -> None:

@@ -182,7 +182,6 @@ class Inspector:
             process=self.process,
             is_agent=request.agent.is_subagent,
             step=step,
-            worker_before=None if before is None or before.step.route is None else before.step.route.worker,
             results=tool_results(prompt.turns),
             timeline=TurnTimeline(arrival.trace.began),
             received=arrival.trace.received,

@@ -9,6 +9,7 @@ from typing import Any
 from singletree.inspector.turn_record import InspectedSession, InspectedTurn, TurnDetails
 from singletree.inspector.wire_record import CallTimes, TurnSegment
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.server.sessions.costs import CACHE_BLOCK, Fault
 from singletree.server.sessions.session_report import encode_break
 from singletree.server.sessions.step import Break, Step
 
@@ -16,9 +17,6 @@ TokenizerOf = Callable[[str], "Tokenizer | None"]
 """Returns the tokenizer of a model by its name; None where it is not loaded."""
 
 InspectedJson = dict[str, Any]
-
-CACHE_BLOCK = 128
-"""An engine caches whole blocks, and reads the last token again: so many tokens less are no sign of anything."""
 
 _MADE_BY = {
     "tools_dropped": "tool",
@@ -46,10 +44,18 @@ VERDICTS: Mapping[str, str] = {
     "hit": "the engine had all tokens that were in place",
     "prompt_broke": "the prompt does not continue the one before, so the cache could be used only up to the break",
     "engine_evicted": "the prompt was in place, and the engine no longer had all of it in its cache",
+    "engine_restarted": "the prompt was in place, and the engine has begun since the last turn",
     "other_worker": "the prompt was in place, and another engine than that of the last turn generated this one",
     "not_reported": "the engine does not report how many tokens it had in its cache",
 }
 """What became of the cache, in words."""
+
+_MISSES: Mapping[Fault, str] = {
+    "router": "other_worker",
+    "restart": "engine_restarted",
+    "eviction": "engine_evicted",
+}
+"""The verdicts on what the engine did not have, by fault."""
 
 
 def summarize_turn(turn: InspectedTurn, *, with_texts: bool) -> InspectedJson:
@@ -98,6 +104,7 @@ def summarize_turn(turn: InspectedTurn, *, with_texts: bool) -> InspectedJson:
         "rules": list(turn.rules),
         "course": step.course,
         "verdict": _verdict(turn),
+        "receipt": step.encode_receipt(),
         "break": None
         if step.broken is None
         else _encode_inspected_break(turn, step.broken, lost_ms, with_texts=with_texts),
@@ -201,11 +208,8 @@ def _verdict_kind(turn: InspectedTurn, step: Step, missing: int) -> str:
         return "first"
     if step.cached is None:
         return "not_reported"
-    if not missing:
-        return "hit"
-    route = step.route
-    moved = route is not None and bool(route.worker) and turn.worker_before not in (None, route.worker)
-    return "other_worker" if moved or (route is not None and route.failovers) else "engine_evicted"
+    again = {} if step.cost is None else step.cost.reread
+    return next((verdict for fault, verdict in _MISSES.items() if fault in again), "hit")
 
 
 def _encode_inspected_break(

@@ -126,7 +126,6 @@ class InspectedTurn:
         origin: (lane, turn, tokens) that its lane went on from; None for a lane that begins.
         before: the turn whose prompt it was compared with.
         repeats: the turn that the client sent again as this one.
-        worker_before: the engine that generated the turn before.
         results: (id of the call, whether it failed) of the tool results that came with the request.
         fingerprint: stands for the new part of the prompt.
         same_messages: how many messages it has in common with the earlier prompt.
@@ -148,7 +147,6 @@ class InspectedTurn:
     process: int
     is_agent: bool
     step: Step
-    worker_before: str | None
     results: tuple[tuple[str, bool], ...]
     timeline: TurnTimeline
     received: float
