@@ -14,6 +14,7 @@ EXAMPLES: list[SingletreeError] = [
     errors.PreviousResponseNotFound("resp_1"),
     errors.ThreadUnsupported(),
     errors.ContextOverflow(5, 3),
+    errors.BudgetSpent("used up"),
     errors.Unauthorized("no key"),
     errors.NotPermitted("no right"),
     errors.ForbiddenOrigin("http://a.example"),

@@ -36,6 +36,7 @@ GROUND = {
 CORE = GROUND | {"__version__", "parsing", "families", "protocols", "prompts", "engines", "server"}
 """What serves a model at --engine-url, and no more."""
 DOORS = {
+    "budgets",
     "checking",
     "constraints",
     "drafting",

@@ -6,6 +6,7 @@ SingletreeError
 │   │   ├── PreviousResponseNotFound    previous_response_id names no stored response (400)
 │   │   └── ThreadUnsupported           the client wants the server to store the conversation (400)
 │   ├── ContextOverflow         the prompt does not fit the model's window (400)
+│   ├── BudgetSpent             a session, a sub-agent or a key has used up its budget (400; 402 in Messages)
 │   ├── Unauthorized            no key, or a wrong one (401)
 │   ├── NotPermitted            the key has not the right that the path needs (403)
 │   ├── ForbiddenOrigin         a web page of an origin that is not allowed sent the request (403)
@@ -144,6 +145,10 @@ class ContextOverflow(Rejected):
             if self.is_estimate
             else ""
         )
+
+
+class BudgetSpent(Rejected):
+    """The session, the sub-agent or the API key has used up its budget."""
 
 
 class Unauthorized(Rejected):

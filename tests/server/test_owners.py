@@ -49,7 +49,7 @@ def prompt(served: Served, number: int = -1) -> str:
     return served.model.tokenizer.decode(served.engine.log[number].prompt_token_ids)
 
 
-SHARED = {"config", "tracing", "records", "keys", "shutdown", "admission", "_parts"}
+SHARED = {"config", "tracing", "records", "budgets", "keys", "shutdown", "admission", "_parts"}
 """Fields of ``Service`` that remember nothing of requests that a client could ask for."""
 
 SHARED_OF_A_MODEL = {

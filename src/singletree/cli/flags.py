@@ -27,7 +27,8 @@ _FIELDS: Mapping[str, str] = {
     "Engine": "engine engine_arguments slots threads idle_unload prefix_cache_path prefix_cache_limit mmproj",
     "Engines at --engine-url": "engine_url engine_api_key router_mode kv_events kv_replay kv_cache_tokens "
     "migration_limit",
-    "Access and limits": "api_key admin_key key_file share_between_keys allowed_origins allowed_hosts body_limit limit",
+    "Access and limits": "api_key admin_key key_file share_between_keys allowed_origins allowed_hosts body_limit limit "
+    "session_budget subagent_budget key_budget",
     "Answers": "reasoning_field raw_reasoning enable_anthropic_api websockets live_arguments "
     "enable_streaming_tool_dispatch enable_streaming_reasoning_dispatch",
     "Pictures and documents": "picture_limit allow_image_urls pdf",

@@ -64,6 +64,7 @@ async def complete(call: Call) -> ASGIApp:
     if service.shutdown.begun:
         raise Overloaded("the server is shutting down; try again in a moment")
     call.admit()
+    warnings = [] if service.budgets is None else service.budgets(service, None, request, call.headers)
     model, request = await service.catalog.ready_for(request)
     begin = partial(prepare_completions, model, request)
     generations = await offload(len(body), begin, waits=loads_package(request))
@@ -76,7 +77,7 @@ async def complete(call: Call) -> ASGIApp:
             capture=call.capture(generations),
         ),
         call.trace,
-        headers=warning_headers([*request.warnings, *generations[0].constraints.warnings]),
+        headers=warning_headers([*warnings, *request.warnings, *generations[0].constraints.warnings]),
         in_flight=service.in_flight,
         key=request_key(call.headers, call.trace.route, body),
         costs=service.sessions.costs,

@@ -120,6 +120,12 @@ DOORS: Mapping[str, Door] = {
         "server.answers.request_media.OpenMedia",
         "a request with pictures or documents",
     ),
+    "budgets": Door(
+        "singletree.budgets.enforcement",
+        "Budgets",
+        "server.http.service.OpenBudgets",
+        "--session-budget, --subagent-budget, --key-budget, x-singletree-budget",
+    ),
     "inspector": Door("singletree.inspector.routes", "DOOR", "server.http.service.RoutedDoor", "--inspect"),
     "capture": Door("singletree.training.routes", "DOOR", "server.http.service.RoutedDoor", "--capture"),
     "response template": Door(

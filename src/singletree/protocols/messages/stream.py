@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from singletree.conversation import Reasoning, Text, ToolCall, Turn
-from singletree.errors import Overloaded, Rejected, SingletreeError, ThreadUnsupported
+from singletree.errors import BudgetSpent, Overloaded, Rejected, SingletreeError, ThreadUnsupported
 from singletree.events import (
     ArgumentsDelta,
     Event,
@@ -55,12 +55,13 @@ _STOP_REASONS: dict[FinishReason, str] = {
 
 _ERROR_TYPES = {
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    529: "overloaded_error",
 }
-_OVERLOADED = 529
 
 _START = b'{"type":"content_block_start","index":%d,"content_block":%b}'
 _DELTA = b'{"type":"content_block_delta","index":%d,"delta":{"type":%b'
@@ -287,16 +288,18 @@ def encode_count(tokens: int, original: int | None = None) -> bytes:
 
 def encode_error(error: SingletreeError, *, request_id: str | None = None) -> tuple[int, bytes]:
     """Return the HTTP status and the JSON body for ``error``, with ``request_id`` if given."""
-    status = _OVERLOADED if isinstance(error, Overloaded) else error.status
-    return status, msgspec.json.encode(_failure(error, request_id))
+    return _status(error), msgspec.json.encode(_failure(error, request_id))
+
+
+def _status(error: SingletreeError) -> int:
+    # Codex repeats what others of the client's faults get than 400; to a 400 Claude Code reacts with fewer features.
+    return 529 if isinstance(error, Overloaded) else 402 if isinstance(error, BudgetSpent) else error.status
 
 
 def _failure(error: SingletreeError, request_id: str | None) -> dict[str, Any]:
     # A stream cannot send a status any more: there, pi 0.73 retries only on the text "Internal server error", and
     # qwen-code 0.24 only if there is a request_id.
-    type_, message = _ERROR_TYPES.get(error.status), error.message
-    if isinstance(error, Overloaded):
-        type_ = "overloaded_error"
+    type_, message = _ERROR_TYPES.get(_status(error)), error.message
     if type_ is None and isinstance(error, Rejected):
         type_ = "invalid_request_error"
     elif type_ is None:

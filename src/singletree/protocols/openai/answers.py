@@ -31,6 +31,7 @@ from singletree.request_options import CacheMiss, Change
 
 _CODES: dict[type[SingletreeError], str] = {
     ContextOverflow: "context_length_exceeded",
+    errors.BudgetSpent: "insufficient_quota",
     errors.Unauthorized: "invalid_api_key",
     errors.NotPermitted: "insufficient_permissions",
     errors.RateLimited: "rate_limit_exceeded",

@@ -25,7 +25,8 @@ from singletree.server.answers.observer import Arrival
 from singletree.server.answers.response import Lifecycle, SessionStep, TurnResponse
 from singletree.server.answers.stored_responses import KnownResponses
 from singletree.server.answers.tool_dispatch import REASONING_HEADER, TOOL_HEADER, DispatchOptions
-from singletree.server.http.service import LARGE_BYTES, Call, Service, offload
+from singletree.server.doors import open_door_in_thread
+from singletree.server.http.service import BUDGET_HEADERS, LARGE_BYTES, Call, OpenBudgets, Service, offload
 from singletree.server.models.eyes import exact_length
 from singletree.server.models.model import Model
 from singletree.server.sessions.cache_diagnosis import wait_for_explanations
@@ -37,6 +38,7 @@ from singletree.server.sessions.session_report import (
     encode_summaries,
     summarize,
 )
+from singletree.server.sessions.sessions import Opened
 from singletree.server.settings.config import REASONING_FIELD_NAMES, Config
 from singletree.server.turn import compaction, complete_calls, pipeline
 from singletree.server.turn.constraints import loads_package, may_restrict
@@ -102,6 +104,9 @@ async def answer_turn(
     generation = await offload(_work(model, request, body), prepare, waits=waits)
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt, request.cache_salt)
+    warnings: list[str] = []
+    if service.budgets is not None or not BUDGET_HEADERS.isdisjoint(call.headers):
+        warnings = await _check_budgets(call, opened, request)
     service.prefills.cancel(opened.step.session)
     call.trace.record_step(opened.step)
     if request.options.compared_answer:
@@ -114,7 +119,7 @@ async def answer_turn(
     generations = [generation]
     if request.choices > 1:
         generations = await offload(len(body) * (request.choices - 1), partial(fan_out, generation))
-    warnings = [*generation.request.warnings, *generation.constraints.warnings]
+    warnings += (*generation.request.warnings, *generation.constraints.warnings)
     if request.conversation.tools and not model.template.capabilities.tools:
         warnings.append(_UNSEEN_TOOLS)
     inspection = None
@@ -142,6 +147,15 @@ async def answer_turn(
         service.jobs.add(job)
         return JobStream(job.log.read(0)) if job.is_streamed else Response(job.body(), media_type=JSON)
     return respond(call, lifecycle)
+
+
+async def _check_budgets(call: Call, opened: Opened, request: Request) -> list[str]:
+    """Return warnings for the client. Raises BudgetSpent where a budget is used up, InvalidRequest for a header."""
+    service = call.service
+    if service.budgets is None:
+        open_budgets: OpenBudgets = await open_door_in_thread("budgets")
+        service.budgets = open_budgets(service.config)
+    return service.budgets(service, opened, request, call.headers)
 
 
 def _settle(service: Service, step: SessionStep, choices: Choices) -> Callable[[], Awaitable[None]] | None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope
 
+from singletree.conversation import Request
 from singletree.server.answers.background_jobs import Jobs
 from singletree.server.answers.observer import AnswerCapture, AnswerRecorder, Capture, Observer
 from singletree.server.answers.other_processes import OtherProcesses, SessionPlace
@@ -25,7 +26,7 @@ from singletree.server.models.catalog import Catalog
 from singletree.server.sessions.costs import total
 from singletree.server.sessions.duplicate_requests import InFlight
 from singletree.server.sessions.session_report import encode_session
-from singletree.server.sessions.sessions import Sessions
+from singletree.server.sessions.sessions import Opened, Sessions
 from singletree.server.settings.api_keys import ApiKey, ApiKeys, Right
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Trace, Tracing
@@ -76,6 +77,7 @@ class Service:
     prefills: SpeculativePrefills = field(default_factory=SpeculativePrefills)
     others: OtherProcesses | None = None
     records: AnswerRecorder | None = None
+    budgets: CheckBudgets | None = field(init=False)
     inspector: Observer | None = field(init=False)
     capture: Capture | None = field(init=False)
     sessions: Sessions = field(init=False)
@@ -89,6 +91,10 @@ class Service:
         self.keys = ApiKeys(self.config)
         self.tracing.model_states = self.catalog.states
         self.sessions = Sessions(self.config.session_memory)
+        config = self.config
+        self.budgets = None
+        if config.session_budget or config.subagent_budget or config.key_budget:
+            self.budgets = open_door("budgets")(config)
         door = inspector_door(self.config)
         self.inspector = None if door is None else door.open(self.config)
         entry = capture_door(self.config)
@@ -145,6 +151,17 @@ class Service:
                     "by time and by cached tokens, one key can find out what prompts of others begin with"
                 )
         return lines
+
+
+SESSION_BUDGET, SUBAGENT_BUDGET = "x-singletree-budget", "x-singletree-subagent-budget"
+BUDGET_HEADERS = frozenset((SESSION_BUDGET, SUBAGENT_BUDGET))
+"""Headers of a request that lower the budget of its session, and of its sub-agent."""
+
+CheckBudgets = Callable[[Service, Opened | None, Request, Mapping[str, str]], list[str]]
+"""Checks a request by its place in its session, None for raw prompts, and returns warnings. Raises BudgetSpent, and
+InvalidRequest for the headers."""
+
+OpenBudgets = Callable[[Config], CheckBudgets]
 
 
 @dataclass(slots=True)

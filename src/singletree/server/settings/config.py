@@ -100,6 +100,17 @@ class Config:
     """Let all keys share what is remembered: turns, sessions, stored responses. By default each of several keys has a
     memory of its own."""
 
+    session_budget: str | None = None
+    """Budget of each session, such as prefill=2M,generated=200k,seconds=3600: tokens that engines read and write for
+    it, and their time. loops=5 stops a session whose last calls came back with the same results five times. By request:
+    x-singletree-budget, which can only lower it."""
+
+    subagent_budget: str | None = None
+    """Budget of each sub-agent of a session; by request: x-singletree-subagent-budget."""
+
+    key_budget: str | None = None
+    """Budget of each API key, or of all requests where keys are not separate, from the start of the server on."""
+
     allowed_origins: Annotated[
         tuple[str, ...], _flag("--allowed-origins", takes_several=True, separator="commas")
     ] = ()

@@ -1,0 +1,120 @@
+"""Check a request against the budgets that it counts for, before the engine is asked.
+
+A turn that runs is never cut: the first request after the budget was used up is refused, so no call is half sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from singletree.budgets.budget import LOOPS, UNITS, Budget, Limit, read_budget, repetitions, rounds_of
+from singletree.conversation import Request
+from singletree.errors import BadConfiguration, BudgetSpent, InvalidRequest
+from singletree.lru import LruCache
+from singletree.owners import owned_id
+from singletree.server.http.service import SESSION_BUDGET, SUBAGENT_BUDGET, Service
+from singletree.server.sessions.costs import Cost, total
+from singletree.server.sessions.sessions import Opened
+from singletree.server.settings.config import Config
+
+LOG = logging.getLogger("singletree.budgets")
+
+WARN_SHARE = 0.8
+_KNOWN = 4096
+"""Sessions of which is kept that they were warned, and where a loop was stopped."""
+
+
+class Budgets:
+    """The budgets of one server. Raises BadConfiguration for a flag that is no budget."""
+
+    def __init__(self, config: Config) -> None:
+        self._session = _of_flag(config, "session_budget")
+        self._subagent = _of_flag(config, "subagent_budget")
+        self._key = _of_flag(config, "key_budget", loops=False)
+        if config.workers > 1 and (self._session.limits or self._subagent.limits or self._key.limits):
+            raise BadConfiguration(
+                f"--workers is {config.workers}, and each process would count its own part of a budget; leave the "
+                "budgets out, or use one process"
+            )
+        self._logged: LruCache[tuple[str, str, bool], bool] = LruCache(entries=_KNOWN)
+        self._stopped: LruCache[str, tuple[int, int]] = LruCache(entries=_KNOWN)
+
+    def __call__(
+        self, service: Service, opened: Opened | None, request: Request, headers: Mapping[str, str]
+    ) -> list[str]:
+        """Check a request, and return warnings for its client.
+
+        Args:
+            opened: its place in its session; None for raw prompts, which count for their key only.
+
+        Raises BudgetSpent where a budget is used up, InvalidRequest for a header that is no budget.
+        """
+        if service.others is not None:
+            return [
+                "budgets are ignored: this server has several processes, and each would count its own part"
+            ]
+        sums, warnings = service.sessions.costs, []
+        budgets = [("API key", self._key, Cost._make(sums.all))]
+        root = agent = ""
+        if opened is not None:
+            root, agent = sums.place(opened.step.session, request.agent)
+            session = self._session.lowered(_of_header(headers, SESSION_BUDGET))
+            budgets.insert(0, ("session", session, total(sums.agents(root).values())))
+        if agent:
+            own = self._subagent.lowered(_of_header(headers, SUBAGENT_BUDGET))
+            budgets.append(("sub-agent", own, sums.agents(root).get(agent, Cost())))
+        place = owned_id(service.owner, f"{root}/{agent}" if agent else root)
+        for of, budget, spent in budgets:
+            for what, used, limit in budget.used(spent):
+                if used >= WARN_SHARE * limit.most:
+                    words = f"{what} {_words(used, limit.most, UNITS[what])}"
+                    self._log(place, words, is_spent=used >= limit.most)
+                    if used >= limit.most:
+                        raise _spent(f"the budget of this {of} is used up: {words}", of, limit)
+                    warnings.append(f"the budget of this {of} is nearly used up: {words}")
+            if LOOPS in budget.limits:
+                self._stop_loop(place, request, of, budget.limits[LOOPS])
+        return warnings
+
+    def _stop_loop(self, place: str, request: Request, of: str, limit: Limit) -> None:
+        """Raise BudgetSpent where the last calls and results are repeated too often, once: then the user may go on."""
+        turns = request.conversation.turns
+        rounds = rounds_of(turns)
+        counted, length = self._stopped.get(place) or (0, 0)
+        # Where somebody wrote behind the rounds that were refused, those count no more.
+        times = repetitions(rounds[counted:] if len(turns) > length else rounds)
+        if times >= limit.most:
+            self._stopped.put(place, (len(rounds), len(turns)))
+            words = f"the same call came back with the same result {times} times"
+            self._log(place, words, is_spent=True)
+            raise _spent(f"this {of} is in a loop: {words}", of, limit)
+
+    def _log(self, place: str, words: str, *, is_spent: bool) -> None:
+        key = (place, words.partition(" ")[0], is_spent)
+        if self._logged.get(key) is None:
+            self._logged.put(key, True)
+            LOG.warning("session %a: %s%s", place, words, "; refused" if is_spent else "")
+
+
+def _of_flag(config: Config, name: str, *, loops: bool = True) -> Budget:
+    try:
+        return read_budget(getattr(config, name) or "", "--" + name.replace("_", "-"), loops=loops)
+    except ValueError as error:
+        raise BadConfiguration(str(error)) from None
+
+
+def _of_header(headers: Mapping[str, str], name: str) -> Budget:
+    try:
+        return read_budget(headers.get(name, ""), name)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _words(used: float, most: float, unit: str) -> str:
+    return f"{used:,.0f} of {most:,.0f} {unit}"
+
+
+def _spent(reason: str, of: str, limit: Limit) -> BudgetSpent:
+    cure = "use another key" if of == "API key" else f"start a new {of}"
+    return BudgetSpent(f"{reason}; {cure}, or raise {limit.source}")
