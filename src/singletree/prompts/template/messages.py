@@ -6,6 +6,7 @@ form is written as text in its place.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -118,6 +119,15 @@ class MessageWriter:
     def _lead(self) -> str:
         """What the template prints before a text. In channel formats the model itself writes it."""
         return self._render_parts((Text(_WORD),)).partition(_WORD)[0]
+
+    @cached_property
+    def _writes_reasoning(self) -> bool:
+        """Return whether the model has a form for reasoning. Another model may have begun the conversation."""
+        return self._capabilities.reasoning is not None or bool(self._render_parts((Reasoning(_WORD),)))
+
+    @cached_property
+    def _writes_calls(self) -> bool:
+        return self._capabilities.calls or bool(self._render_parts((ToolCall(_WORD, "{}", _WORD),)))
 
     def write(
         self,
@@ -305,8 +315,12 @@ class MessageWriter:
         parts: list[Part] = []
         for part in turn.parts:
             if isinstance(part, ToolCall):
-                parts.append(replace(part, id=self._ids.call(part)))
-            elif isinstance(part, Text | Reasoning) and DELIMITER in part.text:
+                part = replace(part, id=self._ids.call(part))
+                if not self._writes_calls:
+                    part = Text("\n" * bool(parts) + _call_text(part))
+            if isinstance(part, Reasoning) and not self._writes_reasoning:
+                continue
+            if isinstance(part, Text | Reasoning) and DELIMITER in part.text:
                 parts.append(replace(part, text=replace_surrogates(part.text)))
             else:
                 parts.append(part)
@@ -414,6 +428,11 @@ class MessageWriter:
             not capabilities.calls
             or (len(calls) > 1 and not capabilities.parallel_calls)
             or (self._has_content(shape) and not capabilities.text_with_calls and not splits)
+            or (
+                capabilities.reasoning is not None
+                and not capabilities.text_beside_reasoning
+                and not all(isinstance(part, Text) for part in shape.middle)
+            )
             or not all(call.complete for call in calls)
         ):
             return []
@@ -438,6 +457,12 @@ class MessageWriter:
             )
         as_text = self._capabilities.arguments == "text" and not self._capabilities.parsed_arguments
         return self._guard(text) if as_text else read_object(text, self._guard, pinned=False)
+
+
+def _call_text(call: ToolCall) -> str:
+    """Return a call as text, in the manner of a result for which a template has no form (``_results``)."""
+    name = json.dumps(call.name, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
 
 
 def _joined_assistants(turns: Sequence[Turn]) -> list[Turn]:
