@@ -79,7 +79,7 @@ async def test_each_memory_of_a_service_and_of_a_model_has_a_part_for_each_owner
             assert len({id(part) for part in parts}) == 3, name
         models = [service.catalog.get(MODEL) for service in (whole, a, b)]
         own = {each.name for each in fields(Model) if each.init} - SHARED_OF_A_MODEL
-        assert own == {"engine", "tokenizer", "memory", "prompt_cache", "capsules"}
+        assert own == {"engine", "tokenizer", "memory", "prompt_cache", "capsules", "others"}
         for name in own:
             assert len({id(getattr(model, name)) for model in models}) == 3, name
         assert (whole.of(a.owner), a.catalog.get(MODEL)) == (a, models[1]), "they are made once"

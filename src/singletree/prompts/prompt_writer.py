@@ -114,6 +114,7 @@ class PromptWriter:
         placeholder_id: the token that stands for a picture; None if the model gets no pictures.
         picture_mark: the text that stands for a picture in a message; empty where the template has a form for it.
         is_minted: returns whether a server of this kind has made the id of a call.
+        others: returns the writers of the server's other models, which may have begun a conversation.
     """
 
     template: ChatTemplate
@@ -134,6 +135,7 @@ class PromptWriter:
     capsules_for: Callable[[Conversation], CapsuleReader | None] = lambda _: None
     clock_for: Callable[[Recalled], PromptClock | None] = lambda _: None
     is_minted: Callable[[str], bool] = lambda _: False
+    others: Callable[[], Sequence[PromptWriter]] = tuple
 
     def write(
         self,
@@ -240,6 +242,7 @@ class PromptWriter:
             self.reasoning_tags,
             self.capsules_for(conversation),
             self.is_minted,
+            lambda: [each._recall(request, conversation) for each in self.others()],
         )
 
     def _restored_reasoning(self, request: Request) -> RestoredReasoning:

@@ -10,7 +10,7 @@ import operator
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, takewhile
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -102,6 +102,8 @@ class RecallTurns:
         tags: the markers of the model's reasoning: openers and closers in turn.
         is_minted: returns whether a server has made the id of a call. A turn with such an id is no other turn with the
             same history.
+        elsewhere: returns the stages of the server's other models. A turn that one of them generated stands here with
+            all its parts, such as the reasoning that a harness left out; its tokens are never used.
     """
 
     memory: TurnMemory | None
@@ -110,6 +112,7 @@ class RecallTurns:
     tags: Sequence[str] = ()
     capsules: CapsuleReader | None = None
     is_minted: Callable[[str], bool] = lambda _: False
+    elsewhere: Callable[[], Sequence[RecallTurns]] = tuple
 
     def run(
         self, conversation: Conversation, checkpoint: RecallCheckpoint | None
@@ -224,8 +227,29 @@ class _Search:
         if capsules is not None and (opened := capsules.open(self._turns[number])) is not None:
             self._turns[number], self._found[number] = opened
             return
+        self._turns[number] = self._written_elsewhere(number) or self._turns[number]
         if is_unknown:
             self._unknown[number] = keys
+
+    @cached_property
+    def _others(self) -> Sequence[_Search]:
+        searches = []
+        for stage in self.stage.elsewhere():
+            if stage.memory is not None:
+                stage.memory.refresh(self.conversation.turns, self.digests)
+                alone = replace(stage, elsewhere=tuple)
+                searches.append(_Search(alone, stage.memory, self.conversation, self.digests))
+        return searches
+
+    def _written_elsewhere(self, number: int) -> Turn | None:
+        """Return the turn as another model generated it, without ids in that model's own form; None if none did."""
+        for other in self._others:
+            other._recall(number)
+            if number in other._found:
+                turn = other._turns[number]
+                calls = (replace(p, written_id="") if isinstance(p, ToolCall) else p for p in turn.parts)
+                return replace(turn, parts=tuple(calls))
+        return None
 
     def find(self, number: int) -> tuple[GeneratedTurn | None, bool]:
         turn = self.conversation.turns[number]

@@ -194,7 +194,8 @@ async def load_models(
         async with turn:
             model = await load_model(one, report, progress, find_source)
             try:
-                return _with_own_names(model, [*known[:at], *known[at + 1 :]], one)
+                model = _with_own_names(model, [*known[:at], *known[at + 1 :]], one)
+                return replace(model, others=lambda: [m for m in catalog.models if m.name != model.name])
             except BaseException:
                 await model.close()
                 raise

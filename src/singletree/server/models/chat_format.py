@@ -6,7 +6,7 @@ Its family is found by the chat template, else by the checkpoint's own ``respons
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +45,7 @@ class ChatFormat:
         capsules: encrypts turns for clients to carry; None for no capsules.
         eyes: how it gets pictures; None if it gets none.
         blindness: why it gets none; empty where that is not known.
+        others: returns those of the server's other models.
         own_guard: keeps special tokens out of text that comes back as the assistant's.
     """
 
@@ -61,6 +62,7 @@ class ChatFormat:
     prompt_cache: PromptCache = field(default_factory=lambda: PromptCache(_PROMPT_BYTES))
     eyes: Eyes | None = None
     blindness: str = ""
+    others: Callable[[], Sequence[ChatFormat]] = field(default=tuple, compare=False)
     own_guard: GuardFunction = field(init=False, compare=False)
     _derived: dict[Callable[..., Any], Any] = field(
         init=False, compare=False, repr=False, default_factory=dict

@@ -75,6 +75,7 @@ class Model(ChatFormat):
                 memory=None if self.memory is None else self.memory.of(owner),
                 prompt_cache=self.prompt_cache.of(owner),
                 capsules=None if self.capsules is None else self.capsules.of(owner),
+                others=lambda: [each.of(owner) for each in self.others() if isinstance(each, Model)],
             )
             found = self._parts.setdefault(owner, own)
         return found

@@ -89,6 +89,7 @@ def _writer(chat_format: ChatFormat) -> PromptWriter:
         capsules_for=partial(_capsules_for, chat_format),
         clock_for=lambda known: make_session_clock(chat_format, known, time.time()),
         is_minted=is_minted,
+        others=lambda: [other.derived(_writer) for other in chat_format.others()],
     )
 
 
