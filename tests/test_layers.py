@@ -51,6 +51,7 @@ DOORS = {
     "ray",
     "records",
     "routing",
+    "session_forks",
     "stored_responses",
     "testing",
     "training",

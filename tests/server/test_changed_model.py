@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from protocols import grammar_chat
 from singletree.checking.returned_turns import PROTOCOLS, Mutation, TurnProtocol, as_given, no_thoughts
 from singletree.conversation import Part, Reasoning, Text, ToolCall
 from singletree.families import get
@@ -22,7 +23,7 @@ from singletree.server.models.catalog import load_models
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Tracing
 
-from .memory import Client
+from .memory import GRAMMARS, Client
 
 TEMPLATES = Path(__file__).parents[1] / "families" / "templates"
 MODELS: Mapping[str, str] = {"alpha": "qwen3", "beta": "seed_oss", "gamma": "kimi_k2"}
@@ -143,3 +144,159 @@ async def test_a_key_gets_nothing_of_what_a_model_wrote_for_another_key(tmp_path
         for headers, is_shown in ((yours, False), (mine, True)):
             assert (await served.client.post(chat.path, request, headers)).status == 200
             assert ("Thought 0." in served.plays("beta")[-1]["prompt"]) is is_shown
+
+
+async def moved(served: Stage, **move: str | None) -> list[dict[str, str]]:
+    answer = await served.client.post("/v1/singletree/moves", move)
+    assert answer.status == 200, answer.body
+    return list(answer.json["data"])
+
+
+FORK = "/v1/singletree/sessions/task/fork"
+SHOWN = "/v1/singletree/sessions/task/turns"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+async def test_a_session_is_forked_at_any_of_its_turns(protocol: TurnProtocol, tmp_path: Path) -> None:
+    async with stage(tmp_path, 4) as served:
+        harness = Harness(protocol, no_thoughts, 4)
+        for _ in range(3):
+            await harness.go_on(served.client, "alpha")
+        for turn in (1, 2, 3):
+            answer = await served.client.post(FORK, {"model": "beta", "at": turn})
+            assert answer.status == 200, answer.body
+            message = answer.json["choices"][0]["message"]
+            assert message["content"].strip() == f"Words {turn - 1}."
+            assert message["tool_calls"][0]["function"]["name"] == "weather"
+            [*_, play] = served.plays("beta")
+            for number in range(turn - 1):
+                assert render_turn(get("seed_oss"), turn_of(number)[:2]) in play["prompt"]
+            assert f"Words {turn - 1}." not in play["prompt"]
+            assert '"name": "weather"' in play["prompt"]
+            assert play["prompt"].count("<|im_start|>user") == 1
+        # The session itself goes on as if nothing had happened; each fork is a session of its own.
+        await harness.go_on(served.client, "alpha")
+        assert [step["course"] for step in await served.steps()] == ["first", *["appended"] * 3]
+        listed = (await served.client.get("/v1/singletree/sessions")).json["data"]
+        assert {each["id"] for each in listed} == {"task", *(f"task@{turn}:beta" for turn in (1, 2, 3))}
+
+
+async def test_a_fork_goes_on_with_the_messages_of_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GRAMMARS, FORK, grammar_chat.check)
+    chat = PROTOCOLS[1]
+    async with stage(tmp_path, 3) as served:
+        await Harness(chat, as_given, 3).go_on(served.client, "alpha")
+        first = await served.client.post(FORK, {"model": "beta"})
+        added = chat.turn(chat.blocks(first.json), False)
+        second = await served.client.post(FORK, {"model": "beta", "messages": added, "stream": True})
+        assert second.status == 200, second.body
+        before, after = served.plays("beta")
+        whole = before["prompt_token_ids"] + before["token_ids"]
+        assert after["prompt_token_ids"][: len(whole)] == whole
+
+
+async def test_the_turns_of_a_session_are_shown(tmp_path: Path) -> None:
+    async with stage(tmp_path, 3) as served:
+        harness = Harness(PROTOCOLS[0], no_thoughts, 3)
+        for model in ("alpha", "beta"):
+            await harness.go_on(served.client, model)
+        shown = (await served.client.get(SHOWN)).json
+        assert (shown["model"], shown["steps"]) == ("beta", 1)
+        assert [turn["text"].strip() for turn in shown["data"]] == ["Words 0.", "Words 1."]
+        assert [call["name"] for turn in shown["data"] for call in turn["calls"]] == ["weather"] * 2
+
+
+async def test_what_cannot_be_forked_is_refused_with_the_cure(tmp_path: Path) -> None:
+    async with stage(tmp_path, 2) as served:
+        assert (await served.client.get(SHOWN)).status == 404
+        await Harness(PROTOCOLS[1], as_given, 2).go_on(served.client, "alpha")
+        for at in (0, 2):
+            refused = await served.client.post(FORK, {"model": "beta", "at": at})
+            assert (refused.status, "has turns 1 to 1" in refused.body.decode()) == (400, True)
+        assert (await served.client.post(FORK, {"model": "nope"})).status == 404
+        for path in (SHOWN, FORK):
+            method = "GET" if path is SHOWN else "POST"
+            other = await served.client.request(method, path.replace("task", "other"), {"model": "beta"})
+            assert (other.status, "does not exist" in other.body.decode()) == (404, True)
+        for model in MODELS:
+            served.service.catalog.get(model).prompt_cache._shared.drop(0)
+        gone = await served.client.get(SHOWN)
+        assert (gone.status, "no longer in memory" in gone.body.decode()) == (404, True)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+async def test_a_live_session_moves_and_comes_back(protocol: TurnProtocol, tmp_path: Path) -> None:
+    async with stage(tmp_path, 6) as served:
+        harness = Harness(protocol, no_thoughts, 6)
+        await harness.go_on(served.client, "alpha")
+        assert await moved(served, session="task", to="beta") == [
+            {"session": "task", "from": "", "to": "beta"}
+        ]
+        for _ in range(2):
+            # The client asks for the name that it knows, and is answered under it.
+            assert (await harness.go_on(served.client, "alpha"))["model"] == "alpha"
+        sub = await served.client.post(
+            protocol.path, harness.request("alpha"), {"x-singletree-session": "task/sub"}
+        )
+        other = await served.client.post(
+            protocol.path, harness.request("alpha"), {"x-singletree-session": "task2"}
+        )
+        assert (sub.status, other.status) == (200, 200)
+        assert await moved(served, session="task") == []
+        await harness.go_on(served.client, "alpha")
+        steps = await served.steps()
+        assert [step["model"] for step in steps] == ["alpha", "beta", "beta", "alpha"]
+        assert [step["course"] for step in steps] == ["first", "first", "appended", "appended"]
+        assert (await served.client.get("/v1/singletree/sessions/task/sub")).json["model"] == "beta"
+        assert (await served.client.get("/v1/singletree/sessions/task2")).json["model"] == "alpha"
+
+
+async def test_a_drained_model_is_asked_no_more(tmp_path: Path) -> None:
+    chat = PROTOCOLS[1]
+    async with stage(tmp_path, 3) as served:
+        await moved(served, **{"from": "alpha", "to": "beta"})
+        await moved(served, session="task", to="alpha")
+        answer = await served.client.post(chat.path, Harness(chat, as_given, 3).request("ALPHA"))
+        assert (answer.status, answer.json["model"]) == (200, "ALPHA")
+        await Harness(chat, as_given, 3).go_on(served.client, "gamma")
+        assert not (served.folder / "alpha.jsonl").exists()
+        assert len(served.plays("beta")) == 2
+        counted = await served.client.post(
+            "/v1/messages/count_tokens", Harness(PROTOCOLS[0], as_given, 3).request("alpha")
+        )
+        assert counted.json["input_tokens"] == len(served.plays("beta")[0]["prompt_token_ids"])
+        for wrong in ({}, {"to": "beta"}, {"from": "nope", "to": "beta"}, {"from": "alpha", "to": "nope"}):
+            assert (await served.client.post("/v1/singletree/moves", wrong)).status in (400, 404)
+        assert await moved(served, **{"from": "alpha"}) == [{"session": "task", "from": "", "to": "alpha"}]
+
+
+async def test_a_key_forks_and_moves_its_own_sessions_only(tmp_path: Path) -> None:
+    chat = PROTOCOLS[1]
+    async with stage(tmp_path, 3, api_key=("one", "two"), admin_key=("root",)) as served:
+        one, two, root = (NAMED | {"x-api-key": key} for key in ("one", "two", "root"))
+        await Harness(chat, as_given, 3).go_on(served.client, "alpha", one)
+        for headers, status in ((one, 200), (two, 404), (root, 404), ({}, 401)):
+            assert (await served.client.get(SHOWN, headers)).status == status
+            assert (await served.client.post(FORK, {"model": "beta"}, headers)).status == status
+        moves = "/v1/singletree/moves"
+        assert (await served.client.post(moves, {"session": "task", "to": "beta"}, two)).status == 200
+        assert (await served.client.post(moves, {"session": "task", "to": "gamma"}, root)).status == 200
+        assert (await served.client.get(moves, one)).json["data"] == []
+        await Harness(chat, as_given, 3).go_on(served.client, "alpha", one)
+        assert len(served.plays("alpha")) == 2
+        # What the operator drains is drained for all.
+        assert (await served.client.post(moves, {"from": "alpha", "to": "gamma"}, root)).status == 200
+        await Harness(chat, as_given, 3).go_on(served.client, "alpha", one)
+        assert len(served.plays("gamma")) == 1
+
+
+async def test_a_summary_that_one_model_wrote_is_read_by_another(tmp_path: Path) -> None:
+    async with stage(tmp_path, 1) as served:
+        asked = {"role": "user", "content": "[[script:s0]] go"}
+        made = await served.client.post("/v1/responses/compact", {"model": "alpha", "input": [asked]})
+        assert made.status == 200, made.body
+        again = [*made.json["output"], {"role": "user", "content": "And?"}]
+        assert (await served.client.post("/v1/responses", {"model": "beta", "input": again})).status == 200
+        assert "Words 0." in served.plays("beta")[-1]["prompt"]

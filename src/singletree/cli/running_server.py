@@ -42,19 +42,25 @@ class RunningServer:
         """Get the JSON object at ``path``. Raises BadConfiguration as ``fetch`` does."""
         return fetch(self.root, self.api_key, path)
 
+    def post(self, path: str, body: dict[str, Any], *, seconds: float = _SECONDS) -> dict[str, Any]:
+        """Send a JSON object to ``path``, and return the one that answers. Raises BadConfiguration as ``fetch``."""
+        return fetch(self.root, self.api_key, path, json.dumps(body).encode(), seconds=seconds)
+
     def fetch_bytes(self, path: str, *, seconds: float) -> bytes:
         """Get what is at ``path`` within ``seconds``. Raises BadConfiguration as ``fetch_bytes`` does."""
         return fetch_bytes(self.root, self.api_key, path, seconds=seconds)
 
 
-def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
-    """Get the JSON object at ``path`` with the API key ``key``.
+def fetch(
+    base_url: str, key: str, path: str, body: bytes | None = None, *, seconds: float = _SECONDS
+) -> dict[str, Any]:
+    """Get the JSON object at ``path`` with the API key ``key``; send ``body`` there if it is given.
 
     Raises:
         BadConfiguration: no server answers at ``base_url``, or its answer is an error or not a JSON object.
     """
     try:
-        value = json.loads(fetch_bytes(base_url, key, path))
+        value = json.loads(fetch_bytes(base_url, key, path, body, seconds=seconds))
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -62,8 +68,10 @@ def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
     return value
 
 
-def fetch_bytes(base_url: str, key: str, path: str, *, seconds: float = _SECONDS) -> bytes:
-    """Get what is at ``path`` with the API key ``key``.
+def fetch_bytes(
+    base_url: str, key: str, path: str, body: bytes | None = None, *, seconds: float = _SECONDS
+) -> bytes:
+    """Get what is at ``path`` with the API key ``key``, or what answers ``body``.
 
     Args:
         seconds: how long to wait for the server.
@@ -73,7 +81,7 @@ def fetch_bytes(base_url: str, key: str, path: str, *, seconds: float = _SECONDS
     """
     if not _is_url(base_url):
         raise BadConfiguration(f"--base-url {base_url!r} is not a URL; give one such as {DEFAULT_URL}")
-    request = urllib.request.Request(f"{base_url}{path}", headers={"Authorization": f"Bearer {key}"})
+    request = urllib.request.Request(f"{base_url}{path}", body, {"Authorization": f"Bearer {key}"})
     try:
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             data: bytes = answer.read()

@@ -1,13 +1,16 @@
-"""``singletree sessions``: what a running server knows of sessions. Each command is imported when it is called."""
+"""``singletree sessions``: what sessions cost, fork, move and compare them. Each command is imported when it is called."""
 
 from __future__ import annotations
 
 from cyclopts import App
 
-app = App(name="sessions", help="Show what sessions cost.")
+app = App(name="sessions", help="Show what sessions cost; fork, move and compare them.")
 
 _COMMANDS = {
     "cost": ("singletree.cli.session_cost:cost", "Show what sessions cost, and by whose fault."),
+    "fork": ("singletree.cli.session_forks:fork_to_model", "Let another model go on with a session."),
+    "compare": ("singletree.cli.session_forks:compare_sessions", "Show two sessions side by side."),
+    "drain": ("singletree.cli.session_forks:drain_model", "Let another model answer all requests for one."),
 }
 
 for _name, (_target, _help) in _COMMANDS.items():

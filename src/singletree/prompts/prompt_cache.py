@@ -95,6 +95,12 @@ class PromptCache:
                 part._shared = self._shared
             return part
 
+    def checkpoints(self) -> list[Mapping[type, Any]]:
+        """Return the checkpoints of each prompt that is kept, by the types of the stages; the latest first."""
+        with self._shared.lock:
+            entries = reversed(self._shared.entries.values())
+            return [entry.checkpoints for entry in entries if entry.by_head is self._by_head]
+
     def resume(
         self, turns: Sequence[Turn], tools: tuple[Tool, ...] = (), settings: object = None
     ) -> Continuation:

@@ -114,6 +114,12 @@ DOORS: Mapping[str, Door] = {
     "key file": Door(
         "singletree.key_files.key_file", "KeyFile", "server.settings.api_keys.OpenKeyFile", "--key-file"
     ),
+    "session forks": Door(
+        "singletree.session_forks.routes",
+        "ROUTES",
+        "server.http.service.DoorRoutes",
+        "a request that forks or moves a session, or reads its turns",
+    ),
     "media": Door(
         "singletree.media.reader",
         "open_media",

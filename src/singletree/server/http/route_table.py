@@ -56,6 +56,7 @@ def _encode_description(rows: tuple[RouteRow, ...]) -> bytes:
 
 
 _RAW, _STORED = LaterOperation("raw tokens"), LaterOperation("routes of stored responses")
+_FORKS = LaterOperation("session forks")
 _RESPONSE, _CONVERSATION = "/v1/responses/{id}", "/v1/conversations/{id}"
 
 ROUTES: Sequence[RouteRow] = [
@@ -95,7 +96,14 @@ ROUTES: Sequence[RouteRow] = [
     *_rows("hello", [("GET", "/", routes.hello), ("GET", "/api/hello", routes.hello)]),
     *_rows(
         "sessions",
-        [("GET", SESSIONS, routes.list_sessions), ("GET", f"{SESSIONS}/{{id:path}}", routes.get_session)],
+        [
+            ("GET", SESSIONS, routes.list_sessions),
+            ("GET", f"{SESSIONS}/{{id:path}}/turns", _FORKS),
+            ("POST", f"{SESSIONS}/{{id:path}}/fork", _FORKS),
+            ("GET", f"{SESSIONS}/{{id:path}}", routes.get_session),
+            ("GET", "/v1/singletree/moves", _FORKS),
+            ("POST", "/v1/singletree/moves", _FORKS),
+        ],
     ),
     *_rows(
         "open",

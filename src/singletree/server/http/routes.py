@@ -276,8 +276,8 @@ async def count_tokens(call: Call) -> ASGIApp:
     decode, encode = COUNTING[call.trace.route]
     body = await call.body()
     request = await (_read(call, body) if decode is None else call.decode(body, decode))
-    model = await call.service.catalog.ready(request.model)
     session = session_key(call.headers, request)
+    model, request = await call.service.catalog.ready_for(replace(request, session=session))
     await _fetch_session(call, session)
     tools_of = partial(call.service.sessions.tools_of, session, model.name)
     request = await call.service.media.read(request, model)

@@ -24,6 +24,7 @@ from singletree.engines.sharing import QueueingEngine
 from singletree.engines.weights import resolve
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, InvalidRequest, ModelNotFound, Overloaded, SingletreeError
+from singletree.lru import LruCache
 from singletree.protocols.models import ModelInfo
 from singletree.server.models.model import Model, Report, load_model
 from singletree.server.models.model_card import Card, read_card, read_profiles
@@ -34,8 +35,17 @@ _LONG_WINDOW = "[1m]"
 """Suffix that Claude Code adds to a model's name when it assumes a window of a million tokens."""
 
 
+Moves = LruCache[tuple[str, str], str]
+"""By session and model, the model that answers in its place. Either may be empty: any model, or all sessions."""
+
+_MOVES = 4096
+
+
 class Catalog:
     """All served models, by name; upper and lower case are equal.
+
+    Attributes:
+        moves: of this owner; those of all sessions that the operator made are for the requests of all owners.
 
     Args:
         models: the models, and in their places those that are not loaded.
@@ -53,10 +63,12 @@ class Catalog:
         self._index = _Index(list(models), default, first_unnamed)
         self._index.arrange()
         self._owner = ""
+        self._drains = self.moves = Moves(entries=_MOVES)
 
     def of(self, owner: str) -> Catalog:
         part = copy.copy(self)
         part._owner = owner
+        part.moves = self._index.moves.setdefault(owner, Moves(entries=_MOVES))
         return part
 
     @property
@@ -101,9 +113,19 @@ class Catalog:
         return model.of(self._owner) if self._owner else model
 
     async def ready_for(self, request: Request) -> tuple[Model, Request]:
-        """Return the loaded model that ``request`` names, and the request with a name. Raises as ``ready``."""
-        model = await self.ready(request.model)
+        """Return the loaded model that answers ``request``, and the request with a name. Raises as ``ready``."""
+        model = await self.ready(self._answering(request.model, request.session or ""))
         return model, request if request.model else replace(request, model=model.name)
+
+    def _answering(self, name: str, session: str) -> str:
+        """Return the name of the model that answers requests for the model ``name``, after ``moves``."""
+        if not len(self.moves) + len(self._drains):
+            return name
+        asked, main = self._find(name).name, session.partition("/")[0]
+        places = [(place, model) for place in (session, main) if place for model in (asked, "")]
+        name = next(filter(None, map(self.moves.get, places)), name)
+        drained = "", self._find(name).name
+        return self.moves.get(drained) or self._drains.get(drained) or name
 
     def _find(self, name: str) -> Model | PendingModel:
         index = self._index
@@ -156,6 +178,7 @@ class _Index:
     known: list[Model | PendingModel]
     default: Model | PendingModel | None
     first_unnamed: bool
+    moves: dict[str, Moves] = field(default_factory=dict)
     loaded: list[Model] = field(default_factory=list)
     pending: list[PendingModel] = field(default_factory=list)
     by_name: dict[str, Model | PendingModel] = field(default_factory=dict)

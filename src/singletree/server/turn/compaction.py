@@ -7,6 +7,7 @@ encrypted with the key of the capsules: every replica with that key can decrypt 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,9 +26,17 @@ _PURPOSE = b"compaction"
 
 
 def summary_opener(catalog: Catalog, model: str) -> OpenSummary:
-    """Return the function that decrypts the summaries of ``model``. Raises ModelNotFound."""
-    capsules = catalog.get(model).capsules
-    return no_summary if capsules is None else partial(_open, capsules)
+    """Return the function that decrypts the summaries of ``model``, and of those that may answer in its place.
+
+    Raises ModelNotFound.
+    """
+    own = catalog.get(model)
+    capsules = [each.capsules for each in (own, *own.others()) if each.capsules is not None]
+    return partial(_open_any, capsules) if capsules else no_summary
+
+
+def _open_any(several: Sequence[Capsules], sealed: str, at: str) -> str | None:
+    return next((found for each in several if (found := _open(each, sealed, at)) is not None), None)
 
 
 def _open(capsules: Capsules, sealed: str, at: str) -> str | None:

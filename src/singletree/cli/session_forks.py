@@ -1,0 +1,191 @@
+"""The commands that fork a session to another model, move sessions there, and compare two."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
+
+from cyclopts import Parameter
+
+from singletree.cli.inspect import print_value
+from singletree.cli.running_server import RunningServer
+from singletree.errors import BadConfiguration
+
+_SESSIONS, _MOVES = "/v1/singletree/sessions", "/v1/singletree/moves"
+_TURN_SECONDS = 600
+_LEAST_WIDTH = 30
+_SWITCH = Parameter(negative="")
+
+
+def fork_to_model(
+    session: str,
+    *,
+    model: str,
+    at: int | None = None,
+    from_now: Annotated[bool, _SWITCH] = False,
+    server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
+    json: Annotated[bool, _SWITCH] = False,
+) -> None:
+    """Let another model go on with a session: show its answer at one turn, or let it answer from now on.
+
+    Parameters
+    ----------
+    session
+        The session's id, as `singletree explain` lists it.
+    model
+        The model that goes on.
+    at
+        Number of the turn that it generates anew, from 1; by default the last one. The session does not change.
+    from_now
+        Let it answer the next requests of the session, and of its sub-agents. The harness need not know.
+    json
+        Print JSON.
+    """
+    if from_now:
+        if at is not None:
+            raise BadConfiguration("give --at or --from-now: a session moves at its next request only")
+        value = server.post(_MOVES, {"session": session, "to": model})
+        text = f"{model} answers the requests of session {session} from now on"
+    else:
+        at = at or len(server.fetch(f"{_path(session)}/turns")["data"])
+        value = server.post(f"{_path(session)}/fork", {"model": model, "at": at}, seconds=_TURN_SECONDS)
+        hint = f"singletree sessions compare {shlex.quote(session)} {shlex.quote(f'{session}@{at}:{model}')}"
+        text = "\n".join([*_answer(value), hint])
+    print_value(value) if json else print(text)
+
+
+def drain_model(
+    model: str,
+    *,
+    to: str | None = None,
+    server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
+) -> None:
+    """Let another model answer all requests for one; without --to, let the model answer again.
+
+    Parameters
+    ----------
+    model
+        The model that gets no more requests. Turns that it is generating go on to their end.
+    to
+        The model that answers in its place.
+    """
+    server.post(_MOVES, {"from": model, "to": to})
+    print(f"{to or model} answers the requests for {model} from now on")
+
+
+def compare_sessions(
+    one: str,
+    two: str,
+    *,
+    server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
+    json: Annotated[bool, _SWITCH] = False,
+) -> None:
+    """Show two sessions side by side: tokens, prefill and seconds, and the words and calls of each turn.
+
+    Parameters
+    ----------
+    one, two
+        The ids of the sessions; a fork has the id SESSION@TURN:MODEL.
+    json
+        Print JSON.
+    """
+    sides = [_fetch(server, session) for session in (one, two)]
+    if json:
+        print_value([{"session": side.session, "turns": side.turns} for side in sides])
+        return
+    width = max(_LEAST_WIDTH, (shutil.get_terminal_size().columns - 3) // 2)
+    for row in _rows(*sides):
+        for left, right in zip_longest(*(_wrapped(cell, width) for cell in row), fillvalue=""):
+            print(f"{left:{width}} | {right}".rstrip())
+
+
+class Side(NamedTuple):
+    """One of two sessions. ``steps`` are those of the conversation that ``turns`` are of, oldest first."""
+
+    session: dict[str, Any]
+    turns: dict[str, Any]
+    steps: Sequence[dict[str, Any]]
+
+    def step(self, turn: int) -> dict[str, Any] | None:
+        """Return the step of the turn with this number, from 1; None where it is no longer kept."""
+        at = turn - 1 - (len(self.turns["data"]) - len(self.steps))
+        return self.steps[at] if 0 <= at < len(self.steps) else None
+
+
+def _path(session: str) -> str:
+    return f"{_SESSIONS}/{quote(session, safe='/')}"
+
+
+def _fetch(server: RunningServer, session: str) -> Side:
+    turns, whole = server.fetch(f"{_path(session)}/turns"), server.fetch(_path(session))
+    return Side(whole, turns, [step for step in whole["steps"] if step["line"] == turns["line"]])
+
+
+def _answer(value: dict[str, Any]) -> Iterator[str]:
+    choice = value["choices"][0]
+    message = choice["message"]
+    yield from _written(
+        message.get("reasoning_content") or "",
+        message.get("content") or "",
+        [call["function"] for call in message.get("tool_calls") or ()],
+    )
+    used = value["usage"]
+    yield f"[{value['model']}: {used['prompt_tokens']} prompt tokens, {used['completion_tokens']} generated]"
+
+
+def _written(reasoning: str, text: str, calls: Sequence[dict[str, str]]) -> Iterator[str]:
+    if reasoning.strip():
+        yield f"({_printable(reasoning)})"
+    if text.strip():
+        yield _printable(text)
+    for call in calls:
+        yield _printable(f"{call['name']} {call['arguments']}")
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` without control characters, which could be commands to the terminal; its line breaks stay."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text.strip())
+
+
+def _rows(one: Side, two: Side) -> Iterator[tuple[str, str]]:
+    yield _printable(one.session["id"]), _printable(two.session["id"])
+    yield _sums(one), _sums(two)
+    for number, turns in enumerate(zip_longest(one.turns["data"], two.turns["data"]), 1):
+        yield "", ""
+        if turns[0] == turns[1] and not (one.step(number) and two.step(number)):
+            yield f"turn {number}: the same", "the same"
+        else:
+            left, right = (_turn(side, number, turn) for side, turn in zip((one, two), turns, strict=True))
+            yield left, right
+
+
+def _sums(side: Side) -> str:
+    totals = {
+        name: sum(step[name] or 0 for step in side.steps)
+        for name in ("new_tokens", "cached_tokens", "generated_tokens", "seconds")
+    }
+    return (
+        f"{_printable(side.turns['model'])}: {len(side.turns['data'])} turns; {len(side.steps)} requests with "
+        f"{totals['new_tokens']} tokens of prefill, {totals['cached_tokens']} cached, "
+        f"{totals['generated_tokens']} generated, {totals['seconds']:.1f} s"
+    )
+
+
+def _turn(side: Side, number: int, turn: dict[str, Any] | None) -> str:
+    if turn is None:
+        return ""
+    step = side.step(number)
+    spent = ""
+    if step is not None:
+        read = f"{step['new_tokens']} of {step['prompt_tokens']} tokens of prefill"
+        spent = f": {read}, {step['generated_tokens']} generated, {step['seconds'] or 0:.1f} s"
+    return "\n".join([f"turn {number}{spent}", *_written(turn["reasoning"], turn["text"], turn["calls"])])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return [line for part in text.split("\n") for line in textwrap.wrap(part, width) or [""]]

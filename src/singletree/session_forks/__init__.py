@@ -1,0 +1,1 @@
+"""Sessions that go on in another model: from one of their turns, or from now on."""
