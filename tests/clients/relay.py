@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -18,13 +18,16 @@ class Relay:
     """Passes bytes on, both ways. The first answer that says ``cut_at``, if anything, ends there, as if the network had
     failed.
 
+    ``before`` is called before anything that a client sent is passed on.
+
     Attributes:
         url: where it listens.
         asked: what clients sent, connection by connection.
         cuts: how many answers it broke off.
     """
 
-    def __init__(self, url: str, cut_at: bytes = b"") -> None:
+    def __init__(self, url: str, cut_at: bytes = b"", before: Callable[[], None] = lambda: None) -> None:
+        self._before = before
         self._server = (urlsplit(url).hostname or "", urlsplit(url).port or 0)
         self._cut_at = cut_at
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -53,6 +56,7 @@ class Relay:
         with suppress(OSError):
             while data := client.recv(_PIECE):
                 asked += data
+                self._before()
                 server.sendall(data)
         _end(server)
 
@@ -83,9 +87,9 @@ def _end(connection: socket.socket) -> None:
 
 
 @contextmanager
-def relaying(url: str, cut_at: str = "") -> Iterator[Relay]:
+def relaying(url: str, cut_at: str = "", before: Callable[[], None] = lambda: None) -> Iterator[Relay]:
     """A relay to the server at ``url`` that works until the block ends."""
-    relay = Relay(url, cut_at.encode())
+    relay = Relay(url, cut_at.encode(), before)
     _begin(relay.listen)
     try:
         yield relay
