@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from families.make_templates import ROLES
 from families.sample_rows import EVERY_PLACE
+from parsing.reading import EXAMPLES
+from parsing.test_round_trip import as_written_by, generated_turns, is_nested
 from prompts.template_sources import cached_template, collected, label
 from singletree import families
 from singletree.conversation import (
@@ -34,7 +38,7 @@ from singletree.conversation import (
 from singletree.drafting import draft
 from singletree.drafting.template_turns import TemplateTurns
 from singletree.errors import BadConfiguration
-from singletree.parsing.family import Family, with_variant
+from singletree.parsing.family import Family, markers, with_variant
 from singletree.parsing.parser import parse
 from singletree.parsing.render_turn import render_turn
 from singletree.prompts.template.chat_template import ChatTemplate
@@ -203,21 +207,56 @@ def test_a_turn_says_the_same_in_the_template_of_another_family(
 ) -> None:
     source = SOURCES[reader]
     family = with_variant(FAMILIES[reader], source)
-    whole = family.message_header, ""
-    header, end = ROLES.get(reader, whole if whole[0] else ("<|im_start|>assistant\n", "<|im_end|>\n"))
     for writer in writers(reader):
         with subtests.test(writer):
             session = session_of(writer)
             printed = printed_turns(cached_template(source), family, session)
             for turn, text in zip(session.answers, printed, strict=True):
-                own = text.removeprefix("<|im_end|>\n").rpartition("<|im_start|>")[0]
-                assert own.startswith(header)
-                assert own.endswith(end)
-                own = own.removeprefix(header).removesuffix(end)
+                own = _own_text(reader, family, text)
                 read = parse(family, own, TOOLS, prompt_tail=family.message_header or " ").parts
                 assert meaning(read, family) == meaning(turn.parts, family), own
                 ids = [part.id for part in read if isinstance(part, ToolCall) and part.id]
                 assert len(ids) == len({*ids}) or family.forms[0].id_format, own
+
+
+def _own_text(name: str, family: Family, text: str) -> str:
+    """The text of a turn, of what a template of our own prints between two messages that are not the assistant's."""
+    whole = family.message_header, ""
+    header, end = ROLES.get(name, whole if whole[0] else ("<|im_start|>assistant\n", "<|im_end|>\n"))
+    own = text.removeprefix("<|im_end|>\n").rpartition("<|im_start|>")[0]
+    assert own.startswith(header)
+    assert own.endswith(end)
+    return own.removeprefix(header).removesuffix(end)
+
+
+@settings(max_examples=EXAMPLES)
+@given(data=st.data())
+def test_any_turn_says_the_same_in_the_template_of_another_family(data: st.DataObject) -> None:
+    writer = FAMILIES[data.draw(st.sampled_from(sorted(FAMILIES)))]
+    name = data.draw(st.sampled_from(sorted(SOURCES)))
+    reader = with_variant(FAMILIES[name], SOURCES[name])
+    parts, tools = as_written_by(writer, data.draw(generated_turns(is_nested(writer) or is_nested(reader))))
+    words = [p.arguments if isinstance(p, ToolCall) else getattr(p, "text", "") for p in parts]
+    marks = {mark.strip("[] \n") for family in (writer, reader) for mark in markers(family)}
+    assume(parts and not any(len(mark) > 1 and mark in word for mark in marks for word in words))
+    turn = Turn("assistant", tuple(parts))
+    conversation = Conversation(
+        (Turn("user", (Text("quser"),)), turn, Turn("user", (Text("qagain"),))), tuple(tools)
+    )
+    prompt = cached_template(SOURCES[name]).render(conversation, render_parts=partial(render_turn, reader))
+    own = _own_text(name, reader, prompt.rpartition("quser")[2].rpartition("qagain")[0])
+    read = parse(reader, own, tools, prompt_tail=reader.message_header or " ").parts
+    assert _joined(meaning(read, reader)) == _joined(meaning(parts, reader)), own
+
+
+def _joined(meant: Sequence[tuple[str, object]]) -> list[tuple[str, object]]:
+    """With texts in a row as one, which they become where what stood between them is not written."""
+    found: list[tuple[str, object]] = []
+    for kind, words in meant:
+        if kind == "Text" and found and found[-1][0] == kind:
+            words = f"{found.pop()[1]}{words}"
+        found.append((kind, "".join(words.split()) if kind == "Text" and isinstance(words, str) else words))
+    return found
 
 
 @cache
