@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from singletree.conversation import Conversation, Image, Request, ToolResult, Turn
 from singletree.errors import InvalidRequest, RouteNotFound
+from singletree.prompts.history.context_editing import conversation_characters
 from singletree.prompts.replay.recall import RecallCheckpoint, RecallTurns
 from singletree.protocols.chat.request import ChatBody, build_request
 from singletree.protocols.wire import decode_body, dump
@@ -102,7 +103,7 @@ async def fork_session(call: Call) -> ASGIApp:
         conversation=Conversation((*before, *added), tools),
         session=f"{session.key}@{at}:{wanted.model}",
     )
-    return await answer_turn(call, body, forked)
+    return await answer_turn(call, body, forked, size=conversation_characters(forked.conversation))
 
 
 async def list_moves(call: Call) -> ASGIApp:

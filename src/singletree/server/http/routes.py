@@ -77,11 +77,12 @@ async def create(call: Call) -> ASGIApp:
 
 
 async def answer_turn(
-    call: Call, body: bytes, request: Request, recent: KnownResponses | None = None
+    call: Call, body: bytes, request: Request, recent: KnownResponses | None = None, *, size: int = 0
 ) -> TurnResponse | JobStream | Response:
     """Prepare the turn that ``request``, the decoded ``body``, asks for, and return what answers with it.
 
-    ``recent`` keeps the response for its connection. Raises SingletreeError where the request is wrong, or cannot be
+    ``recent`` keeps the response for its connection; ``size`` is about how many bytes the conversation has where that
+    is more than the body. Raises SingletreeError where the request is wrong, or cannot be
     answered now.
     """
     service, protocol = call.service, call.protocol
@@ -101,7 +102,7 @@ async def answer_turn(
     tools_of = partial(service.sessions.tools_of, session, model.name)
     prepare = partial(pipeline.prepare, model, request, tools_of)
     waits = recall_waits(model) or loads_package(request)
-    generation = await offload(_work(model, request, body), prepare, waits=waits)
+    generation = await offload(_work(model, request, max(size, len(body))), prepare, waits=waits)
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt, request.cache_salt)
     warnings: list[str] = []
@@ -258,17 +259,17 @@ def recall_waits(model: Model) -> bool:
     return model.memory is not None and model.memory.waits
 
 
-def _work(model: Model, request: Request, body: bytes) -> int:
-    """Return about how many bytes the prompt of a request takes work for; of a short one, all of its bytes.
+def _work(model: Model, request: Request, size: int) -> int:
+    """Return about how many of the ``size`` bytes of a request its prompt takes work for; of a short one, all of them.
 
     A constraint takes more work for a byte than a prompt, and nothing of it is known from the last request. Raises
     ContextOverflow where the conversation is so long that it is not worked on.
     """
-    if len(body) >= LARGE_BYTES:
+    if size >= LARGE_BYTES:
         refuse_long_conversation(model, request)
-    if len(body) > _LARGE_CONSTRAINT and may_restrict(request):
+    if size > _LARGE_CONSTRAINT and may_restrict(request):
         return LARGE_BYTES
-    return len(body) if len(body) < LARGE_BYTES else prompt_work(model, request, len(body))
+    return size if size < LARGE_BYTES else prompt_work(model, request, size)
 
 
 async def count_tokens(call: Call) -> ASGIApp:
@@ -283,7 +284,7 @@ async def count_tokens(call: Call) -> ASGIApp:
     request = await call.service.media.read(request, model)
     waits = recall_waits(model)
     fit = partial(fit_prompt, model, request, tools_of)
-    request, prompt = await offload(_work(model, request, body), fit, waits=waits)
+    request, prompt = await offload(_work(model, request, len(body)), fit, waits=waits)
     whole = prompt
     if prompt.applied_edits:
         unedited = replace(request, context_edits=())
