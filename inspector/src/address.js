@@ -14,6 +14,7 @@ window.addEventListener("hashchange", () => (address.value = read()));
 export const sessionAddress = (session) => `#/sessions/${session}`;
 export const turnAddress = (session, turn) => `#/sessions/${session}/turns/${turn}`;
 export const promptAddress = (session, turn) => `${turnAddress(session, turn)}/prompt`;
+export const sidesAddress = (a, b) => `#/sides?a=${a}&b=${b}`;
 export const differenceAddress = (a, b) => `#/difference?a=${a}&b=${b}`;
 
 export function go(to) {

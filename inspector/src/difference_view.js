@@ -1,6 +1,6 @@
 // Two turns side by side: their requests by message, their tools by schema.
 import { useEffect, useState } from "preact/hooks";
-import { go, promptAddress, sessionAddress, turnAddress } from "./address.js";
+import { go, promptAddress, sessionAddress, sidesAddress, turnAddress } from "./address.js";
 import { count, duration, harnessName, percent, plural, sessionName } from "./format.js";
 import { html } from "./html.js";
 import { useKeys } from "./keyboard.js";
@@ -39,7 +39,9 @@ function Difference({ data }) {
       <h1>Difference</h1>
       <p class="dim">${data.same_tokens == null ? "How many tokens the prompts have in common is not known, since texts are not kept." : `The prompts have the first ${plural(data.same_tokens, "token")} in common.`}
         ${" "}${differing ? `${plural(differing, "message")} ${differing === 1 ? "differs" : "differ"}` : "All messages are the same"}; ${tools.length ? `${plural(tools.length, "tool")} ${tools.length === 1 ? "differs" : "differ"}` : "the tools are the same"}.</p>
-    </div></header>
+    </div>
+    ${data.a.session.id !== data.b.session.id && html`<a class="button" href=${sidesAddress(data.a.session.id, data.b.session.id)}>The two sessions side by side</a>`}
+    </header>
     <div class="two-sides">
       <${Side} name="A" side=${data.a} other=${data.b} />
       <${Side} name="B" side=${data.b} other=${data.a} />

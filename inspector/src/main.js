@@ -15,6 +15,7 @@ import { Empty } from "./pieces.js";
 import { PromptView } from "./prompt_view.js";
 import { SessionView } from "./session_view.js";
 import { SessionsView } from "./sessions_view.js";
+import { SidesView } from "./sides_view.js";
 import { exported, needsKey, useKey } from "./source.js";
 import { nextTheme, theme } from "./theme.js";
 import { TurnView } from "./turn_view.js";
@@ -39,7 +40,7 @@ function Page() {
     g: () => !exported && go("/sessions"),
     Escape: () => {
       if (parts.length === 2 && !exported) go("/sessions");
-      else if (parts[0] === "difference") history.back();
+      else if (parts[0] === "difference" || parts[0] === "sides") history.back();
       else return false;
       return true;
     },
@@ -59,6 +60,7 @@ function Page() {
 function viewOf(parts, query) {
   const [place, session, turns, turn, prompt] = parts;
   if (place === "difference") return html`<${DifferenceView} a=${query.get("a")} b=${query.get("b")} />`;
+  if (place === "sides") return html`<${SidesView} a=${query.get("a")} b=${query.get("b")} />`;
   if (place !== "sessions" && place != null) {
     return html`<div class="page"><${Empty} title="There is nothing at this address."><a href="#/sessions">All sessions</a><//></div>`;
   }
@@ -71,7 +73,7 @@ function viewOf(parts, query) {
 }
 
 function titleOf([place, session, , turn, prompt]) {
-  const names = [prompt && "prompt", turn && "turn", session, place === "difference" && "difference"].filter(Boolean);
+  const names = [prompt && "prompt", turn && "turn", session, ["difference", "sides"].includes(place) && place].filter(Boolean);
   return `${names.length ? `${names.join(" · ")} · ` : ""}singletree inspector`;
 }
 
@@ -79,6 +81,7 @@ function Bar({ parts, onHelp }) {
   const [place, session, , turn, prompt] = parts;
   const steps = exported ? [] : [["Sessions", "#/sessions"]];
   if (place === "difference") steps.push(["Difference", null]);
+  else if (place === "sides") steps.push(["Two sessions", null]);
   else if (session || exported) {
     steps.push(["Session", sessionAddress(session ?? exported.session)]);
     if (turn) steps.push([prompt ? "Turn" : "Turn", `${sessionAddress(session)}/turns/${turn}`]);

@@ -37,6 +37,7 @@ def addresses(server: Server, sessions: Sessions) -> dict[str, str]:
         "turn": f"#/sessions/{session}/turns/{broken['id']}",
         "prompt": f"#/sessions/{session}/turns/{broken['id']}/prompt",
         "difference": f"#/difference?a={first['id']}&b={broken['id']}",
+        "sides": f"#/sides?a={session}&b={sessions['good']}",
     }
 
 
@@ -46,7 +47,19 @@ HEADINGS = {
     "turn": "Turn 3",
     "prompt": "Turn 3",
     "difference": "Difference",
+    "sides": "Two sessions",
 }
+
+
+def test_two_sessions_stand_side_by_side(open_page: OpenPage, server: Server, sessions: Sessions) -> None:
+    one, two = (turns(server, sessions[name])[-1] for name in ("broken", "good"))
+    page = open_page(f"#/difference?a={one['id']}&b={two['id']}")
+    page.get_by_role("link", name="The two sessions side by side").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Two sessions")
+    first = page.get_by_role("region", name="Turn 1", exact=True)
+    expect(first.get_by_role("link")).to_have_count(2)
+    expect(first).to_contain_text("Bash {")
+    expect(first).to_contain_text("tokens of prefill")
 
 
 @pytest.mark.parametrize("view", HEADINGS)

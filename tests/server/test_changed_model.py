@@ -18,7 +18,7 @@ from singletree.conversation import Part, Reasoning, Text, ToolCall
 from singletree.families import get
 from singletree.parsing.render_turn import render_turn
 from singletree.server.http.app import App
-from singletree.server.http.service import Service
+from singletree.server.http.service import Call, Service
 from singletree.server.models.catalog import load_models
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Tracing
@@ -270,6 +270,20 @@ async def test_a_drained_model_is_asked_no_more(tmp_path: Path) -> None:
         for wrong in ({}, {"to": "beta"}, {"from": "nope", "to": "beta"}, {"from": "alpha", "to": "nope"}):
             assert (await served.client.post("/v1/singletree/moves", wrong)).status in (400, 404)
         assert await moved(served, **{"from": "alpha"}) == [{"session": "task", "from": "", "to": "alpha"}]
+
+
+async def test_without_keys_only_this_machine_forks_and_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage(tmp_path, 2) as served:
+        await Harness(PROTOCOLS[1], as_given, 2).go_on(served.client, "alpha")
+        monkeypatch.setattr(Call, "_is_local", lambda call: False)
+        assert (await served.client.get(SHOWN)).status == 403
+        assert (await served.client.get("/v1/singletree/moves")).status == 403
+        assert (await served.client.post(FORK, {"model": "beta"})).status == 403
+        assert (
+            await served.client.post("/v1/singletree/moves", {"from": "alpha", "to": "beta"})
+        ).status == 403
 
 
 async def test_a_key_forks_and_moves_its_own_sessions_only(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import ipaddress
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from singletree import __version__
-from singletree.errors import ForbiddenAddress, InvalidRequest, RouteNotFound
+from singletree.errors import InvalidRequest, RouteNotFound
 from singletree.inspector.feed import InspectFeed
 from singletree.inspector.inspector import PAGE, Inspector
 from singletree.inspector.turn_documents import InspectedJson
@@ -113,14 +112,8 @@ _API_HEADERS = {
 
 
 def _allow(call: Call) -> Inspector:
-    """Return the inspector to a client that may ask: one with the key or, where there is no key, on this machine.
-
-    Raises Unauthorized or ForbiddenAddress to others.
-    """
-    if "inspect" in call.service.keys.needed:
-        call.authorize("inspect")
-    elif not _is_local(call):
-        raise ForbiddenAddress
+    """Return the inspector to a client that may ask. Raises as ``Call.authorize_reader``."""
+    call.authorize_reader("inspect")
     inspector = call.service.inspector
     assert isinstance(inspector, Inspector)
     return inspector
@@ -130,15 +123,6 @@ def _view(call: Call) -> WholeView:
     """Return what a client may see. Raises as ``_allow``."""
     _allow(call)
     return WholeView(call.service)
-
-
-def _is_local(call: Call) -> bool:
-    client = call.http.client
-    try:
-        address = ipaddress.ip_address("" if client is None else client.host.partition("%")[0])
-    except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _json(value: InspectedJson) -> Response:

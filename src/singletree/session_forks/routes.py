@@ -83,9 +83,10 @@ async def get_turns(call: Call) -> ASGIApp:
 
 async def fork_session(call: Call) -> ASGIApp:
     """Answer a turn of a session anew, by the model that the body names. The session itself does not change."""
+    session = _session(call)
+    call.authorize("inference")
     body = await call.body()
     wanted = decode_body(body, ForkBody)
-    session = _session(call)
     line = _line(call, session)
     before, at = _turns_before(line, wanted.at)
     has_messages = bool(wanted.messages)
@@ -108,6 +109,7 @@ async def fork_session(call: Call) -> ASGIApp:
 
 async def list_moves(call: Call) -> ASGIApp:
     """List which model answers in the place of which, in a session or in all of them."""
+    call.authorize_reader("inference")
     moves = call.service.catalog.moves.items()
     data = [{"session": session, "from": model, "to": to} for (session, model), to in moves]
     return Response(dump({"object": "list", "data": data}), media_type=JSON)
@@ -118,6 +120,7 @@ async def move_requests(call: Call) -> ASGIApp:
 
     The clients need not know: answers have the name that they asked for.
     """
+    call.authorize_reader("inference")
     move = decode_body(await call.body(), NewMove)
     catalog = call.service.catalog
     if call.service.others is not None:
@@ -136,7 +139,8 @@ async def move_requests(call: Call) -> ASGIApp:
 
 
 def _session(call: Call) -> Session:
-    """Return the session of the path, one of the key's own. Raises RouteNotFound."""
+    """Return the session of the path. Raises RouteNotFound, and as ``Call.authorize_reader``."""
+    call.authorize_reader("inspect")
     id = call.http.path_params["id"]
     session = call.service.sessions.get(id)
     if session is None:
@@ -190,8 +194,8 @@ def _turn_document(number: int, turn: Turn) -> dict[str, Any]:
 
 
 ROUTES = (
-    RouteRow("GET", f"{PATH}/{{id:path}}/turns", get_turns, "sessions"),
-    RouteRow("POST", f"{PATH}/{{id:path}}/fork", fork_session, "sessions", ForkBody),
-    RouteRow("GET", MOVES, list_moves, "sessions"),
-    RouteRow("POST", MOVES, move_requests, "sessions", NewMove),
+    RouteRow("GET", f"{PATH}/{{id:path}}/turns", get_turns, "inspector"),
+    RouteRow("POST", f"{PATH}/{{id:path}}/fork", fork_session, "inspector", ForkBody),
+    RouteRow("GET", MOVES, list_moves, "inspector"),
+    RouteRow("POST", MOVES, move_requests, "inspector", NewMove),
 )

@@ -95,15 +95,17 @@ ROUTES: Sequence[RouteRow] = [
     # Harnesses look whether a server is there, below whatever base URL they have.
     *_rows("hello", [("GET", "/", routes.hello), ("GET", "/api/hello", routes.hello)]),
     *_rows(
-        "sessions",
+        "inspector",
         [
-            ("GET", SESSIONS, routes.list_sessions),
             ("GET", f"{SESSIONS}/{{id:path}}/turns", _FORKS),
             ("POST", f"{SESSIONS}/{{id:path}}/fork", _FORKS),
-            ("GET", f"{SESSIONS}/{{id:path}}", routes.get_session),
             ("GET", "/v1/singletree/moves", _FORKS),
             ("POST", "/v1/singletree/moves", _FORKS),
         ],
+    ),
+    *_rows(
+        "sessions",
+        [("GET", SESSIONS, routes.list_sessions), ("GET", f"{SESSIONS}/{{id:path}}", routes.get_session)],
     ),
     *_rows(
         "open",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import ipaddress
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope
 
 from singletree.conversation import Request
+from singletree.errors import ForbiddenAddress
 from singletree.server.answers.background_jobs import Jobs
 from singletree.server.answers.observer import AnswerCapture, AnswerRecorder, Capture, Observer
 from singletree.server.answers.other_processes import OtherProcesses, SessionPlace
@@ -231,6 +233,24 @@ class Call:
         """Count a turn that the key asks for. Raises RateLimited."""
         if self.key is not None:
             self.key.admit()
+
+    def authorize_reader(self, right: Right) -> None:
+        """Check the key or, where the server has none for this, that the client is on this machine.
+
+        Raises ForbiddenAddress to others, and as ``authorize``.
+        """
+        if right in self.service.keys.needed:
+            self.authorize(right)
+        elif not self._is_local():
+            raise ForbiddenAddress
+
+    def _is_local(self) -> bool:
+        client = self.http.client
+        try:
+            address = ipaddress.ip_address("" if client is None else client.host.partition("%")[0])
+        except ValueError:
+            return False
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 Operation = Callable[[Call], Awaitable[ASGIApp]]
