@@ -82,8 +82,7 @@ async def answer_turn(
     """Prepare the turn that ``request``, the decoded ``body``, asks for, and return what answers with it.
 
     ``recent`` keeps the response for its connection; ``size`` is about how many bytes the conversation has where that
-    is more than the body. Raises SingletreeError where the request is wrong, or cannot be
-    answered now.
+    is more than the body. Raises SingletreeError where the request is wrong, or cannot be answered now.
     """
     service, protocol = call.service, call.protocol
     if service.shutdown.begun:
