@@ -1,4 +1,4 @@
-"""``singletree sessions``: what sessions cost, fork, move and compare them. Each command is imported when it is called."""
+"""``singletree sessions``: what sessions cost, and how to fork, move and compare them."""
 
 from __future__ import annotations
 
