@@ -66,8 +66,8 @@ async def test_a_fork_is_shown_and_compared(run: Run, tmp_path: Path) -> None:
         assert status == 0, printed
         lines = printed.splitlines()
         assert lines[0].split() == ["task", "|", "task@2:beta"]
-        assert "alpha: 3 turns; 3 requests with" in lines[1]
-        assert "| beta: 2 turns; 1 requests with" in lines[1]
+        assert "alpha: turns 3, requests 3; 376 tokens of" in lines[1]
+        assert "| beta: turns 2, requests 1; 506 tokens of" in lines[1]
         assert "tokens of prefill" in printed
         assert printed.count("Words 1.") == 2
         assert printed.count("Words 2.") == 1

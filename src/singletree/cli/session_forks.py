@@ -167,11 +167,11 @@ def _rows(one: Side, two: Side) -> Iterator[tuple[str, str]]:
 def _sums(side: Side) -> str:
     totals = {
         name: sum(step[name] or 0 for step in side.steps)
-        for name in ("new_tokens", "cached_tokens", "generated_tokens", "seconds")
+        for name in ("prompt_tokens", "cached_tokens", "generated_tokens", "seconds")
     }
     return (
-        f"{_printable(side.turns['model'])}: {len(side.turns['data'])} turns; {len(side.steps)} requests with "
-        f"{totals['new_tokens']} tokens of prefill, {totals['cached_tokens']} cached, "
+        f"{_printable(side.turns['model'])}: turns {len(side.turns['data'])}, requests {len(side.steps)}; "
+        f"{totals['prompt_tokens'] - totals['cached_tokens']} tokens of prefill, {totals['cached_tokens']} cached, "
         f"{totals['generated_tokens']} generated, {totals['seconds']:.1f} s"
     )
 
@@ -182,7 +182,9 @@ def _turn(side: Side, number: int, turn: dict[str, Any] | None) -> str:
     step = side.step(number)
     spent = ""
     if step is not None:
-        read = f"{step['new_tokens']} of {step['prompt_tokens']} tokens of prefill"
+        # What the engine did not report as cached, it had to read.
+        prefilled = step["prompt_tokens"] - (step["cached_tokens"] or 0)
+        read = f"{prefilled} of {step['prompt_tokens']} tokens of prefill"
         spent = f": {read}, {step['generated_tokens']} generated, {step['seconds'] or 0:.1f} s"
     return "\n".join([f"turn {number}{spent}", *_written(turn["reasoning"], turn["text"], turn["calls"])])
 
