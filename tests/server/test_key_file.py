@@ -138,6 +138,18 @@ async def test_a_name_may_ask_so_often(tmp_path: Path) -> None:
         assert (await client(served, "one").get("/v1/models")).status == 200, "no turn is asked for"
 
 
+async def test_a_name_has_a_budget(tmp_path: Path) -> None:
+    text = entry("a", "one", "two", budget='"generated=1"') + entry("b", "free")
+    async with served_with(tmp_path / "k", text, key_budget="generated=1G") as served:
+        assert (await client(served, "one").post("/v1/messages", MESSAGES)).status == 200
+        refused = await client(served, "two").post("/v1/messages", MESSAGES)
+        assert (refused.status, refused.json["error"]["type"]) == (402, "billing_error")
+        assert "--key-file" in refused.json["error"]["message"]
+        raw = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
+        assert (await client(served, "two").post("/v1/completions", raw)).status == 400
+        assert (await client(served, "free").post("/v1/messages", MESSAGES)).status == 200
+
+
 def test_a_rate_comes_back_evenly() -> None:
     now = [0.0]
     rate = RequestRate(60, clock=lambda: now[0])
@@ -176,6 +188,7 @@ def test_a_file_that_changes_begins_no_new_minute(tmp_path: Path, monkeypatch: p
         (entry("a", "one", rights='["all"]'), "Invalid enum value 'all'"),
         (entry("a", "one", requests_per_minute=0), "> 0"),
         (entry("a", "one", rate=5), "rate"),
+        (entry("a", "one", budget='"loops=3"'), "matching regex"),
         (entry('"a/b"', "one"), "the name 'a/b' is not one"),
         (entry("0123456789abcdef", "one"), "16 hexadecimal digits"),
     ],

@@ -41,12 +41,18 @@ class Budgets:
         self._stopped: LruCache[str, tuple[int, int]] = LruCache(entries=_KNOWN)
 
     def __call__(
-        self, service: Service, opened: Opened | None, request: Request, headers: Mapping[str, str]
+        self,
+        service: Service,
+        opened: Opened | None,
+        request: Request,
+        headers: Mapping[str, str],
+        key_budget: str = "",
     ) -> list[str]:
         """Check a request, and return warnings for its client.
 
         Args:
             opened: its place in its session; None for raw prompts, which count for their key only.
+            key_budget: the budget that the file of keys gives its key, in place of that of the flag; empty for none.
 
         Raises BudgetSpent where a budget is used up, InvalidRequest for a header that is no budget.
         """
@@ -55,7 +61,8 @@ class Budgets:
                 "budgets are ignored: this server has several processes, and each would count its own part"
             ]
         sums, warnings = service.sessions.costs, []
-        budgets = [("API key", self._key, Cost._make(sums.all))]
+        of_key = read_budget(key_budget, "--key-file", loops=False) if key_budget else self._key
+        budgets = [("API key", of_key, Cost._make(sums.all))]
         root = agent = ""
         if opened is not None:
             root, agent = sums.place(opened.step.session, request.agent)

@@ -6,6 +6,7 @@ The file is TOML, with a table for each name; what the server remembers belongs 
     sha256 = ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"]
     rights = ["inference", "sessions"]
     requests_per_minute = 60
+    budget = "generated=2M"
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _CHECK_SECONDS = 1.0
 """The file is looked at no more often."""
 
 _USUAL_RIGHTS: frozenset[Right] = frozenset({"inference", "sessions", "inspect", "capture"})
+_LIMIT = r"(prefill|generated|seconds)=\d+(\.\d+)?[kMG]?"
+_BUDGET = rf"^({_LIMIT}(,{_LIMIT})*)?$"
 _Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -52,6 +55,7 @@ class _Entry(Struct, forbid_unknown_fields=True):
     sha256: _Digest | list[_Digest]
     rights: frozenset[Right] = _USUAL_RIGHTS
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
+    budget: Annotated[str, Meta(pattern=_BUDGET)] = ""
 
 
 class RequestRate:
@@ -123,8 +127,12 @@ class KeyFile:
         wanted, rate = self._rates[name]
         owner = NOBODY if "admin" in entry.rights else name
         for digest in [entry.sha256] if isinstance(entry.sha256, str) else entry.sha256:
-            key = ApiKey(bytes.fromhex(digest), owner, entry.rights)
-            yield ApiKey(key.digest, owner, entry.rights, rate.admit) if wanted else key
+            admit = rate.admit if wanted else _admit_all
+            yield ApiKey(bytes.fromhex(digest), owner, entry.rights, admit, entry.budget)
+
+
+def _admit_all() -> None:
+    """Admit a turn: the name has no rate."""
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

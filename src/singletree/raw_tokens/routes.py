@@ -18,7 +18,14 @@ from singletree.prompts.prompt_writer import Prompt
 from singletree.raw_tokens import completions, generate, tokenize
 from singletree.server.answers.choices import Choices, with_choice_seed
 from singletree.server.answers.response import Lifecycle
-from singletree.server.http.routes import JSON, recall_waits, respond, warning_headers, with_hints
+from singletree.server.http.routes import (
+    JSON,
+    check_budgets,
+    recall_waits,
+    respond,
+    warning_headers,
+    with_hints,
+)
 from singletree.server.http.service import Call, RouteRow, offload
 from singletree.server.ids import TurnCallIds
 from singletree.server.models.model import Model
@@ -64,7 +71,7 @@ async def complete(call: Call) -> ASGIApp:
     if service.shutdown.begun:
         raise Overloaded("the server is shutting down; try again in a moment")
     call.admit()
-    warnings = [] if service.budgets is None else service.budgets(service, None, request, call.headers)
+    warnings = await check_budgets(call, None, request)
     model, request = await service.catalog.ready_for(request)
     begin = partial(prepare_completions, model, request)
     generations = await offload(len(body), begin, waits=loads_package(request))

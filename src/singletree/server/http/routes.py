@@ -104,9 +104,7 @@ async def answer_turn(
     generation = await offload(_work(model, request, max(size, len(body))), prepare, waits=waits)
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt, request.cache_salt)
-    warnings: list[str] = []
-    if service.budgets is not None or not BUDGET_HEADERS.isdisjoint(call.headers):
-        warnings = await _check_budgets(call, opened, request)
+    warnings = await check_budgets(call, opened, request)
     service.prefills.cancel(opened.step.session)
     call.trace.record_step(opened.step)
     if request.options.compared_answer:
@@ -149,13 +147,19 @@ async def answer_turn(
     return respond(call, lifecycle)
 
 
-async def _check_budgets(call: Call, opened: Opened, request: Request) -> list[str]:
-    """Return warnings for the client. Raises BudgetSpent where a budget is used up, InvalidRequest for a header."""
+async def check_budgets(call: Call, opened: Opened | None, request: Request) -> list[str]:
+    """Check a request against the budgets that it counts for, if there are any, and return warnings for its client.
+
+    ``opened`` is its place in its session, None for raw prompts. Raises BudgetSpent, and InvalidRequest for a header.
+    """
     service = call.service
+    of_key = "" if call.key is None else call.key.budget
     if service.budgets is None:
+        if not of_key and BUDGET_HEADERS.isdisjoint(call.headers):
+            return []
         open_budgets: OpenBudgets = await open_door_in_thread("budgets")
         service.budgets = open_budgets(service.config)
-    return service.budgets(service, opened, request, call.headers)
+    return service.budgets(service, opened, request, call.headers, of_key)
 
 
 def _settle(service: Service, step: SessionStep, choices: Choices) -> Callable[[], Awaitable[None]] | None:

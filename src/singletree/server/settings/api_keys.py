@@ -38,12 +38,14 @@ class ApiKey:
         owner: whose requests have it; ``NOBODY`` for one that sees what belongs to all.
         rights: what it may do.
         admit: called for each turn that the key asks for; raises RateLimited.
+        budget: what its owner may spend, in place of ``--key-budget``; empty for that.
     """
 
     digest: bytes
     owner: str
     rights: frozenset[Right]
     admit: Callable[[], None] = lambda: None
+    budget: str = ""
 
 
 KeySource = Callable[[], Sequence[ApiKey]]
