@@ -19,6 +19,8 @@ def _typed(value: Any) -> bytes:
     if isinstance(value, list):
         kind = _KINDS[type(value[0])][0]
         return struct.pack("<IIQ", 9, kind, len(value)) + _packed(value)
+    if type(value) is int and value >= 0:
+        return struct.pack("<II", 4, value)  # llama.cpp reads sizes without a sign only
     return struct.pack("<I", _KINDS[type(value)][0]) + _packed([value])
 
 

@@ -349,6 +349,16 @@ async def test_a_new_process_holds_nothing(clock: Hours) -> None:
     assert (again.is_granted, again.found, again.displaced) == (True, 0, ())
 
 
+async def test_a_turn_waits_for_the_copy_of_its_slot(clock: Hours) -> None:
+    slots = Slots(clock, 2)
+    slots.end(slots.ask("a", talk("a", 1)))
+    assert slots.admission.borrow(0) is not None
+    again = slots.ask("a", talk("a", 2))
+    assert not again.is_granted, "the other slot would have to read everything"
+    slots.admission.give_back(0)
+    assert (again.slot, again.found > 900) == (0, True)
+
+
 async def test_a_slot_that_is_lent_is_nobodys(clock: Hours) -> None:
     slots = Slots(clock, 1)
     running = slots.ask("a", talk("a", 1))

@@ -8,12 +8,13 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from engines.contract import collect, tokens_of
-from engines.small_model import ITALY, small_model
+from engines.tiny_shapes import tiny_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import BadConfiguration
@@ -22,23 +23,26 @@ from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.prefix_cache import PrefixCache
 from singletree.llamacpp.prefix_files import PrefixFiles, model_key, open_folder, pack_ids
 
-PREAMBLE = [5 + at * 7919 % 1009 for at in range(60)]
-OTHER = [6 + at * 6007 % 1013 for at in range(60)]
+PREAMBLE = [5 + at * 79 % 241 for at in range(60)]
+OTHER = [6 + at * 60 % 239 for at in range(60)]
+ITALY = [200, 11, 17, 202, 42, 31, 201]
 ANSWER = Sampling(temperature=0.0, max_tokens=4, ignore_eos=True)
+LONGER = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
 KEY = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
 def short_prompts_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "LEAST_TOKENS", 32)
+    monkeypatch.setattr(prefix_cache, "LEAST_NEW_TOKENS", 16)
     monkeypatch.setattr(parking, "LEAST_TOKENS", 32)
 
 
 @asynccontextmanager
 async def running(folder: Path, **settings: Any) -> AsyncIterator[LlamaCppEngine]:
     """The engine; at the end it has saved what was due."""
-    settings = {"slots": 2, "context_window": 512, **settings}
-    made = LlamaCppEngine(small_model(), prefix_cache_path=folder, threads=1, **settings)
+    settings = {"slots": 2, "context_window": 2048, **settings}
+    made = LlamaCppEngine(tiny_model("dense"), prefix_cache_path=folder, threads=1, **settings)
     await made.start()
     try:
         yield made
@@ -71,7 +75,8 @@ def disk(engine: LlamaCppEngine) -> PrefixCache:
 async def until_saved(engine: LlamaCppEngine) -> None:
     prefixes = disk(engine)
     assert prefixes._saving is not None
-    await prefixes._saving
+    async with asyncio.timeout(10):
+        await prefixes._saving
 
 
 async def test_a_preamble_survives_a_restart(tmp_path: Path) -> None:
@@ -96,40 +101,51 @@ async def test_a_preamble_survives_a_restart(tmp_path: Path) -> None:
     assert other != file.name, "the damaged file was removed, and the prompt was saved again"
 
 
-@pytest.mark.slow
-async def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
+async def test_each_turn_is_saved_and_goes_on_after_the_engine_was_killed(tmp_path: Path) -> None:
+    prompt = [*PREAMBLE, *ITALY]
     async with running(tmp_path) as engine:
-        prompt = [*PREAMBLE, *ITALY]
-        prompt += tokens_of(await run(engine, prompt))
+        for _ in range(3):
+            prompt += [*tokens_of(await run(engine, prompt, LONGER)), *ITALY]
+            await until_saved(engine)
+            assert len(saved(tmp_path)) == 1, "one state has the whole conversation"
+        assert engine._process is not None
+        os.kill(engine._process.pid, signal.SIGKILL)
+        await engine._process.exit_reason(10)
+        restored = await run(engine, prompt, LONGER)
+        assert cached(restored) == len(prompt) - len(ITALY) - 1
+    async with running(tmp_path / "empty") as engine:
+        read = await run(engine, prompt, LONGER)
+    assert (cached(read), tokens_of(read)) == (0, tokens_of(restored))
+
+
+async def test_saves_wait_for_the_budget_but_not_at_the_end(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
-        assert cached(await run(engine, [*prompt, *ITALY])) == len(prompt) - 1
+        disk(engine)._next_save = monotonic() + 3600
+        await run(engine, PREAMBLE)
+        await asyncio.sleep(0.5)
+        assert names(tmp_path) == []
+    assert len(saved(tmp_path)) == 1
 
 
-@pytest.mark.slow
-async def test_a_conversation_is_saved_again_when_it_has_grown(tmp_path: Path) -> None:
-    async with running(tmp_path) as engine:
-        answer = tokens_of(await run(engine, PREAMBLE))
-        await until_saved(engine)
-        [first] = saved(tmp_path)
-        size = first.stat().st_size
-        disk(engine)._next_save = 0.0
-        await run(engine, [*PREAMBLE, *ITALY[:5]])
-        await until_saved(engine)
-        assert saved(tmp_path) == [first], "too little is new"
-        await run(engine, [*PREAMBLE, *answer[:-1], *OTHER])
-    [second] = saved(tmp_path)
-    assert second != first, "it serves the prompts of the first one"
-    assert second.stat().st_size > size
+async def test_a_state_that_loses_its_slot_is_saved_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_cache, "_LONGEST_DELAY", 3600.0)
+    async with running(tmp_path, slots=2) as engine, endless(engine):
+        await run(engine, PREAMBLE)
+        assert names(tmp_path) == []
+        await run(engine, OTHER)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*disk(engine)._writing)
+        assert len(saved(tmp_path)) == 1
 
 
-@pytest.mark.slow
 async def test_short_prompts_leave_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
         await run(engine, ITALY)
     assert names(tmp_path) == []
 
 
-@pytest.mark.slow
 async def test_nothing_is_restored_that_is_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,11 +158,10 @@ async def test_nothing_is_restored_that_is_in_memory(
     assert [record for record in caplog.records if "restored" in record.getMessage()] == []
 
 
-@pytest.mark.slow
 async def test_it_is_restored_beside_a_generation_that_runs(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
         await run(engine, PREAMBLE)
-    async with running(tmp_path, context_window=1024) as engine:
+    async with running(tmp_path, context_window=2048) as engine:
         endless = Sampling(temperature=0.0, max_tokens=150, ignore_eos=True)
         other = asyncio.create_task(run(engine, OTHER, endless))
         await asyncio.sleep(0)
@@ -155,29 +170,25 @@ async def test_it_is_restored_beside_a_generation_that_runs(tmp_path: Path) -> N
         assert len(tokens_of(await other)) == 150
 
 
-@pytest.mark.slow
-async def test_nothing_is_saved_while_a_generation_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("delay", [0.3, 3600.0])
+async def test_other_generations_delay_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: float
 ) -> None:
-    monkeypatch.setattr(prefix_cache, "_QUIET_SECONDS", 0.0)
-    async with running(tmp_path, context_window=1024) as engine:
-        endless = engine.generate(GenerationJob(ITALY, Sampling(max_tokens=900, ignore_eos=True), "endless"))
-        await anext(endless)
+    monkeypatch.setattr(prefix_cache, "_LONGEST_DELAY", delay)
+    async with running(tmp_path) as engine, endless(engine):
         await run(engine, PREAMBLE)
-        await until_saved(engine)
-        assert names(tmp_path) == []
-        await endless.aclose()
+        await asyncio.sleep(1)
+        assert len(saved(tmp_path)) == (delay < 1)
 
 
-@pytest.mark.slow
-async def test_llama_cpp_that_died_finds_its_prompts_again(tmp_path: Path) -> None:
-    async with running(tmp_path) as engine:
-        await run(engine, PREAMBLE)
-        await until_saved(engine)
-        assert engine._process is not None
-        os.kill(engine._process.pid, signal.SIGKILL)
-        await engine._process.exit_reason(10)
-        assert cached(await run(engine, [*PREAMBLE, *ITALY])) == len(PREAMBLE)
+@asynccontextmanager
+async def endless(engine: LlamaCppEngine) -> AsyncIterator[None]:
+    """A generation that runs until the end of the block."""
+    sampling = Sampling(max_tokens=1800, ignore_eos=True)
+    chunks = engine.generate(GenerationJob(ITALY, sampling, "endless"))
+    await anext(chunks)
+    yield
+    await chunks.aclose()
 
 
 def change(path: Path) -> None:
@@ -186,23 +197,23 @@ def change(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.slow
 async def test_a_state_larger_than_the_room_is_not_restored(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
         await run(engine, [*PREAMBLE, *OTHER])
     async with running(tmp_path, context_window=256, kv_tokens=256) as engine:
-        longer = Sampling(temperature=0.0, max_tokens=100, ignore_eos=True)
+        longer = Sampling(temperature=0.0, max_tokens=150, ignore_eos=True)
         other = asyncio.create_task(run(engine, [*ITALY, *ITALY, *ITALY], longer))
         await asyncio.sleep(0)
         assert cached(await run(engine, [*PREAMBLE, 77])) == 0
-        assert len(tokens_of(await other)) == 100
+        assert len(tokens_of(await other)) == 150
 
 
 def add(files: PrefixFiles, folder: Path, ids: Sequence[int], state: bytes = b"s" * 1000) -> Path:
     before = set(saved(folder))
-    part = files.new_part()
-    (folder / part).write_bytes(state)
-    files.add(part, pack_ids(ids))
+    source = folder / "state"
+    source.write_bytes(state)
+    files.add(source, pack_ids(ids))
+    source.unlink()
     [added] = set(saved(folder)) - before
     return added
 

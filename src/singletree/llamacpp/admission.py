@@ -152,11 +152,11 @@ class Admission:
         slot = self._slots[number]
         if not slot.is_idle or not slot.held:
             return None
-        slot.is_lent = True
+        slot.is_copied = True
         return slot.state
 
     def give_back(self, number: int) -> None:
-        self._slots[number].is_lent = False
+        self._slots[number].is_copied = False
         self._grant()
 
     def settle(self, ticket: Ticket) -> None:
@@ -177,7 +177,7 @@ class Admission:
         """Note that all slots are empty, since llama.cpp was started again."""
         for slot in self._slots:
             slot.clear()
-            slot.is_lent = slot.is_ending = False
+            slot.is_lent = slot.is_copied = slot.is_ending = False
             slot.salt = None if slot.running is None else slot.running.salt
         for ticket in self._granted:
             ticket.displaced, ticket.source, ticket.found = (), None, 0
@@ -241,7 +241,7 @@ class Admission:
     def _choose(self, ticket: Ticket, now: float) -> Slot | None:
         """Return the slot that a request should have now; None if it should wait."""
         claim = ticket.claim
-        if any(slot.is_ending and slot.is_continued_by(claim) for slot in self._slots):
+        if any((slot.is_ending or slot.is_copied) and slot.is_continued_by(claim) for slot in self._slots):
             return None  # Another slot would have to read the whole conversation.
         idle = [slot for slot in self._slots if slot.is_idle]
         continued = [slot for slot in idle if slot.is_continued_by(claim)]

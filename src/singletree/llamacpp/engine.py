@@ -59,7 +59,7 @@ _TOKENIZATIONS_KEPT = 4096
 _FREE_SLOT_SECONDS = 1.2
 _MAX_FREE_SLOT_SECONDS = 60.0
 _EXIT_SECONDS = 1.0
-_SAVE_SECONDS = 5.0
+_SAVE_SECONDS = 15.0
 
 
 class LlamaCppEngine:
@@ -89,8 +89,8 @@ class LlamaCppEngine:
             makes the others wait longer and is hardly faster on a CPU (512: 2 % less time for a token).
         cache_ram_mib: memory for parked states, in MiB; 0 for none. They are in a folder for temporary files where
             the system has no file system in memory, or too small a one.
-        prefix_cache_path: folder in which long prompts are saved as llama.cpp has read them, so that a restarted
-            engine need not read them again; None for none. It contains prompts in plain form.
+        prefix_cache_path: folder in which sessions are saved after each turn, so that a restarted engine need not
+            read them again; None for none. It contains prompts in plain form.
         prefix_cache_limit: largest size of the saved prompts, in bytes; the least recently used are removed.
         queue_limit: how many requests may wait; more are refused with Overloaded.
         mmproj: the GGUF file of the vision projector; None if the model gets no pictures.
@@ -267,6 +267,8 @@ class LlamaCppEngine:
             self._transport = None
             self._backoff.record_death()
             await transport.close()
+            if self._states is not None:
+                await self._states.close(0)
             await dead.stop()
         self._backoff.check()
         _LOG.warning("llama.cpp ended unexpectedly; starting it again")
@@ -477,6 +479,8 @@ class LlamaCppEngine:
             held = b""  # Waiting longer would help nobody.
         finally:
             ticket.release(held, len(held) // 4)
+            if held and self._states is not None:
+                self._states.turn_ended(ticket.slot)
 
     async def _is_busy(self, slot: int) -> bool:
         busy = await self._busy_slots()

@@ -1,6 +1,6 @@
-"""Saves prompts that llama.cpp has read to disk, and restores them after a restart.
+"""Saves what llama.cpp has read to disk after each turn, and restores it after a restart.
 
-llama.cpp saves a slot between two batches. So the engine saves when nothing runs, and borrows the slot meanwhile.
+llama.cpp copies a slot between two batches, into a folder in memory. A thread writes the copy to the disk.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
@@ -21,9 +22,16 @@ _LOG = logging.getLogger(__name__)
 LEAST_TOKENS = 512
 """Fewer tokens are neither saved nor restored: to read them takes seconds at most."""
 
-_GROWTH = 2  # A conversation is saved again when it has grown by 1/2, so that all saves are 3 times its size at most.
-_QUIET_SECONDS = 0.2
-_PAUSE_RATIO = 20.0  # Saving takes at most 1/20 of the time.
+LEAST_NEW_TOKENS = 64
+"""A state that is on the disk but for fewer tokens is not saved again."""
+
+# Each save writes the whole state, so a session of N turns writes N/2 times its size. That much is written at once,
+# and no more than that on average: the life of a disk is counted in bytes.
+_BYTES_PER_SECOND = 20e6
+_BURST_SECONDS = 60.0
+
+_LONGEST_DELAY = 10.0  # A server that is never idle saves all the same; other generations wait for the copy.
+_LOOK_SECONDS = 0.2
 
 
 class PrefixCache:
@@ -42,9 +50,12 @@ class PrefixCache:
         self._actions = actions
         self._bytes_per_token = bytes_per_token or 0
         self._admission = admission
-        self._due: set[int] = set()
+        self._due: dict[int, float] = {}
+        self._turn = asyncio.Event()
         self._saving: asyncio.Task[None] | None = None
+        self._writing: set[asyncio.Task[None]] = set()
         self._next_save = 0.0
+        self._closing = False
 
     def known(self, packed_ids: bytes) -> int:
         found = self._files.longest(packed_ids, float("inf"))
@@ -70,46 +81,82 @@ class PrefixCache:
         return common
 
     def turn_ended(self, slot: int) -> None:
-        self._due.add(slot)
+        self._due.setdefault(slot, monotonic())
+        self._turn.set()
         if self._saving is None or self._saving.done():
-            self._saving = asyncio.create_task(self._save_when_quiet())
+            self._saving = asyncio.create_task(self._save_due())
 
-    def _is_worthwhile(self, held: HeldState) -> bool:
+    async def displaced(self, held: HeldState, next_prompt: bytes) -> None:
+        """Save the state of a slot that ``next_prompt`` is about to take, if it is due and would be lost."""
+        if held.slot not in self._due or next_prompt.startswith(held.packed_ids[: held.prompt_tokens * 4]):
+            return
+        del self._due[held.slot]
+        if monotonic() >= self._next_save and (copied := await self._copy(held)):
+            self._write(copied)
+
+    async def _save_due(self) -> None:
+        """Save the states of slots whose turn has ended, as soon as the budget allows and nothing runs."""
+        while self._due:
+            self._turn.clear()
+            for slot, since in list(self._due.items()):
+                now = monotonic()
+                waits = self._admission.running and now < since + _LONGEST_DELAY
+                if not self._closing and (now < self._next_save or waits):
+                    continue
+                if (held := self._admission.borrow(slot)) is None:
+                    continue  # The end of the turn that runs there is the next occasion.
+                self._due.pop(slot, None)
+                try:
+                    copied = await self._copy(held)
+                finally:
+                    self._admission.give_back(slot)
+                if copied:
+                    await self._write(copied)
+            if self._closing:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._turn.wait(), _LOOK_SECONDS)
+
+    async def _copy(self, held: HeldState) -> tuple[Path, bytes] | None:
+        """Have llama.cpp copy a state into memory; return its file and tokens, or None if it is not worthwhile."""
         size = held.tokens * self._bytes_per_token
-        covered = self.known(held.packed_ids)
-        return held.tokens - covered >= max(LEAST_TOKENS, covered // _GROWTH) and self._files.has_room(size)
-
-    async def _save_when_quiet(self) -> None:
-        """Save what idle slots hold. If a request has come meanwhile, the end of its turn is the next occasion."""
-        await asyncio.sleep(max(_QUIET_SECONDS, self._next_save - monotonic()))
-        while self._due and not self._admission.running:
-            slot = self._due.pop()
-            held = self._admission.borrow(slot)
-            if held is None:
-                continue
-            try:
-                if self._is_worthwhile(held):
-                    began = monotonic()
-                    await self._save(held)
-                    self._next_save = monotonic() + (monotonic() - began) * _PAUSE_RATIO
-            finally:
-                self._admission.give_back(slot)
-
-    async def _save(self, held: HeldState) -> None:
-        name = self._files.new_part()
+        if held.tokens < LEAST_TOKENS or held.tokens - self.known(held.packed_ids) < LEAST_NEW_TOKENS:
+            return None
+        if not self._files.has_room(size):
+            room = "%d tokens are not saved: %s has no room for %d MB"
+            _LOG.warning(room, held.tokens, self._files.folder, size // 10**6)
+            return None
+        path = self._actions.folder / secrets.token_hex(16)
         try:
-            with self._linked(self._files.folder / name) as link:
-                saved = await self._actions.save(held.slot, link)
-            # Where the ids of an answer are not known exactly, those of the prompt are.
-            exact = saved.tokens == held.tokens
-            ids = held.packed_ids if exact else held.packed_ids[: min(saved.tokens, held.prompt_tokens) * 4]
-            if len(ids) // 4 >= LEAST_TOKENS:
-                await asyncio.shield(asyncio.to_thread(self._files.add, name, ids))
-                _LOG.info("saved %d tokens to disk", saved.tokens)
+            saved = await self._actions.save(held.slot, path.name)
         except OSError as error:
-            _LOG.warning("a prefix could not be saved: %s", error)
+            _LOG.warning("a state could not be saved: %s", error)
+            path.unlink(missing_ok=True)
+            return None
+        earliest = monotonic() - _BURST_SECONDS
+        self._next_save = max(self._next_save, earliest) + (saved.size or size) / _BYTES_PER_SECOND
+        # Where the ids of an answer are not known exactly, those of the prompt are.
+        exact = saved.tokens == held.tokens
+        return path, held.packed_ids if exact else held.packed_ids[
+            : min(saved.tokens, held.prompt_tokens) * 4
+        ]
+
+    def _write(self, copied: tuple[Path, bytes]) -> asyncio.Future[None]:
+        """Write a copy to the disk in a thread, which outlives whoever waits for it."""
+        task = asyncio.create_task(asyncio.to_thread(self._write_file, *copied))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        return asyncio.shield(task)
+
+    def _write_file(self, path: Path, packed_ids: bytes) -> None:
+        try:
+            if len(packed_ids) // 4 >= LEAST_TOKENS:
+                self._files.add(path, packed_ids)
+                _LOG.info("saved %d tokens to disk", len(packed_ids) // 4)
+        except OSError as error:
+            _LOG.warning("a state could not be saved: %s", error)
         finally:
-            self._files.drop_part(name)
+            path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _linked(self, path: Path) -> Iterator[str]:
@@ -122,8 +169,10 @@ class PrefixCache:
             link.unlink(missing_ok=True)
 
     async def close(self, seconds: float) -> None:
-        """Wait at most ``seconds`` for a save that is due, then end it."""
+        """Save what is due at once, wait at most ``seconds`` for it, then end it."""
+        self._closing = True
+        self._turn.set()
         if self._saving is not None:
-            await asyncio.wait({self._saving}, timeout=seconds)
+            await asyncio.wait({self._saving, *self._writing}, timeout=seconds)
             self._saving.cancel()
             await asyncio.wait({self._saving})

@@ -26,6 +26,7 @@ from typing import BinaryIO
 
 from singletree.errors import BadConfiguration
 from singletree.prefixes import common_text_prefix
+from singletree.private_files import open_private
 
 _LOG = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ class PrefixFiles:
         Returns:
             The state, and how many tokens it shares; None if no state shares any.
         """
-        found = [(common_tokens(each.packed_ids, packed_ids), each) for each in self._saved.values()]
+        found = [(common_tokens(each.packed_ids, packed_ids), each) for each in self._states()]
         shared = [(common, -each.tokens, each) for common, each in found if common and each.tokens <= most]
         if not shared:
             return None
@@ -201,33 +202,39 @@ class PrefixFiles:
             return size <= self._limit and 2 * size <= shutil.disk_usage(self.folder).free
         return False
 
-    def new_part(self) -> str:
-        """Return a name in the folder for llama.cpp to save a state under; ``add`` or ``drop_part`` comes next."""
-        return f"{self._key}-{secrets.token_hex(16)}.part"
+    def add(self, source: Path, packed_ids: bytes) -> None:
+        """Keep a copy of ``source``, which llama.cpp has saved, and evict others if the limit is exceeded.
 
-    def drop_part(self, name: str) -> None:
-        """Remove what llama.cpp saved under that name, if anything."""
-        with contextlib.suppress(OSError):
-            (self.folder / name).unlink()
-
-    def add(self, name: str, packed_ids: bytes) -> None:
-        """Complete what llama.cpp saved under ``name``, and evict others if the limit is exceeded.
-
-        States that this one continues are removed: it serves every prompt that they serve. Raises OSError.
+        States that this one continues are removed: it serves every prompt that they serve. Raises OSError; then
+        nothing has changed.
         """
-        part = self.folder / name
-        with part.open("r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.write(packed_ids)
-            file.seek(0)
-            checksum = self._checksum(file, size + len(packed_ids)).digest()
-            file.write(_FOOTER.pack(size, len(packed_ids) // _ID_BYTES, checksum, _MAGIC))
-        part.chmod(0o600)
-        path = part.rename(part.with_suffix(".prefix"))
-        for other in [each for each in self._saved.values() if packed_ids.startswith(each.packed_ids)]:
-            self.remove(other.path)
+        part = self.folder / f"{self._key}-{secrets.token_hex(16)}.part"
+        try:
+            with source.open("rb") as state, open(part, "xb", opener=open_private) as file:
+                self._write(state, packed_ids, file)
+                file.flush()
+                os.fsync(file.fileno())
+            path = part.rename(part.with_suffix(".prefix"))
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
         self._saved[path] = SavedPrefix(path, packed_ids)
+        for other in [each for each in self._states() if packed_ids.startswith(each.packed_ids)]:
+            if other.path != path:
+                self.remove(other.path)
         self._evict()
+
+    def _write(self, state: BinaryIO, packed_ids: bytes, file: BinaryIO) -> None:
+        digest, size = hashlib.sha256(self._key.encode()), 0
+        while data := state.read(_CHUNK):
+            file.write(data)
+            digest.update(data)
+            size += len(data)
+        digest.update(packed_ids)
+        file.write(packed_ids + _FOOTER.pack(size, len(packed_ids) // _ID_BYTES, digest.digest(), _MAGIC))
+
+    def _states(self) -> list[SavedPrefix]:
+        return list(self._saved.values())  # at once: a thread may add one meanwhile
 
     def _named(self, pattern: re.Pattern[str]) -> list[Path]:
         return [path for path in self.folder.iterdir() if pattern.fullmatch(path.name)]

@@ -135,6 +135,9 @@ class SlotStates:
             self._admission.settle(ticket)
 
     async def _park(self, ticket: Ticket) -> None:
+        if self.prefixes is not None:
+            for held in ticket.displaced:
+                await self.prefixes.displaced(held, ticket.claim.packed_ids)
         if self.parked is None:
             return
         for held in ticket.displaced:

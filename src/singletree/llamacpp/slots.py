@@ -63,6 +63,7 @@ class Slot:
         running: the request that has it; None if it is idle.
         is_ending: whether that request was left early, and llama.cpp has not noticed it yet.
         is_lent: whether its state is being saved or removed, so that no request may have it.
+        is_copied: whether its state is being copied to be saved: a request that continues it waits.
         owner: the last request that had it; None if its state belongs to nobody.
         held: the tokens of its state, as of ``pack_ids``. While it runs: those that the request found.
         prompt_tokens: how many of them were the prompt of the last turn.
@@ -75,6 +76,7 @@ class Slot:
     running: Claim | None = None
     is_ending: bool = False
     is_lent: bool = False
+    is_copied: bool = False
     owner: Claim | None = None
     held: bytes = b""
     prompt_tokens: int = 0
@@ -85,7 +87,7 @@ class Slot:
 
     @property
     def is_idle(self) -> bool:
-        return self.running is None and not self.is_lent
+        return self.running is None and not self.is_lent and not self.is_copied
 
     @property
     def tokens(self) -> int:

@@ -200,8 +200,8 @@ class Config:
     """Threads of llama.cpp; the machine's cores by default."""
 
     prefix_cache_path: Path | None = None
-    """Folder in which the embedded llama.cpp keeps long prompts as it has read them, so that they are not read again
-    after a restart; none by default. The files contain the prompts."""
+    """Folder in which the embedded llama.cpp keeps sessions as it has read them, after each turn, so that they are not
+    read again after a restart or a crash; none by default. The files contain the prompts."""
 
     prefix_cache_limit: Annotated[int, _flag("--prefix-cache-limit", form="bytes")] = 8 * 2**30
     """Largest size of the files at --prefix-cache-path, such as 8GiB; the least recently used are deleted first."""
