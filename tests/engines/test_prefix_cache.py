@@ -21,14 +21,17 @@ from singletree.errors import BadConfiguration
 from singletree.llamacpp import parking, prefix_cache
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.prefix_cache import PrefixCache
-from singletree.llamacpp.prefix_files import PrefixFiles, model_key, open_folder, pack_ids
+from singletree.llamacpp.prefix_files import PrefixFiles, open_folder, pack_ids
+from singletree.llamacpp.state_files import Origin, read_origin
 
 PREAMBLE = [5 + at * 79 % 241 for at in range(60)]
 OTHER = [6 + at * 60 % 239 for at in range(60)]
 ITALY = [200, 11, 17, 202, 42, 31, 201]
 ANSWER = Sampling(temperature=0.0, max_tokens=4, ignore_eos=True)
 LONGER = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
-KEY = "0123456789abcdef"
+HERE = Origin("model", "build", "settings", "here.gguf")
+THERE = Origin("other", "build", "settings", "there.gguf")
+KEY = HERE.key
 
 
 @pytest.fixture(autouse=True)
@@ -229,9 +232,9 @@ def test_numbers_that_are_no_token_ids_have_no_prefix() -> None:
 
 
 def test_the_longest_saved_prefix_wins(tmp_path: Path) -> None:
-    files = PrefixFiles(tmp_path, 10**6, KEY)
+    files = PrefixFiles(tmp_path, 10**6, HERE)
     short, long = add(files, tmp_path, [1, 2, 3]), add(files, tmp_path, [1, 2, 9, 9, 9])
-    for reopened in (files, PrefixFiles(tmp_path, 10**6, KEY)):
+    for reopened in (files, PrefixFiles(tmp_path, 10**6, HERE)):
         found = [reopened.longest(pack_ids(ids), 99) for ids in ([1, 2, 9, 9, 4], [1, 2, 3, 4], [1, 5], [8])]
         assert [each and (each[0].path, each[1]) for each in found] == [
             (long, 4),
@@ -242,39 +245,36 @@ def test_the_longest_saved_prefix_wins(tmp_path: Path) -> None:
         least = reopened.longest(pack_ids([1, 2, 9, 9]), 3)
         assert least is not None
         assert (least[0].path, least[1]) == (short, 2)
-    assert PrefixFiles(tmp_path, 10**6, KEY[::-1]).longest(pack_ids([1, 2, 3]), 99) is None, (
-        "of another model"
-    )
+    assert PrefixFiles(tmp_path, 10**6, THERE).longest(pack_ids([1, 2, 3]), 99) is None, "of another model"
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "replaced", "renamed"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "replaced"])
 def test_a_damaged_file_is_removed(tmp_path: Path, damage: str) -> None:
-    file = add(PrefixFiles(tmp_path, 10**6, KEY), tmp_path, [1, 2, 3])
+    file = add(PrefixFiles(tmp_path, 10**6, HERE), tmp_path, [1, 2, 3])
     if damage == "changed":
         change(file)
     elif damage == "cut":
         file.write_bytes(file.read_bytes()[:-1])
-    elif damage == "replaced":
-        file.write_bytes(b"\0" * 2000)
     else:
-        file = file.rename(file.with_name(file.name.replace(KEY, KEY[::-1])))
-    files = PrefixFiles(tmp_path, 10**6, KEY[::-1] if damage == "renamed" else KEY)
-    found = files.longest(pack_ids([1, 2, 3]), 9)
-    assert found is None or not files.is_intact(found[0])
+        file.write_bytes(b"\0" * 2000)
+    files = PrefixFiles(tmp_path, 10**6, HERE)
+    if found := files.longest(pack_ids([1, 2, 3]), 9):
+        with pytest.raises(ValueError, match="checksum"):
+            files.place(found[0], tmp_path)
     assert (len(files), list(tmp_path.iterdir())) == (0, [])
 
 
 def test_the_least_recently_used_files_are_removed(tmp_path: Path) -> None:
-    files = PrefixFiles(tmp_path, 3500, KEY)
+    files = PrefixFiles(tmp_path, 4500, HERE)
     first, second, third = (add(files, tmp_path, [at]) for at in range(3))
     ages(first, second, third)
     found = files.longest(pack_ids([0]), 9)
     assert found is not None
-    assert files.is_intact(found[0])
-    fourth = add(PrefixFiles(tmp_path, 3500, KEY[::-1]), tmp_path, [4])
+    files.place(found[0], tmp_path).unlink()
+    fourth = add(PrefixFiles(tmp_path, 4500, THERE), tmp_path, [4])
     assert saved(tmp_path) == sorted([first, third, fourth]), "the models share the limit"
-    assert not files.has_room(3501)
-    assert files.has_room(3500)
+    assert not files.has_room(4501)
+    assert files.has_room(4500)
 
 
 def test_what_others_put_there_stays(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_what_others_put_there_stays(tmp_path: Path) -> None:
     left.touch()
     young.touch()
     ages(left)
-    PrefixFiles(tmp_path, 1, KEY)
+    PrefixFiles(tmp_path, 1, HERE)
     assert sorted(tmp_path.iterdir()) == sorted([*foreign, young])
 
 
@@ -309,10 +309,11 @@ def parts(tmp_path: Path) -> list[Path]:
 
 
 def test_the_key_changes_with_every_part_of_the_model_and_with_the_settings(parts: list[Path]) -> None:
-    keys = [model_key(parts[0], "1")]
+    origins = [read_origin(parts[0], "1", "")]
     with parts[1].open("r+b") as file:
         file.seek(2**20 + 5)
         file.write(b"x")
-    keys += [model_key(parts[0], "1"), model_key(parts[0], "2")]
-    keys += [model_key(parts[1].rename(parts[1].with_name("model.gguf")), "1")]
-    assert len(set(keys)) == 4
+    origins += [read_origin(parts[0], *settings) for settings in (("1", ""), ("2", ""), ("1", "q8_0"))]
+    origins += [read_origin(parts[1].rename(parts[1].with_name("model.gguf")), "1", "")]
+    assert len({origin.key for origin in origins}) == 5
+    assert {bool(one.refusal(other)) for one in origins for other in origins if one != other} == {True}

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ BATCH = 256
 
 
 @asynccontextmanager
-async def running(shape: str, folder: Path | None) -> AsyncIterator[LlamaCppEngine]:
+async def running(shape: str, folder: Path | None, **settings: Any) -> AsyncIterator[LlamaCppEngine]:
     engine = LlamaCppEngine(
-        tiny_model(shape), slots=2, context_window=2048, threads=1, prefix_cache_path=folder
+        tiny_model(shape), slots=2, context_window=2048, threads=1, prefix_cache_path=folder, **settings
     )
     await engine.start()
     try:

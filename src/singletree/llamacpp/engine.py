@@ -42,8 +42,8 @@ from singletree.llamacpp import wire
 from singletree.llamacpp.admission import Admission, Ticket
 from singletree.llamacpp.parking import ParkedStates, parking_root
 from singletree.llamacpp.picture_prompt import NO_PROJECTOR, PictureSession, PromptDecoder
-from singletree.llamacpp.prefix_cache import PrefixCache
-from singletree.llamacpp.prefix_files import PrefixFiles, model_key, open_folder, pack_ids
+from singletree.llamacpp.prefix_cache import PrefixFolder
+from singletree.llamacpp.prefix_files import open_folder, pack_ids
 from singletree.llamacpp.process import LlamaProcess
 from singletree.llamacpp.slot_states import PrefillEstimator, PrefillSpeed, SlotStates, keep_seconds
 from singletree.llamacpp.slots import Claim, SlotActions
@@ -90,8 +90,9 @@ class LlamaCppEngine:
         cache_ram_mib: memory for parked states, in MiB; 0 for none. They are in a folder for temporary files where
             the system has no file system in memory, or too small a one.
         prefix_cache_path: folder in which sessions are saved after each turn, so that a restarted engine need not
-            read them again; None for none. It contains prompts in plain form.
-        prefix_cache_limit: largest size of the saved prompts, in bytes; the least recently used are removed.
+            read them again; None for none.
+        prefix_cache_limit: largest size of the saved sessions, in bytes; the least recently used are removed.
+        prefix_cache_key: encrypts the saved sessions; None for plain files.
         queue_limit: how many requests may wait; more are refused with Overloaded.
         mmproj: the GGUF file of the vision projector; None if the model gets no pictures.
         decoder: the model's tokenizer, which prompts with pictures need; None if the model gets no pictures.
@@ -112,6 +113,7 @@ class LlamaCppEngine:
         cache_ram_mib: int = 2048,
         prefix_cache_path: Path | None = None,
         prefix_cache_limit: int = 8 * 2**30,
+        prefix_cache_key: str | None = None,
         queue_limit: int = 256,
         mmproj: Path | None = None,
         decoder: PromptDecoder | None = None,
@@ -126,9 +128,9 @@ class LlamaCppEngine:
         self._threads = threads or usable_cores()
         self._batch_tokens, self._cache_ram_mib = batch_tokens, cache_ram_mib
         # A saved state is found by token ids alone, and two pictures have the same placeholder.
-        self._prefix_folder = prefix_cache_path if mmproj is None or decoder is None else None
-        self._prefix_limit = prefix_cache_limit
-        self._prefix_files: PrefixFiles | None = None
+        self._saved: PrefixFolder | None = None
+        if prefix_cache_path is not None and (mmproj is None or decoder is None):
+            self._saved = PrefixFolder(prefix_cache_path, prefix_cache_limit, prefix_cache_key)
         self._states: SlotStates | None = None
         self._token_bytes: int | None = None
         self._queue_limit = queue_limit
@@ -136,7 +138,7 @@ class LlamaCppEngine:
         self._pictures = (
             PictureSession(decoder, self._post_pictures) if decoder is not None and mmproj else None
         )
-        if prefix_cache_path is not None and self._prefix_folder is None:
+        if prefix_cache_path is not None and self._saved is None:
             _LOG.warning("prompts are not saved in %s: this model sees pictures", prefix_cache_path)
         self._temperature, self._verbose = temperature, verbose
         self._speed = PrefillSpeed()
@@ -164,8 +166,8 @@ class LlamaCppEngine:
         header = await asyncio.to_thread(read_header, self._path)
         self._window, self._kv_tokens = self._plan(header)
         self._token_bytes = header.kv_bytes_per_token
-        if self._prefix_folder is not None:
-            await asyncio.to_thread(open_folder, self._prefix_folder)
+        if self._saved is not None:
+            await asyncio.to_thread(open_folder, self._saved.folder)
         self._admission = self._new_admission()
         self._settings = {
             "path": str(self._path),
@@ -228,22 +230,11 @@ class LlamaCppEngine:
         actions = SlotActions(transport, process.states)
         limit = self._parking_limit
         parked = ParkedStates(actions, limit, self._token_bytes) if limit else None
-        prefixes = await self._open_prefixes(actions, process.version)
+        prefixes = None
+        if (saved := self._saved) is not None:
+            prefixes = await saved.open(self._path, process, actions, self._token_bytes, self._admission)
         self._states = SlotStates(self._admission, actions, parked, prefixes)
         self._admission.forget_states()
-
-    async def _open_prefixes(self, actions: SlotActions, version: str) -> PrefixCache | None:
-        """Return the cache on disk for the process that has started; None without one that can be read."""
-        if (folder := self._prefix_folder) is None:
-            return None
-        if self._prefix_files is None:
-            try:
-                key = await asyncio.to_thread(model_key, self._path, "xllamacpp", version)
-                self._prefix_files = await asyncio.to_thread(PrefixFiles, folder, self._prefix_limit, key)
-            except OSError as error:
-                _LOG.warning("saved prefixes cannot be used: %s", error)
-                return None
-        return PrefixCache(self._prefix_files, actions, self._token_bytes, self._admission)
 
     async def _running(self) -> HttpTransport:
         """Return the client that reaches llama.cpp. If the process died, start it again first.

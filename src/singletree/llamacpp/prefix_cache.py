@@ -9,13 +9,16 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
 from singletree.llamacpp.admission import Admission
+from singletree.llamacpp.parking import MEMORY_FOLDER
 from singletree.llamacpp.prefix_files import PrefixFiles
+from singletree.llamacpp.process import LlamaProcess
 from singletree.llamacpp.slots import HeldState, SlotActions
+from singletree.llamacpp.state_files import read_origin
+from singletree.llamacpp.state_seal import StateSeal
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +35,41 @@ _BURST_SECONDS = 60.0
 
 _LONGEST_DELAY = 10.0  # A server that is never idle saves all the same; other generations wait for the copy.
 _LOOK_SECONDS = 0.2
+
+
+class PrefixFolder:
+    """The folder of ``--prefix-cache-path``, as the processes of one engine use it one after the other.
+
+    Raises BadConfiguration for a key that is too short.
+    """
+
+    def __init__(self, folder: Path, limit: int, key: str | None) -> None:
+        self.folder = folder
+        self._limit = limit
+        self._seal = StateSeal(key) if key else None
+        self._files: PrefixFiles | None = None
+
+    async def open(
+        self,
+        model: Path,
+        process: LlamaProcess,
+        actions: SlotActions,
+        token_bytes: int | None,
+        admission: Admission,
+    ) -> PrefixCache | None:
+        """Return the cache for a process that has started; None, with a warning, if it cannot be used."""
+        try:
+            if self._seal is not None and MEMORY_FOLDER not in actions.folder.parents:
+                raise OSError(f"llama.cpp reads plain files, and {MEMORY_FOLDER} has no room for them")
+            if self._files is None:
+                settings = (model, process.version, process.state_settings)
+                origin = await asyncio.to_thread(read_origin, *settings)
+                opening = (self.folder, self._limit, origin, self._seal)
+                self._files = await asyncio.to_thread(PrefixFiles, *opening)
+        except OSError as error:
+            _LOG.warning("saved states in %s cannot be used: %s", self.folder, error)
+            return None
+        return PrefixCache(self._files, actions, token_bytes, admission)
 
 
 class PrefixCache:
@@ -67,16 +105,19 @@ class PrefixCache:
         if best is None or best[1] - found < LEAST_TOKENS:
             return found
         saved, common = best
-        if not await asyncio.to_thread(self._files.is_intact, saved):
-            _LOG.warning("a saved prefix was damaged or removed, and is not used: %s", saved.path)
-            return found
         try:
             began = monotonic()
-            with self._linked(saved.path) as name:
-                await self._actions.restore(slot, name)
+            placed = await asyncio.to_thread(self._files.place, saved, self._actions.folder)
+        except (OSError, ValueError) as error:
+            _LOG.warning("a saved state is not used, and its prompt is read: %s: %s", saved.path, error)
+            return found
+        try:
+            await self._actions.restore(slot, placed.name)
         except OSError as error:
-            _LOG.warning("a saved prefix could not be restored: %s", error)
+            _LOG.warning("a saved state could not be restored, and its prompt is read: %s", error)
             return 0
+        finally:
+            placed.unlink(missing_ok=True)
         _LOG.info("restored %d tokens from disk in %.0f ms", saved.tokens, (monotonic() - began) * 1000)
         return common
 
@@ -158,21 +199,13 @@ class PrefixCache:
         finally:
             path.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _linked(self, path: Path) -> Iterator[str]:
-        """Return the name of a link to ``path`` in the only folder that llama.cpp uses."""
-        link = self._actions.folder / path.name
-        link.symlink_to(path.resolve())
-        try:
-            yield link.name
-        finally:
-            link.unlink(missing_ok=True)
-
     async def close(self, seconds: float) -> None:
         """Save what is due at once, wait at most ``seconds`` for it, then end it."""
         self._closing = True
         self._turn.set()
         if self._saving is not None:
-            await asyncio.wait({self._saving, *self._writing}, timeout=seconds)
+            await asyncio.wait({self._saving}, timeout=seconds)
             self._saving.cancel()
             await asyncio.wait({self._saving})
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=seconds)

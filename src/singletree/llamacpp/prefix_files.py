@@ -1,10 +1,4 @@
-"""Keeps states of llama.cpp's KV cache in a folder, each with the token ids that it was computed from.
-
-A file is what llama.cpp saved, then the token ids (int32, little-endian), then a footer with the sizes and a SHA-256 of
-everything before it and of the key. llama.cpp ends its process when it restores a state that is damaged
-(``GGML_ASSERT`` in llama-context.cpp), so a file is restored only after its checksum was compared. It reads the state
-only, and ignores what follows.
-"""
+"""Keeps states of llama.cpp's KV cache in a folder, and finds those that a prompt begins with."""
 
 from __future__ import annotations
 
@@ -15,31 +9,25 @@ import os
 import re
 import secrets
 import shutil
-import struct
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from singletree.errors import BadConfiguration
+from singletree.llamacpp.state_files import KEY_DIGITS, Origin, StateFile, write_state
+from singletree.llamacpp.state_seal import StateSeal
 from singletree.prefixes import common_text_prefix
 from singletree.private_files import open_private
 
 _LOG = logging.getLogger(__name__)
 
-_FOOTER = struct.Struct("<QQ32s8s")  # bytes of the state, number of token ids, checksum, magic
-_MAGIC = b"stprefx1"
-_KEY_DIGITS = 16
-_SAVED = re.compile(rf"[0-9a-f]{{{_KEY_DIGITS}}}-[0-9a-f]{{32}}\.prefix")
-_PART = re.compile(rf"[0-9a-f]{{{_KEY_DIGITS}}}-[0-9a-f]{{32}}\.part")
+_SAVED = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}-[0-9a-f]{{32}}\.prefix")
+_PART = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}-[0-9a-f]{{32}}\.part")
 _OLD_PART_SECONDS = 3600.0  # Another server may be writing a younger one.
-_CHUNK = 1 << 20
-_MODEL_STRIDE = 1 << 20
-_MODEL_SAMPLE = 1 << 12
-_SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _OTHERS_MAY_WRITE = 0o022
 _ID_BYTES = 4
 
@@ -86,32 +74,6 @@ def common_tokens(one: bytes, other: bytes) -> int:
     return common_text_prefix(one, other) // _ID_BYTES
 
 
-def model_key(path: Path, *settings: str) -> str:
-    """Return the key of a model's states: a digest of its GGUF file, all parts of it, and of ``settings``.
-
-    Of each MiB of a file the first 4 KiB are read: another quantization or another training changes all of them, and
-    to read the whole file would take as long as to load it.
-    """
-    digest = hashlib.sha256("\0".join(settings).encode())
-    for part in _parts(path):
-        size = part.stat().st_size
-        digest.update(struct.pack("<Q", size))
-        with part.open("rb") as file:
-            for start in range(0, size, _MODEL_STRIDE):
-                file.seek(start)
-                digest.update(file.read(_MODEL_SAMPLE))
-    return digest.hexdigest()[:_KEY_DIGITS]
-
-
-def _parts(path: Path) -> list[Path]:
-    split = _SPLIT.search(path.name)
-    if split is None:
-        return [path]
-    stem, total = path.name[: split.start()], split[1]
-    parts = [path.with_name(f"{stem}-{at:05}-of-{total}.gguf") for at in range(1, int(total) + 1)]
-    return [part for part in parts if part.exists()]
-
-
 def open_folder(folder: Path) -> None:
     """Create the folder, for its owner only.
 
@@ -131,6 +93,17 @@ def open_folder(folder: Path) -> None:
         )
 
 
+def list_states(folder: Path) -> Iterator[tuple[Path, StateFile | str]]:
+    """Yield each saved state of a folder, or why it cannot be read. The file is open until the next one."""
+    for path in sorted(folder.iterdir()):
+        if _SAVED.fullmatch(path.name):
+            try:
+                with path.open("rb") as file:
+                    yield path, StateFile(file)
+            except (OSError, ValueError) as error:
+                yield path, str(error)
+
+
 class PrefixFiles:
     """The saved states of one model in a folder, which may have those of others as well. Every call blocks.
 
@@ -139,22 +112,41 @@ class PrefixFiles:
     Args:
         folder: where they are; see ``open_folder``.
         limit: largest size of all saved states in the folder, in bytes; the least recently used are removed first.
-        key: what they must have been saved for, as of ``model_key``.
+        origin: what they must have been computed with.
+        seal: encrypts them; None for plain files.
     """
 
-    def __init__(self, folder: Path, limit: int, key: str) -> None:
+    def __init__(self, folder: Path, limit: int, origin: Origin, seal: StateSeal | None = None) -> None:
         self.folder = folder
+        self.seal = seal
         self._limit = limit
-        self._key = key
+        self._origin = origin
         self._saved: dict[Path, SavedPrefix] = {}
-        for path in self._named(_PART):
+        for path in folder.iterdir():
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _OLD_PART_SECONDS:
+                if _PART.fullmatch(path.name) and time.time() - path.stat().st_mtime > _OLD_PART_SECONDS:
                     path.unlink()
-        for path in self._named(_SAVED):
-            if path.name.startswith(key):
-                self._index(path)
+        refused = Counter(filter(None, (self._index(*each) for each in list_states(folder))))
+        for reason, count in refused.items():
+            _LOG.info("%d saved states in %s are not used: %s", count, folder, reason)
         self._evict()
+
+    def _index(self, path: Path, file: StateFile | str) -> str:
+        """Note a state that can be used; return why it cannot. One of this model that is damaged is removed."""
+        try:
+            if isinstance(file, str):
+                raise ValueError(file)
+            if reason := self._origin.refusal(file.about.origin):
+                return reason
+            packed_ids = file.packed_ids(self.seal)
+            if len(packed_ids) != file.about.tokens * _ID_BYTES:
+                raise ValueError("its token ids are cut")
+        except (OSError, ValueError) as error:
+            if isinstance(file, str) and path.name.startswith(self._origin.key):
+                self.remove(path)
+            return str(error)
+        self._saved[path] = SavedPrefix(path, packed_ids)
+        return ""
 
     def __len__(self) -> int:
         return len(self._saved)
@@ -175,23 +167,32 @@ class PrefixFiles:
         common, _, best = max(shared, key=lambda entry: entry[:2])
         return best, common
 
-    def is_intact(self, saved: SavedPrefix) -> bool:
-        """Compare the checksum of a state and mark it as used now. One that is damaged or gone is removed."""
+    def place(self, saved: SavedPrefix, folder: Path) -> Path:
+        """Compare the checksum of a state, mark it as used, and return a file in ``folder`` for llama.cpp to read.
+
+        The file is a link, or what was sealed; the caller removes it. Raises OSError, and ValueError for a state that
+        is damaged, which is removed.
+        """
+        placed = folder / secrets.token_hex(16)
         try:
             with saved.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                _, checksum = self._read_footer(file, size)
-                file.seek(0)
-                intact = self._checksum(file, size - _FOOTER.size).digest() == checksum
-            if intact:
-                os.utime(saved.path)
-                return True
-        except (OSError, ValueError):
-            pass
-        self.remove(saved.path)
-        return False
+                state = StateFile(file)
+                state.check()
+                if self.seal is None:
+                    placed.symlink_to(saved.path.resolve())
+                else:
+                    with open(placed, "xb", opener=open_private) as target:
+                        target.writelines(state.state(self.seal))
+            os.utime(saved.path)
+        except (OSError, ValueError) as error:
+            placed.unlink(missing_ok=True)
+            if isinstance(error, ValueError | FileNotFoundError):
+                self.remove(saved.path)
+            raise
+        return placed
 
     def remove(self, path: Path) -> None:
+        """Remove a state; one that is gone already is forgotten."""
         self._saved.pop(path, None)
         with contextlib.suppress(OSError):
             path.unlink()
@@ -208,72 +209,35 @@ class PrefixFiles:
         States that this one continues are removed: it serves every prompt that they serve. Raises OSError; then
         nothing has changed.
         """
-        part = self.folder / f"{self._key}-{secrets.token_hex(16)}.part"
+        if not self.has_room(size := source.stat().st_size):
+            raise OSError(f"{self.folder} has no room for {size // 10**6} MB")
+        part = self.folder / f"{self._origin.key}-{secrets.token_hex(16)}.part"
         try:
             with source.open("rb") as state, open(part, "xb", opener=open_private) as file:
-                self._write(state, packed_ids, file)
+                write_state(file, state, packed_ids, self._origin, self.seal)
                 file.flush()
                 os.fsync(file.fileno())
             path = part.rename(part.with_suffix(".prefix"))
         except OSError:
             part.unlink(missing_ok=True)
             raise
-        self._saved[path] = SavedPrefix(path, packed_ids)
-        for other in [each for each in self._states() if packed_ids.startswith(each.packed_ids)]:
-            if other.path != path:
+        for other in self._states():
+            if packed_ids.startswith(other.packed_ids):
                 self.remove(other.path)
+        self._saved[path] = SavedPrefix(path, packed_ids)
         self._evict()
-
-    def _write(self, state: BinaryIO, packed_ids: bytes, file: BinaryIO) -> None:
-        digest, size = hashlib.sha256(self._key.encode()), 0
-        while data := state.read(_CHUNK):
-            file.write(data)
-            digest.update(data)
-            size += len(data)
-        digest.update(packed_ids)
-        file.write(packed_ids + _FOOTER.pack(size, len(packed_ids) // _ID_BYTES, digest.digest(), _MAGIC))
 
     def _states(self) -> list[SavedPrefix]:
         return list(self._saved.values())  # at once: a thread may add one meanwhile
 
-    def _named(self, pattern: re.Pattern[str]) -> list[Path]:
-        return [path for path in self.folder.iterdir() if pattern.fullmatch(path.name)]
-
-    def _index(self, path: Path) -> None:
-        try:
-            with path.open("rb") as file:
-                ids_at, _ = self._read_footer(file, file.seek(0, os.SEEK_END))
-                file.seek(ids_at)
-                self._saved[path] = SavedPrefix(path, file.read()[: -_FOOTER.size])
-        except (OSError, ValueError) as error:
-            _LOG.warning("a saved prefix is not usable and is removed: %s (%s)", path, error)
-            self.remove(path)
-
-    @staticmethod
-    def _read_footer(file: BinaryIO, size: int) -> tuple[int, bytes]:
-        """Return where the token ids begin, and the checksum. Raises ValueError if there is no valid footer."""
-        if size < _FOOTER.size:
-            raise ValueError("it is cut")
-        file.seek(size - _FOOTER.size)
-        state, tokens, checksum, magic = _FOOTER.unpack(file.read(_FOOTER.size))
-        if magic != _MAGIC or state + tokens * _ID_BYTES + _FOOTER.size != size:
-            raise ValueError("its footer does not fit")
-        return state, checksum
-
-    def _checksum(self, file: BinaryIO, size: int) -> hashlib._Hash:
-        digest = hashlib.sha256(self._key.encode())
-        while size > 0 and (data := file.read(min(size, _CHUNK))):
-            digest.update(data)
-            size -= len(data)
-        return digest
-
     def _evict(self) -> None:
         """Remove the least recently used states, of any key, until the rest is within the limit."""
         files: list[tuple[float, int, Path]] = []
-        for path in self._named(_SAVED):
+        for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
-                status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
+                if _SAVED.fullmatch(path.name):
+                    status = path.stat()
+                    files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self._limit:

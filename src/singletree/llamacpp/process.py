@@ -42,6 +42,7 @@ class LlamaProcess:
     Attributes:
         socket: the path of the socket on which it serves.
         states: the folder in which it saves states of slots; only its owner may enter it.
+        state_settings: the settings that change a state, as text.
     """
 
     def __init__(self, process: Process, ready: Mapping[str, Any], log: asyncio.Task[None] | None) -> None:
@@ -51,6 +52,7 @@ class LlamaProcess:
         self.socket: str = ready["socket"]
         self.states = Path(ready["states"])
         self.version: str = ready["version"]
+        self.state_settings: str = ready["state_settings"]
 
     @classmethod
     async def spawn(cls, settings: Mapping[str, Any], *, verbose: bool) -> LlamaProcess:

@@ -42,6 +42,7 @@ async def _find_source(config: Config, progress: Progress) -> ModelSource:
             decoder=MarkupDecoder(tokenizer),
             prefix_cache_path=config.prefix_cache_path,
             prefix_cache_limit=config.prefix_cache_limit,
+            prefix_cache_key=config.prefix_cache_key,
             **set_only(
                 slots=config.slots,
                 temperature=checkpoint.correction.temperature if checkpoint.correction else None,

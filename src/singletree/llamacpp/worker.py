@@ -1,9 +1,9 @@
 """The program of the child process in which llama.cpp runs; not a module to import.
 
 It reads one line of JSON settings from standard input and writes one line to standard output:
-``{"socket": path, "states": path, "version": text}`` or ``{"error": text}``. It then serves llama.cpp's HTTP interface
-on that UNIX socket, and saves states of slots in that folder, until its standard input closes, which also happens when
-the parent process ends for any reason.
+``{"socket": path, "states": path, "version": text, "state_settings": text}`` or ``{"error": text}``. It then serves
+llama.cpp's HTTP interface on that UNIX socket, and saves states of slots in that folder, until its standard input
+closes, which also happens when the parent process ends for any reason.
 
 It imports only the standard library and xllamacpp, so that it starts fast and needs no import path.
 """
@@ -20,6 +20,12 @@ from typing import Any, TextIO
 
 # The path of a UNIX socket has at most 104 bytes (macOS), which limits the folder before it.
 _LONGEST_FOLDER = 80
+
+_STATE_SETTINGS = (
+    *("cache_type_k", "cache_type_v", "flash_attn_type", "swa_full", "lora_adapters"),
+    *("rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
+    *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"),
+)
 
 
 def main() -> None:
@@ -50,19 +56,24 @@ def _serve(settings: dict[str, Any], socket: str, states: str, answer: TextIO) -
     try:
         import xllamacpp
 
-        server = _load(xllamacpp, settings, socket, states)
+        params = xllamacpp.CommonParams()
+        server = _load(xllamacpp, params, settings, socket, states)
         version = str(getattr(xllamacpp, "__version__", ""))
     except Exception as error:
         print(json.dumps({"error": str(error) or type(error).__name__}), file=answer, flush=True)
         return
-    ready = {"socket": socket, "states": states, "version": version}
+    ready = {"socket": socket, "states": states, "version": version, "state_settings": state_settings(params)}
     print(json.dumps(ready), file=answer, flush=True)
     sys.stdin.read()
     del server
 
 
-def _load(xllamacpp: Any, settings: dict[str, Any], socket: str, states: str) -> Any:
-    params = xllamacpp.CommonParams()
+def state_settings(params: Any) -> str:
+    """Return the settings of ``CommonParams`` that change the state of a slot, as text."""
+    return " ".join(f"{name}={getattr(params, name, None)}" for name in _STATE_SETTINGS)
+
+
+def _load(xllamacpp: Any, params: Any, settings: dict[str, Any], socket: str, states: str) -> Any:
     params.model.path = settings["path"]
     params.n_parallel = settings["slots"]
     params.n_ctx = settings["kv_tokens"]

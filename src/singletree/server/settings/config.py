@@ -206,6 +206,10 @@ class Config:
     prefix_cache_limit: Annotated[int, _flag("--prefix-cache-limit", form="bytes")] = 8 * 2**30
     """Largest size of the files at --prefix-cache-path, such as 8GiB; the least recently used are deleted first."""
 
+    prefix_cache_key: Annotated[str | None, _flag("--prefix-cache-key", form="secret")] = None
+    """Key that encrypts the files at --prefix-cache-path, or @FILE; without one they are plain. A passphrase, or 32
+    bytes in base64 or hex."""
+
     context_window: Annotated[
         int | None, _flag("--context-window", "--context-length", "--max-model-len")
     ] = None

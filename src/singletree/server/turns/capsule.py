@@ -282,13 +282,13 @@ def model_fingerprint(name: str, tokenizer: Tokenizer, template: str) -> bytes:
     return hashlib.blake2b(msgspec.json.encode(identity), digest_size=8).digest()
 
 
-def parse_keys(given: Sequence[str]) -> tuple[bytes, ...]:
+def parse_keys(given: Sequence[str], flag: str = "--capsule-key") -> tuple[bytes, ...]:
     """Return the keys for the texts in ``given``: 32 bytes in hex or base64, or a passphrase (scrypt, RFC 7914).
 
     Raises:
-        BadConfiguration: a passphrase is too short.
+        BadConfiguration: a passphrase is too short; the error names ``flag``.
     """
-    return tuple(_raw(text.strip()) or _derived(text.strip()) for text in given)
+    return tuple(_raw(text.strip()) or _derived(text.strip(), flag) for text in given)
 
 
 def _raw(text: str) -> bytes | None:
@@ -306,10 +306,10 @@ def _standard(text: str) -> str:
     return bare + "=" * (-len(bare) % 4)
 
 
-def _derived(passphrase: str) -> bytes:
+def _derived(passphrase: str, flag: str) -> bytes:
     if len(passphrase) < _MIN_PASSPHRASE:
         raise BadConfiguration(
-            f"--capsule-key has {len(passphrase)} characters; give 32 bytes in base64 or hex "
+            f"{flag} has {len(passphrase)} characters; give 32 bytes in base64 or hex "
             f"(openssl rand -base64 32), or a passphrase of at least {_MIN_PASSPHRASE} characters"
         )
     salt = b"singletree capsule key"
