@@ -22,15 +22,15 @@ from singletree.llamacpp import parking, prefix_cache
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.prefix_cache import PrefixCache
 from singletree.llamacpp.prefix_files import PrefixFiles, open_folder, pack_ids
-from singletree.llamacpp.state_files import Origin, read_origin
+from singletree.llamacpp.state_files import StateOrigin, read_state_origin
 
 PREAMBLE = [5 + at * 79 % 241 for at in range(60)]
 OTHER = [6 + at * 60 % 239 for at in range(60)]
 ITALY = [200, 11, 17, 202, 42, 31, 201]
 ANSWER = Sampling(temperature=0.0, max_tokens=4, ignore_eos=True)
 LONGER = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
-HERE = Origin("model", "build", "settings", "here.gguf")
-THERE = Origin("other", "build", "settings", "there.gguf")
+HERE = StateOrigin("model", "build", "settings", "here.gguf")
+THERE = StateOrigin("other", "build", "settings", "there.gguf")
 KEY = HERE.key
 
 
@@ -309,11 +309,11 @@ def parts(tmp_path: Path) -> list[Path]:
 
 
 def test_the_key_changes_with_every_part_of_the_model_and_with_the_settings(parts: list[Path]) -> None:
-    origins = [read_origin(parts[0], "1", "")]
+    origins = [read_state_origin(parts[0], "1", "")]
     with parts[1].open("r+b") as file:
         file.seek(2**20 + 5)
         file.write(b"x")
-    origins += [read_origin(parts[0], *settings) for settings in (("1", ""), ("2", ""), ("1", "q8_0"))]
-    origins += [read_origin(parts[1].rename(parts[1].with_name("model.gguf")), "1", "")]
+    origins += [read_state_origin(parts[0], *settings) for settings in (("1", ""), ("2", ""), ("1", "q8_0"))]
+    origins += [read_state_origin(parts[1].rename(parts[1].with_name("model.gguf")), "1", "")]
     assert len({origin.key for origin in origins}) == 5
     assert {bool(one.refusal(other)) for one in origins for other in origins if one != other} == {True}

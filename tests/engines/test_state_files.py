@@ -17,10 +17,10 @@ from singletree.errors import BadConfiguration
 from singletree.llamacpp import prefix_files
 from singletree.llamacpp.prefix_files import PrefixFiles, pack_ids
 from singletree.llamacpp.process import LlamaProcess
-from singletree.llamacpp.state_files import Origin
+from singletree.llamacpp.state_files import StateOrigin
 from singletree.llamacpp.state_seal import StateSeal
 
-ORIGIN = Origin("model", "build", "settings", "model.gguf")
+ORIGIN = StateOrigin("model", "build", "settings", "model.gguf")
 IDS = pack_ids(range(1000))
 STATE = os.urandom(1_200_000)
 STEP = 4096
@@ -135,13 +135,19 @@ class _Full:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda: Origin("other", "build", "settings", "other.gguf"), "another model file (other.gguf"),
-        (lambda: Origin("model", "older", "settings"), "another build of llama.cpp (older; this is build)"),
-        (lambda: Origin("model", "build", "cache_type_k=8"), "other settings (cache_type_k=8; not settings)"),
+        (lambda: StateOrigin("other", "build", "settings", "other.gguf"), "another model file (other.gguf"),
+        (
+            lambda: StateOrigin("model", "older", "settings"),
+            "another build of llama.cpp (older; this is build)",
+        ),
+        (
+            lambda: StateOrigin("model", "build", "cache_type_k=8"),
+            "other settings (cache_type_k=8; not settings)",
+        ),
     ],
 )
 def test_another_origin_is_refused_with_the_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[], Origin], reason: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[], StateOrigin], reason: str
 ) -> None:
     PrefixFiles(tmp_path, 10**9, change()).add(source(tmp_path), IDS)
     assert placed(PrefixFiles(tmp_path, 10**9, ORIGIN), tmp_path) is None

@@ -31,7 +31,10 @@ _COMMANDS = {
         "singletree.cli.session_commands:explain",
         "Show where a session broke the prefix cache, and why.",
     ),
-    "sessions": ("singletree.cli.sessions:app", "Show what sessions cost; fork, move and compare them."),
+    "sessions": (
+        "singletree.cli.sessions:app",
+        "Show what sessions cost; fork, move, compare and save them.",
+    ),
     "inspect": ("singletree.cli.inspector:inspect", "Open the page that shows what the agents do."),
     "tail": ("singletree.cli.session_commands:tail", "Print each request of a running server as it ends."),
     "traces": ("singletree.cli.traces:app", "Check captured sessions, and write them for trainers."),

@@ -17,7 +17,7 @@ from singletree.llamacpp.parking import MEMORY_FOLDER
 from singletree.llamacpp.prefix_files import PrefixFiles
 from singletree.llamacpp.process import LlamaProcess
 from singletree.llamacpp.slots import HeldState, SlotActions
-from singletree.llamacpp.state_files import read_origin
+from singletree.llamacpp.state_files import read_state_origin
 from singletree.llamacpp.state_seal import StateSeal
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class PrefixFolder:
                 raise OSError(f"llama.cpp reads plain files, and {MEMORY_FOLDER} has no room for them")
             if self._files is None:
                 settings = (model, process.version, process.state_settings)
-                origin = await asyncio.to_thread(read_origin, *settings)
+                origin = await asyncio.to_thread(read_state_origin, *settings)
                 opening = (self.folder, self._limit, origin, self._seal)
                 self._files = await asyncio.to_thread(PrefixFiles, *opening)
         except OSError as error:

@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from singletree.errors import BadConfiguration
-from singletree.llamacpp.state_files import KEY_DIGITS, Origin, StateFile, write_state
+from singletree.llamacpp.state_files import KEY_DIGITS, StateFile, StateOrigin, write_state
 from singletree.llamacpp.state_seal import StateSeal
 from singletree.prefixes import common_text_prefix
 from singletree.private_files import open_private
@@ -104,6 +105,35 @@ def list_states(folder: Path) -> Iterator[tuple[Path, StateFile | str]]:
                 yield path, str(error)
 
 
+@contextlib.contextmanager
+def _new_state(folder: Path, origin: StateOrigin) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yield a new file, and the path that it has when it is complete: all of it is on the disk then."""
+    path = folder / f"{origin.key}-{secrets.token_hex(16)}.prefix"
+    part = path.with_suffix(".part")
+    try:
+        with open(part, "xb", opener=open_private) as file:
+            yield path, file
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def import_state(folder: Path, source: Path, origin: StateOrigin) -> Path:
+    """Copy a state that another machine has saved into a folder. Raises OSError, and ValueError with the reason."""
+    with source.open("rb") as file:
+        state = StateFile(file)
+        state.check()
+        if reason := origin.refusal(state.about.origin):
+            raise ValueError(f"it comes from {reason}")
+        file.seek(0)
+        with _new_state(folder, origin) as (path, target):
+            shutil.copyfileobj(file, target)
+    return path
+
+
 class PrefixFiles:
     """The saved states of one model in a folder, which may have those of others as well. Every call blocks.
 
@@ -116,7 +146,7 @@ class PrefixFiles:
         seal: encrypts them; None for plain files.
     """
 
-    def __init__(self, folder: Path, limit: int, origin: Origin, seal: StateSeal | None = None) -> None:
+    def __init__(self, folder: Path, limit: int, origin: StateOrigin, seal: StateSeal | None = None) -> None:
         self.folder = folder
         self.seal = seal
         self._limit = limit
@@ -211,16 +241,8 @@ class PrefixFiles:
         """
         if not self.has_room(size := source.stat().st_size):
             raise OSError(f"{self.folder} has no room for {size // 10**6} MB")
-        part = self.folder / f"{self._origin.key}-{secrets.token_hex(16)}.part"
-        try:
-            with source.open("rb") as state, open(part, "xb", opener=open_private) as file:
-                write_state(file, state, packed_ids, self._origin, self.seal)
-                file.flush()
-                os.fsync(file.fileno())
-            path = part.rename(part.with_suffix(".prefix"))
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        with source.open("rb") as state, _new_state(self.folder, self._origin) as (path, file):
+            write_state(file, state, packed_ids, self._origin, self.seal)
         for other in self._states():
             if packed_ids.startswith(other.packed_ids):
                 self.remove(other.path)

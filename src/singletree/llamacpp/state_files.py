@@ -23,7 +23,7 @@ import msgspec
 from singletree.llamacpp.state_seal import StateSeal
 
 KEY_DIGITS = 16
-"""Length of ``Origin.key``."""
+"""Length of ``StateOrigin.key``."""
 
 _FOOTER = struct.Struct("<QQQ32s8s")  # bytes of the state, of the token ids, of About; checksum, magic
 _MAGIC = b"stprefx2"
@@ -31,11 +31,12 @@ _LONGEST_ABOUT = 1 << 16
 _CHUNK = 1 << 20
 _MODEL_STRIDE = 1 << 20
 _MODEL_SAMPLE = 1 << 12
+_SMALL_MODEL = 64 << 20
 _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _ID_BYTES = 4
 
 
-class Origin(msgspec.Struct, frozen=True):
+class StateOrigin(msgspec.Struct, frozen=True):
     """What a state was computed with. It is restored only where all of it is the same.
 
     Attributes:
@@ -56,7 +57,7 @@ class Origin(msgspec.Struct, frozen=True):
         text = "\0".join((self.model, self.build, self.settings))
         return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
 
-    def refusal(self, other: Origin) -> str:
+    def refusal(self, other: StateOrigin) -> str:
         """Return why states of ``other`` cannot be restored here; empty if they can."""
         if other.model != self.model:
             return f"another model file ({other.name}; this is {self.name})"
@@ -72,26 +73,27 @@ class Origin(msgspec.Struct, frozen=True):
 class About(msgspec.Struct, frozen=True):
     """What a file says of its state. ``seal`` is the random id for which it was sealed; empty if it is plain."""
 
-    origin: Origin
+    origin: StateOrigin
     tokens: int
     seal: str = ""
 
 
-def read_origin(path: Path, build: str, settings: str) -> Origin:
+def read_state_origin(path: Path, build: str, settings: str) -> StateOrigin:
     """Return the origin of a model's states; its digest covers all parts of the GGUF file.
 
-    Of each MiB of a file the first 4 KiB are read: another quantization or another training changes all of them, and
-    to read the whole file would take as long as to load it.
+    Of a file over 64 MiB the first 4 KiB of each MiB are read: another quantization or another training changes all
+    of them, and to read the whole file would take as long as to load it.
     """
     digest = hashlib.sha256()
     for part in _parts(path):
         size = part.stat().st_size
         digest.update(struct.pack("<Q", size))
+        sample = _MODEL_STRIDE if size <= _SMALL_MODEL else _MODEL_SAMPLE
         with part.open("rb") as file:
             for start in range(0, size, _MODEL_STRIDE):
                 file.seek(start)
-                digest.update(file.read(_MODEL_SAMPLE))
-    return Origin(digest.hexdigest(), build, settings, path.name)
+                digest.update(file.read(sample))
+    return StateOrigin(digest.hexdigest(), build, settings, path.name)
 
 
 def _parts(path: Path) -> list[Path]:
@@ -161,7 +163,7 @@ class StateFile:
 
 
 def write_state(
-    file: BinaryIO, state: BinaryIO, packed_ids: bytes, origin: Origin, seal: StateSeal | None
+    file: BinaryIO, state: BinaryIO, packed_ids: bytes, origin: StateOrigin, seal: StateSeal | None
 ) -> None:
     """Write what llama.cpp has saved as ``state``. Raises OSError."""
     id = secrets.token_hex(16) if seal is not None else ""

@@ -1,4 +1,4 @@
-"""The program of the child process in which llama.cpp runs; not a module to import.
+"""The program of the child process in which llama.cpp runs. Only ``state_settings`` is imported by others.
 
 It reads one line of JSON settings from standard input and writes one line to standard output:
 ``{"socket": path, "states": path, "version": text, "state_settings": text}`` or ``{"error": text}``. It then serves
