@@ -1,22 +1,27 @@
 """Time to the first token of the next turn on a real engine with a real cache: what it is worth that a prompt stays.
 
     python -m benchmarks.first_token [--quick] [--tokens N] [--rounds N] [--write] [-- FLAGS of singletree serve]
+    python -m benchmarks.first_token --killed N [-- FLAGS of singletree serve]
 
 A tool loop is built up with turns that the model itself generates. Then each further turn is timed: with Claude Code's
 billing header constant, changing, and changing but stripped; and while the harness clears the thoughts of earlier
 turns, one more in every request, with and without the turn memory. Without flags it is the embedded llama.cpp with the
 default model; ``-- --engine vllm --engine-url URL --model FOLDER`` measures that engine. ``--write`` puts the table
-into docs/prefix.md.
+into docs/prefix.md. ``--killed`` kills the server after a turn with N tokens, and times the next turn of a server that
+restores the session (``--prefix-cache-path``) beside one that reads it anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import secrets
+import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +32,9 @@ from anthropic import Anthropic
 from benchmarks import documents, peers, servers, tool_session
 from benchmarks.processor import Watch, machine
 from benchmarks.servers import Server
+from clients.served import running
+from engines.real_vllm import free_port
+from engines.whole_server import Stream
 
 Message = dict[str, Any]
 
@@ -291,12 +299,83 @@ def _default(folder: Path) -> list[str]:
     return ["--chat-template", str(template)]
 
 
+def measure_killed(serve: Sequence[str], tokens: int, folder: Path) -> str:
+    """Return the times of the turn after ``kill -9``, restored and cold. The token ids of the prompt are made up.
+
+    The answers of a restored session and of one that was never killed are the same. One whose prompt is read anew may
+    differ: llama.cpp reads it in other batches, and rounds otherwise.
+    """
+    numbers = random.Random(tokens)
+    prompt = [numbers.randrange(1000, 40_000) for _ in range(tokens)]
+    saved, log = folder / "saved", folder / "log"
+
+    def turn(port: int) -> _Completion:
+        return _complete(port, prompt, 8)
+
+    with _killed([*serve, "--prefix-cache-path", str(saved)], log) as port:
+        before = log.read_text()
+        answer = _complete(port, prompt, 32)
+        while "saved" not in log.read_text()[len(before) :]:
+            time.sleep(0.1)
+        shutil.copytree(saved, folder / "kept")  # The next turn replaces what is saved.
+        prompt += [*answer.token_ids, *prompt[:64]]
+        never_killed = turn(port)
+    with _killed([*serve, "--prefix-cache-path", str(folder / "kept")], log) as port:
+        restored = turn(port)
+    with _killed(serve, log) as port:
+        cold = turn(port)
+    same = "same answer" if restored.token_ids == never_killed.token_ids else "ANOTHER ANSWER"
+    return (
+        f"{len(prompt)} tokens, first token: {never_killed.first:.2f} s never killed, {restored.first:.2f} s restored "
+        f"({restored.cached} cached, {same}), {cold.first:.2f} s cold ({cold.cached} cached): "
+        f"{cold.first / restored.first:.0f} times; "
+        f"{sum(path.stat().st_size for path in (folder / 'kept').iterdir()) / 1e6:.0f} MB saved"
+    )
+
+
+@contextmanager
+def _killed(serve: Sequence[str], log: Path) -> Iterator[int]:
+    """A server on the port, killed at the end of the block."""
+    port = free_port()
+    with running([*serve, "--no-store"], port, log) as process:
+        yield port
+        process.kill()
+        process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    first: float
+    cached: int
+    token_ids: list[int]
+
+
+def _complete(port: int, prompt: Sequence[int], count: int) -> _Completion:
+    body = {
+        **{"model": "any", "prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True},
+        **{"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True},
+    }
+    began, first, cached = time.monotonic(), 0.0, 0
+    token_ids: list[int] = []
+    with Stream(f"http://127.0.0.1:{port}", "/v1/completions", body) as stream:
+        for event in stream.events():
+            for choice in event["choices"]:
+                token_ids += choice.get("token_ids") or []
+                first = first or (time.monotonic() - began if token_ids else 0.0)
+            if event.get("usage"):
+                cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return _Completion(first, cached, token_ids)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_token", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a prompt of 1500 tokens, two rounds")
     parser.add_argument("--tokens", type=int, help="of the prompt, about (5000)")
     parser.add_argument("--rounds", type=int, help="turns timed in each case (5, at most 6)")
     parser.add_argument("--write", action="store_true", help="write the table into docs/prefix.md")
+    parser.add_argument(
+        "--killed", type=int, metavar="N", help="time the turn after kill -9 of N tokens instead"
+    )
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="flags of singletree serve, after --")
     options = parser.parse_args()
     options.tokens = options.tokens or (1500 if options.quick else 5000)
@@ -310,6 +389,9 @@ def main() -> None:
     """Measure and print."""
     options = _options()
     with TemporaryDirectory() as folder:
+        if options.killed:
+            print(machine(), measure_killed(options.flags, options.killed, Path(folder)), sep="\n")
+            return
         serve = options.flags if "--model" in options.flags else [*_default(Path(folder)), *options.flags]
         measured = measure_all(serve, options.tokens, options.rounds)
     text = report(measured, " ".join(options.flags) or "the default model", options.rounds)
