@@ -18,6 +18,7 @@ Every route of the server, made from `src/singletree/server/http/route_table.py`
 programs. Errors have the form of the protocol; on routes without one, that of the client: Anthropic's where a request
 has `anthropic-version`, else OpenAI's. Routes of an API are also below `/anthropic`, `/openai`, `/api/v1` and
 `/v1/v1`, which base URLs of other servers bring, and with `--capture` below `/sessions/NAME`.
+With `--key-file` the key needs the right for its routes, too ([rights](security.md#names-rights-and-rates---key-file)).
 
 | route | what it does | protocol | who may use it |
 | --- | --- | --- | --- |
