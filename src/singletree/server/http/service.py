@@ -285,7 +285,7 @@ SCOPES: Mapping[ScopeName, RouteScope] = {
         "a client with an API key; without keys, by a trusted host name", "sessions", shows_prompts=True
     ),
     "captures": RouteScope(
-        "a client with a key of --capture-key; without such keys as for sessions",
+        "a client with a key of --capture-key, or of a name with the right capture; else as for sessions",
         "capture",
         shows_prompts=True,
     ),

@@ -328,8 +328,8 @@ class Config:
     """Ask the engine for the log-probabilities of the tokens of captured sessions."""
 
     capture_key: Annotated[tuple[str, ...], _flag("--capture-key", form="secrets")] = ()
-    """Key of the trainer, or @FILE: only with it captured sessions are read, completed and deleted, those of all API
-    keys, and it is good for nothing else. May be given several times."""
+    """Key of the trainer, or @FILE: with it captured sessions of all API keys are read, completed and deleted, and no
+    longer with keys of other flags; it is good for nothing else. May be given several times."""
 
     capture_redact: str | None = None
     """Python function, as MODULE:FUNCTION, that returns where a text has what captured sessions must not keep."""
