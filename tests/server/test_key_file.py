@@ -57,6 +57,18 @@ async def test_each_right_opens_its_routes_alone(tmp_path: Path) -> None:
         assert set((await statuses(served, "")).values()) == {401}
 
 
+async def test_without_rights_a_name_asks_and_sees_what_is_its_own(tmp_path: Path) -> None:
+    flags = {"inspect": True, "capture": tmp_path / "captured", "capture_key": ("trainer",)}
+    async with served_with(tmp_path / "keys.toml", entry("alice", "a"), **flags) as served:
+        assert await statuses(served, "a") == {
+            "inference": 200,
+            "sessions": 200,
+            "inspect": 200,
+            "capture": 403,
+        }
+        assert (await client(served, "trainer").get("/sessions")).status == 200
+
+
 async def test_a_refusal_has_the_form_of_the_protocol(tmp_path: Path) -> None:
     async with served_with(tmp_path / "k", entry("a", "one", rights='["sessions"]')) as served:
         who = client(served, "one")

@@ -75,6 +75,10 @@ async def test_a_fork_is_shown_and_compared(run: Run, tmp_path: Path) -> None:
         one, two = json.loads(printed)
         assert [len(each["turns"]["data"]) for each in (one, two)] == [3, 2]
         assert (await run(served, "fork", "task", "--model", "gamma", "--json"))[0] == 0
+        # The same fork once more: its first run counts for no other turn.
+        await run(served, "fork", "task", "--at", "2", "--model", "beta")
+        status, printed = await run(served, "compare", "task", "task@2:beta")
+        assert "| beta: turns 2, requests 1; " in printed.splitlines()[1]
 
 
 async def test_a_session_and_a_model_are_moved(run: Run, tmp_path: Path) -> None:
@@ -102,5 +106,7 @@ async def test_errors_have_the_cure(run: Run, tmp_path: Path) -> None:
         assert (status, "does not exist" in printed) == (1, True)
         status, printed = await run(served, "fork", "task", "--model", "beta", "--at", "1", "--from-now")
         assert (status, "give --at or --from-now" in printed) == (1, True)
+        status, printed = await run(served, "fork", "nameless-1", "--model", "beta", "--from-now")
+        assert (status, "x-session-id" in printed) == (1, True)
         status, printed = await run(served, "drain", "nope", "--to", "beta")
         assert (status, "nope" in printed) == (1, True)

@@ -123,7 +123,14 @@ def _path(session: str) -> str:
 
 def _fetch(server: RunningServer, session: str) -> Side:
     turns, whole = server.fetch(f"{_path(session)}/turns"), server.fetch(_path(session))
-    return Side(whole, turns, [step for step in whole["steps"] if step["line"] == turns["line"]])
+    steps: list[dict[str, Any]] = []
+    for step in whole["steps"]:
+        if step["line"] == turns["line"]:
+            # A request that goes back, as a fork that is made again, takes the place of what was after it.
+            while steps and steps[-1]["prompt_tokens"] >= step["prompt_tokens"]:
+                steps.pop()
+            steps.append(step)
+    return Side(whole, turns, steps)
 
 
 def _answer(value: dict[str, Any]) -> Iterator[str]:

@@ -36,7 +36,7 @@ _NAME = re.compile(r"(?![0-9a-f]{16}\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CHECK_SECONDS = 1.0
 """The file is looked at no more often."""
 
-_USUAL_RIGHTS: frozenset[Right] = frozenset({"inference", "sessions", "inspect", "capture"})
+_USUAL_RIGHTS: frozenset[Right] = frozenset({"inference", "sessions", "inspect"})
 _LIMIT = r"(prefill|generated|seconds)=\d+(\.\d+)?[kMG]?"
 _BUDGET = rf"^({_LIMIT}(,{_LIMIT})*)?$"
 _Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

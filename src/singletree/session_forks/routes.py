@@ -20,7 +20,7 @@ from singletree.server.http.routes import JSON, answer_turn
 from singletree.server.http.service import Call, RouteRow
 from singletree.server.sessions.divergence import PromptRecord
 from singletree.server.sessions.session_report import PATH
-from singletree.server.sessions.sessions import Session
+from singletree.server.sessions.sessions import NAMELESS, Session
 
 MOVES = "/v1/singletree/moves"
 _NO_MESSAGE = Raw(b'{"role":"user","content":""}')
@@ -129,6 +129,12 @@ async def move_requests(call: Call) -> ASGIApp:
         )
     if not (move.session or move.source):
         raise InvalidRequest("session and from are both empty; give at least one of them", param="session")
+    if move.session.startswith(NAMELESS):
+        raise InvalidRequest(
+            f"session {move.session[:128]!a} has no name of its client's: only its prompts tell which requests are its "
+            "own; let the harness send a name (x-session-id), or drain the model",
+            param="session",
+        )
     source = catalog.listed_model(move.source).name if move.source else ""
     place = move.session, source
     if move.target is None:

@@ -48,6 +48,9 @@ from singletree.server.sessions.divergence import (
 from singletree.server.sessions.step import Break, Course, Step
 from singletree.server.turn.generation import Generation
 
+NAMELESS = "nameless-"
+"""Begins the key of a session to which its client gives no name."""
+
 _RECORDS = 32
 _STEPS = 64
 _STEP_BYTES = 1000
@@ -377,7 +380,7 @@ class Sessions:
             digest = hashlib.sha256(tokens)
             if salt:
                 digest.update(salt.encode("utf-8", "replace"))
-            key = f"nameless-{digest.hexdigest()[:12]}"
+            key = f"{NAMELESS}{digest.hexdigest()[:12]}"
         session = self._sessions.peek(key)
         number = 1 if session is None else session.records_made + 1
         return self._step(key, model, number, "first", tokens, matched)
