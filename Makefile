@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench bench-gpu compare compare-gpu counts golden docs site engines scale ray inspector browser deploy judges lock wheel clean
+.PHONY: help serve test check clients bench bench-gpu compare compare-gpu counts soak golden docs site engines scale ray inspector browser deploy judges lock wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -64,6 +64,9 @@ compare-gpu: $(READY) ## one recorded session behind vLLM's own server and singl
 
 counts: $(READY) ## what the hot paths cost in calls and instructions, compared with the last release
 	$(BIN)/python -m benchmarks.counts $(ARGS)
+
+soak: $(READY) ## agents on a server whose engine dies and whose disk is full: what grows fails (ARGS="--seconds 3600")
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 golden: $(READY) ## rewrite the golden files; review the difference
 	$(BIN)/python -m pytest -q --golden $(patsubst %/golden,%,$(wildcard tests/*/golden)) $(ARGS)

@@ -32,13 +32,13 @@ class Attack:
     encoding: str = ""
     at_once: int = 1
 
-    def request(self) -> bytes:
-        """Return the HTTP request. The connection is for this one alone."""
+    def request(self, headers: str = "") -> bytes:
+        """Return the HTTP request, with further ``headers`` and their line ends. The connection is for it alone."""
         body = self.body()
         encoding = f"Content-Encoding: {self.encoding}\r\n" if self.encoding else ""
         head = (
             f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{encoding}"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            f"{headers}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + body
 

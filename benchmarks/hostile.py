@@ -118,7 +118,7 @@ def try_attack(attack: Attack, flags: Sequence[str], patience: float) -> Effect:
             began = time.perf_counter()
             answers = [""] * attack.at_once
             clients = [
-                Thread(target=_send, args=(server.port, request, patience, answers, number), daemon=True)
+                Thread(target=send, args=(server.port, request, patience, answers, number), daemon=True)
                 for number in range(attack.at_once)
             ]
             for client in clients:
@@ -131,7 +131,8 @@ def try_attack(attack: Attack, flags: Sequence[str], patience: float) -> Effect:
         return Effect(answers, watch.stop(), loop, cpu, growth[0], seconds)
 
 
-def _send(port: int, request: bytes, patience: float, answers: list[str], number: int) -> None:
+def send(port: int, request: bytes, patience: float, answers: list[str], number: int) -> None:
+    """Send ``request``, and put the status of the answer into ``answers[number]``; "-" for none."""
     answer = b""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=patience) as connection:

@@ -37,12 +37,14 @@ class Server:
     Attributes:
         pid: of the process that speaks HTTP: what is measured, with its children.
         engine: of the process that plays the engine, where that is another one.
+        log: what it prints.
     """
 
     name: str
     port: int
     pid: int
     engine: int | None = None
+    log: Path = Path(os.devnull)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -63,24 +65,34 @@ def filler() -> list[int]:
     return asyncio.run(play())
 
 
+_START = "from singletree.cli import main; main()"
 SCRIPTED = ("--engine", "scripted", "--model", str(peers.QWEN3))
 
 
 @contextmanager
 def singletree(
-    name: str = "singletree", flags: Sequence[str] = SCRIPTED, patience: float = START_SECONDS
+    name: str = "singletree",
+    flags: Sequence[str] = SCRIPTED,
+    patience: float = START_SECONDS,
+    start: str = _START,
+    key: str = "",
 ) -> Iterator[Server]:
-    """singletree with these flags of ``serve``, by default with the scripted engine inside; ready in ``patience`` s."""
+    """singletree with these flags of ``serve``, by default with the scripted engine inside; ready in ``patience`` s.
+
+    Args:
+        start: Python that runs the command.
+        key: of its API, where it needs one.
+    """
     port = free_port()
-    with _folder() as folder, process_of(_serve(port, flags), folder / "server.log") as process:
-        wait_ready(name, port, process, folder / "server.log", patience)
-        yield Server(name, port, process.pid)
+    with _folder() as folder, process_of(_serve(port, flags, start), folder / "server.log") as process:
+        wait_ready(name, port, process, folder / "server.log", patience, key)
+        yield Server(name, port, process.pid, log=folder / "server.log")
 
 
 @contextmanager
-def vllm_stub(filler: Sequence[int], model: Path = peers.QWEN3) -> Iterator[tuple[str, int]]:
-    """The URL and the process of a server without a model that plays ``filler`` over vLLM's wire."""
-    port = free_port()
+def vllm_stub(filler: Sequence[int], model: Path = peers.QWEN3, port: int = 0) -> Iterator[tuple[str, int]]:
+    """The URL and the process of a server without a model that plays ``filler`` over vLLM's wire; at any port for 0."""
+    port = port or free_port()
     with _folder() as folder:
         ids, log = folder / "filler.json", folder / "stub.log"
         ids.write_text(json.dumps(list(filler)), encoding="utf-8")
@@ -114,9 +126,9 @@ def started(flags: Sequence[str]) -> Iterator[tuple[float, float, int]]:
             yield time.perf_counter() - began, cpu_seconds(process.pid), process.pid
 
 
-def _serve(port: int, flags: Sequence[str]) -> list[str]:
+def _serve(port: int, flags: Sequence[str], start: str = _START) -> list[str]:
     return [
-        *(sys.executable, "-c", "from singletree.cli import main; main()", "serve"),
+        *(sys.executable, "-c", start, "serve"),
         *("--model-name", MODEL, "--port", str(port), *flags),
     ]
 
@@ -209,13 +221,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_ready(
-    name: str, port: int, process: subprocess.Popen[bytes], log: Path, patience: float = START_SECONDS
+    name: str,
+    port: int,
+    process: subprocess.Popen[bytes],
+    log: Path,
+    patience: float = START_SECONDS,
+    key: str = "",
 ) -> None:
     """Wait until the server lists a model. Raises SystemExit with the end of ``log`` after ``patience`` seconds."""
     until = time.monotonic() + patience
+    models = urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers={"x-api-key": key})
     while time.monotonic() < until and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
+            with urllib.request.urlopen(models, timeout=5) as answer:
                 if json.load(answer)["data"]:
                     return
         except (OSError, urllib.error.URLError, ValueError):

@@ -4,8 +4,9 @@
 
 It is to singletree what ``dynamo_worker`` is to Dynamo's frontend, and plays the same. FILLER.json is a list of token
 ids. The last ``[[gen:COUNT:CHUNK:DELAY]]`` in a prompt asks for COUNT tokens of it, CHUNK at once, DELAY seconds apart;
-the pace is kept on average. The last ``[[echo:TEXT]]`` asks for TEXT. Events are those of ``/v1/completions`` in vLLM
-0.32, one for each chunk.
+the pace is kept on average. The last ``[[echo:TEXT]]`` or ``[[echo@DELAY:TEXT]]`` asks for TEXT. A prompt that ends
+with the beginning of such a turn gets the rest. Events are those of ``/v1/completions`` in vLLM 0.32, one for each
+chunk.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import uvloop
 from tokenizers import Tokenizer
 
 _GEN = re.compile(r"\[\[gen:(\d+):(\d+):([\d.]+)\]\]")
-_ECHO = re.compile(r"\[\[echo:(.*?)\]\]", re.DOTALL)
-_TAIL = 512  # tokens at the end of a prompt in which the marker stands
+_ECHO = re.compile(r"\[\[echo(?:@([\d.]+))?:(.*?)\]\]", re.DOTALL)
+_TAIL = 1024  # tokens at the end of a prompt in which the marker stands
+_HEADER = 2  # tokens between <|im_start|> and the turn: "assistant" and a line break
 _WINDOW = 262_144
 _TOGETHER = 16  # chunks without a pace that go out before other streams have their turn
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -38,7 +40,7 @@ _EVENT = (
 )
 
 
-class _Asked(msgspec.Struct):
+class Asked(msgspec.Struct):
     prompt: list[int]
     max_tokens: int = 16
 
@@ -49,18 +51,25 @@ class Player:
     def __init__(self, folder: Path, filler: Sequence[int]) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._end: int = self._tokenizer.token_to_id("<|im_end|>") or 0
+        self._start: int = self._tokenizer.token_to_id("<|im_start|>") or 0
         self._filler = list(filler)
         self._events: dict[tuple[int, ...], bytes] = {}
 
-    def play(self, asked: _Asked) -> tuple[list[bytes], float]:
+    def play(self, asked: Asked) -> tuple[list[bytes], float]:
         """Return the events, the end of the turn included, and the seconds between them."""
-        tail = self._tokenizer.decode(asked.prompt[-_TAIL:], skip_special_tokens=False)
+        ids = asked.prompt[-_TAIL:]
+        tail = self._tokenizer.decode(ids, skip_special_tokens=False)
         count, size, delay = 1, 1, 0.0
         if found := _GEN.findall(tail):
             count, size, delay = int(found[-1][0]), int(found[-1][1]), float(found[-1][2])
         tokens = (self._filler * (count // len(self._filler) + 1))[:count]
         if echoes := _ECHO.findall(tail):
-            tokens, size, delay = self._tokenizer.encode(echoes[-1], add_special_tokens=False).ids, 1, 0.0
+            pace, text = echoes[-1]
+            tokens, size = self._tokenizer.encode(text, add_special_tokens=False).ids, 1
+            delay = float(pace or 0)
+        if self._start in ids and (had := ids[len(ids) - ids[::-1].index(self._start) + _HEADER :]):
+            # A turn that another engine began goes on where it was.
+            tokens = tokens[len(had) :] if tokens[: len(had)] == had else tokens
         events = [self._event(tuple(tokens[at : at + size])) for at in range(0, len(tokens), size)]
         is_cut = asked.max_tokens <= len(tokens)
         events = events[: asked.max_tokens]
@@ -117,7 +126,7 @@ class Connection(asyncio.Protocol):
     def _answer(self, path: bytes, body: bytes) -> None:
         assert self._transport is not None
         if path == b"/v1/completions":
-            events, delay = self._player.play(msgspec.json.decode(body, type=_Asked))
+            events, delay = self._player.play(msgspec.json.decode(body, type=Asked))
             self._transport.write(_HEAD)
             self._playing = asyncio.ensure_future(self._stream(events, delay))
             return

@@ -1,0 +1,66 @@
+"""``singletree serve`` with small caches, which counts its tasks and objects: `benchmarks.soak` looks for what grows.
+
+    python -c "from benchmarks.counted_server import main; main('counts.json')" serve ...
+
+With caches of their usual sizes the memory of a server grows for hours until they are full, which hides what has no
+limit. SIGUSR1 makes the server write its counts to the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import signal
+import sys
+from collections import Counter
+from math import inf
+from pathlib import Path
+
+from singletree.lru import LruCache
+
+_CACHE_BYTES = 2**20
+_CACHE_ENTRIES = 100
+_BLOCK_BYTES = 100
+"""What an object of Python takes, about, where it is too small for the C library."""
+
+
+class _Mallinfo(ctypes.Structure):
+    # mallinfo2 of glibc 2.33: https://man7.org/linux/man-pages/man3/mallinfo.3.html
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def main(report: str) -> None:
+    """Run the command line of singletree, and write counts to ``report``."""
+    make = LruCache.__init__
+
+    def make_small(cache: LruCache[str, str], limit: float = inf, *, entries: float = inf) -> None:
+        make(cache, min(limit, _CACHE_BYTES), entries=min(entries, _CACHE_ENTRIES))
+
+    LruCache.__init__ = make_small  # type: ignore[method-assign, assignment]
+    # What makes caches when it is imported comes after the change.
+    from singletree.cli import main as run
+    from singletree.server.models import chat_format
+
+    chat_format._PROMPT_BYTES = _CACHE_BYTES
+    signal.signal(signal.SIGUSR1, lambda *_: _count(Path(report)))
+    run()
+
+
+def _count(report: Path) -> None:
+    gc.collect()
+    kinds = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = _Mallinfo
+    held = ask().uordblks + ask().hblkhd + sys.getallocatedblocks() * _BLOCK_BYTES
+    counts = {"tasks": len(asyncio.all_tasks()), "held": held, "objects": kinds}
+    written = report.with_suffix(".new")
+    written.write_text(json.dumps(counts), encoding="utf-8")
+    written.rename(report)
