@@ -54,6 +54,7 @@ for and did not free; free memory in pieces that the C library cannot return is 
 _WARM_UP = 0.4
 """The share of the first rounds, but of twelve at most, in which the caches fill."""
 _WARM_ROUNDS = 12
+_ANSWER_SECONDS = 30.0
 _AFTER = 1.0  # seconds after a trouble in which it may still be felt
 _KEYS = ("alice", "bob", "carol")
 _KINDS = {"streamed": 60, "whole": 18, "hung up": 15, "slow": 4, "background": 3}
@@ -307,7 +308,7 @@ class Reading:
     Attributes:
         hours: since the start.
         memory: MiB that are held, and that are resident with its children.
-        counts: of tasks, threads, sockets, files and generations.
+        counts: of tasks, threads, files, generations, and sockets but for those that wait for the engine's next turn.
         objects: that Python's collector knows, by type.
     """
 
@@ -391,15 +392,21 @@ class Soak:
     def _read(self) -> Reading:
         process = Path(f"/proc/{self._server.pid}")
         open_files = [os.readlink(each) for each in (process / "fd").iterdir() if os.path.lexists(each)]
+        # Connections to the engine that wait for the next turn are as many as the last burst took.
+        connections = (process / "net/tcp").read_text(encoding="ascii")
+        idle = len(re.findall(rf":{self._engine_port:04X} 01 ", connections))
         sockets = sum(each.startswith("socket:") for each in open_files)
         self._report.unlink(missing_ok=True)
         os.kill(self._server.pid, signal.SIGUSR1)
+        until = time.monotonic() + _ANSWER_SECONDS
         while not self._report.exists():
+            if time.monotonic() > until:
+                raise SystemExit(f"the server wrote no counts within {_ANSWER_SECONDS:.0f} s of SIGUSR1")
             time.sleep(0.05)
         shown = json.loads(self._report.read_bytes())
         metrics = Endpoint(Line(self._server.port)).get("/metrics").body.decode()
         counts = {"tasks": shown["tasks"], "threads": len([*(process / "task").iterdir()])}
-        counts |= {"sockets": sockets, "files": len(open_files) - sockets}
+        counts |= {"sockets": sockets - idle, "files": len(open_files) - sockets}
         counts |= {f"generations {name}": int(float(number)) for name, number in _GAUGE.findall(metrics)}
         memory = {"held": shown["held"] / 2**20, "resident": resident_bytes(self._server.pid) / 2**20}
         return Reading((time.monotonic() - self._began) / 3600, memory, counts, shown["objects"])
