@@ -56,6 +56,15 @@ def test_a_turn_that_says_something_else_stays_text(printed: str) -> None:
     assert spliced(text, [USER, turn("assistant", printed)], {1: known("Fine, so far.")}) == [text]
 
 
+def test_a_turn_keeps_no_long_text_in_which_it_was_not_found() -> None:
+    """The memory of turns counts no memo: each may be as long as a few words a token, and not as a prompt."""
+    remembered, printed = known("Fine."), "Not fine. " * 1000
+    text = f"<U>How is it?<A>{printed}<E>"
+    for _ in range(2):
+        assert spliced(text, [USER, turn("assistant", printed)], {1: remembered}) == [text]
+    assert [argument for argument, _ in remembered.memo.values() if len(str(argument)) > 100] == []
+
+
 def test_results_with_the_same_words_are_not_taken_for_a_turn() -> None:
     """A header that only a result's end stands for is found behind each result; all of them stay."""
     calling = turn("assistant", call(id="1"), call(id="2"))

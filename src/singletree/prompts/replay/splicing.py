@@ -195,6 +195,10 @@ def _is_same_opening(printed: str, expected: str) -> bool:
     return bool(other) and (one.startswith(other) or other.startswith(one))
 
 
+_MEMO_CHARACTERS = 16
+"""How many characters a token of a turn may have where the comparison of its text is remembered."""
+
+
 def _whole_spans(
     prompt: PlaceSearch, places: Sequence[TurnPlace], known: GeneratedTurn, parse: ParseTurn, *, certain: bool
 ) -> Iterator[tuple[int, int]]:
@@ -209,7 +213,10 @@ def _whole_spans(
         for end in _ends_of_beginning(text, start, ends, known.ending) if known.ending else ends:
             segment = text[start:end]
             compare = partial(_is_printed_whole, segment, place.opened, known, parse, certain=certain)
-            if known.memoized((parser_key(parse), place.opened, certain), segment, compare):
+            # A turn that is not printed whole is looked for up to the end of the prompt: its memo must not keep that.
+            is_short = len(segment) <= _MEMO_CHARACTERS * (len(known.token_ids) + len(known.ending) + 1)
+            key = (parser_key(parse), place.opened, certain)
+            if known.memoized(key, segment, compare) if is_short else compare():
                 yield start, end
 
 
