@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from singletree.cli.session_commands import printable
 from singletree.errors import BadConfiguration
 from singletree.private_files import open_private
 
@@ -35,7 +36,8 @@ def list_saved(folder: Path) -> None:
         tokens, model = ("", file) if isinstance(file, str) else (file.about.tokens, file.about.origin.name)
         if not isinstance(file, str):
             model += f", llama.cpp {file.about.origin.build}" + (", encrypted" if file.about.seal else "")
-        key = path.stem.partition("-")[0]
+        # A file from another machine says itself what its model is called.
+        key, model = path.stem.partition("-")[0], printable(model)
         print(f"{_id(path)[:_ID_SHOWN]}  {tokens:>7}  {status.st_size / 1e6:7.1f}  {used}  {key}  {model}")
 
 

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from singletree.cli.inspect import print_value
 from singletree.cli.running_server import RunningServer
+from singletree.cli.session_commands import printable
 from singletree.errors import BadConfiguration
 
 _SESSIONS, _MOVES = "/v1/singletree/sessions", "/v1/singletree/moves"
@@ -155,8 +156,8 @@ def _written(reasoning: str, text: str, calls: Sequence[dict[str, str]]) -> Iter
 
 
 def _printable(text: str) -> str:
-    """Return ``text`` without control characters, which could be commands to the terminal; its line breaks stay."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text.strip())
+    """Return ``text`` as ``printable`` does, but with its line breaks."""
+    return "\n".join(map(printable, text.strip().split("\n")))
 
 
 def _rows(one: Side, two: Side) -> Iterator[tuple[str, str]]:
