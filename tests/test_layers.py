@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checking": GROUND | {"__version__"},
     "drafting": CORE | {"constraints"},
     "in_process": CORE | {"wires"},
+    "key_files": CORE | {"budgets"},
     "routing": GROUND | {"engines"},
     "wires": GROUND | {"engines"},
     "ray": CORE | {"cli"},

@@ -46,13 +46,13 @@ class Budgets:
         opened: Opened | None,
         request: Request,
         headers: Mapping[str, str],
-        key_budget: str = "",
+        key_budget: Budget | None = None,
     ) -> list[str]:
         """Check a request, and return warnings for its client.
 
         Args:
             opened: its place in its session; None for raw prompts, which count for their key only.
-            key_budget: the budget that the file of keys gives its key, in place of that of the flag; empty for none.
+            key_budget: the budget that the file of keys gives its key, in place of that of the flag; None for none.
 
         Raises BudgetSpent where a budget is used up, InvalidRequest for a header that is no budget.
         """
@@ -61,8 +61,7 @@ class Budgets:
                 "budgets are ignored: this server has several processes, and each would count its own part"
             ]
         sums, warnings = service.sessions.costs, []
-        of_key = read_budget(key_budget, "--key-file", loops=False) if key_budget else self._key
-        budgets = [("API key", of_key, Cost._make(sums.all))]
+        budgets = [("API key", key_budget or self._key, Cost._make(sums.all))]
         root = agent = ""
         if opened is not None:
             root, agent = sums.place(opened.step.session, request.agent)

@@ -25,6 +25,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from singletree.budgets.budget import read_budget
 from singletree.errors import BadConfiguration, RateLimited
 from singletree.server.settings.api_keys import NOBODY, ApiKey, Right, digest_of
 
@@ -37,8 +38,6 @@ _CHECK_SECONDS = 1.0
 """The file is looked at no more often."""
 
 _USUAL_RIGHTS: frozenset[Right] = frozenset({"inference", "sessions", "inspect"})
-_LIMIT = r"(prefill|generated|seconds)=\d+(\.\d+)?[kMG]?"
-_BUDGET = rf"^({_LIMIT}(,{_LIMIT})*)?$"
 _Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -55,13 +54,14 @@ class _Entry(Struct, forbid_unknown_fields=True):
     sha256: _Digest | list[_Digest]
     rights: frozenset[Right] = _USUAL_RIGHTS
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
-    budget: Annotated[str, Meta(pattern=_BUDGET)] = ""
+    budget: str = ""
 
 
 class RequestRate:
     """How often one name may ask models: a minute's requests at once, which come back evenly."""
 
     def __init__(self, per_minute: float, *, clock: Callable[[], float] = monotonic) -> None:
+        self.per_minute = per_minute
         self._most = max(1.0, per_minute)
         self._per_second = per_minute / 60
         self._clock = clock
@@ -73,7 +73,7 @@ class RequestRate:
         self._left, self._at = min(self._most, self._left + (now - self._at) * self._per_second), now
         if self._left < 1:
             raise RateLimited(
-                f"this API key may ask {self._per_second * 60:g} times a minute; wait, or ask the operator for more",
+                f"this API key may ask {self.per_minute:g} times a minute; wait, or ask the operator for more",
                 retry_after=(1 - self._left) / self._per_second,
             )
         self._left -= 1
@@ -87,8 +87,9 @@ class KeyFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rates: dict[str, tuple[float, RequestRate]] = {}
-        self._keys, self._stamp = self._read(), _stamp(path)
+        self._rates: dict[str, RequestRate] = {}
+        self._stamp = _stamp(path)  # Of before it is read: a change meanwhile is found by the next look.
+        self._keys = self._read()
         self._next_look = 0.0
 
     def __call__(self) -> Sequence[ApiKey]:
@@ -107,32 +108,31 @@ class KeyFile:
     def _read(self) -> Sequence[ApiKey]:
         try:
             found = msgspec.convert(tomllib.loads(self._path.read_text(encoding="utf-8")), dict[str, _Entry])
+            keys = [key for name, entry in found.items() for key in self._keys_of(name, entry)]
         except (OSError, ValueError) as error:
             reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
             raise BadConfiguration(
                 f"--key-file {self._path}: {reason}; `singletree key NAME` prints an entry"
             ) from None
-        for name in found:
-            check_name(name)
-        self._rates = {name: self._rate(name, entry) for name, entry in found.items()}
-        return [key for name, entry in found.items() for key in self._keys_of(name, entry)]
-
-    def _rate(self, name: str, entry: _Entry) -> tuple[float, RequestRate]:
-        """Return the rate of a name: the one it had, unless that was changed, so that a new file begins no minute."""
-        wanted = entry.requests_per_minute or 0.0
-        known = self._rates.get(name)
-        return known if known is not None and known[0] == wanted else (wanted, RequestRate(wanted or 1.0))
+        self._rates = {name: rate for name, rate in self._rates.items() if name in found}
+        return keys
 
     def _keys_of(self, name: str, entry: _Entry) -> Iterable[ApiKey]:
-        wanted, rate = self._rates[name]
+        check_name(name)
         owner = NOBODY if "admin" in entry.rights else name
+        budget = read_budget(entry.budget, "its budget in --key-file", loops=False) if entry.budget else None
+        limits = (
+            {"admit": self._rate(name, entry.requests_per_minute).admit} if entry.requests_per_minute else {}
+        )
         for digest in [entry.sha256] if isinstance(entry.sha256, str) else entry.sha256:
-            admit = rate.admit if wanted else _admit_all
-            yield ApiKey(bytes.fromhex(digest), owner, entry.rights, admit, entry.budget)
+            yield ApiKey(bytes.fromhex(digest), owner, entry.rights, budget=budget, **limits)
 
-
-def _admit_all() -> None:
-    """Admit a turn: the name has no rate."""
+    def _rate(self, name: str, per_minute: float) -> RequestRate:
+        """Return the rate of a name: the one it had, unless that was changed, so that a new file begins no minute."""
+        known = self._rates.get(name)
+        if known is None or known.per_minute != per_minute:
+            known = self._rates[name] = RequestRate(per_minute)
+        return known
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -153,9 +153,9 @@ async def check_budgets(call: Call, opened: Opened | None, request: Request) -> 
     ``opened`` is its place in its session, None for raw prompts. Raises BudgetSpent, and InvalidRequest for a header.
     """
     service = call.service
-    of_key = "" if call.key is None else call.key.budget
+    of_key = None if call.key is None else call.key.budget
     if service.budgets is None:
-        if not of_key and BUDGET_HEADERS.isdisjoint(call.headers):
+        if of_key is None and BUDGET_HEADERS.isdisjoint(call.headers):
             return []
         open_budgets: OpenBudgets = await open_door_in_thread("budgets")
         service.budgets = open_budgets(service.config)

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from singletree.conversation import Request
 from singletree.engines.engine import GenerationJob
-from singletree.errors import BodyTooLarge, InvalidRequest, Overloaded, SingletreeError
+from singletree.errors import BodyTooLarge, InvalidRequest, Overloaded, SingletreeError, Unauthorized
 from singletree.events import Finished
 from singletree.protocols import wire
 from singletree.protocols.answer import Frame
@@ -157,6 +157,8 @@ class Socket:
         if len(body) > limit:
             raise BodyTooLarge(f"the message is larger than {limit} bytes; send less, or raise --body-limit")
         call = self._call(trace)
+        if call.service.owner != self._service.owner:
+            raise Unauthorized("the API key belongs to another name now; open a new connection")
         await call.begin_work(len(body))
         try:
             warms_up = await offload(len(body), partial(_warms_up, body))

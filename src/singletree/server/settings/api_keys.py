@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from singletree.errors import NotPermitted, Unauthorized
 from singletree.server.doors import open_door
@@ -38,14 +38,15 @@ class ApiKey:
         owner: whose requests have it; ``NOBODY`` for one that sees what belongs to all.
         rights: what it may do.
         admit: called for each turn that the key asks for; raises RateLimited.
-        budget: what its owner may spend, in place of ``--key-budget``; empty for that.
+        budget: what its owner may spend, in place of ``--key-budget``, as the package of budgets has read it; None for
+            that of the flag.
     """
 
     digest: bytes
     owner: str
     rights: frozenset[Right]
     admit: Callable[[], None] = lambda: None
-    budget: str = ""
+    budget: Any = None
 
 
 KeySource = Callable[[], Sequence[ApiKey]]
@@ -97,12 +98,12 @@ class ApiKeys:
         given = [headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
         if not any(given):
             raise Unauthorized("no API key: send it as x-api-key, or as Authorization: Bearer")
-        found = None
+        found, known = None, self._known()
         # Header values are bytes, decoded as Latin-1: a key that the client sent as UTF-8 is encoded so, too.
         for sent in dict.fromkeys(form for one in given for form in (one.encode(), _as_sent(one))):
             digest = hashlib.sha256(sent).digest()
             # All comparisons are made, so that the time taken reveals nothing about the keys.
-            for key in self._known():
+            for key in known:
                 if hmac.compare_digest(digest, key.digest) and found is None:
                     found = key
         if found is None:
