@@ -182,11 +182,14 @@ class Client:
 
     def work(self, until: float) -> None:
         """Send turns until then."""
+        before = 0.0
         while (began := time.monotonic()) < until:
+            # The answer that a turn goes on from is not stored where that met a trouble.
+            since, before = before if self._last else began, began
             try:
                 self._turn()
             except (NoAnswer, Refused, Wrong) as error:
-                is_excused = not isinstance(error, Wrong) and self._troubles.excuse(began)
+                is_excused = not isinstance(error, Wrong) and self._troubles.excuse(since)
                 self.done["failed by a trouble" if is_excused else "wrong"] += 1
                 if is_excused:
                     self.excused[re.sub(r"\w*\d\w*", "N", str(error))[:160]] += 1
