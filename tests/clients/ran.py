@@ -15,6 +15,9 @@ from clients.relay import relaying
 from clients.served import MODEL, TURNS, Play, Server
 from clients.turns import Stage, Turn, break_of, script
 
+_TOOLS = "<tools>", '"parameters":'
+"""What a prompt with tools has, in Qwen's template and in those that print tools as JSON."""
+
 
 class Ran:
     """What came of it.
@@ -31,7 +34,7 @@ class Ran:
         self, outcome: Outcome, plays: Sequence[Play], names: Sequence[str], refused: Counter[str]
     ) -> None:
         self.outcome = outcome
-        self.plays = [play for play in plays if "<tools>" in play.prompt]
+        self.plays = [play for play in plays if any(mark in play.prompt for mark in _TOOLS)]
         self.turns = [names.index(play.script) for play in self.plays]
         self.refused = {status: count for status, count in refused.items() if status != "200" and count}
 
@@ -50,7 +53,7 @@ class Ran:
                 cached = before.prompt_token_ids + before.token_ids
                 assert after.prompt_token_ids[: len(cached)] == cached
             else:
-                assert _packed(before.token_ids) in _packed(after.prompt_token_ids)
+                assert packed(before.token_ids) in packed(after.prompt_token_ids)
 
     def added(self, turn: int) -> str:
         """What ``turn`` was told beyond what it has in common with the turn before it."""
@@ -58,8 +61,15 @@ class Ran:
         return after[len(commonprefix((before, after))) :]  # noqa: RUF071 (by character is what is meant)
 
 
-def _packed(token_ids: Sequence[int]) -> str:
+def packed(token_ids: Sequence[int]) -> str:
+    """The tokens as text with a character each, to look for some in others."""
     return "".join(map(chr, token_ids))
+
+
+def script_names(count: int) -> list[str]:
+    """Names of scripts that no other run has."""
+    run_id = secrets.token_hex(4)
+    return [f"{run_id}-{number}" for number in range(count)]
 
 
 def perform(
@@ -71,6 +81,7 @@ def perform(
     *,
     prompt: str = "Run the command, read notes.txt, then answer.",
     settings: Mapping[str, str] | None = None,
+    names: Sequence[str] = (),
 ) -> Ran:
     """Runs the stage's harness while the model says ``turns``, one a request.
 
@@ -78,9 +89,9 @@ def perform(
         home: the harness's, empty.
         tokens: counts those of a text.
         settings: further variables of its environment.
+        names: of the scripts of ``turns``, where files that the harness reads name them, too.
     """
-    run_id = secrets.token_hex(4)
-    names = [f"{run_id}-{number}" for number in range(len(turns))]
+    names = names or script_names(len(turns))
     for name, turn in zip(names, turns, strict=True):
         (server.scripts / f"{name}.txt").write_text(script(turn, stage, tokens), encoding="utf-8")
     cut = next(filter(None, map(break_of, turns)), None)

@@ -28,6 +28,7 @@ TURNS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 _ANSWERS = re.compile(
     r'singletree_requests_total\{route="(?P<route>[^"]*)",status="(?P<status>\d+)"\} (?P<count>\S+)'
 )
+_DISPATCHED = re.compile(r"singletree_tool_call_dispatch_seconds_(count|sum)\{.*\} (\S+)")
 
 
 class Play(NamedTuple):
@@ -62,6 +63,11 @@ class Server(NamedTuple):
             if (found := _ANSWERS.match(line)) and found["route"] in routes:
                 counted[found["status"]] += int(float(found["count"]))
         return counted
+
+    def dispatched(self) -> tuple[float, float]:
+        """How many calls of tools it has sent, and the seconds from the last token of each until it was sent."""
+        found = dict(_DISPATCHED.findall(self._get("/metrics").decode()))
+        return float(found.get("count", 0)), float(found.get("sum", 0))
 
     def explain(self, key: str) -> list[dict[str, Any]]:
         """The steps of a session, as ``singletree explain`` prints them."""
