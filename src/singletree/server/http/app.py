@@ -6,7 +6,7 @@ It is served over ASGI by ``http_server``, on the same event loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import quote, unquote
 
 from starlette.exceptions import HTTPException
@@ -59,12 +59,9 @@ class App:
             allowed_origins=config.allowed_origins,
             allowed_hosts=config.allowed_hosts,
         )
-        rows = routes_of(service)
-        routes = [_route(service, self._policy, row) for row in rows]
-        self._apis = _routing(
-            [route for route, row in zip(routes, rows, strict=True) if SCOPES[row.scope].is_api]
-        )
-        self._all = _routing(routes)
+        routes = [(row, _endpoint(service, self._policy, row)) for row in routes_of(service)]
+        self._apis = _Routing([route for route in routes if SCOPES[route[0].scope].is_api])
+        self._all = _Routing(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         routing = self._all
@@ -163,30 +160,25 @@ def plain_path(path: str) -> str:
     return path
 
 
-def _route(service: Service, policy: CrossOriginPolicy, row: RouteRow) -> Route:
+def _endpoint(service: Service, policy: CrossOriginPolicy, row: RouteRow) -> _Endpoint:
     scope = SCOPES[row.scope]
     # Without a key, only the name of the server tells the user of this machine from a web page (DNS rebinding).
     names = policy if scope.shows_prompts and "sessions" not in service.keys.needed else None
-    endpoint = _Endpoint(service, row, names)
-    return Route(row.path, endpoint, methods=[row.method])
+    return _Endpoint(service, row, names)
 
 
-@dataclass(frozen=True, slots=True)
 class _Routing:
     """Routes, and by method and path those whose path is fixed: the router compares every path with every route."""
 
-    router: Router
-    endpoints: dict[tuple[str, str], _Endpoint]
+    def __init__(self, routes: Sequence[tuple[RouteRow, _Endpoint]]) -> None:
+        self._routes = routes
+        self.endpoints = {(row.method, row.path): app for row, app in reversed(routes) if "{" not in row.path}
 
-
-def _routing(routes: Sequence[Route]) -> _Routing:
-    endpoints = {
-        (method, route.path): route.app
-        for route in reversed(routes)
-        if isinstance(route.app, _Endpoint) and not route.param_convertors
-        for method in route.methods or ()
-    }
-    return _Routing(Router(routes, redirect_slashes=False), endpoints)
+    @cached_property
+    def router(self) -> Router:
+        """The router, made for the first request that needs it."""
+        routes = [Route(row.path, app, methods=[row.method]) for row, app in self._routes]
+        return Router(routes, redirect_slashes=False)
 
 
 class _Endpoint:
