@@ -137,9 +137,14 @@ class AddedTokens:
         self._structural = frozenset(structural)
         self._neutral = neutral
         self.guard = TokenGuard(self._all_but(()), neutral)
+        self._guards: dict[frozenset[str], TokenGuard] = {}
 
     def guard_except(self, allowed: Collection[str]) -> TokenGuard:
-        return TokenGuard(self._all_but(allowed), self._neutral)
+        """Return the guard in which the ``allowed`` texts of tokens match: those of a family, so there are few."""
+        key = frozenset(allowed)
+        if key not in self._guards:
+            self._guards[key] = TokenGuard(self._all_but(key), self._neutral)
+        return self._guards[key]
 
     def _all_but(self, allowed: Collection[str]) -> Iterator[AddedToken]:
         for token in self.tokens:
