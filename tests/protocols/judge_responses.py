@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -126,10 +126,16 @@ def _items() -> frozenset[str]:
     return frozenset(kind for name in names for kind in _types(name))
 
 
-def _wrong_value(name: str, value: Any) -> list[str]:
+def _wrong_value(name: str, value: Any) -> Sequence[str]:
+    return _wrong_json(name, json.dumps(value))
+
+
+@lru_cache(4096)
+def _wrong_json(name: str, value: str) -> Sequence[str]:
+    """What the schema says. Most events are those of a stream that was judged before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of how llm-comply resolves references
-        return [f"{name}: {error[:2000]}" for error in _spec().validate(value, name)]
+        return [f"{name}: {error[:2000]}" for error in _spec().validate(json.loads(value), name)]
 
 
 @cache
@@ -144,13 +150,17 @@ def _sdk_events() -> dict[str, TypeAdapter[Any]]:
     return {get_args(kind.model_fields["type"].annotation)[0]: TypeAdapter(kind) for kind in known}
 
 
-def _wrong_type(adapter: TypeAdapter[Any], value: Any) -> Iterator[str]:
+def _wrong_type(adapter: TypeAdapter[Any], value: Any) -> Sequence[str]:
+    return _wrong_typed(adapter, json.dumps(_with_listed_codes(value)))
+
+
+@lru_cache(4096)
+def _wrong_typed(adapter: TypeAdapter[Any], value: str) -> Sequence[str]:
     try:
-        read = adapter.validate_json(json.dumps(_with_listed_codes(value)), strict=True)
+        read = adapter.validate_json(value, strict=True)
     except WrongType as error:
-        yield str(error)[:2000]
-    else:
-        yield from _unknown(read, "")
+        return [str(error)[:2000]]
+    return list(_unknown(read, ""))
 
 
 def _with_listed_codes(value: Mapping[str, Any]) -> Mapping[str, Any]:
