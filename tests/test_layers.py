@@ -40,6 +40,7 @@ DOORS = {
     "checking",
     "constraints",
     "drafting",
+    "foresight",
     "in_process",
     "inspector",
     "key_files",
@@ -109,7 +110,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"guidance", "remote"},
         {"abilities"},
         {"engine"},
-        {"devices", "weights"},
+        {"devices", "outlook", "weights"},
     ],
     "ray": [
         {"application"},

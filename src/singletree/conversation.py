@@ -372,6 +372,7 @@ class Hints:
         latency_sensitivity: higher for a request that somebody waits for.
         expected_tokens: expected length of the answer.
         speculative_prefill: whether the engine may read the next turn's prompt ahead when this turn is over.
+        keep: whether the engine should give up the states of other conversations before this one's.
     """
 
     priority: int = 0
@@ -379,6 +380,7 @@ class Hints:
     latency_sensitivity: float | None = None
     expected_tokens: int | None = None
     speculative_prefill: bool = False
+    keep: bool = False
 
     @property
     def rank(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from singletree.engines.outlook import Outlook
 from singletree.errors import Overloaded
 from singletree.llamacpp.admission import KEEP_SECONDS, LONGEST_TENURE, LONGEST_WAIT, Admission, Ticket
 from singletree.llamacpp.prefix_files import pack_ids
@@ -371,3 +372,66 @@ async def test_a_slot_that_is_lent_is_nobodys(clock: Hours) -> None:
     assert not again.is_granted
     slots.admission.give_back(0)
     assert again.is_granted
+
+
+def ended(clock: Hours, pause: float | None = None, **known: bool) -> Outlook:
+    """The outlook of a conversation whose turn has ended; with ``pause``, a call is out."""
+    outlook = Outlook(goes_on=True)
+    outlook.is_running = False
+    outlook.returns_at = None if pause is None else clock.now + pause
+    for name, value in known.items():
+        setattr(outlook, name, value)
+    return outlook
+
+
+@pytest.mark.parametrize(
+    ("pause", "over", "waits"),
+    [
+        (None, False, True),
+        (KEEP_SECONDS / 2, False, True),
+        (KEEP_SECONDS * 2, False, False),
+        (None, True, False),
+    ],
+)
+async def test_a_slot_is_kept_only_for_a_session_that_comes_back_in_time(
+    clock: Hours, pause: float | None, over: bool, waits: bool
+) -> None:
+    slots = Slots(clock, 1)
+    first = slots.ask("a", talk("a", 1), outlook=ended(clock, pause, is_over=over))
+    slots.end(first)
+    assert granted(slots.ask("b", talk("b", 1))) == [not waits]
+
+
+async def test_a_slot_is_given_up_as_soon_as_its_session_is_known_to_be_over(clock: Hours) -> None:
+    slots, outlook = Slots(clock, 1), Outlook()
+    slots.end(slots.ask("a", talk("a", 1), outlook=outlook))
+    second = slots.ask("b", talk("b", 1))
+    assert not second.is_granted
+    outlook.is_running, outlook.is_over = False, True
+    outlook.changed()
+    assert second.is_granted
+
+
+async def test_a_request_takes_the_slot_that_is_needed_least(clock: Hours) -> None:
+    slots = Slots(clock, 3)
+    known = {"main": ended(clock, 3.0), "sub": ended(clock, is_over=True), "idle": ended(clock)}
+    first = {name: slots.ask(name, talk(name[0], 1), outlook=outlook) for name, outlook in known.items()}
+    for ticket in first.values():
+        clock.go_on(1)
+        slots.end(ticket)
+    clock.go_on(1)
+    assert slots.ask("x", talk("x", 1)).slot == first["sub"].slot
+    clock.go_on(KEEP_SECONDS)
+    assert slots.ask("y", talk("y", 1)).slot == first["idle"].slot, (
+        "its last turn ended later than that of main"
+    )
+
+
+async def test_what_is_over_makes_room_first(clock: Hours) -> None:
+    slots = Slots(clock, 3, 5000)
+    slots.end(slots.ask("main", talk("m", 2), outlook=ended(clock, 60.0)))
+    clock.go_on(1)
+    sub = slots.ask("sub", talk("s", 1), outlook=ended(clock, is_over=True))
+    slots.end(sub)
+    third = slots.ask("x", talk("x", 2), room=2900)
+    assert [each.slot for each in third.displaced] == [sub.slot]

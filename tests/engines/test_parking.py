@@ -13,6 +13,7 @@ from engines.contract import collect, tokens_of
 from engines.small_model import ITALY, small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.outlook import Outlook
 from singletree.llamacpp import admission, parking, slot_states
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.parking import ParkedStates
@@ -51,8 +52,20 @@ class Actions(SlotActions):
         raise AssertionError
 
 
-def held(slot: int, first: int = 0, tokens: int = 1000) -> HeldState:
-    return HeldState(slot, pack_ids(range(first, first + tokens)), tokens - 100)
+def held(slot: int, first: int = 0, tokens: int = 1000, outlook: Outlook | None = None) -> HeldState:
+    return HeldState(slot, pack_ids(range(first, first + tokens)), tokens - 100, outlook=outlook)
+
+
+def over(first: int = 0) -> HeldState:
+    """A state that nobody continues."""
+    outlook = Outlook()
+    outlook.is_running, outlook.is_over = False, True
+    return held(0, first, outlook=outlook)
+
+
+def firsts(parked: ParkedStates, *firsts: int) -> list[int]:
+    """Those of ``firsts`` with which a parked state begins."""
+    return [first for first in firsts if parked.known(pack_ids(range(first, first + 1000)))]
 
 
 @pytest.fixture
@@ -89,6 +102,48 @@ async def test_the_least_recently_used_state_goes(actions: Actions) -> None:
     known = [parked.known(pack_ids(range(first, first + 1000))) for first in (0, 10_000, 20_000)]
     assert known == [1000, 0, 1000]
     assert len(list(actions.folder.iterdir())) == 2
+
+
+async def test_what_is_over_goes_before_what_was_used_earlier(actions: Actions) -> None:
+    parked = ParkedStates(actions, 25_000, 10)
+    await parked.park(held(0, 0))
+    await parked.park(over(10_000))
+    await parked.park(held(0, 20_000))
+    assert firsts(parked, 0, 10_000, 20_000) == [0, 20_000]
+
+
+async def test_what_is_over_takes_the_place_of_nothing(actions: Actions) -> None:
+    parked = ParkedStates(actions, 25_000, 10)
+    await parked.park(held(0, 0))
+    await parked.park(held(0, 10_000))
+    await parked.park(over(20_000))
+    assert firsts(parked, 0, 10_000, 20_000) == [0, 10_000]
+    assert actions.log == ["save 0"] * 2, "it is not even copied"
+
+
+async def test_what_is_over_is_not_parked_where_its_beginning_is(actions: Actions) -> None:
+    parked = ParkedStates(actions, 10**6, 10)
+    await parked.park(over(0), pack_ids(range(300)))
+    assert len(parked) == 0
+
+
+async def test_the_copy_of_a_state_that_is_in_a_slot_again_goes_first(actions: Actions) -> None:
+    parked, outlook = ParkedStates(actions, 25_000, 10), Outlook(goes_on=True)
+    await parked.park(held(0, 0, outlook=outlook))
+    await parked.park(held(0, 10_000, outlook=Outlook(goes_on=True)))
+    await parked.restore(0, pack_ids(range(2000)), 0, 5000)
+    await parked.park(held(0, 20_000, outlook=Outlook(goes_on=True)))
+    assert firsts(parked, 0, 10_000, 20_000) == [10_000, 20_000]
+
+
+async def test_a_state_that_has_hardly_changed_is_as_needed_as_before(actions: Actions) -> None:
+    parked, outlook = ParkedStates(actions, 25_000, 10), Outlook(goes_on=True)
+    await parked.park(held(0, 0, outlook=outlook))
+    await parked.restore(0, pack_ids(range(2000)), 0, 5000)
+    await parked.park(held(0, 0, outlook=outlook))
+    await parked.park(over(10_000))
+    await parked.park(held(0, 20_000))
+    assert firsts(parked, 0, 10_000, 20_000) == [0, 20_000]
 
 
 async def test_a_longer_state_replaces_those_that_it_continues(actions: Actions) -> None:

@@ -22,6 +22,7 @@ from singletree.server.turn.recorder import TurnRecorder
 from singletree.server.turns.capsule import PREFIX
 from singletree.testing.scripts import Script
 
+from .by_hand import EngineByHand
 from .carrying import (
     INTERLEAVED,
     LAYOUT,
@@ -224,7 +225,7 @@ def test_spans_are_counted_as_clients_see_them() -> None:
     ]
     decoder = TurnDecoder(GivenEvents(pieces), TOKENIZER.new_detokenizer(), TurnCallIds(Conversation(())))
     recorder = TurnRecorder(
-        model(None, capsules=capsules()),
+        model(EngineByHand(), capsules=capsules()),
         GenerationPrompt(),
         [],
         HistoryDigests(()),

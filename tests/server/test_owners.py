@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from singletree.foresight.foresight import Foresight
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.http.route_table import routes_of
 from singletree.server.http.service import Service
@@ -63,13 +64,16 @@ async def test_each_memory_of_a_service_and_of_a_model_has_a_part_for_each_owner
     async with tenants(flags={"inspect": True, "capture": tmp_path}, capsules=capsules()) as many:
         whole = many.served.service
         a, b = (whole.of(owner) for owner in whole.keys.owners)
-        memories = {each.name for each in fields(Service)} - SHARED - {"others"}
+        # It is opened for the first request that needs it, for each owner by itself.
+        whole.foresight = Foresight()
+        whole.of("another")
+        assert whole.of("another").foresight is None
+        memories = {each.name for each in fields(Service)} - SHARED - {"others", "foresight"}
         assert memories >= {
             "sessions",
             "store",
             "jobs",
             "in_flight",
-            "prefills",
             "inspector",
             "media",
             "catalog",

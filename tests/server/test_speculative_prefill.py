@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from singletree.foresight import foresight
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.answers import speculative_prefill
 from singletree.server.turn.generation import Generation
 
 from .serving import MODEL, Served, serving
@@ -42,9 +42,14 @@ def result(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": content}, {"role": "user", "content": answers}]
 
 
+def prefills(served: Served) -> dict[str, Any]:
+    opened: Any = served.service.foresight
+    return {} if opened is None else dict(opened._read_ahead)
+
+
 async def settled(served: Served) -> None:
     """Wait until nothing is read ahead."""
-    await until(lambda: not served.service.prefills._tasks)
+    await until(lambda: not prefills(served))
 
 
 async def test_a_turn_that_comes_back_otherwise_is_read_ahead() -> None:
@@ -88,7 +93,7 @@ async def test_the_next_request_ends_it(monkeypatch: pytest.MonkeyPatch) -> None
         finally:
             ended.append(generation)
 
-    monkeypatch.setattr(speculative_prefill, "_prefill", endless)
+    monkeypatch.setattr(foresight, "read_ahead", endless)
     async with serving(SCRIPTS) as served:
         content = await call(served, HINT)
         await asyncio.wait_for(began.wait(), 5)
@@ -97,5 +102,5 @@ async def test_the_next_request_ends_it(monkeypatch: pytest.MonkeyPatch) -> None
         began.clear()
         await call(served, HINT)
         await asyncio.wait_for(began.wait(), 5)
-        await served.service.prefills.close()
-        assert (len(ended), served.service.prefills._tasks) == (2, {})
+        await served.service.close_foresight()
+        assert (len(ended), prefills(served)) == (2, {})

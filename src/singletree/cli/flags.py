@@ -25,7 +25,7 @@ _FIELDS: Mapping[str, str] = {
     "tool_call_parser reasoning_parser default_thinking default_chat_template_kwargs model_card "
     "codex_catalog codex_profile",
     "Engine": "engine engine_arguments slots threads idle_unload prefix_cache_path prefix_cache_limit "
-    "prefix_cache_key mmproj",
+    "prefix_cache_key foresight mmproj",
     "Engines at --engine-url": "engine_url engine_api_key router_mode kv_events kv_replay kv_cache_tokens "
     "migration_limit",
     "Access and limits": "api_key admin_key key_file share_between_keys allowed_origins allowed_hosts body_limit limit "

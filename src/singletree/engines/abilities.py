@@ -26,6 +26,7 @@ class EngineAbilities:
         prompt_logprobs: the same for the tokens of the prompt.
         cached_tokens: whether it can report how much of a prompt was cached.
         priorities: whether ``GenerationJob.priority`` has an effect.
+        reads_outlooks: whether ``GenerationJob.outlook`` has one.
         salts: whether its prefix cache keeps prompts of different salts (``cache_salt``) apart.
         pictures: how a request can hold token ids and pictures; None if it cannot.
         abort: how a generation is ended early.
@@ -47,6 +48,7 @@ class EngineAbilities:
     prompt_logprobs: bool = False
     cached_tokens: bool = True
     priorities: bool = True
+    reads_outlooks: bool = False
     salts: bool = True
     pictures: PictureSupport | None = None
     abort: str = "the connection is closed"
@@ -92,6 +94,7 @@ class EngineAbilities:
             has_special_tags=self.has_special_tags,
             logprobs=self.logprob_kind,
             streams_every_id=self.streams_every_id,
+            reads_outlooks=self.reads_outlooks,
             started_at=started_at,
         )
 
@@ -144,6 +147,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         "llama.cpp, embedded",
         _LLAMACPP_CONSTRAINTS,
         streams_every_id=False,
+        reads_outlooks=True,
         # It decodes pictures with stb_image, which knows no WebP.
         pictures=PictureSupport("mark", frozenset({"image/png", "image/jpeg", "image/gif"})),
         abort=_IN_PROCESS,

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from singletree.conversation import Sampling
+from singletree.engines.outlook import Outlook
 from singletree.errors import ContextOverflow, EngineUnfit, InvalidRequest
 from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
@@ -145,6 +146,7 @@ class EngineInfo:
         salts: whether its prefix cache keeps prompts of different ``GenerationJob.cache_salt`` apart.
         has_special_tags: whether its LLGuidance takes every added token of the form ``<…>`` as a special one, which no
             text in a grammar matches. It does so where it reads the tokenizer of Hugging Face.
+        reads_outlooks: whether ``GenerationJob.outlook`` has an effect.
         started_at: since when it runs, or has been connected, in unix seconds: its prefix cache was empty then. 0 where
             that is not known.
     """
@@ -165,6 +167,7 @@ class EngineInfo:
     logprobs: LogprobKind = "unknown"
     streams_every_id: bool = True
     has_special_tags: bool = False
+    reads_outlooks: bool = False
     started_at: float = 0.0
 
 
@@ -212,6 +215,7 @@ class GenerationJob(msgspec.Struct, frozen=True):
         cache_salt: keeps tenants apart: prompts share the prefix cache only with prompts of the same salt.
         expected_tokens: how many tokens the client expects to be generated; None if unknown.
         latency_sensitivity: higher for a generation that somebody waits for; None if unknown.
+        outlook: what its conversation will do next, for an engine that gives states up (``EngineInfo.reads_outlooks``).
         deliver: takes tokens without a switch of tasks, which costs more than all the rest of a token; None for none.
             An engine need not use it. One that does yields the first chunk that has tokens, and each chunk that
             reports anything else. It calls ``deliver`` only while its next chunk is awaited, and not again after it
@@ -230,6 +234,7 @@ class GenerationJob(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     expected_tokens: int | None = None
     latency_sensitivity: float | None = None
+    outlook: Outlook | None = None
     deliver: Deliver | None = None
 
 

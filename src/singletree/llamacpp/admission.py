@@ -62,8 +62,9 @@ class Admission:
     a slot is kept for, and that one for ``LONGEST_TENURE`` at most; so no request starves within its priority.
 
     The slot: the one that the request continues, else an empty one, else the one that holds the longest prefix of the
-    prompt. An idle slot is kept for its session for some seconds; a request of a main agent may take one that is kept
-    for a sub-agent.
+    prompt. An idle slot is kept for its session for some seconds, unless that will come back later or not at all; a
+    request of a main agent may take one that is kept for a sub-agent. Where several would do, the state that is needed
+    least goes (``outlook.worth``).
 
     Args:
         slots: how many generations run at once.
@@ -116,6 +117,8 @@ class Admission:
                 retry_after=self.reading_seconds(),
             )
         self._arrivals += 1
+        if claim.outlook is not None:
+            claim.outlook.changed = self._grant  # A slot may no longer be kept.
         ticket = Ticket(self, claim, self._arrivals, self._clock.time())
         self._waiting.append(ticket)
         self._grant()
@@ -251,13 +254,21 @@ class Admission:
         if not free or self._waits_for_reading(ticket, now):
             return None
         if self._copies:
-            return max(free, key=lambda slot: (not slot.held, slot.common(claim), -slot.used))
+            return min(free, key=lambda slot: self._displacement(slot, claim, now))
         return max(free, key=lambda slot: (slot.common(claim), not slot.held, -slot.used))
+
+    def _displacement(self, slot: Slot, claim: Claim, now: float) -> tuple[bool, int, int, float]:
+        """Return what it costs to give an idle slot to a request, for a comparison: an empty slot costs nothing."""
+        kind, rest = slot.worth(now)
+        common = slot.common(claim)
+        return bool(slot.held), kind, -common if common >= LEAST_COMMON else 0, rest
 
     def _is_kept_from(self, slot: Slot, ticket: Ticket, now: float) -> bool:
         """Return whether an idle slot is kept for its session, although the request waits for one."""
         owner, claim = slot.owner, ticket.claim
         if owner is None or slot.kept_until <= now or ticket.has_starved(now):
+            return False
+        if owner.outlook is not None and not owner.outlook.may_return_by(slot.kept_until):
             return False
         if slot.owned_since + LONGEST_TENURE <= now:
             return False
@@ -326,7 +337,8 @@ class Admission:
         excess = sum(each.tokens for each in others) - self.free_tokens
         idle = [each for each in others if each.is_idle and each.held]
         chosen = []
-        for each in sorted(idle, key=lambda each: (each.kept_until, each.used)):
+        now = self._clock.time()
+        for each in sorted(idle, key=lambda each: each.worth(now)):
             if excess <= 0:
                 break
             chosen.append(each)

@@ -335,7 +335,8 @@ class LlamaCppEngine:
         reader = wire.StreamReader(limit, job.stop_token_ids, logprobs=sampling.logprobs is not None)
         need = min(length + limit + 1, self._window)
         ids, salt = pack_ids(prompt, job.cache_salt), job.cache_salt
-        ticket = self._admission.ticket(Claim(ids, need, job.priority, job.session, job.is_subagent, salt))
+        claim = Claim(ids, need, job.priority, job.session, job.is_subagent, salt, job.outlook)
+        ticket = self._admission.ticket(claim)
         request = InFlightRequest(job.request_id)
         self._in_flight.add(request)
         reading = PrefillEstimator(self._speed)

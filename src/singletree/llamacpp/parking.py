@@ -1,7 +1,7 @@
 """Keeps the states of conversations that have lost their slot, until their next turn.
 
-A state is a file in a folder of the llama.cpp process, in memory where the system has a file system for that. The least
-recently used states are removed when the limit is reached.
+A state is a file in a folder of the llama.cpp process, in memory where the system has a file system for that. When the
+limit is reached, those that are needed least are removed (``outlook.worth``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 
+from singletree.engines.outlook import Outlook, Worth, worth
 from singletree.llamacpp.prefix_files import common_tokens
 from singletree.llamacpp.slots import HeldState, SlotActions
 
@@ -37,11 +39,17 @@ def parking_root(limit: int) -> str:
     return tempfile.gettempdir()
 
 
+_COPIED = Outlook()
+_COPIED.is_over = True
+
+
 @dataclass(frozen=True, slots=True)
 class _ParkedState:
     name: str
     packed_ids: bytes
     size: int
+    used: float
+    outlook: Outlook | None
 
 
 class ParkedStates:
@@ -67,27 +75,35 @@ class ParkedStates:
         return len(self._states)
 
     def known(self, packed_ids: bytes) -> int:
-        return max((common_tokens(each.packed_ids, packed_ids) for each in self._states.values()), default=0)
+        return self._longest(packed_ids)[1]
 
     async def park(self, held: HeldState, next_prompt: bytes = b"") -> None:
         """Save the state of a slot that ``next_prompt`` is about to take, unless little of it would be lost."""
-        lost = held.tokens - common_tokens(held.packed_ids, next_prompt)
+        common = common_tokens(held.packed_ids, next_prompt)
+        if held.tokens - common < LEAST_TOKENS:
+            return
+        now, (best, known) = monotonic(), self._longest(held.packed_ids)
+        used = now if held.used is None else held.used
+        needed = worth(held.outlook, used, now)
+        if best is not None and held.tokens - known < LEAST_TOKENS:
+            if needed > worth(best.outlook, best.used, now):
+                self._states[best.name] = replace(best, used=used, outlook=held.outlook)
+            return
+        if held.outlook is not None and held.outlook.is_over and max(common, known) >= LEAST_TOKENS:
+            return  # Others may begin like it, and that beginning is there.
         size = held.tokens * self._bytes_per_token
-        if lost < LEAST_TOKENS or held.tokens - self.known(held.packed_ids) < LEAST_TOKENS:
+        if not self._make_room(size, needed):
             return
-        if size > self._limit:
-            return
-        self._make_room(size)
         name = secrets.token_hex(16)
         try:
             began = monotonic()
             saved = await self._actions.save(held.slot, name)
             # Where the ids of an answer are not known exactly, those of the prompt are.
             exact = saved.tokens == held.tokens
-            known = held.packed_ids if exact else held.packed_ids[: min(saved.tokens, held.prompt_tokens) * 4]
-            for other in [each for each in self._states.values() if known.startswith(each.packed_ids)]:
+            ids = held.packed_ids if exact else held.packed_ids[: min(saved.tokens, held.prompt_tokens) * 4]
+            for other in [each for each in self._states.values() if ids.startswith(each.packed_ids)]:
                 self._remove(other)
-            self._states[name] = _ParkedState(name, known, saved.size or size)
+            self._states[name] = _ParkedState(name, ids, saved.size or size, used, held.outlook)
             self._make_room(0)
             seconds = monotonic() - began
             _LOG.debug("parked %d tokens of slot %d in %.0f ms", saved.tokens, held.slot, seconds * 1000)
@@ -108,13 +124,12 @@ class ParkedStates:
         Returns:
             How many tokens of the prompt it holds now.
         """
-        fitting = [each for each in self._states.values() if len(each.packed_ids) // 4 <= room]
-        common: Callable[[_ParkedState], int] = lambda each: common_tokens(each.packed_ids, packed_ids)  # noqa: E731
-        best = max(fitting, key=common, default=None)
-        if best is None or common(best) - found < LEAST_TOKENS:
+        best, common = self._longest(packed_ids, room)
+        if best is None or common - found < LEAST_TOKENS:
             return found
-        # The least recently used comes first.
-        self._states[best.name] = self._states.pop(best.name)
+        # The conversation goes on in the slot, and needs nothing of this copy until it is parked again.
+        outlook = None if best.outlook is None else _COPIED
+        self._states[best.name] = replace(best, used=monotonic(), outlook=outlook)
         try:
             began = monotonic()
             await self._actions.restore(slot, best.name)
@@ -124,13 +139,30 @@ class ParkedStates:
             return 0
         milliseconds = (monotonic() - began) * 1000
         _LOG.debug("restored %d parked tokens in %.0f ms", len(best.packed_ids) // 4, milliseconds)
-        return common(best)
+        return common
 
-    def _make_room(self, size: int) -> None:
-        for state in list(self._states.values()):
-            if self.size + size <= self._limit:
-                return
+    def _longest(self, packed_ids: bytes, room: float = inf) -> tuple[_ParkedState | None, int]:
+        """Return the state of at most ``room`` tokens that shares the longest prefix with a prompt, and how much."""
+        states = [each for each in self._states.values() if len(each.packed_ids) // 4 <= room]
+        common = [common_tokens(each.packed_ids, packed_ids) for each in states]
+        best = max(range(len(states)), key=common.__getitem__, default=None)
+        return (None, 0) if best is None else (states[best], common[best])
+
+    def _make_room(self, size: int, new: Worth | None = None) -> bool:
+        """Remove what is needed least until ``size`` bytes have room; return False where ``new`` is needed less."""
+        now, free = monotonic(), self._limit - self.size
+        states = [(worth(each.outlook, each.used, now), each) for each in self._states.values()]
+        gone = []
+        for needed, state in sorted(states, key=itemgetter(0)):
+            if free >= size or (new is not None and new < needed):
+                break
+            gone.append(state)
+            free += state.size
+        if free < size:
+            return False
+        for state in gone:
             self._remove(state)
+        return True
 
     def _remove(self, state: _ParkedState) -> None:
         self._states.pop(state.name, None)

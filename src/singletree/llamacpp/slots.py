@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from singletree.engines.outlook import Outlook, Worth, worth
 from singletree.engines.remote.transport import ConnectionLost, Transport, ask
 from singletree.llamacpp.prefix_files import common_tokens
 
@@ -23,6 +24,7 @@ class Claim:
         tokens: room in the KV cache for its prompt and its answer.
         session: the client's key of its session; empty if unknown.
         salt: the salt with which its tokens are packed; no state of another salt may be found by it.
+        outlook: what its conversation will do next; None if nobody knows.
     """
 
     packed_ids: bytes
@@ -31,6 +33,7 @@ class Claim:
     session: str = ""
     is_subagent: bool = False
     salt: str = ""
+    outlook: Outlook | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -44,11 +47,15 @@ class HeldState:
     Attributes:
         packed_ids: the tokens that it was computed from, as of ``pack_ids``.
         prompt_tokens: how many of them were the prompt of the last turn; the others are its answer.
+        used: when its last turn ended, as a time of ``time.monotonic``; None for now.
+        outlook: as of its ``Claim``.
     """
 
     slot: int
     packed_ids: bytes
     prompt_tokens: int
+    used: float | None = None
+    outlook: Outlook | None = None
 
     @property
     def tokens(self) -> int:
@@ -95,7 +102,14 @@ class Slot:
 
     @property
     def state(self) -> HeldState:
-        return HeldState(self.number, self.held, self.prompt_tokens)
+        return HeldState(self.number, self.held, self.prompt_tokens, self.used, self.outlook)
+
+    @property
+    def outlook(self) -> Outlook | None:
+        return None if self.owner is None else self.owner.outlook
+
+    def worth(self, now: float) -> Worth:
+        return worth(self.outlook, self.used, now)
 
     def common(self, claim: Claim) -> int:
         return common_tokens(self.held, claim.packed_ids)

@@ -132,6 +132,12 @@ DOORS: Mapping[str, Door] = {
         "server.http.service.OpenBudgets",
         "--session-budget, --subagent-budget, --key-budget, x-singletree-budget",
     ),
+    "foresight": Door(
+        "singletree.foresight.foresight",
+        "Foresight",
+        "server.answers.observer.Foresees",
+        "an engine that reads outlooks, the hint speculative_prefill",
+    ),
     "inspector": Door("singletree.inspector.routes", "DOOR", "server.http.service.RoutedDoor", "--inspect"),
     "capture": Door("singletree.training.routes", "DOOR", "server.http.service.RoutedDoor", "--capture"),
     "response template": Door(

@@ -58,6 +58,7 @@ HINTS: Headers = {
     "x-singletree-latency-sensitivity": ("latency_sensitivity", _Sensitivity),
     "x-singletree-osl": ("expected_tokens", _Length),
     "x-singletree-speculative-prefill": ("speculative_prefill", bool),
+    "x-singletree-keep": ("keep", bool),
 }
 AGENT: Headers = {
     "x-dynamo-session-id": ("session_id", _Name),

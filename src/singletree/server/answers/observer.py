@@ -115,6 +115,19 @@ class Observer(Protocol):
         """Go on with what another process had of a session."""
 
 
+class Foresees(Protocol):
+    """Keeps what the sessions of one owner will do next (``foresight``)."""
+
+    def begin(self, opened: Opened, generation: Generation) -> None:
+        """Note that a request has come, whose prompt is written, and give its generation the outlook."""
+
+    def end(self, step: Step, generation: Generation, reason: FinishReason) -> None:
+        """Note the end of a turn, and read the next prompt ahead if its request asks for that."""
+
+    async def close(self) -> None:
+        """End what is read ahead."""
+
+
 class AnswerCapture(Protocol):
     """Keeps the tokens of one answer."""
 

@@ -28,9 +28,8 @@ from singletree.server.answers.client_link import (
     WhileConnected,
     WriteNow,
 )
-from singletree.server.answers.observer import INSPECT_HEADER, AnswerRecord, AnswerRecorder
+from singletree.server.answers.observer import INSPECT_HEADER, AnswerRecord, AnswerRecorder, Foresees
 from singletree.server.answers.request_body import ClientLeft
-from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.stream import Stream
 from singletree.server.answers.tool_dispatch import DispatchOptions
 from singletree.server.sessions.costs import CostSums
@@ -69,7 +68,7 @@ class Lifecycle:
         headers: response headers that are known from the start.
         in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
         key: identifies the request among them; None for a request that is never treated as a repetition.
-        prefills: reads the next prompt ahead if the request asks for it.
+        foresight: notes what the session will do next; None where nobody reads it.
         in_usage: whether the usage of the answer has the receipt.
         costs: the sums that an answer without a session counts for.
     """
@@ -80,7 +79,7 @@ class Lifecycle:
     in_flight: InFlight | None = None
     key: RequestKey | None = None
     session: SessionStep | None = None
-    prefills: SpeculativePrefills | None = None
+    foresight: Foresees | None = None
     records: AnswerRecorder | None = None
     in_usage: bool = False
     costs: CostSums | None = None
@@ -146,8 +145,8 @@ class Lifecycle:
         sums, usage = session.sessions.costs, trace.usage or choices.usage
         cost = step.cost or add_cost(session.opened, choices.first, usage, trace.asked, trace.ended, sums)
         sums.charge(*step.payer, cost)
-        if self.prefills is not None:
-            self.prefills.begin(step.session, choices.first)
+        if self.foresight is not None:
+            self.foresight.end(step, choices.first, reason)
         if self.records is not None or choices.inspection is not None:
             finished = Finished(reason, choices.usage)
             record = AnswerRecord(choices.id, trace, choices.generations, step, finished)

@@ -105,7 +105,7 @@ async def answer_turn(
     generation = compaction.with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt, request.cache_salt)
     warnings = await check_budgets(call, opened, request)
-    service.prefills.cancel(opened.step.session)
+    await _foresee(service, opened, generation)
     call.trace.record_step(opened.step)
     if request.options.compared_answer:
         await wait_for_explanations()
@@ -136,7 +136,7 @@ async def answer_turn(
         in_flight=service.in_flight,
         key=request_key(call.headers, call.trace.route, body),
         session=step,
-        prefills=service.prefills,
+        foresight=service.foresight,
         records=service.records,
         in_usage=RECEIPT_HEADER in call.headers and flag_of(call.headers, RECEIPT_HEADER, False),
     )
@@ -160,6 +160,18 @@ async def check_budgets(call: Call, opened: Opened | None, request: Request) -> 
         open_budgets: OpenBudgets = await open_door_in_thread("budgets")
         service.budgets = open_budgets(service.config)
     return service.budgets(service, opened, request, call.headers, of_key)
+
+
+async def _foresee(service: Service, opened: Opened, generation: Generation) -> None:
+    """Note that a session has come back, where an engine reads what it will do next or its prompts are read ahead."""
+    if service.foresight is None:
+        reads = service.config.foresight and generation.model.reads_outlooks
+        if not reads and not generation.request.hints.speculative_prefill:
+            return
+        foresees = await open_door_in_thread("foresight")
+        if service.foresight is None:  # another request may have opened it meanwhile
+            service.foresight = foresees()
+    service.foresight.begin(opened, generation)
 
 
 def _settle(service: Service, step: SessionStep, choices: Choices) -> Callable[[], Awaitable[None]] | None:

@@ -194,7 +194,7 @@ async def close_service(service: Service) -> None:
     service.shutdown.begun = True
     await service.catalog.close()
     await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
-    await service.prefills.close()
+    await service.close_foresight()
     await service.jobs.close()
     if service.others is not None:
         await service.others.close()

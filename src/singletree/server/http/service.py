@@ -17,11 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope
 from singletree.conversation import Request
 from singletree.errors import ForbiddenAddress
 from singletree.server.answers.background_jobs import Jobs
-from singletree.server.answers.observer import AnswerCapture, AnswerRecorder, Capture, Observer
+from singletree.server.answers.observer import AnswerCapture, AnswerRecorder, Capture, Foresees, Observer
 from singletree.server.answers.other_processes import OtherProcesses, SessionPlace
 from singletree.server.answers.request_body import BodyAdmission, read_body
 from singletree.server.answers.request_media import MediaPreparer, RequestMedia
-from singletree.server.answers.speculative_prefill import SpeculativePrefills
 from singletree.server.answers.stored_responses import ResponseStore
 from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.models.catalog import Catalog
@@ -76,9 +75,9 @@ class Service:
     admission: BodyAdmission = field(default_factory=BodyAdmission)
     store: ResponseStore | None = None
     jobs: Jobs = field(default_factory=Jobs)
-    prefills: SpeculativePrefills = field(default_factory=SpeculativePrefills)
     others: OtherProcesses | None = None
     records: AnswerRecorder | None = None
+    foresight: Foresees | None = field(init=False, default=None)
     budgets: CheckBudgets | None = field(init=False)
     inspector: Observer | None = field(init=False)
     capture: Capture | None = field(init=False)
@@ -121,7 +120,7 @@ class Service:
             part.in_flight = InFlight()
             part.store = None if self.store is None else self.store.of(owner)
             part.jobs = self.jobs.of(owner)
-            part.prefills = self.prefills.of(owner)
+            part.foresight = None  # Names of sessions and tools are the owner's.
             part.inspector = None if self.inspector is None else self.inspector.of(owner)
             part.capture = None if self.capture is None else self.capture.of(owner)
             part.media = self.media.of(owner)
@@ -129,6 +128,11 @@ class Service:
             # Last: a part that could not be made whole would be that of all owners in some of its memories.
             self._parts[owner] = part
         return part
+
+    async def close_foresight(self) -> None:
+        for part in (self, *self._parts.values()):
+            if part.foresight is not None:
+                await part.foresight.close()
 
     @property
     def place(self) -> SessionPlace:

@@ -44,6 +44,7 @@ class Model(ChatFormat):
         profiles: fields of Codex's ``ModelInfo`` that it inherits, by its name.
         aliases: further names, which lists do not show; ``*`` stands for any characters.
         unloading: stops the engine when nobody uses it; None if it runs for ever.
+        reads_outlooks: whether the engine does.
     """
 
     names: tuple[str, ...]
@@ -56,11 +57,13 @@ class Model(ChatFormat):
     aliases: tuple[str, ...] = ()
     unloading: UnloadingEngine | None = None
     name: str = field(init=False)
+    reads_outlooks: bool = field(init=False)
     _parts: dict[str, Model] = field(init=False, compare=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         ChatFormat.__post_init__(self)  # Slots make another class, which super() does not know.
         object.__setattr__(self, "name", self.names[0])
+        object.__setattr__(self, "reads_outlooks", self.engine.info().reads_outlooks)
 
     def of(self, owner: str) -> Model:
         """Return the model with the memories of one owner, who shares the engine; itself for an empty name."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from singletree.engines.engine import Route
+from singletree.engines.outlook import Outlook
 from singletree.events import FinishReason
 from singletree.owners import owned_id
 from singletree.request_options import Change
@@ -66,6 +67,7 @@ class Step(Struct):
         first_seconds, seconds: from the request's arrival to its first event, and to its end.
         payer: the session and the agent in it that the request counts for (``CostSums.place``).
         cost: what it cost; None until its end.
+        outlook: what its conversation will do next; None where no engine reads it.
         weights: the versions of the model's weights that generated it; empty where the engine reports none.
     """
 
@@ -88,6 +90,7 @@ class Step(Struct):
     payer: tuple[str, str] = ("", "")
     cost: Cost | None = None
     weights: str = ""
+    outlook: Outlook | None = None
     _broken: Break | None = None
 
     @property

@@ -210,6 +210,10 @@ class Config:
     """Key that encrypts the files at --prefix-cache-path, or @FILE; without one they are plain. A passphrase, or 32
     bytes in base64 or hex."""
 
+    foresight: bool = True
+    """Tell the embedded llama.cpp what sessions will do next, so that it gives up first what nobody will continue, and
+    last what comes back soon; otherwise what was used longest ago goes first."""
+
     context_window: Annotated[
         int | None, _flag("--context-window", "--context-length", "--max-model-len")
     ] = None

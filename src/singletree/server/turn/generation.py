@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from singletree.conversation import PromptReport, Request, Sampling
 from singletree.engines.engine import Engine, Route
+from singletree.engines.outlook import Outlook
 from singletree.errors import ContextOverflow, InvalidRequest
 from singletree.events import Event, Finished, FinishReason, Usage, WeightVersion
 from singletree.parsing.parser import Parser
@@ -57,6 +58,7 @@ class Generation(Struct):
         runner: replaces ``run`` where the events of the turn are not sent as they are.
         deliver: takes batches of events that need not be yielded, because the engine delivers their tokens without a
             switch of tasks; None for none.
+        outlook: what its conversation will do next; None where no engine reads it.
     """
 
     model: Model
@@ -80,6 +82,7 @@ class Generation(Struct):
     report: Callable[[Usage], Mapping[str, Any]] | None = None
     runner: Runner | None = None
     deliver: DeliverEvents | None = None
+    outlook: Outlook | None = None
 
     @property
     def token_ids(self) -> array[int]:

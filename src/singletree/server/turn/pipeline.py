@@ -130,6 +130,7 @@ def _job(generation: Generation, request_id: str, delivery: TokenDelivery | None
         cache_salt=request.cache_salt,
         expected_tokens=hints.expected_tokens,
         latency_sensitivity=hints.latency_sensitivity,
+        outlook=generation.outlook,
         deliver=None if delivery is None else delivery.take,
     )
 

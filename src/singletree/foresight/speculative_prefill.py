@@ -12,13 +12,12 @@ import asyncio
 import logging
 from array import array
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from singletree.conversation import Request, Sampling, Text, ToolResult, Turn
 from singletree.engines.engine import GenerationJob
 from singletree.errors import SingletreeError
 from singletree.events import fold
-from singletree.owners import owned_id
 from singletree.pictures import PromptPicture, comparable_tokens
 from singletree.prefixes import common_text_prefix
 from singletree.server.turn.generation import Generation
@@ -34,42 +33,8 @@ _RESULTS = ("0", "x")
 """Two results that begin differently: what the prompts with them have in common does not depend on the results."""
 
 
-@dataclass(slots=True)
-class SpeculativePrefills:
-    """The prompts that are read ahead, one for each session. The session's next request ends it."""
-
-    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _owner: str = ""
-
-    def of(self, owner: str) -> SpeculativePrefills:
-        """Return those of one owner's sessions; these ones for an empty name."""
-        return replace(self, _owner=owner) if owner else self
-
-    def begin(self, session: str, generation: Generation) -> None:
-        if not generation.request.hints.speculative_prefill or generation.ended != "stop":
-            return
-        self.cancel(session)
-        place = owned_id(self._owner, session)
-        task = self._tasks[place] = asyncio.create_task(_prefill(generation))
-        task.add_done_callback(lambda done: self._forget(place, done))
-
-    def cancel(self, session: str) -> None:
-        """End what is read ahead for the session: its next request has come."""
-        if self._tasks and (task := self._tasks.pop(owned_id(self._owner, session), None)) is not None:
-            task.cancel()
-
-    async def close(self) -> None:
-        tasks = tuple(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _forget(self, place: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(place) is task:
-            del self._tasks[place]
-
-
-async def _prefill(generation: Generation) -> None:
+async def read_ahead(generation: Generation) -> None:
+    """Have the engine read what is known of the next prompt, if that is worthwhile."""
     try:
         known = await asyncio.to_thread(known_prompt, generation)
         if known is None:
@@ -83,6 +48,7 @@ async def _prefill(generation: Generation) -> None:
             pictures=pictures,
             session=generation.session_name,
             cache_salt=request.cache_salt,
+            outlook=generation.outlook,
         )
         async with aclosing(generation.model.engine.generate(job)) as chunks:
             async for _ in chunks:
