@@ -8,7 +8,7 @@ import struct
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import cycle, islice
 from math import prod
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from engines.small_model import small_model
+from singletree.gguf import read_metadata
 from tiny_gguf import string_value, tiny_gguf
 
 WIDTH, HEADS, KV_HEADS, INNER, VOCABULARY, WINDOW = 64, 4, 2, 128, 256, 32
@@ -26,7 +28,8 @@ _CONSTANTS = {"_norm.": 1.0, "ssm_a": -0.5}
 _Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
 SHAPES = ("dense", "hybrid", "recurrent", "sliding")
-"""Attention; attention and short convolutions; Mamba alone; attention over a window of 32 tokens, but in one layer."""
+"""Of state, those of the models with words that mean nothing ("worded" has the default model's vocabulary):
+attention; attention and short convolutions; Mamba alone; attention over a window of 32 tokens, but in one layer."""
 
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="tiny-shapes-")
@@ -50,7 +53,8 @@ def tiny_model(shape: str, seed: int = 0) -> Path:
         infos += struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *reversed(dimensions), 0, len(data))
         data += floats.tobytes() + bytes(-size * 4 % _ALIGNMENT)
         count += 1
-    metadata = {"general.architecture": architecture, **_vocabulary()}
+    words = _words(small_model()) if shape == "worded" else _vocabulary()
+    metadata = {"general.architecture": architecture, **words}
     metadata |= {f"{architecture}.{key}": value for key, value in fields.items()}
     head = bytearray(tiny_gguf(metadata))
     struct.pack_into("<Q", head, 8, count)
@@ -73,6 +77,12 @@ def _vocabulary() -> Mapping[str, Any]:
     }
 
 
+def _words(model: Path) -> Mapping[str, Any]:
+    """The vocabulary and the chat template of a real model."""
+    found = {name: value for name, value in read_metadata(model).items() if name.startswith("tokenizer.")}
+    return {name: list(value) if isinstance(value, array) else value for name, value in found.items()}
+
+
 _ATTENTION = {
     "context_length": 2048,
     "embedding_length": WIDTH,
@@ -83,10 +93,10 @@ _ATTENTION = {
 }
 
 
-def _ends(norm: str = "output_norm") -> _Tensors:
-    yield "token_embd.weight", (VOCABULARY, WIDTH)
+def _ends(norm: str = "output_norm", vocabulary: int = VOCABULARY) -> _Tensors:
+    yield "token_embd.weight", (vocabulary, WIDTH)
     yield f"{norm}.weight", (WIDTH,)
-    yield "output.weight", (VOCABULARY, WIDTH)
+    yield "output.weight", (vocabulary, WIDTH)
 
 
 def _attention(block: str) -> _Tensors:
@@ -104,8 +114,8 @@ def _feed_forward(block: str) -> _Tensors:
     yield f"{block}ffn_down.weight", (WIDTH, INNER)
 
 
-def _dense() -> _Tensors:
-    yield from _ends()
+def _dense(vocabulary: int = VOCABULARY) -> _Tensors:
+    yield from _ends(vocabulary=vocabulary)
     for block in ("blk.0.", "blk.1."):
         yield from _attention(block)
         yield from _feed_forward(block)
@@ -157,6 +167,11 @@ def _sliding() -> _Tensors:
 
 _MODELS: Mapping[str, tuple[str, Mapping[str, Any], Any]] = {
     "dense": ("llama", {**_ATTENTION, "block_count": 2, "rope.dimension_count": _HEAD}, _dense),
+    "worded": (
+        "llama",
+        {**_ATTENTION, "block_count": 2, "rope.dimension_count": _HEAD, "context_length": 16_384},
+        partial(_dense, 49_152),
+    ),
     "hybrid": (
         "lfm2",
         {

@@ -20,6 +20,7 @@ ABENCH = "agentic-bench==0.2.0"
 GUIDELLM = "guidellm==0.8.1"
 TORCH = "torch==2.13.0"
 SCHEMATHESIS = "schemathesis==4.32.5"
+CACHE_PRESSURE = "cache-pressure==0.6.3"
 TRAINING = ("rllm-model-gateway==0.1.0", "atif==1.8.0")
 
 
@@ -57,6 +58,16 @@ def schemathesis() -> Path:
     return _environment("schemathesis", [SCHEMATHESIS])
 
 
+def cache_pressure() -> Path:
+    """Return the Python that has cache-pressure, which needs 3.12 or newer. It is installed when it is missing.
+
+    Raises:
+        CalledProcessError, FileNotFoundError: pip failed, or there is no python3.12.
+    """
+    made_by = sys.executable if sys.version_info >= (3, 12) else "python3.12"
+    return _environment("cache-pressure", [CACHE_PRESSURE], made_by)
+
+
 def training() -> Path:
     """Return the Python that has rllm-model-gateway and ATIF's models. It is installed when it is missing.
 
@@ -85,7 +96,7 @@ def source(name: str) -> Path:
     return target
 
 
-def _environment(name: str, packages: list[str]) -> Path:
+def _environment(name: str, packages: list[str], made_by: str = sys.executable) -> Path:
     environment = folder() / name
     python = environment / "bin" / "python"
     ready = environment / ".packages"
@@ -93,7 +104,7 @@ def _environment(name: str, packages: list[str]) -> Path:
     if not ready.exists() or ready.read_text(encoding="utf-8") != wanted:
         print(f"Installing {', '.join(packages[-3:])} into {environment} ...", flush=True)
         folder().mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+        subprocess.run([made_by, "-m", "venv", environment], check=True)
         _pip(python, "install", *packages)
         ready.write_text(wanted, encoding="utf-8")
     return python

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from clients.served import running
 from engines import real_vllm
+from engines.tiny_shapes import tiny_model
 from judges import install
 from judges.outcomes import judge_report, read_expected
 
@@ -144,6 +146,28 @@ def test_guidellm(port: int, tmp_path: Path) -> None:
     (benchmark,) = json.loads(output.read_text(encoding="utf-8"))["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"]) == (6, 0)
+
+
+@pytest.mark.parametrize(("flags", "survive"), [([], 3), (["--no-foresight"], 0)], ids=["default", "off"])
+def test_agent_sim(flags: list[str], survive: int, tmp_path: Path) -> None:
+    """Main agents whose sub-agents need all of a small cache: are they cached afterwards? Only tokens are judged."""
+    _installed("cache-pressure", install.cache_pressure)
+    port, output = real_vllm.free_port(), tmp_path / "run.json"
+    program = (sys.executable, "-m", "judges.small_cache")
+    served = ["--engine", "llamacpp", "--model", str(tiny_model("worded")), "--slots", "2", "--no-store"]
+    workload = ["--sessions", "3", "--main-tokens", "2400", "--sub-tokens", "1200", "--step-tokens", "600"]
+    workload += ["--finalize-tokens", "200", "--max-tokens", "16", "--max-context", "16384", "--salt", "42"]
+    command = [str(install.cache_pressure().with_name("agent-sim")), *workload, "--miss-threshold", "0"]
+    command += ["--base-url", f"http://127.0.0.1:{port}/v1", "--no-viz", "--output", str(output)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with running([*served, *flags], port, tmp_path / "output.txt", program=program, environment=environment):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    records = json.loads(output.read_text(encoding="utf-8"))["records"]
+    last = [each for each in records if each["phase"] == "finalize"]
+    read = sum(each["prompt"] - each["cached"] for each in records)
+    print(f"agent-sim {flags}: {[(each['cached'], each['prompt']) for each in last]}, {read} tokens read")
+    assert len(last) == 3, done.stdout[-2000:] + done.stderr[-2000:]
+    assert sum(each["reuse"] > 0.66 for each in last) == survive
 
 
 def test_schemathesis(tmp_path: Path) -> None:
