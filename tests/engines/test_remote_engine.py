@@ -222,6 +222,38 @@ async def test_priorities_have_the_sign_that_sglang_schedules_by(
     assert [body.get("priority") for body in transport.bodies] == [found, None if found is None else 0]
 
 
+def described(path: str, *fields: str) -> dict[str, Any]:
+    """What a server says of the body of ``path``, as FastAPI writes it."""
+    schema = {"$ref": "#/components/schemas/Body"}
+    operation = {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+    body: dict[str, Any] = {"properties": {field: {} for field in fields}}
+    return {"paths": {path: {"post": operation}}, "components": {"schemas": {"Body": body}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "field", "value"),
+    [
+        ("sglang-incremental", "/generate", "session_id", "s"),
+        ("tensorrt-llm", "/v1/completions", "conversation_params", {"conversation_id": "s"}),
+    ],
+)
+async def test_a_session_is_named_only_to_a_server_that_describes_the_field(
+    name: str, path: str, field: str, value: Any
+) -> None:
+    dialect, found = DIALECTS[name], []
+    for page in (
+        {},
+        described(path, "rid"),
+        described(path, "rid", field),
+        {"paths": {path: {"post": None}}},
+    ):
+        pages = {**dialect.pages, "/openapi.json": page}
+        transport = DialectTransport(replace(dialect, pages=pages))
+        await collect(await started(transport), Sampling(max_tokens=2), session="s")
+        found.append(transport.bodies[-1].get(field))
+    assert found == [None, None, value, None]
+
+
 @pytest.mark.parametrize(
     ("backend", "has_tags"), [("xgrammar", True), ("llguidance", False), ("none", False), (None, True)]
 )

@@ -22,6 +22,7 @@ from singletree.engines.remote.wire import (
     ServerOffer,
     Wire,
     WireReader,
+    body_fields,
     encode_token_ids,
     find_model,
     sampling_reader,
@@ -153,6 +154,8 @@ class TensorRtWire(Wire):
             # Higher goes first there, and 0.5 is the default.
             steps = max(-_STEPS, min(_STEPS, job.priority))
             body["priority"] = 0.5 - steps / (2 * _STEPS)
+        if job.session and self.takes_sessions:
+            body["conversation_params"] = {"conversation_id": job.session}
         return msgspec.json.encode(body)
 
     def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
@@ -171,6 +174,6 @@ class TensorRtServer:
 
     async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
         chosen, window = await find_model(url, get, self.title, model)
-        return ServerOffer(
-            chosen.id, (TensorRtWire(chosen.id),), window=window, checkpoint=chosen.root or chosen.id
-        )
+        wire = TensorRtWire(chosen.id)
+        wire.takes_sessions = "conversation_params" in await body_fields(get, wire.path)
+        return ServerOffer(chosen.id, (wire,), window=window, checkpoint=chosen.root or chosen.id)

@@ -93,10 +93,12 @@ class Wire:
     Attributes:
         words: the endpoint, and what refusals look like there.
         abilities: what the endpoint can do.
+        takes_sessions: whether the server describes a field for the names of sessions, which older ones lack.
     """
 
     words: RefusalWords
     abilities: EngineAbilities
+    takes_sessions = False
 
     @property
     def path(self) -> str:
@@ -324,6 +326,18 @@ async def read_page(get: GetPage, form: type[T], *paths: str) -> T | None:
             with suppress(msgspec.DecodeError, ValueError, RecursionError):
                 return msgspec.json.decode(body, type=form)
     return None
+
+
+async def body_fields(get: GetPage, path: str) -> frozenset[str]:
+    """Return the fields of the body of ``POST path``, by the server's own description; none where that is missing."""
+    page = await read_page(get, dict[str, Any], "/openapi.json") or {}
+    try:
+        schema = page["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        if "$ref" in schema:
+            schema = page["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        return frozenset(schema["properties"])
+    except (KeyError, TypeError):
+        return frozenset()
 
 
 def check_status(url: str, status: int, title: str) -> None:

@@ -7,7 +7,14 @@ from functools import partial
 
 import msgspec
 
-from singletree.engines.remote.wire import GetPage, ServerOffer, ask_for_tokens, find_model, read_page
+from singletree.engines.remote.wire import (
+    GetPage,
+    ServerOffer,
+    ask_for_tokens,
+    body_fields,
+    find_model,
+    read_page,
+)
 from singletree.errors import BadConfiguration
 from singletree.wires.sglang.wire import SGLANG_BLINDNESS, SGLANG_WORDS, SglangWire, backend_loss
 
@@ -41,6 +48,8 @@ class SglangServer:
     - ``--enable-multimodal`` for pictures, with models that SGLang serves without them by default.
     - ``--mm-preprocess-cache-size-mb 1024``: a picture that comes again is not decoded and resized again.
     - ``--grammar-backend xgrammar`` for forced calls: ``llguidance`` has JSON schemas, regexes and EBNF only.
+    - ``--enable-session-radix-cache``: what no session refers to is evicted first. Sessions are named to a server
+      whose ``/openapi.json`` has the field for it (0.5.23).
     - not ``--reasoning-parser``: with it SGLang applies constraints only after it considers the reasoning complete.
     """
 
@@ -62,9 +71,11 @@ class SglangServer:
         described = await read_page(get, _ModelInfo, "/model_info", "/get_model_info")
         blindness = None if described and described.has_image_understanding else SGLANG_BLINDNESS
         sign = (1 if info.schedule_low_priority_values_first else -1) * info.enable_priority_scheduling
+        wire = SglangWire(blindness, sign, info.grammar_backend or "")
+        wire.takes_sessions = "session_id" in await body_fields(get, wire.path)
         return ServerOffer(
             chosen.id,
-            (SglangWire(blindness, sign, info.grammar_backend or ""),),
+            (wire,),
             window=window,
             slots=info.max_running_requests,
             details={"version": info.version, **_cache_size(info)},

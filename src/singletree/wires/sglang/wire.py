@@ -328,6 +328,8 @@ class SglangWire(Wire):
             body["priority"] = self._priority_sign * job.priority
         if job.cache_salt:
             body["extra_key"] = job.cache_salt
+        if job.session and self.takes_sessions:
+            body["session_id"] = job.session
         if pictures:
             body |= sglang_pictures(pictures)
         return msgspec.json.encode(body)
