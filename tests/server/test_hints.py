@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from singletree.conversation import AgentContext, Hints
 from singletree.protocols import chat
+from singletree.protocols.openai import nvext
 from singletree.raw_tokens import completions
 
 from .serving import body, serving
@@ -93,6 +95,33 @@ async def test_a_header_wins_over_the_body() -> None:
     async with serving() as served:
         await served.client.post("/v1/chat/completions", asked, {"x-dynamo-request-priority": "-7"})
         assert served.engine.log[0].priority == 7 - (1 << 32)
+
+
+def packed(hint: Any) -> str:
+    """The header of Hermes' plugin agent-hint."""
+    return base64.urlsafe_b64encode(json.dumps(hint).encode()).decode().rstrip("=")
+
+
+@every_path
+async def test_the_one_header_of_hermes_is_read(path: str) -> None:
+    hint = {"session": "run 1", "call_index": 3, "lifecycle": "final", "priority": 5, "pin": True}
+    async with serving() as served:
+        await served.client.post(path, body(path, "x"), {"x-agent-hint": packed(hint)})
+        assert served.engine.log[0].priority == -5
+        assert served.service.sessions.get("run 1") is not None
+        named = {"x-agent-hint": packed(hint), "x-dynamo-request-priority": "7", "x-session-id": "mine"}
+        await served.client.post(path, body(path, "x"), named)
+        assert served.engine.log[1].priority == -7, "a header of its own wins"
+
+
+def test_the_header_of_hermes_is_read_as_far_as_it_is_known() -> None:
+    read = nvext.with_agent_hint({"x-agent-hint": packed({"priority": "high", "session": "s", "pin": False})})
+    assert {name: value for name, value in read.items() if name != "x-agent-hint"} == {
+        "x-dynamo-session-id": "s",
+        "x-singletree-keep": "False",
+    }
+    for unread in ("%%%", packed([1]), packed("x"), "e30x", ""):
+        assert nvext.with_agent_hint({"x-agent-hint": unread}) == {"x-agent-hint": unread}
 
 
 @every_path

@@ -7,7 +7,9 @@ names are Dynamo's where it has one; the others are our own.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -72,6 +74,18 @@ AGENT: Headers = {
 
 SALT_HEADER = "x-singletree-cache-salt"
 
+AGENT_HINT = "x-agent-hint"
+"""The header of Hermes' plugin agent-hint: a JSON object in base64url. Written from its description, not from a run."""
+_HINTED = {
+    "session": "x-dynamo-session-id",
+    "priority": "x-dynamo-request-priority",
+    "pin": "x-singletree-keep",
+    "final": "x-dynamo-session-final",
+}
+"""Its keys, with the headers that say the same."""
+_LAST = ("end", "fin", "complete", "close")
+"""How its key ``lifecycle`` begins in the last request of a session."""
+
 _NO_HINTS, _NO_AGENT = Hints(), AgentContext()
 
 HintsOrAgent = TypeVar("HintsOrAgent", Hints, AgentContext)
@@ -130,6 +144,25 @@ def with_headers(context: HintsOrAgent, table: Headers, headers: Mapping[str, st
             except msgspec.ValidationError as error:
                 raise refused(header, f"is {quote_value(value)}: {error}") from None
     return replace(context, **changed) if changed else context
+
+
+def with_agent_hint(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return ``headers`` with what ``AGENT_HINT`` has, as the headers that say the same; a header of its own wins.
+
+    What cannot be read is left out: the plugin sends the header whether a server knows it or not.
+    """
+    if AGENT_HINT not in headers:
+        return headers
+    sent, read = {}, {}
+    with suppress(ValueError, msgspec.DecodeError):
+        sent = msgspec.json.decode(base64.urlsafe_b64decode(headers[AGENT_HINT] + "=="), type=dict[str, Any])
+        if str(sent.get("lifecycle")).lower().startswith(_LAST):
+            sent["final"] = True
+    for key in sent.keys() & _HINTED.keys():
+        header = _HINTED[key]
+        with suppress(msgspec.ValidationError):
+            read[header] = str(msgspec.convert(sent[key], {**HINTS, **AGENT}[header][1], strict=False))
+    return {**read, **headers}
 
 
 def session_of(agent: AgentContext) -> str | None:

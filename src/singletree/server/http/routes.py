@@ -406,7 +406,7 @@ def with_hints(request: Request, call: Call) -> Request:
 
     The trace gets the hints and the agent's context. Raises InvalidRequest for a header with a wrong value.
     """
-    options, headers, config = request.options, call.headers, call.service.config
+    options, headers, config = request.options, nvext.with_agent_hint(call.headers), call.service.config
     if options.reasoning_fields is None and call.protocol is CHAT and config.reasoning_field != _USUAL_FIELD:
         options = replace(options, reasoning_fields=REASONING_FIELD_NAMES[config.reasoning_field])
     hints = nvext.with_headers(request.hints, nvext.HINTS, headers)
