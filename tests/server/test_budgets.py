@@ -76,6 +76,19 @@ async def test_it_is_warned_from_four_fifths_on(caplog: pytest.LogCaptureFixture
     ]
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_receipt_of_a_stream_has_the_warning(path: str) -> None:
+    async with serving(SCRIPTS, config=Config(session_budget="generated=6")) as served:
+        await ask(served.client, path)
+        more = {"stream_options": {"include_usage": True}} if path == CHAT else {}
+        asked = json.dumps(body(path, QUESTION, stream=True, **more)).encode()
+        headers = {"x-session-id": "s", "x-singletree-receipt": "1"}
+        # Not through the grammar of the official SDKs, which knows no such field.
+        async with served.client.open("POST", path, asked, headers) as (exchange, _):
+            data = await exchange.rest()
+    assert b'"warnings":["the budget of this session is nearly used up: generated 5 of 6 tokens"]' in data
+
+
 async def test_a_header_sets_and_lowers_a_budget() -> None:
     async with serving(SCRIPTS) as served:
         assert (await ask(served.client, x_singletree_budget="generated=5")).status == 200

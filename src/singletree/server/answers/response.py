@@ -69,7 +69,7 @@ class Lifecycle:
         in_flight: the requests that may be repeated; None for an answer that a repetition cannot cancel.
         key: identifies the request among them; None for a request that is never treated as a repetition.
         foresight: notes what the session will do next; None where nobody reads it.
-        in_usage: whether the usage of the answer has the receipt.
+        in_usage: whether the usage of the answer has the receipt, with the ``warnings`` of the request.
         costs: the sums that an answer without a session counts for.
     """
 
@@ -82,6 +82,7 @@ class Lifecycle:
     foresight: Foresees | None = None
     records: AnswerRecorder | None = None
     in_usage: bool = False
+    warnings: Sequence[str] = ()
     costs: CostSums | None = None
 
     def guard(self, cancel: Cancel) -> AbstractContextManager[None]:
@@ -120,7 +121,8 @@ class Lifecycle:
 
     def _report(self, session: SessionStep, usage: Usage) -> Mapping[str, Any]:
         self._make_early(session, usage, time.perf_counter())
-        return {"singletree": session.opened.step.encode_receipt()}
+        warnings = {"warnings": self.warnings} if self.warnings else {}
+        return {"singletree": {**(session.opened.step.encode_receipt() or {}), **warnings}}
 
     def end(self, reason: FinishReason) -> None:
         """Record the end of the answer. ``reason`` counts if the generation did not end itself."""

@@ -138,6 +138,7 @@ async def answer_turn(
         session=step,
         foresight=service.foresight,
         records=service.records,
+        warnings=warnings,
         in_usage=RECEIPT_HEADER in call.headers and flag_of(call.headers, RECEIPT_HEADER, False),
     )
     if keep is not None and state.background:
