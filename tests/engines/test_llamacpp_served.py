@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from engines.small_model import small_model
+from engines.tiny_shapes import tiny_model
 from protocols import grammar_chat
 from server.memory import events
 from server.serving import MODEL, Served, serving
 from singletree import families
+from singletree.llamacpp import slot_states
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from singletree.server.settings.config import Config
 
 CHAT, RAW = "/v1/chat/completions", "/v1/completions"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -96,3 +99,35 @@ async def test_raw_prompts_go_on_from_where_they_are(tokenizer: Tokenizer) -> No
     logprobs = by_ids["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == texts[0]
     assert len(best["choices"]) == 1
+
+
+@pytest.mark.parametrize("foresight", [True, False])
+async def test_a_main_agent_is_cached_when_its_sub_agents_have_ended(
+    foresight: bool, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory for two of the conversations, on one slot."""
+    monkeypatch.setattr(slot_states, "KEEP_SECONDS", 0.0)
+    model: dict[str, Any] = {"tokenizer": tokenizer, "template": load_chat_template(tokenizer)}
+    path, family = tiny_model("worded"), families.get("plain")
+    engine = LlamaCppEngine(path, slots=1, context_window=4096, threads=1, cache_ram_mib=1)
+    config = Config(foresight=foresight)
+    async with serving(engine=engine, context_window=4096, family=family, config=config, **model) as served:
+        messages: list[dict[str, Any]] = []
+
+        async def ask(text: str, agent: str = "", **more: Any) -> int:
+            turns = [] if agent else messages
+            turns.append({"role": "user", "content": text})
+            headers = {
+                "x-claude-code-session-id": "s",
+                **({"x-claude-code-agent-id": agent} if agent else {}),
+            }
+            reply = await served.client.post(CHAT, asked(messages=turns, max_tokens=4, **more), headers)
+            turns.append(reply.json["choices"][0]["message"])
+            return int(reply.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        await ask("main " * 1500)
+        assert await ask("Go on.") > 1500
+        for agent in ("red", "green", "blue"):
+            cached = await ask(f"{agent} " * 1500, agent, logit_bias={"2": 100})  # It ends its turn at once.
+            assert cached < 100
+        assert (await ask("Go on.") > 1500) == foresight
