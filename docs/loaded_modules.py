@@ -15,10 +15,12 @@ from source import PACKAGE  # noqa: E402
 
 BEHIND_DOORS = frozenset(
     {
+        "budgets",
         "checking",
         "cli",
         "constraints",
         "drafting",
+        "foresight",
         "in_process",
         "inspector",
         "key_files",
@@ -30,6 +32,7 @@ BEHIND_DOORS = frozenset(
         "ray",
         "records",
         "routing",
+        "session_forks",
         "stored_responses",
         "testing",
         "training",
