@@ -120,7 +120,8 @@ def test_the_header_of_hermes_is_read_as_far_as_it_is_known() -> None:
         "x-dynamo-session-id": "s",
         "x-singletree-keep": "False",
     }
-    for unread in ("%%%", packed([1]), packed("x"), "e30x", ""):
+    deep = base64.urlsafe_b64encode(b'{"a":' + b"[" * 20_000).decode()
+    for unread in ("%%%", "\u00e9", packed([1]), packed("x"), "e30x", "", deep):
         assert nvext.with_agent_hint({"x-agent-hint": unread}) == {"x-agent-hint": unread}
 
 

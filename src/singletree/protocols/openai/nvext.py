@@ -154,7 +154,7 @@ def with_agent_hint(headers: Mapping[str, str]) -> Mapping[str, str]:
     if AGENT_HINT not in headers:
         return headers
     sent, read = {}, {}
-    with suppress(ValueError, msgspec.DecodeError):
+    with suppress(ValueError, msgspec.DecodeError, RecursionError):
         sent = msgspec.json.decode(base64.urlsafe_b64decode(headers[AGENT_HINT] + "=="), type=dict[str, Any])
         if str(sent.get("lifecycle")).lower().startswith(_LAST):
             sent["final"] = True
