@@ -237,14 +237,15 @@ def running(
     backend: str = "xgrammar",
     folder: Path | None = None,
     port: int | None = None,
+    dev_mode: bool = False,
 ) -> Iterator[Server]:
     """A server on a loopback port, by default a free one, until the block is left.
 
     ``details``: whether it tells cached tokens. ``backend``: what runs its constraints. ``folder``: of another model,
-    one with eyes, which is served by its name.
+    one with eyes, which is served by its name. ``dev_mode``: whether it has its routes for trainers.
     """
     venv, model = install()
-    variables = environment()
+    variables = environment() | ({"VLLM_SERVER_DEV_MODE": "1"} if dev_mode else {})
     if folder is not None:
         model = folder
         variables["PYTHONPATH"] = str(install_eyes())

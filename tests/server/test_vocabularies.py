@@ -195,7 +195,7 @@ async def test_a_server_that_reports_nothing_starts_with_a_line(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "_TOKENIZE_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "_QUESTION_SECONDS", 0.01)
     network.tokenize = tokenize
     worker = await start(byte_model.byte_tokenizer())
     [line] = [record.message for record in caplog.records if "vocabulary" in record.message]

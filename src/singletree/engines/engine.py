@@ -288,6 +288,24 @@ class PictureCounter(Protocol):
         ...
 
 
+WeightStep = Literal["hold", "continue", "name"]
+
+
+@runtime_checkable
+class WeightHolder(Protocol):
+    """An engine that takes part when a trainer changes its weights."""
+
+    async def change_weights(self, step: WeightStep, version: str = "") -> None:
+        """Hold all generations, continue them, or name the new weights. Raises EngineUnfit, EngineFailed."""
+
+
+async def change_weights(engine: Engine, step: WeightStep, version: str = "") -> None:
+    """Let ``engine`` do ``step``; raises EngineUnfit if it cannot."""
+    if not isinstance(engine, WeightHolder):
+        raise EngineUnfit("an engine of this kind cannot hold its generations")
+    await engine.change_weights(step, version)
+
+
 async def count_picture_tokens(engine: Engine, picture: PromptPicture) -> int:
     """Return what ``engine`` counts for the picture; raises EngineUnfit if it takes no pictures."""
     if not isinstance(engine, PictureCounter):

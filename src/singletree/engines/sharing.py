@@ -138,11 +138,22 @@ class EngineQueue:
             self._waiting[min(self._waiting)].set()
 
 
-class _EngineView:
+class EngineView:
     """An engine as others see it: all that a view does not change."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+
+    async def start(self) -> None:
+        await self._engine.start()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests wait for a place on the engine, as far as it is known."""
+        return getattr(self._engine, "waiting", 0)
 
     def info(self) -> EngineInfo:
         return self._engine.info()
@@ -154,7 +165,7 @@ class _EngineView:
         return await count_picture_tokens(self._engine, picture)
 
 
-class QueueingEngine(_EngineView):
+class QueueingEngine(EngineView):
     """Put a queue in front of another engine (``EngineQueue``).
 
     Only requests that the engine refuses with Overloaded are queued. Engines with a queue of their own keep using it.
@@ -168,12 +179,6 @@ class QueueingEngine(_EngineView):
     def __init__(self, engine: Engine, seconds: float, *, max_queue_length: int = MAX_QUEUE_LENGTH) -> None:
         super().__init__(engine)
         self._queue = EngineQueue(seconds, max_queue_length=max_queue_length)
-
-    async def start(self) -> None:
-        await self._engine.start()
-
-    async def close(self) -> None:
-        await self._engine.close()
 
     @property
     def waiting(self) -> int:
@@ -197,7 +202,7 @@ class QueueingEngine(_EngineView):
                 self._queue.wake()
 
 
-class OwnedEngine(_EngineView):
+class OwnedEngine(EngineView):
     """Passes the jobs of one owner on, with a salt and names of sessions of its own.
 
     Args:

@@ -140,6 +140,9 @@ DOORS: Mapping[str, Door] = {
     ),
     "inspector": Door("singletree.inspector.routes", "DOOR", "server.http.service.RoutedDoor", "--inspect"),
     "capture": Door("singletree.training.routes", "DOOR", "server.http.service.RoutedDoor", "--capture"),
+    "weights": Door(
+        "singletree.training.weights", "WeightsEngine", "server.models.model.WatchWeights", "--capture"
+    ),
     "response template": Door(
         "singletree.drafting.response_template",
         "family_of_template",

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from singletree.errors import InvalidRequest, RouteNotFound
+from singletree.errors import InvalidRequest, NotPermitted, RouteNotFound
 from singletree.owners import OWNER_END, owned_id
 from singletree.protocols.wire import decode_body, dump
 from singletree.server.http.routes import JSON
@@ -25,6 +25,7 @@ from singletree.training.exports import TraceForm, count_trained, find_form, rll
 from singletree.training.graph import SessionGraph, read_session
 from singletree.training.records import SessionComplete
 from singletree.training.session_files import read_first_line
+from singletree.training.weights import WeightsEngine
 
 
 class NewSession(Struct):
@@ -40,6 +41,12 @@ class SessionEnd(Struct):
     reward: float | None = None
     terminal: str = ""
     metadata: dict[str, Any] = {}
+
+
+class NewWeights(Struct):
+    """The body of ``POST /update_weight_version``, as vLLM and SGLang have it."""
+
+    new_version: Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 def _capture(call: Call) -> SessionCapture:
@@ -180,6 +187,39 @@ async def flush_captures(call: Call) -> ASGIApp:
     return Response(b'{"status":"flushed"}', media_type=JSON)
 
 
+async def pause_generation(call: Call) -> ASGIApp:
+    """Let no generation of a model begin, and wait until none runs: ``mode`` is ``wait``, ``abort`` or ``keep``."""
+    await (await _weights(call)).pause(call.http.query_params.get("mode", "wait"))
+    return await describe_weights(call)
+
+
+async def resume_generation(call: Call) -> ASGIApp:
+    """Let the generations of a model begin and go on after a pause."""
+    await (await _weights(call)).resume()
+    return await describe_weights(call)
+
+
+async def update_weight_version(call: Call) -> ASGIApp:
+    """Name the weights that the engine of a model has from now on."""
+    await (await _weights(call)).name_weights(decode_body(await call.body(), NewWeights).new_version)
+    return await describe_weights(call)
+
+
+async def describe_weights(call: Call) -> ASGIApp:
+    """Answer which weights a model has, whether it is paused, and how many generations run."""
+    return Response(dump((await _weights(call)).state()), media_type=JSON)
+
+
+async def _weights(call: Call) -> WeightsEngine:
+    """Return the engine of the model that the query names. Raises NotPermitted for a key that has not all sessions."""
+    if call.service.owner:
+        raise NotPermitted("the weights are those of all API keys; use a key of --capture-key")
+    if call.service.others is not None:
+        raise InvalidRequest("with --workers weights cannot be changed; start one process")
+    model = await call.service.catalog.ready(call.http.query_params.get("model", ""))
+    return cast(WeightsEngine, model.engine)
+
+
 def _range(call: Call) -> tuple[float, int | None]:
     query: Mapping[str, str] = call.http.query_params
     try:
@@ -198,6 +238,11 @@ CAPTURE_ROUTES: Sequence[RouteRow] = [
     RouteRow("POST", "/sessions/{id}/complete", complete_session, "captures", SessionEnd),
     RouteRow("GET", "/traces/{id}", get_trace, "captures"),
     RouteRow("POST", "/admin/flush", flush_captures, "captures"),
+    RouteRow("POST", "/pause", pause_generation, "captures"),
+    RouteRow("POST", "/resume", resume_generation, "captures"),
+    RouteRow("POST", "/update_weight_version", update_weight_version, "captures", NewWeights),
+    RouteRow("GET", "/weight_info", describe_weights, "captures"),
+    RouteRow("GET", "/is_paused", describe_weights, "captures"),
 ]
 
 DOOR = RoutedDoor(open_capture, CAPTURE_ROUTES)

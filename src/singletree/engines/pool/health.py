@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol, runtime_checkable
 
-from singletree.engines.engine import Chunk, Engine, EngineInfo, GenerationJob, count_picture_tokens
+from singletree.engines.engine import (
+    Chunk,
+    Engine,
+    EngineInfo,
+    GenerationJob,
+    WeightStep,
+    change_weights,
+    count_picture_tokens,
+)
 from singletree.engines.lifetime import RestartBackoff
 from singletree.engines.pool.policy import RoutingPolicy, Worker
 from singletree.errors import EngineFailed, Overloaded, SingletreeError
@@ -92,6 +100,9 @@ class ReconnectingEngine:
 
     async def count_picture_tokens(self, picture: PromptPicture) -> int:
         return await count_picture_tokens(self._connected(), picture)
+
+    async def change_weights(self, step: WeightStep, version: str = "") -> None:
+        await change_weights(self._connected(), step, version)
 
     def _connected(self) -> Engine:
         if self._engine is None:

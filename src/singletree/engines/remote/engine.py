@@ -13,7 +13,14 @@ import msgspec
 from msgspec import structs
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, ConstraintKind, EngineInfo, GenerationJob, token_limit
+from singletree.engines.engine import (
+    Chunk,
+    ConstraintKind,
+    EngineInfo,
+    GenerationJob,
+    WeightStep,
+    token_limit,
+)
 from singletree.engines.remote.events import TokenId, TokenRelay
 from singletree.engines.remote.http_client import HttpTransport
 from singletree.engines.remote.pictures import count_by_generating, pictures_of, silence
@@ -27,7 +34,7 @@ from singletree.engines.remote.transport import (
     read_answer,
     root_url,
 )
-from singletree.engines.remote.wire import Server, ServerOffer, Wire, WireReader
+from singletree.engines.remote.wire import Lookup, Server, ServerOffer, Wire, WireReader
 from singletree.errors import (
     BadConfiguration,
     EngineFailed,
@@ -44,7 +51,7 @@ PROBE_ID = "singletree-probe"
 """The request id of the single token that is generated at start-up."""
 _PROBE_PROMPT = (0,)  # every vocabulary has this id
 _MAX_ERROR_BYTES = 65536  # of the body of an error response
-_TOKENIZE_SECONDS = 10.0
+_QUESTION_SECONDS = 10.0
 _SLOTS = 256
 _UNKNOWN_WINDOW = 2**31
 
@@ -187,20 +194,32 @@ class RemoteEngine:
         """
         if self._served.tokenize is None:
             raise EngineUnfit(f"{self._server.title} has no endpoint that tokenizes")
-        path, question = self._served.tokenize(text)
+        question = self._served.tokenize(text)
+        body = await self._question(question)
         try:
-            async with asyncio.timeout(_TOKENIZE_SECONDS):
-                status, body = await self._ask(path, question)
+            return msgspec.json.decode(body, type=_Tokens).tokens
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise EngineUnfit(f"{question.path} answers without token ids") from None
+
+    async def change_weights(self, step: WeightStep, version: str = "") -> None:
+        if step not in self._served.weights:
+            raise EngineUnfit(f"{self._server.title} cannot hold its generations")
+        path, fields = self._served.weights[step]
+        body = fields | ({"new_version": version} if version else {})
+        await self._question(Lookup(path, msgspec.json.encode(body)))
+
+    async def _question(self, question: Lookup) -> bytes:
+        path = question.path
+        try:
+            async with asyncio.timeout(_QUESTION_SECONDS):
+                status, body = await self._ask(*question)
         except TimeoutError:
-            raise EngineFailed(f"{path} did not answer within {_TOKENIZE_SECONDS:g} s") from None
+            raise EngineFailed(f"{path} did not answer within {_QUESTION_SECONDS:g} s") from None
         except ConnectionLost as lost:
             raise self._connection_failure(lost) from lost
         if status != 200:
             raise EngineUnfit(f"{path} answers with HTTP {status}")
-        try:
-            return msgspec.json.decode(body, type=_Tokens).tokens
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            raise EngineUnfit(f"{path} answers without token ids") from None
+        return body
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
         """Generate, with the contract of ``Engine.generate``. The last chunk has the token that ended the turn.

@@ -16,7 +16,7 @@ import msgspec
 
 from singletree.conversation import Sampling
 from singletree.engines.abilities import EngineAbilities
-from singletree.engines.engine import Chunk, GenerationJob, StopKind
+from singletree.engines.engine import Chunk, GenerationJob, StopKind, WeightStep
 from singletree.engines.remote.refusals import RefusalWords, convert_refusal, decode_refusal
 from singletree.errors import BadConfiguration, EngineFailed, SingletreeError
 from singletree.lru import LruCache, find_bytes
@@ -193,6 +193,7 @@ class ServerOffer:
         losses: path of a wire -> what is lost without it and the cure, for the log.
         tokenize: returns the question for the token ids of a text, without those that the server adds to a prompt;
             the answer has them in its field ``tokens``. None for a server that does not tokenize.
+        weights: the steps of a change of its weights that it takes part in: a path, and fields of the body.
     """
 
     name: str
@@ -203,6 +204,7 @@ class ServerOffer:
     checkpoint: str | None = None
     losses: Mapping[str, str] = field(default_factory=dict)
     tokenize: Callable[[str], Lookup] | None = None
+    weights: Mapping[WeightStep, tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 class Server(Protocol):

@@ -20,7 +20,7 @@ from typing import Any
 
 from singletree.conversation import Request
 from singletree.engines.pool.pool import EnginePool
-from singletree.engines.sharing import QueueingEngine
+from singletree.engines.sharing import EngineView
 from singletree.engines.weights import resolve
 from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, InvalidRequest, ModelNotFound, Overloaded, SingletreeError
@@ -162,7 +162,7 @@ class Catalog:
 
     def waiting(self) -> int:
         engines = [model.engine for model in self._index.loaded]
-        return sum(engine.waiting for engine in engines if isinstance(engine, QueueingEngine | EnginePool))
+        return sum(engine.waiting for engine in engines if isinstance(engine, EngineView | EnginePool))
 
     async def close(self) -> None:
         for pending in self._index.pending:

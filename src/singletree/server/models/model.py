@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from singletree.engines.engine import Constraint, Engine
@@ -109,6 +110,10 @@ class Model(ChatFormat):
             await asyncio.to_thread(self.memory.close)
 
 
+WatchWeights = Callable[[Engine, Sequence[Engine], Path], Engine]
+"""Returns an engine whose weights may change, on these workers, for the capture in a folder."""
+
+
 async def load_model(
     config: Config,
     report: Report,
@@ -142,7 +147,10 @@ async def load_model(
             workers = tuple(
                 _unloading(each, source, chat_format.tokenizer, config.idle_unload) for each in workers
             )
-        engine = await serve_workers(config, workers, chat_format.tokenizer, names[0])
+        engine: Engine = await serve_workers(config, workers, chat_format.tokenizer, names[0])
+        if config.capture is not None:
+            watch: WatchWeights = open_door("weights")
+            engine = watch(engine, [each.engine for each in workers], config.capture)
     except BaseException:
         if memory is not None:
             await asyncio.to_thread(memory.close)

@@ -81,6 +81,12 @@ class SglangServer:
             details={"version": info.version, **_cache_size(info)},
             checkpoint=info.model_path or chosen.root,
             tokenize=partial(ask_for_tokens, chosen.id),
+            # The prompts of retracted generations are read again, by the new weights.
+            weights={
+                "hold": ("/pause_generation", {"mode": "retract"}),
+                "continue": ("/continue_generation", {}),
+                "name": ("/update_weight_version", {"abort_all_requests": False}),
+            },
         )
 
 

@@ -66,6 +66,12 @@ class VllmServer:
             checkpoint=chosen.root,
             losses={generate.path: lost},
             tokenize=partial(ask_for_tokens, chosen.id),
+            # It has these routes with VLLM_SERVER_DEV_MODE=1 in its environment.
+            weights={
+                "hold": ("/pause?mode=keep", {}),
+                "continue": ("/resume", {}),
+                "name": ("/update_weight_version", {}),
+            },
         )
 
 
