@@ -21,7 +21,10 @@ GUIDELLM = "guidellm==0.8.1"
 TORCH = "torch==2.13.0"
 SCHEMATHESIS = "schemathesis==4.32.5"
 CACHE_PRESSURE = "cache-pressure==0.6.3"
-TRAINING = ("rllm-model-gateway==0.1.0", "atif==1.8.0")
+TRAINING = ("rllm-model-gateway==0.1.0", "atif==1.8.0", "openenv==0.10.0", "renderers==0.1.12",
+            "tokenizers==0.23.3", "numpy", "loguru")  # fmt: skip
+TRAINERS = (TORCH, "trl==1.16.0", "transformers==5.8.0", "verl==0.9.1", "cachetools", "fastapi", "uvicorn")
+SKYRL = "skyrl==0.3.0"
 
 
 def folder() -> Path:
@@ -69,12 +72,33 @@ def cache_pressure() -> Path:
 
 
 def training() -> Path:
-    """Return the Python that has rllm-model-gateway and ATIF's models. It is installed when it is missing.
+    """Return the Python with the small judges of captured sessions. It is installed when it is missing.
 
     Raises:
         CalledProcessError: pip failed.
     """
     return _environment("training", [*TRAINING])
+
+
+def trainers() -> Path:
+    """Return the Python that has TRL and verl, with PyTorch. It is installed when it is missing (2 GB).
+
+    Raises:
+        CalledProcessError: pip failed.
+    """
+    return _environment("trainers", [*TRAINERS])
+
+
+def skyrl() -> Path:
+    """Return the folder of SkyRL's package, unpacked. It is fetched when it is missing.
+
+    Raises:
+        CalledProcessError: pip failed.
+    """
+    target = folder() / "skyrl"
+    if not target.exists():
+        _pip(training(), "install", "--no-deps", "--target", str(target), SKYRL)
+    return target
 
 
 def source(name: str) -> Path:

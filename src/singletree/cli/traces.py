@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from cyclopts import App
 
 from singletree.cli.inspect import print_value
@@ -73,7 +75,8 @@ def count_traces(path: Path, *, json: bool = False) -> None:
 
 
 def _line(each: dict[str, Any]) -> str:
-    shares = [f"{each[name]:.1%}" if each[name] is not None else "–" for name in _SHARES]
+    found = each["share_in_one_trajectory"], each["share_trained"]
+    shares = ["–" if share is None else f"{share:.1%}" for share in found]
     masked = ", ".join(f"{count} {reason}" for reason, count in each["masked"].items()) or "none"
     return (
         f"{each['session']}: {each['status']}, {each['calls']} calls, {each['sampled_tokens']} tokens sampled, "
@@ -81,9 +84,6 @@ def _line(each: dict[str, Any]) -> str:
         f"{each['drifted'] + each['continued']} turns drifted, masked calls: {masked}, "
         f"{each['bytes_per_token']} bytes a token"
     )
-
-
-_SHARES = ("share_in_one_trajectory", "share_trained")
 
 
 @app.command(name="export")
@@ -94,11 +94,11 @@ def export_traces(
 
     Args:
         path: a file of a session, or a folder of --capture.
-        form: singletree (docs/training.md), trl (fields of a rollout_func), rllm (TraceRecords), or atif.
+        form: singletree, trl, verl, skyrl, openenv, rllm or atif (docs/training.md).
         output: file to write; standard output by default.
         incomplete: write sessions too that may lack something, whose reward is left out.
     """
-    from singletree.training.exports import encode_documents, find_form
+    from singletree.training.exports import find_form
     from singletree.training.graph import check_session, read_session
 
     documents = find_form(form)
@@ -111,12 +111,9 @@ def export_traces(
             elif graph.lacks and not incomplete:
                 print(f"{file} is left out, it may lack something: {graph.lacks[0]}", file=sys.stderr)
             else:
-                yield from encode_documents(documents(graph))
+                yield from (msgspec.json.encode(each) + b"\n" for each in documents(graph))
 
-    if output is None:
-        for line in lines():
-            sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-        return
-    with open(output, "wb", opener=open_private) as file:
+    out = sys.stdout.buffer
+    with nullcontext(out) if output is None else open(output, "wb", opener=open_private) as file:
         file.writelines(lines())
+        file.flush()

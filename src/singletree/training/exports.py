@@ -57,22 +57,69 @@ def trajectory_documents(graph: SessionGraph) -> Iterator[JsonObject]:
         }
 
 
-def trl_documents(graph: SessionGraph) -> Iterator[JsonObject]:
-    """Yield the fields that TRL's ``rollout_func`` returns, for each trajectory. Tokens without a log-probability,
-    which are never trained on, have 0.
-    """
+_FLAT: Mapping[str, tuple[str, ...]] = {
+    "trl": ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward"),
+    "verl": ("prompt_ids", "response_ids", "response_logprobs", "response_mask", "reward_score"),
+    "skyrl": ("prompt_token_ids", "response_ids", "rollout_logprobs", "loss_masks", "rewards"),
+}
+"""What trainers call the first prompt of a trajectory, what follows it, its log-probabilities, its mask, its reward."""
+
+
+def _flat(graph: SessionGraph, form: str) -> Iterator[tuple[JsonObject, Trajectory]]:
+    """Yield these fields of each trajectory. Tokens without a log-probability, which are never trained on, have 0."""
     for each in _trained(graph):
-        at = each.spans[0].start
-        tokens = each.token_ids()
-        yield {
-            "prompt_ids": tokens[:at].tolist(),
-            "completion_ids": tokens[at:].tolist(),
-            "logprobs": [0.0 if value is None else value for value in each.logprobs()[at:]],
-            "env_mask": each.loss_mask()[at:],
-            "reward": reward_of(graph),
-            "session": session_name(graph),
-            "is_terminal": each.is_terminal,
-        }
+        at, tokens = each.spans[0].start, each.token_ids()
+        logprobs = [0.0 if value is None else value for value in each.logprobs()[at:]]
+        values = tokens[:at].tolist(), tokens[at:].tolist(), logprobs, each.loss_mask()[at:], reward_of(graph)
+        yield dict(zip(_FLAT[form], values, strict=True)), each
+
+
+def trl_documents(graph: SessionGraph) -> Iterator[JsonObject]:
+    """Yield the fields that TRL's ``rollout_func`` returns, for each trajectory."""
+    for fields, each in _flat(graph, "trl"):
+        yield {**fields, "session": session_name(graph), "is_terminal": each.is_terminal}
+
+
+def verl_documents(graph: SessionGraph) -> Iterator[JsonObject]:
+    """Yield each trajectory as an ``AgentLoopOutput`` of verl."""
+    for fields, each in _flat(graph, "verl"):
+        extra = {"session": session_name(graph), "is_terminal": each.is_terminal}
+        yield {**fields, "num_turns": 2 * len(each.spans), "metrics": {}, "extra_fields": extra}
+
+
+def skyrl_documents(graph: SessionGraph) -> Iterator[JsonObject]:
+    """Yield a session as a ``GeneratorOutput`` of SkyRL, in which each trajectory is a row."""
+    if rows := [*_flat(graph, "skyrl")]:
+        reasons = ["" if each.last.end is None else each.last.end.finish for _, each in rows]
+        columns: JsonObject = {name: [fields[name] for fields, _ in rows] for name in _FLAT["skyrl"]}
+        yield {**columns, "stop_reasons": reasons, "rollout_metrics": None}
+
+
+def openenv_documents(graph: SessionGraph) -> Iterator[JsonObject]:
+    """Yield a session as a ``TrainingTrace`` of OpenEnv: each call once, those that are not trained on with a mask of
+    zeros. Calls without log-probabilities have no place in it.
+    """
+    turns: dict[str, JsonObject] = {}
+    for each in trajectories(graph):
+        mask = each.loss_mask()
+        for span in each.spans:
+            call, end = span.call, span.call.end
+            if end is None or not end.logprobs or (span.masked and call.id in turns):
+                continue
+            trained = [] if span.masked else mask[span.start : span.end]
+            message = {} if end.turn is None else _message(end.turn)
+            turns[call.id] = {
+                "node_id": call.id,
+                "prompt_token_ids": call.prompt.tolist(),
+                "completion_token_ids": call.completion.tolist(),
+                "per_token_logps": [v if v == v else 0.0 for v in unpack_logprobs(end.logprobs)],
+                "loss_mask": [0] * span.start + trained + [0] * (call.length - span.start - len(trained)),
+                "request": {"messages": [_message(turn) for turn in history(call)]},
+                "response": {"choices": [{"message": message, "finish_reason": end.finish}]},
+                "metadata": {**_origin(call, span.masked), "sampling_params": call.start.sampling},
+            }
+    if turns:
+        yield {"schema_version": 1, "turns": list(turns.values())}
 
 
 def rllm_documents(graph: SessionGraph) -> Iterator[JsonObject]:
@@ -97,11 +144,8 @@ def rllm_documents(graph: SessionGraph) -> Iterator[JsonObject]:
             "token_counts": {"prompt": len(prompt), "completion": len(call.completion)},
             "timestamp": start.at,
             "metadata": {
-                "masked": "session" if graph.problems else graph.masked(call),
+                **_origin(call, "session" if graph.problems else graph.masked(call)),
                 "parent": call.parent.id if call.parent is not None and call.continues else None,
-                "logprobs_are": start.logprobs,
-                "weights": end.weights,
-                "is_subagent": start.is_subagent,
             },
         }
 
@@ -153,6 +197,9 @@ TraceForm = Callable[[SessionGraph], Iterator[JsonObject]]
 FORMS: Mapping[str, TraceForm] = {
     "singletree": trajectory_documents,
     "trl": trl_documents,
+    "verl": verl_documents,
+    "skyrl": skyrl_documents,
+    "openenv": openenv_documents,
     "rllm": rllm_documents,
     "atif": atif_documents,
 }
@@ -209,14 +256,14 @@ def count_trained(graph: SessionGraph) -> JsonObject:
     }
 
 
-def encode_documents(documents: Iterable[JsonObject]) -> Iterator[bytes]:
-    """Yield each document as a line of JSON."""
-    for document in documents:
-        yield msgspec.json.encode(document) + b"\n"
-
-
 def _trained(graph: SessionGraph) -> Iterator[Trajectory]:
     return (each for each in trajectories(graph) if each.trained)
+
+
+def _origin(call: CapturedCall, masked: str) -> JsonObject:
+    start, weights = call.start, [] if call.end is None else call.end.weights
+    known = {"masked": masked, "logprobs_are": start.logprobs, "weights": weights}
+    return {**known, "model": start.model, "is_subagent": start.is_subagent}
 
 
 def _weights(call: CapturedCall, at: int) -> list[tuple[str | int | None, int, int]]:
