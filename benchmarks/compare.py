@@ -104,6 +104,7 @@ class Bench:
     def __init__(self, model: Scripted, engine: Engine, count: int, folder: Path) -> None:
         self._model, self._engine, self._count, self._folder = model, engine, count, folder
         self._sessions = 0
+        self.scripts: list[str] = []  # of the last session
 
     def live(self, name: str, server: str, url: str, relay: Relay | None = None) -> Cell:
         """Let the harness of a session work behind ``url``, through ``relay`` if there is one."""
@@ -114,7 +115,7 @@ class Bench:
         session_script.make_workspace(workspace)
         home.mkdir()
         parts = session_script.turns(session.harness, workspace, self._count)
-        scripts = [f"s{self._sessions}t{number}" for number in range(len(parts))]
+        self.scripts = scripts = [f"s{self._sessions}t{number}" for number in range(len(parts))]
         for script, turn in zip(scripts, parts, strict=True):
             (self._engine.scripts / f"{script}.txt").write_bytes(self._model.writes(turn).encode())
         prompt = f"Look after the modules here, one after another. [[script:{','.join(scripts)}]]"

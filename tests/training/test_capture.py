@@ -64,7 +64,7 @@ def _as_engine(served: Served, graph: SessionGraph) -> None:
     ]
 
 
-async def _ask(served: Served, path: str, sent: dict[str, Any], **headers: str) -> bytes:
+async def ask(served: Served, path: str, sent: dict[str, Any], **headers: str) -> bytes:
     async with served.client.open("POST", path, sent, headers) as (exchange, _):
         content = await exchange.rest()
     assert exchange.status == 200, content
@@ -75,8 +75,8 @@ async def _ask(served: Served, path: str, sent: dict[str, Any], **headers: str) 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_base_url_names_the_session(path: str, stream: bool, tmp_path: Path) -> None:
     async with capturing(tmp_path) as served:
-        await _ask(served, f"/sessions/a{path}", body(path, "hi [[script:call]]", stream=stream))
-        await _ask(served, path, body(path, "not captured", stream=stream))
+        await ask(served, f"/sessions/a{path}", body(path, "hi [[script:call]]", stream=stream))
+        await ask(served, path, body(path, "not captured", stream=stream))
         graph = await graph_of(served, tmp_path)
         (call,) = graph.calls.values()
         assert call.prompt.tolist() == list(served.engine.log[0].prompt)
@@ -92,8 +92,8 @@ async def test_a_base_url_names_the_session(path: str, stream: bool, tmp_path: P
 async def test_an_api_key_names_the_session(tmp_path: Path) -> None:
     async with capturing(tmp_path, api_key=("k",)) as served:
         sent = body("/v1/chat/completions", "hi")
-        await _ask(served, "/v1/chat/completions", sent, authorization="Bearer k/sessions/b")
-        await _ask(served, "/v1/messages", body("/v1/messages", "hi"), **{"x-api-key": "k/sessions/b"})
+        await ask(served, "/v1/chat/completions", sent, authorization="Bearer k/sessions/b")
+        await ask(served, "/v1/messages", body("/v1/messages", "hi"), **{"x-api-key": "k/sessions/b"})
         reply = await served.client.post("/v1/messages", sent, headers={"x-api-key": "x/sessions/b"})
         assert reply.status == 401
         await flush(served)
@@ -106,7 +106,7 @@ async def _converse(served: Served, turns: int, *, edit: bool = False) -> None:
     ]
     for turn in range(turns):
         sent = {"model": MODEL, "max_tokens": 400, "messages": messages, "tools": [TOOL]}
-        content = json.loads(await _ask(served, "/sessions/a/v1/messages", sent))["content"]
+        content = json.loads(await ask(served, "/sessions/a/v1/messages", sent))["content"]
         if edit and turn == 1:
             content = [
                 {**block, "text": "I looked."} if block["type"] == "text" else block for block in content
@@ -200,7 +200,7 @@ async def test_a_request_that_is_repeated_leaves_one_answer(tmp_path: Path) -> N
         path = "/sessions/a/v1/messages"
         async with served.client.open("POST", path, sent, names) as (first, _):
             await first.read()
-            await _ask(served, path, sent, **names)
+            await ask(served, path, sent, **names)
             await first.rest()
         graph = await graph_of(served, tmp_path)
         assert [graph.masked(call) for call in graph.calls.values()] == ["cut", ""]
@@ -212,7 +212,7 @@ async def test_one_prompt_in_several_sessions_is_asked_in_each(tmp_path: Path) -
         sent = body("/v1/messages", "[[gen:20:1:0.005]]")
         names = {"x-claude-code-session-id": "c"}
         await asyncio.gather(
-            *(_ask(served, f"/sessions/{name}/v1/messages", sent, **names) for name in ("a", "b", "d"))
+            *(ask(served, f"/sessions/{name}/v1/messages", sent, **names) for name in ("a", "b", "d"))
         )
         for name in ("a", "b", "d"):
             graph = await graph_of(served, tmp_path, name)
@@ -224,7 +224,7 @@ async def test_a_background_response_is_captured(tmp_path: Path) -> None:
         served.service.store = Store(tmp_path / "responses.sqlite", 2**20)
         served.service.store.open()
         sent = body("/v1/responses", "hi", background=True, store=True)
-        made = json.loads(await _ask(served, "/sessions/a/v1/responses", sent))
+        made = json.loads(await ask(served, "/sessions/a/v1/responses", sent))
         await served.client.get(f"/v1/responses/{made['id']}?stream=true")
         graph = await graph_of(served, tmp_path)
         assert [*graph.calls] == [made["id"]]
@@ -269,7 +269,7 @@ async def test_a_websocket_is_captured(tmp_path: Path) -> None:
 
 async def test_choices_that_nobody_continued_are_ambiguous(tmp_path: Path) -> None:
     async with capturing(tmp_path) as served:
-        await _ask(served, "/sessions/a/v1/chat/completions", body("/v1/chat/completions", "hi", n=3))
+        await ask(served, "/sessions/a/v1/chat/completions", body("/v1/chat/completions", "hi", n=3))
         graph = await graph_of(served, tmp_path)
         assert [graph.masked(call) for call in graph.calls.values()] == ["ambiguous"] * 3
 
@@ -277,7 +277,7 @@ async def test_choices_that_nobody_continued_are_ambiguous(tmp_path: Path) -> No
 async def test_a_stop_string_ends_the_turn_where_it_was_kept(tmp_path: Path) -> None:
     async with capturing(tmp_path) as served:
         sent = body("/v1/chat/completions", "[[echo:one two three]]", stop=["two"])
-        await _ask(served, "/sessions/a/v1/chat/completions", sent)
+        await ask(served, "/sessions/a/v1/chat/completions", sent)
         graph = await graph_of(served, tmp_path)
         (call,) = graph.calls.values()
         assert call.end is not None
@@ -286,14 +286,14 @@ async def test_a_stop_string_ends_the_turn_where_it_was_kept(tmp_path: Path) -> 
 
 async def test_raw_prompts_are_captured(tmp_path: Path) -> None:
     async with capturing(tmp_path) as served:
-        await _ask(served, "/sessions/a/v1/completions", {"model": MODEL, "prompt": "hi"})
+        await ask(served, "/sessions/a/v1/completions", {"model": MODEL, "prompt": "hi"})
         _as_engine(served, await graph_of(served, tmp_path))
 
 
 async def test_texts_are_kept_only_where_they_are_asked_for(tmp_path: Path) -> None:
     for content in (False, True):
         async with capturing(tmp_path, capture_content=content) as served:
-            await _ask(served, f"/sessions/{content}/v1/messages", body("/v1/messages", "secret word"))
+            await ask(served, f"/sessions/{content}/v1/messages", body("/v1/messages", "secret word"))
             text = (tmp_path / f"{content}.jsonl").read_text(encoding="utf-8")
             assert ("secret word" in text) is content
 
@@ -305,11 +305,11 @@ async def test_a_write_that_failed_makes_the_session_incomplete(tmp_path: Path, 
         def fail(file: SessionFile, make: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "one"))
+        await ask(served, "/sessions/a/v1/messages", body("/v1/messages", "one"))
         monkeypatch.setattr(SessionFile, "_append", fail)
-        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "two"))
+        await ask(served, "/sessions/a/v1/messages", body("/v1/messages", "two"))
         monkeypatch.setattr(SessionFile, "_append", real)
-        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "three"))
+        await ask(served, "/sessions/a/v1/messages", body("/v1/messages", "three"))
         graph = await graph_of(served, tmp_path)
         assert graph.status == "incomplete"
         assert graph.lacks == ["a line could not be written: No space left on device"]
@@ -321,7 +321,7 @@ async def test_the_routes_of_sessions(tmp_path: Path) -> None:
         made = (await served.client.post("/sessions", {"metadata": {"task": 7}})).json
         name = made["session_id"]
         assert made["url"] == f"/sessions/{name}/v1"
-        await _ask(served, f"{made['url']}/messages", body("/v1/messages", "hi"))
+        await ask(served, f"{made['url']}/messages", body("/v1/messages", "hi"))
         assert (await served.client.get("/sessions")).json[0]["metadata"] == {"task": 7}
         assert (await served.client.get(f"/sessions/{name}")).json["trace_count"] == 1
         (trace,) = (await served.client.get(f"/sessions/{name}/traces")).json
@@ -341,7 +341,7 @@ async def test_the_routes_of_sessions(tmp_path: Path) -> None:
 async def test_keys_have_sessions_of_their_own(tmp_path: Path) -> None:
     async with capturing(tmp_path, api_key=("one", "two")) as served:
         sent = body("/v1/messages", "hi")
-        await _ask(served, "/sessions/a/v1/messages", sent, **{"x-api-key": "one"})
+        await ask(served, "/sessions/a/v1/messages", sent, **{"x-api-key": "one"})
         assert (await served.client.get("/sessions/a", {"x-api-key": "one"})).status == 200
         assert (await served.client.get("/sessions/a", {"x-api-key": "two"})).status == 404
         assert (await served.client.get("/sessions/a")).status == 401
@@ -363,7 +363,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 async def test_a_capture_key_is_a_right_of_its_own(tmp_path: Path) -> None:
     async with capturing(tmp_path, api_key=("one", "two"), admin_key=("o",), capture_key=("c",)) as served:
         sent = body("/v1/messages", "hi")
-        await _ask(served, "/sessions/a/v1/messages", sent, **{"x-api-key": "one"})
+        await ask(served, "/sessions/a/v1/messages", sent, **{"x-api-key": "one"})
         for path, used in (
             ("/sessions/a/v1/messages", "c"),
             ("/v1/models", "c"),
@@ -394,7 +394,7 @@ async def test_a_capture_key_is_a_right_of_its_own(tmp_path: Path) -> None:
 
 async def test_without_a_capture_key_no_key_names_an_owner(tmp_path: Path) -> None:
     async with capturing(tmp_path, api_key=("one", "two"), admin_key=("o",)) as served:
-        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "hi"), **{"x-api-key": "one"})
+        await ask(served, "/sessions/a/v1/messages", body("/v1/messages", "hi"), **{"x-api-key": "one"})
         path = f"/sessions/{served.service.keys.owners[0]}%2Fa"
         assert [
             (await served.client.get(path, {"x-api-key": key})).status for key in ("one", "two", "o")
@@ -403,7 +403,7 @@ async def test_without_a_capture_key_no_key_names_an_owner(tmp_path: Path) -> No
 
 async def test_a_capture_key_is_needed_where_serving_is_open(tmp_path: Path) -> None:
     async with capturing(tmp_path, capture_key=("c",)) as served:
-        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "hi"))
+        await ask(served, "/sessions/a/v1/messages", body("/v1/messages", "hi"))
         assert [
             (await served.client.get("/sessions/a", each)).status for each in ({}, {"x-api-key": "c"})
         ] == [401, 200]
@@ -434,7 +434,7 @@ async def test_what_the_hook_finds_is_not_in_the_file(path: str, tmp_path: Path)
     flags = {"capture_content": True, "capture_redact": f"{__name__}:find_numbers"}
     async with capturing(tmp_path, **flags) as served:
         question = "my gehéim€ 123456789 [[echo:It is gehéim€, 471147114 and 42.]]"
-        await _ask(served, f"/sessions/a{path}", body(path, question))
+        await ask(served, f"/sessions/a{path}", body(path, question))
         graph = await graph_of(served, tmp_path)
         (call,) = graph.calls.values()
         tokenizer = served.service.catalog.get(MODEL).tokenizer
@@ -463,7 +463,7 @@ async def test_a_redacted_conversation_is_still_one_trajectory(tmp_path: Path) -
         for turn in range(4):
             messages.append({"role": "user", "content": f"{turn}: 55555 [[echo:it was 7777{turn}.]]"})
             sent = {"model": MODEL, "max_tokens": 400, "messages": messages}
-            content = json.loads(await _ask(served, "/sessions/a/v1/messages", sent))["content"]
+            content = json.loads(await ask(served, "/sessions/a/v1/messages", sent))["content"]
             messages.append({"role": "assistant", "content": content})
         graph = await graph_of(served, tmp_path)
         (only,) = trajectories(graph)
@@ -475,7 +475,7 @@ async def test_a_redacted_conversation_is_still_one_trajectory(tmp_path: Path) -
 @pytest.mark.parametrize("hook", ["fail_with_text", "find_outside"])
 async def test_a_hook_that_fails_leaves_nothing_readable(hook: str, tmp_path: Path) -> None:
     async with capturing(tmp_path, capture_content=True, capture_redact=f"{__name__}:{hook}") as served:
-        await _ask(served, "/sessions/a/v1/messages", body("/v1/messages", "a gehéim€ word"))
+        await ask(served, "/sessions/a/v1/messages", body("/v1/messages", "a gehéim€ word"))
         await flush(served)
         await served.client.post("/sessions", {"session_id": "a"})
         graph = read_session(tmp_path / "a.jsonl")
