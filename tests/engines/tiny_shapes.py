@@ -8,7 +8,7 @@ import struct
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from itertools import cycle, islice
 from math import prod
 from pathlib import Path
@@ -40,11 +40,25 @@ def tiny_model(shape: str, seed: int = 0) -> Path:
     """Return the model's file; skips the test where llama.cpp is not installed."""
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("xllamacpp is not installed")
+    path = Path(_FOLDER.name) / (f"{shape}-{seed}.gguf" if seed else f"{shape}.gguf")
+    if shape == "worded":
+        write_model(path, "dense", _words(small_model()), {"context_length": 16_384}, seed)
+    else:
+        write_model(path, shape, _vocabulary(), {}, seed)
+    return path
+
+
+def write_model(
+    path: Path, shape: str, vocabulary: Mapping[str, Any], more: Mapping[str, Any], seed: int = 0
+) -> None:
+    """Write a model of ``shape``. ``vocabulary`` is the metadata of its tokenizer; ``more`` replaces fields of the
+    architecture.
+    """
     architecture, fields, tensors = _MODELS[shape]
     numbers = random.Random(seed)
     values = [numbers.gauss(0, 0.2) for _ in range(_PRIME)]
     infos, data, count = b"", bytearray(), 0
-    for name, dimensions in tensors():
+    for name, dimensions in tensors(len(vocabulary["tokenizer.ggml.tokens"])):
         size = prod(dimensions)
         made_up = islice(cycle(values), count * 131, count * 131 + size)
         constant = _CONSTANTS.get(name.partition("_norm.")[1] or name.rpartition(".")[2])
@@ -53,15 +67,18 @@ def tiny_model(shape: str, seed: int = 0) -> Path:
         infos += struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *reversed(dimensions), 0, len(data))
         data += floats.tobytes() + bytes(-size * 4 % _ALIGNMENT)
         count += 1
-    words = _words(small_model()) if shape == "worded" else _vocabulary()
-    metadata = {"general.architecture": architecture, **words}
-    metadata |= {f"{architecture}.{key}": value for key, value in fields.items()}
+    metadata = {"general.architecture": architecture, **vocabulary}
+    metadata |= {f"{architecture}.{key}": value for key, value in (dict(fields) | dict(more)).items()}
     head = bytearray(tiny_gguf(metadata))
     struct.pack_into("<Q", head, 8, count)
     head += infos
-    path = Path(_FOLDER.name) / (f"{shape}-{seed}.gguf" if seed else f"{shape}.gguf")
     path.write_bytes(head + bytes(-len(head) % _ALIGNMENT) + data)
-    return path
+
+
+def _words(model: Path) -> Mapping[str, Any]:
+    """The vocabulary and the chat template of a real model."""
+    found = {name: value for name, value in read_metadata(model).items() if name.startswith("tokenizer.")}
+    return {name: list(value) if isinstance(value, array) else value for name, value in found.items()}
 
 
 def _vocabulary() -> Mapping[str, Any]:
@@ -77,12 +94,6 @@ def _vocabulary() -> Mapping[str, Any]:
     }
 
 
-def _words(model: Path) -> Mapping[str, Any]:
-    """The vocabulary and the chat template of a real model."""
-    found = {name: value for name, value in read_metadata(model).items() if name.startswith("tokenizer.")}
-    return {name: list(value) if isinstance(value, array) else value for name, value in found.items()}
-
-
 _ATTENTION = {
     "context_length": 2048,
     "embedding_length": WIDTH,
@@ -93,10 +104,10 @@ _ATTENTION = {
 }
 
 
-def _ends(norm: str = "output_norm", vocabulary: int = VOCABULARY) -> _Tensors:
-    yield "token_embd.weight", (vocabulary, WIDTH)
+def _ends(size: int, norm: str = "output_norm") -> _Tensors:
+    yield "token_embd.weight", (size, WIDTH)
     yield f"{norm}.weight", (WIDTH,)
-    yield "output.weight", (vocabulary, WIDTH)
+    yield "output.weight", (size, WIDTH)
 
 
 def _attention(block: str) -> _Tensors:
@@ -114,15 +125,15 @@ def _feed_forward(block: str) -> _Tensors:
     yield f"{block}ffn_down.weight", (WIDTH, INNER)
 
 
-def _dense(vocabulary: int = VOCABULARY) -> _Tensors:
-    yield from _ends(vocabulary=vocabulary)
+def _dense(size: int) -> _Tensors:
+    yield from _ends(size)
     for block in ("blk.0.", "blk.1."):
         yield from _attention(block)
         yield from _feed_forward(block)
 
 
-def _hybrid() -> _Tensors:
-    yield from _ends("token_embd_norm")
+def _hybrid(size: int) -> _Tensors:
+    yield from _ends(size, "token_embd_norm")
     for at in range(4):
         block = f"blk.{at}."
         if at % 2:
@@ -137,9 +148,9 @@ def _hybrid() -> _Tensors:
         yield from _feed_forward(block)
 
 
-def _recurrent() -> _Tensors:
+def _recurrent(size: int) -> _Tensors:
     inner, state, rank = 2 * WIDTH, 16, 4
-    yield from _ends()
+    yield from _ends(size)
     for block in ("blk.0.", "blk.1."):
         yield f"{block}attn_norm.weight", (WIDTH,)
         yield f"{block}ssm_in.weight", (2 * inner, WIDTH)
@@ -153,8 +164,8 @@ def _recurrent() -> _Tensors:
         yield f"{block}ssm_out.weight", (WIDTH, inner)
 
 
-def _sliding() -> _Tensors:
-    yield from _ends()
+def _sliding(size: int) -> _Tensors:
+    yield from _ends(size)
     for at in range(6):
         block = f"blk.{at}."
         yield from _attention(block)
@@ -167,11 +178,6 @@ def _sliding() -> _Tensors:
 
 _MODELS: Mapping[str, tuple[str, Mapping[str, Any], Any]] = {
     "dense": ("llama", {**_ATTENTION, "block_count": 2, "rope.dimension_count": _HEAD}, _dense),
-    "worded": (
-        "llama",
-        {**_ATTENTION, "block_count": 2, "rope.dimension_count": _HEAD, "context_length": 16_384},
-        partial(_dense, 49_152),
-    ),
     "hybrid": (
         "lfm2",
         {
