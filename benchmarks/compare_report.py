@@ -13,8 +13,11 @@ from benchmarks.figures import FOLDER, OWN
 
 FILE = FOLDER / "comparison" / "sessions.json"
 GPU_FILE = FOLDER / "comparison" / "gpu.json"
-_COLOURS = {"vLLM": "#d97706", "LiteLLM": "#7c3aed", "Dynamo": "#16a34a", OWN: "#2563eb"}
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 300, 70, 130, 40, 40
+_COLOURS = {"vLLM": "#d97706", "LiteLLM": "#7c3aed", "Dynamo": "#16a34a"}
+_COLOURS |= {"llama.cpp": "#db2777", OWN: "#2563eb"}
+_ACROSS, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 520, 300, 70, 130, 40, 40
+_COMPLAINTS = 3  # of a row, the last ones: before them stand what it tried again
+_LETTER = 6.5  # of a server's name, about
 
 
 class Cell(msgspec.Struct):
@@ -27,6 +30,7 @@ class Cell(msgspec.Struct):
         generated, in_place: tokens of the turns but the last one, and those with which the next prompt goes on.
         first_ms: from each request to the first words of its answer, where that was timed.
         complaints: what the harness said of the server, or how its last words differ.
+        date: of the run that measured it.
     """
 
     model: str
@@ -39,6 +43,7 @@ class Cell(msgspec.Struct):
     in_place: int = 0
     first_ms: list[float] = []
     complaints: list[str] = []
+    date: str = ""
 
     @property
     def read_again(self) -> int:
@@ -61,6 +66,7 @@ class Comparison(msgspec.Struct):
         """Add a cell in the place of an earlier one of the same session, server and mode."""
         same = (cell.model, cell.session, cell.server, cell.mode)
         self.cells = [c for c in self.cells if (c.model, c.session, c.server, c.mode) != same]
+        cell.date = self.date
         self.cells.append(cell)
 
     def joined(self, run: Comparison) -> Comparison:
@@ -140,11 +146,11 @@ def page(run: Comparison) -> str:
         parts.append(f"### {run.titles[first.session]}, {first.model}, {first.mode}")
         if first.mode == "live":
             parts.append(f"![prefilled tokens by turn](pictures/{picture_name(first)})")
-        parts.append(_table(cells))
+        parts.append(_table(cells, run.date))
         parts += [
             f"- {cell.server}: {_first_line(each)}"
             for cell in cells
-            for each in dict.fromkeys(cell.complaints)
+            for each in list(dict.fromkeys(cell.complaints))[-_COMPLAINTS:]
         ]
     return "\n\n".join(parts)
 
@@ -153,7 +159,7 @@ def _first_line(text: str) -> str:
     return text.replace("|", "\\|").split("\n")[0][:300]
 
 
-def _table(cells: Iterable[Cell]) -> str:
+def _table(cells: Iterable[Cell], today: str) -> str:
     head = [
         "server",
         "turns",
@@ -168,10 +174,12 @@ def _table(cells: Iterable[Cell]) -> str:
         place = f"{cell.in_place / cell.generated:.0%}" if cell.generated else "–"
         rows.append(
             [
-                cell.server + (" (failed)" if cell.complaints else ""),
+                cell.server
+                + (" (failed)" if cell.complaints else "")
+                + (f" ({cell.date})" if cell.date != today else ""),
                 str(len(cell.prompts)),
                 f"{sum(cell.prompts):,}",
-                f"{cell.read_again:,}",
+                f"{'≥ ' if None in cell.prefilled else ''}{cell.read_again:,}",
                 "–" if last is None else f"{last:,}",
                 place,
             ]
@@ -197,10 +205,10 @@ def chart(cells: Sequence[Cell], title: str) -> str:
     }
     top = max((max(line) for line in lines.values()), default=1) or 1
     turns = max((len(line) for line in lines.values()), default=2)
-    across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    down = _HEIGHT - _TOP - _BOTTOM
 
     def point(turn: int, tokens: float) -> tuple[float, float]:
-        return _LEFT + across * turn / max(turns - 1, 1), _TOP + down * (1 - tokens / top)
+        return _LEFT + _ACROSS * turn / max(turns - 1, 1), _TOP + down * (1 - tokens / top)
 
     text = 'font-family="sans-serif" font-size="12" fill="#6b7280"'
     parts = [
@@ -208,7 +216,9 @@ def chart(cells: Sequence[Cell], title: str) -> str:
     ]
     for share in (0, 0.5, 1):
         x, y = point(0, share * top)
-        parts.append(f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{_LEFT + across}" y2="{y:.0f}" stroke="#d1d5db"/>')
+        parts.append(
+            f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{_LEFT + _ACROSS}" y2="{y:.0f}" stroke="#d1d5db"/>'
+        )
         parts.append(
             f'<text x="{x - 8:.0f}" y="{y + 4:.0f}" {text} text-anchor="end">{share * top:,.0f}</text>'
         )
@@ -217,12 +227,15 @@ def chart(cells: Sequence[Cell], title: str) -> str:
         parts.append(f'<text x="{x:.0f}" y="{y + 18:.0f}" {text} text-anchor="middle">turn {turn + 2}</text>')
     ends: list[float] = []
     for server, line in sorted(lines.items(), key=lambda item: item[1][-1]):
-        colour = _COLOURS.get(server, "#111827")
+        base, _, workaround = server.partition(", ")
+        colour, dashes = _COLOURS.get(base, "#111827"), ' stroke-dasharray="5 3"' if workaround else ""
         points = " ".join("{:.1f},{:.1f}".format(*point(turn, tokens)) for turn, tokens in enumerate(line))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
         x, y = point(len(line) - 1, line[-1])
         y = min([y, *(end - 14 for end in ends[-1:])])  # Names of lines that end at one place stand apart.
         ends.append(y)
         parts.append(f'<text x="{x + 8:.0f}" y="{y + 4:.0f}" {text} style="fill:{colour}">{server}</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
+    right = max([_RIGHT, *(_LETTER * len(server) + 12 for server in lines)])
+    width = f"{_LEFT + _ACROSS + right:.0f}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" role="img">'
     return "\n".join([head, f"<title>{title}</title>", *parts, "</svg>"]) + "\n"

@@ -1,7 +1,8 @@
 """One real vLLM whose sampler plays scripts, and the servers that stand in front of it: the rows of ``make compare``.
 
 Every row uses the same engine process: vLLM's own API server is a part of it, singletree and Dynamo send it token ids,
-LiteLLM sends it requests of Chat Completions. What a prompt costs is read from the engine's own counters.
+LiteLLM sends it requests of Chat Completions. llama.cpp's server is an engine of its own, with rows of its own. What a
+prompt costs is read from the engine's own counters.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,13 +27,14 @@ from benchmarks import peers, servers
 from benchmarks.template_models import Scripted
 from benchmarks.vllm_api import TINY
 from clients.served import SAMPLER, SAMPLER_LOG, SAMPLER_SCRIPTS, Play
-from engines import real_vllm
+from engines import real_sglang, real_vllm, scripted_llama
+from engines.scripted_llama import ScriptedLlama
 
 NAMES = ("local-model", "claude-opus-4-8")
 """Names of the model: its own, and one under which Claude Code writes its countdown of tokens."""
 
 LITELLM = "1.109.1"
-_WINDOW = 131_072
+WINDOW = 131_072
 _READY_SECONDS = 600.0
 _PARSERS = {"qwen3_coder": "qwen3_coder", "hermes": "hermes", "qwen3": "hermes"}
 """By family: vLLM's parser of calls, as the recipe of the model names it."""
@@ -50,7 +53,7 @@ class Counted:
 
 
 class Engine:
-    """vLLM, running.
+    """vLLM, running; ``kind`` is singletree's name of it.
 
     Args:
         url: of its API server.
@@ -58,6 +61,8 @@ class Engine:
         scripts: folder of what its sampler plays.
         log: file with a line of JSON for each generation.
     """
+
+    kind = "vllm"
 
     def __init__(self, url: str, model: Path, calls: str, scripts: Path, log: Path) -> None:
         self.url, self.model, self.calls = url, model, calls
@@ -70,8 +75,8 @@ class Engine:
             found = dict(_COUNTER.findall(answer.read().decode()))
         return Counted(*(int(float(found[f"prefix_cache_{name}_total"])) for name in ("queries", "hits")))
 
-    def forget(self) -> None:
-        """Empty its prefix cache and its log."""
+    def forget(self, name: str = NAMES[0]) -> None:
+        """Empty its prefix cache and its log; an engine that has but one name takes this one."""
         request = urllib.request.Request(f"{self.url}/reset_prefix_cache", b"", method="POST")
         with urllib.request.urlopen(request, timeout=30):
             self._log.unlink(missing_ok=True)
@@ -134,20 +139,34 @@ def cpu() -> Host:
     return Host([str(venv / "bin" / "vllm"), "serve"], environment, TINY)
 
 
+_REFUSAL = "{{- raise_exception('System message must be at the beginning.') }}"
+
+
+def opened(model: Scripted) -> Scripted:
+    """Return the model with a chat template that takes a ``system`` message anywhere, as users are advised."""
+    folder = model.folder.with_name(f"{model.folder.name}-open")
+    if not folder.exists():
+        shutil.copytree(model.folder, folder)
+        file = folder / "tokenizer_config.json"
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        turn = r"{{- '<|im_start|>system\n' + content + '<|im_end|>\n' }}"
+        settings["chat_template"] = settings["chat_template"].replace(_REFUSAL, turn)
+        file.write_text(json.dumps(settings), encoding="utf-8")
+    return model._replace(folder=folder)
+
+
 @contextmanager
-def engine(model: Scripted, host: Host | None = None) -> Iterator[Engine]:
-    """Start vLLM on a model with made-up weights, whose sampler plays scripts; by default on the CPU."""
-    host = host or cpu()
+def engine(model: Scripted, host: Host, scripts: Path) -> Iterator[Engine]:
+    """Start vLLM on a model with made-up weights, whose sampler plays the scripts of a folder."""
     calls = _PARSERS[model.name]
     known = json.loads((peers.QWEN3 / "config.json").read_text(encoding="utf-8"))
     (model.folder / "config.json").write_text(json.dumps(known | dict(host.shape)), encoding="utf-8")
     port = real_vllm.free_port()
     with tempfile.TemporaryDirectory(prefix="singletree-compare-") as place:
         folder = Path(place)
-        (folder / "scripts").mkdir()
         log = folder / "plays.jsonl"
         command = [*host.command, str(model.folder), "--served-model-name", *NAMES]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(_WINDOW)]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(WINDOW)]
         command += ["--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "8", "--enable-scale-out"]
         command += ["--enable-prompt-tokens-details", "--logits-processors", SAMPLER]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", calls]
@@ -158,23 +177,80 @@ def engine(model: Scripted, host: Host | None = None) -> Iterator[Engine]:
         variables = {
             **host.environment,
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-            SAMPLER_SCRIPTS: str(folder / "scripts"),
+            SAMPLER_SCRIPTS: str(scripts),
             SAMPLER_LOG: str(log),
         }
         output = folder / "vllm.log"
         with servers.process_of(command, output, variables) as process:
             servers.wait_ready("vLLM", port, process, output, _READY_SECONDS)
-            yield Engine(f"http://127.0.0.1:{port}", model.folder, calls, folder / "scripts", log)
+            yield Engine(f"http://127.0.0.1:{port}", model.folder, calls, scripts, log)
+
+
+class _Llama(Engine):
+    kind = "llama-server"
+
+    def __init__(self, running: ScriptedLlama, model: Path, scripts: Path) -> None:
+        super().__init__(running.url, model, "", scripts, Path())
+        self._running = running
+
+    def counted(self) -> Counted:
+        return Counted(*self._running.counted())
+
+    def forget(self, name: str = NAMES[0]) -> None:
+        self._running.start(name)
+
+    def plays(self) -> list[Play]:
+        return self._running.plays
 
 
 @contextmanager
-def _vllm(engine: Engine) -> Iterator[str]:
+def llama_engine(model: Scripted, shape: str, settings: Mapping[str, Any], scripts: Path) -> Iterator[Engine]:
+    """Start llama.cpp's server on a model of that shape, with settings beside its defaults."""
+    with tempfile.TemporaryDirectory(prefix="singletree-compare-") as place:
+        running = ScriptedLlama(model.folder, shape, WINDOW, settings, scripts, Path(place))
+        try:
+            running.start(NAMES[0])
+            yield _Llama(running, model.folder, scripts)
+        finally:
+            running.stop()
+
+
+_SGLANG_COUNTER = re.compile(r"^sglang:(prompt|cached)_tokens_total\{.*\} (\S+)$", re.MULTILINE)
+
+
+class _SGLang(Engine):
+    kind = "sglang"
+
+    def counted(self) -> Counted:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            found = _SGLANG_COUNTER.findall(answer.read().decode())
+        sums = (
+            sum(float(value) for name, value in found if name == wanted) for wanted in ("prompt", "cached")
+        )
+        return Counted(*map(int, sums))
+
+    def forget(self, name: str = NAMES[0]) -> None:
+        urllib.request.urlopen(f"{self.url}/flush_cache", b"", timeout=60).close()
+
+
+@contextmanager
+def sglang_engine(model: Scripted, scripts: Path) -> Iterator[Engine]:
+    """Start SGLang on the model that vLLM had; it plays no scripts."""
+    flags = ["--load-format", "dummy", "--context-length", "32768", "--max-total-tokens", "65536"]
+    flags += ["--enable-metrics", "--served-model-name", NAMES[0]]
+    flags += ["--tool-call-parser", _PARSERS[model.name], "--reasoning-parser", "qwen3"]
+    with real_sglang.running_sglang(*flags, folder=model.folder) as server:
+        yield _SGLang(server.url, model.folder, "", scripts, Path())
+
+
+@contextmanager
+def _own(engine: Engine) -> Iterator[str]:
     yield engine.url
 
 
 @contextmanager
 def _singletree(engine: Engine) -> Iterator[str]:
-    flags = ("--engine-url", engine.url, "--engine", "vllm", "--model", str(engine.model))
+    flags = ("--engine-url", engine.url, "--engine", engine.kind, "--model", str(engine.model))
     names = ("--model-name", NAMES[0], "--model-name", NAMES[1])
     with servers.singletree(flags=(*flags, *names), patience=_READY_SECONDS) as server:
         yield f"http://127.0.0.1:{server.port}"
@@ -207,45 +283,13 @@ _LITELLM_SETTINGS = {
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # it listens on loopback alone
 }
 _LITELLM = peers.HOME.parent / f"litellm-{LITELLM}"
-
-
 # What its extra "proxy" declares and a proxy without a database needs; two packages that the extra pins are not on
 # every index.
-_PROXY_NEEDS = (
-    *(
-        "apscheduler",
-        "backoff",
-        "backports-zstd",
-        "boto3",
-        "cryptography",
-        "expression",
-        "fastapi",
-        "fastapi-sso",
-    ),
-    *(
-        "granian",
-        "gunicorn",
-        "httpx2",
-        "litellm-proxy-extras",
-        "mcp",
-        "orjson",
-        "pyjwt",
-        "pynacl",
-        "python-multipart",
-    ),
-    *(
-        "pyyaml",
-        "rich",
-        "restrictedpython",
-        "rq",
-        "soundfile",
-        "starlette",
-        "tomlkit",
-        "uvicorn",
-        "uvloop",
-        "websockets<16",
-    ),
-)
+_PROXY_NEEDS = """
+apscheduler backoff backports-zstd boto3 cryptography expression fastapi fastapi-sso granian gunicorn httpx2
+litellm-proxy-extras mcp orjson pyjwt pynacl python-multipart pyyaml rich restrictedpython rq soundfile starlette
+tomlkit uvicorn uvloop websockets<16
+""".split()  # noqa: SIM905
 
 
 def _install_litellm() -> None:
@@ -257,18 +301,54 @@ def _install_litellm() -> None:
 
 
 FrontEnd = Callable[[Engine], AbstractContextManager[str]]
-FRONT_ENDS: Mapping[str, FrontEnd] = {
-    "vLLM": _vllm,
-    "LiteLLM": _litellm,
-    "Dynamo": _dynamo,
-    "singletree": _singletree,
+
+
+class Row(NamedTuple):
+    """A row of the tables.
+
+    Attributes:
+        front: what is started in front of the engine; the URL that a harness is given.
+        engine: flags of vLLM, or settings of llama.cpp's server, which then has a process of its own.
+        opens: whether the chat template takes a ``system`` message anywhere.
+        settings: variables of the harness.
+    """
+
+    front: FrontEnd
+    engine: Mapping[str, Any] = {}
+    opens: bool = False
+    settings: Mapping[str, str] = {}
+
+
+_COUNTDOWN_OFF = {"CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off"}
+ROWS: Mapping[str, Row] = {
+    "singletree": Row(_singletree),
+    "vLLM": Row(_own),
+    "LiteLLM": Row(_litellm),
+    "Dynamo": Row(_dynamo),
+    "vLLM, countdown off": Row(_own, settings=_COUNTDOWN_OFF),
+    "vLLM, open template": Row(_own, opens=True),
 }
-"""What each row of the comparison starts in front of the engine; the URL that a harness is given."""
+SGLANG_ROWS = {"singletree": Row(_singletree), "SGLang": Row(_own)}
+LLAMA_ROWS: Mapping[str, Row] = {
+    "singletree": Row(_singletree),
+    "llama.cpp": Row(_own),
+    "llama.cpp, open template": Row(_own, opens=True),
+    "llama.cpp, open template, countdown off": Row(_own, opens=True, settings=_COUNTDOWN_OFF),
+    "llama.cpp, open template, --swa-full": Row(_own, {"swa_full": True}, opens=True),
+    "llama.cpp, open template, --cache-reuse 256": Row(_own, {"n_cache_reuse": 256}, opens=True),
+}
+"""Rows on vLLM, SGLang and llama.cpp: the servers as they come, and the workarounds that their users are given."""
 
 
 def versions() -> Mapping[str, str]:
     """Return the version of each server that is not singletree."""
-    return {"vLLM": real_vllm.VLLM, "LiteLLM": LITELLM, "Dynamo": peers.DYNAMO_VERSION}
+    return {
+        "vLLM": real_vllm.VLLM,
+        "LiteLLM": LITELLM,
+        "Dynamo": peers.DYNAMO_VERSION,
+        "SGLang": real_sglang.SGLANG,
+        "llama.cpp": scripted_llama.VERSION,
+    }
 
 
 def missing(wanted: Sequence[str]) -> list[str]:

@@ -54,15 +54,24 @@ def _patch(file: Path, before: str, after: str) -> Mapping[str, str]:
     return {"input": "\n".join([*lines, "*** End Patch", ""])}
 
 
+def _written(file: Path, before: str, after: str) -> Mapping[str, str]:
+    lines = ["from pathlib import Path", f"file = Path({file.name!r})"]
+    lines += [f"file.write_text(file.read_text().replace({before!r}, {after!r}))"]
+    return {"cmd": "\n".join(["python3 - <<'END'", *lines, "END"])}
+
+
 EDITS: Mapping[str, tuple[str, Callable[[Path, str, str], Mapping[str, Any]]]] = {
     "claude": ("Edit", _replaced("file_path", "old_string", "new_string")),
     "codex": ("apply_patch", _patch),
+    "codex-shell": ("exec_command", _written),
     "openclaw": ("edit", _edits),
     "opencode": ("edit", _replaced("filePath", "oldString", "newString")),
     "pi": ("edit", _edits),
     "qwen": ("edit", _replaced("file_path", "old_string", "new_string")),
 }
-"""By harness: its tool that edits a file, and the arguments for putting one text in the place of another."""
+"""By harness, and for Codex without its own tool: the tool that edits a file, and the arguments for putting one text in
+the place of another.
+"""
 
 
 def make_workspace(folder: Path) -> None:

@@ -30,7 +30,6 @@ from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.testing.scripts import Script, ScriptBook, ScriptChooser
 
 VERSION = f"b{xllamacpp.__version__.rpartition('.')[2]}"
-SHAPES = ("dense", "hybrid", "sliding")
 _SLIDING = {"attention.sliding_window": 512}
 _END = "<|im_end|>"
 _COUNTER = re.compile(
@@ -117,7 +116,7 @@ class ScriptedLlama:
 
     Args:
         model: folder of the tokenizer and the chat template.
-        shape: of the model, one of ``SHAPES``.
+        shape: of the model, one of ``tiny_shapes.SHAPES``.
         settings: fields of ``xllamacpp.CommonParams`` beside the defaults of ``llama-server``.
         folder: for the model and the log.
     """
