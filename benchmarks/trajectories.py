@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.compare import MODELS, SESSIONS, Bench
-from benchmarks.compare_servers import FRONT_ENDS, engine
+from benchmarks.compare_servers import ROWS, cpu, engine
 from benchmarks.session_report import Play, conversation
 from benchmarks.template_models import TEMPLATES, scripted
 from clients import install
@@ -64,7 +64,7 @@ def main() -> None:
     """Measure and print a row for each session and server."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trajectories", description=__doc__)
     parser.add_argument("--turns", type=int, default=40, help="turns with calls of a session")
-    parser.add_argument("--servers", default="vLLM,singletree", help=f"of {', '.join(FRONT_ENDS)}")
+    parser.add_argument("--servers", default="vLLM,singletree", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--sessions", default=",".join(SESSIONS), help=f"of {', '.join(SESSIONS)}")
     parser.add_argument("--model", default=MODELS[0], help="a chat template, FOLDER/NAME")
     options = parser.parse_args()
@@ -74,9 +74,10 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="singletree-trajectories-"))
     try:
         model = scripted(TEMPLATES / f"{options.model}.jinja", root / "model")
-        with engine(model) as real, ExitStack() as stack:
+        (root / "scripts").mkdir()
+        with engine(model, cpu(), root / "scripts") as real, ExitStack() as stack:
             bench = Bench(model, real, options.turns, root)
-            urls = {name: stack.enter_context(FRONT_ENDS[name](real)) for name in options.servers.split(",")}
+            urls = {name: stack.enter_context(ROWS[name].front(real)) for name in options.servers.split(",")}
             for session in options.sessions.split(","):
                 for server, url in urls.items():
                     cell = bench.live(session, server, url)
