@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ROOMS: dict[str, list[set[str]]] = {
     "parsing": [
         {"parser", "render_turn"},
-        {"emitter", "initial_state"},
+        {"emitter"},
         {"compiled"},
         {"arguments"},
         {"family", "patterns"},
@@ -106,8 +106,8 @@ ROOMS: dict[str, list[set[str]]] = {
     ],
     "engines": [
         {"detection", "pool"},
-        {"lifetime", "sharing"},
-        {"guidance", "remote"},
+        {"sharing"},
+        {"remote"},
         {"abilities"},
         {"engine"},
         {"devices", "outlook", "weights"},

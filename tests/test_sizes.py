@@ -20,9 +20,9 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 69_610,
-    "modules": 362,
-    "lines of the core": 40_960,
+    "lines": 69_418,
+    "modules": 330,
+    "lines of the core": 40_700,
     "lines that --engine-url loads": 39_910,
 }
 """The most that the source may have. A change that adds a feature names the lines that it removes, until there are

@@ -26,7 +26,7 @@ from singletree.pictures import PromptPicture
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
-from singletree.server.models.eyes import find_eyes, tokenizer_for
+from singletree.server.models.chat_format import find_eyes, tokenizer_for
 
 MESSAGES = "/v1/messages"
 SESSION = {"x-singletree-session": "s", "x-singletree-explain": "1"}

@@ -22,7 +22,7 @@ from singletree.pictures import PromptPicture
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.tokenizer import MarkupDecoder, Tokenizer, load_tokenizer
-from singletree.server.models.eyes import find_eyes
+from singletree.server.models.chat_format import find_eyes
 
 MESSAGES = "/v1/messages"
 SESSION = {"x-singletree-session": "s", "x-singletree-explain": "1"}

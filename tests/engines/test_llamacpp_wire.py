@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Sampling
+from singletree.engines.abilities import encode_grammar
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.guidance import encode_grammar
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from singletree.llamacpp.wire import (
     StreamReader,

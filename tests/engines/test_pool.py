@@ -16,10 +16,10 @@ from engines.wire_servers import DIALECTS, DialectTransport, started
 from server.test_takeover import until
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, EngineInfo, GenerationJob, StopKind
-from singletree.engines.lifetime import RestartBackoff
 from singletree.engines.pool.health import DRAIN_SECONDS, STALL_SECONDS, ReconnectingEngine, WorkerHealth
 from singletree.engines.pool.policy import Choice, LeastLoadedPolicy, RoundRobinPolicy, Worker
 from singletree.engines.pool.pool import MIGRATION_LIMIT, PROGRESS_TOKENS, EnginePool
+from singletree.engines.sharing import RestartBackoff
 from singletree.errors import (
     BadConfiguration,
     ContextOverflow,

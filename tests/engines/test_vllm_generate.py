@@ -13,7 +13,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.events import WeightVersion
 from singletree.wires.sglang.wire import SglangWire
-from singletree.wires.vllm.generate_wire import GenerateReader, GenerateWire
+from singletree.wires.vllm.server import GenerateReader, GenerateWire
 from singletree.wires.vllm.wire import CompletionsWire
 
 PATH = "/inference/v1/generate"

@@ -12,8 +12,8 @@ from parsing.reading import read, turn
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, Tool, ToolCall
 from singletree.events import ToolCallEnd, fold
+from singletree.parsing.emitter import opens_in_reasoning
 from singletree.parsing.family import SLOT, Family, markers
-from singletree.parsing.initial_state import opens_in_reasoning
 from singletree.parsing.render_turn import render_turn
 
 THINK = [f for f in families.table() if f.reasoning]

@@ -41,8 +41,8 @@ from singletree.errors import BadConfiguration
 from singletree.parsing.family import Family, markers, with_variant
 from singletree.parsing.parser import parse
 from singletree.parsing.render_turn import render_turn
+from singletree.prompts.template.capabilities import thinking_arguments
 from singletree.prompts.template.chat_template import ChatTemplate
-from singletree.prompts.template.thinking import thinking_arguments
 
 FAMILIES = {family.name: family for family in families.table()}
 SOURCES = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from singletree.parsing import compiled, emitter, family, initial_state, parser, patterns
+from singletree.parsing import compiled, emitter, family, parser, patterns
 from singletree.parsing.arguments import coercion, json_arguments, pythonic, tag_parameters
 
 MODULES = (
@@ -19,7 +19,7 @@ MODULES = (
     compiled,
     emitter,
     family,
-    initial_state,
+    emitter,
     json_arguments,
     parser,
     patterns,

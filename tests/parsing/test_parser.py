@@ -21,8 +21,8 @@ from singletree.events import (
     ToolCallStart,
 )
 from singletree.parsing.compiled import compile_family
+from singletree.parsing.emitter import opens_in_reasoning
 from singletree.parsing.family import Family, Form
-from singletree.parsing.initial_state import opens_in_reasoning
 from singletree.parsing.parser import Parser
 from singletree.parsing.render_turn import render_turn
 

@@ -19,8 +19,8 @@ from singletree import families
 from singletree.conversation import Conversation, Reasoning, Thinking, Tool, ToolCall, Turn
 from singletree.errors import BadConfiguration
 from singletree.parsing.render_turn import render_turn
+from singletree.prompts.template.capabilities import is_switched_off, thinking_arguments
 from singletree.prompts.template.chat_template import ChatTemplate, RenderPrompt
-from singletree.prompts.template.thinking import is_switched_off, thinking_arguments
 
 THOUGHT = "qthought"
 USER, LATER = turn("user", "quser"), turn("user", "qlater")

@@ -23,9 +23,8 @@ from prompts.template_sources import (
 from prompts.tiny_vocabulary import byte_level, write_directory
 from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
 from singletree.errors import BadConfiguration, InvalidRequest
-from singletree.prompts.template.capabilities import put_reasoning
+from singletree.prompts.template.capabilities import put_reasoning, thinking_settings
 from singletree.prompts.template.chat_template import CHATML, ChatTemplate, load_chat_template
-from singletree.prompts.template.thinking import thinking_settings
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
 
 OWN_SPELLING = {"vllm/tool_chat_template_granite", "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use"}

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Conversation, Reasoning, Text, Thinking, Turn
-from singletree.prompts.template.capabilities import TemplateCapabilities
-from singletree.prompts.template.thinking import is_wanted, thinking_arguments, thinking_settings
+from singletree.prompts.template.capabilities import (
+    TemplateCapabilities,
+    is_wanted,
+    thinking_arguments,
+    thinking_settings,
+)
 
 QUIET = Conversation((Turn("user", (Text("hi"),)),))
 CARRIED = Conversation((*QUIET.turns, Turn("assistant", (Reasoning("r"), Text("t"))), *QUIET.turns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from singletree.checking.event_reader import Decoder
+from singletree.checking.streams import Decoder
 from singletree.protocols.answer import encode_sse
 
 FINISH_REASONS = {"stop", "length", "tool_calls", "function_call", "content_filter"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from singletree.checking.event_reader import Decoder
+from singletree.checking.streams import Decoder
 
 HEAD = ("id", "object", "created", "model")
 FIELDS = {"index", "text", "logprobs", "finish_reason"}

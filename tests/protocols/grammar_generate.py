@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from singletree.checking.event_reader import Decoder
+from singletree.checking.streams import Decoder
 
 CHOICE = {
     "index", "token_ids", "logprobs", "finish_reason", "stop_reason",

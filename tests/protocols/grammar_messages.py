@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from singletree.checking.event_reader import Decoder
+from singletree.checking.streams import Decoder
 
 STOP_REASONS = {
     "end_turn",

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from protocols import judge_responses
-from singletree.checking.event_reader import Decoder, ServerSentEvent
+from singletree.checking.streams import Decoder, ServerSentEvent
 
 Event = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from singletree.checking.event_reader import Decoder
+from singletree.checking.streams import Decoder
 from singletree.errors import EngineFailed
 from singletree.events import (
     ArgumentsDelta,

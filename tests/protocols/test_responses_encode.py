@@ -13,7 +13,7 @@ from protocols.event_stream import ByteEncoder
 from protocols.grammar_responses import Grammar
 from protocols.judge_responses import wrong_response
 from protocols.official_sdks import openai_sdk
-from singletree.checking.event_reader import Decoder
+from singletree.checking.streams import Decoder
 from singletree.conversation import Reasoning, Request, ToolCall
 from singletree.errors import (
     EngineFailed,

@@ -9,14 +9,14 @@ import pytest
 
 from singletree.conversation import Text, Turn
 from singletree.errors import InvalidRequest
-from singletree.raw_tokens import tokenize
-from singletree.raw_tokens.tokenize import DetokenizeBody, TokenizeRequest
+from singletree.raw_tokens import routes
+from singletree.raw_tokens.routes import DetokenizeBody, TokenizeRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def decode(**fields: Any) -> TokenizeRequest:
-    return tokenize.decode_tokenize(json.dumps(fields).encode(), {})
+    return routes.decode_tokenize(json.dumps(fields).encode(), {})
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_refusals(fields: dict[str, Any], param: str, words: str) -> None:
 
 
 def test_detokenize() -> None:
-    decoded = tokenize.decode_detokenize(b'{"model":"m","tokens":[1,2]}')
+    decoded = routes.decode_detokenize(b'{"model":"m","tokens":[1,2]}')
     assert decoded == DetokenizeBody([1, 2], "m")
-    assert tokenize.decode_detokenize(b'{"tokens":[]}') == DetokenizeBody([])
+    assert routes.decode_detokenize(b'{"tokens":[]}') == DetokenizeBody([])
 
 
 @pytest.mark.parametrize(
@@ -101,17 +101,17 @@ def test_detokenize() -> None:
 )
 def test_detokenize_refuses(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        tokenize.decode_detokenize(body)
+        routes.decode_detokenize(body)
     assert caught.value.param == param
 
 
 def test_answers() -> None:
-    assert json.loads(tokenize.encode_tokenize([5, 6], max_model_len=8192)) == {
+    assert json.loads(routes.encode_tokenize([5, 6], max_model_len=8192)) == {
         "count": 2,
         "max_model_len": 8192,
         "tokens": [5, 6],
         "token_strs": None,
     }
-    reported = json.loads(tokenize.encode_tokenize((5,), max_model_len=1, token_strs=["Ġhi"]))
+    reported = json.loads(routes.encode_tokenize((5,), max_model_len=1, token_strs=["Ġhi"]))
     assert reported["token_strs"] == ["Ġhi"]
-    assert json.loads(tokenize.encode_detokenize('hi "é"\n')) == {"prompt": 'hi "é"\n'}
+    assert json.loads(routes.encode_detokenize('hi "é"\n')) == {"prompt": 'hi "é"\n'}

@@ -19,7 +19,7 @@ from protocols import (
     grammar_responses,
     judge_responses,
 )
-from singletree.checking.event_reader import Decoder
+from singletree.checking.streams import Decoder
 
 GRAMMARS = {
     "/v1/messages": grammar_messages.check,

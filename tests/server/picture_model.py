@@ -15,7 +15,7 @@ from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.added_tokens import AddedToken
 from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.server.models.eyes import find_eyes
+from singletree.server.models.chat_format import find_eyes
 from singletree.testing.scripted_engine import ScriptedEngine
 
 PNG, WEBP = "image/png", "image/webp"

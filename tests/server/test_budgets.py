@@ -13,7 +13,7 @@ from singletree.budgets.budget import Budget, Limit, read_budget, repetitions, r
 from singletree.conversation import Text, ToolCall, ToolResult, Turn
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.sessions.costs import Cost
+from singletree.server.sessions.step import Cost
 from singletree.server.settings.config import Config
 
 from .agent_traffic import CALL, LAYOUT, Agent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from singletree.errors import BadConfiguration
-from singletree.server.models.model_card import Card, read_card, read_profiles
+from singletree.server.models.model import Card, read_card, read_profiles
 
 from .serving import MODEL, serving
 

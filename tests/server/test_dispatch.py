@@ -17,7 +17,7 @@ from singletree.conversation import Conversation, Request, Tool, ToolCall
 from singletree.errors import EngineFailed
 from singletree.events import ToolCallBroken, ToolCallEnd, fold
 from singletree.protocols import chat, messages, responses
-from singletree.server.answers.tool_dispatch import DispatchOptions, with_dispatch
+from singletree.server.answers.choices import DispatchOptions, with_dispatch
 from singletree.server.http.routes import dispatch_options
 from singletree.server.settings.config import Config
 

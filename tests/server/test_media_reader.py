@@ -15,9 +15,8 @@ import pytest
 from server.picture_model import PNG, base64_of, picture, seeing
 from server.serving import MODEL, Served, serving
 from singletree.engines.remote.http_client import Addresses
-from singletree.media import download
-from singletree.media.check import UnusablePicture, decode_base64
-from singletree.media.download import is_public
+from singletree.media import check
+from singletree.media.check import UnusablePicture, decode_base64, is_public
 from singletree.media.reader import MediaLimits, MediaReader
 from singletree.server.settings.config import Config
 
@@ -234,8 +233,8 @@ async def test_private_addresses_are_refused_before_a_connection(
         _no_network(monkeypatch, "127.0.0.1", "93.184.216.34"),
         pytest.raises(UnusablePicture) as refused,
     ):
-        await download.download(url, 100)
-    assert str(refused.value) == download.NOT_FETCHED
+        await check.download(url, 100)
+    assert str(refused.value) == check.NOT_FETCHED
 
 
 async def test_all_failures_of_a_url_have_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,9 +252,9 @@ async def test_all_failures_of_a_url_have_one_text(monkeypatch: pytest.MonkeyPat
         with monkeypatch.context() as patched, _no_network(patched, *addresses):
             patched.setattr(asyncio.get_running_loop(), "create_connection", refuse)
             with pytest.raises(UnusablePicture) as refused:
-                await download.download(url, 100)
+                await check.download(url, 100)
         texts.add(str(refused.value))
-    assert texts == {download.NOT_FETCHED}
+    assert texts == {check.NOT_FETCHED}
 
 
 @pytest.mark.parametrize(
@@ -278,11 +277,11 @@ async def test_the_other_end_of_a_connection_is_checked(
 
     monkeypatch.setattr(Addresses, "connect_to", connected)
     connect: Any = connected
-    addresses = download._PublicAddresses("http://example.com")
+    addresses = check._PublicAddresses("http://example.com")
     if accepted:
         assert await addresses.connect_to("93.184.216.34", connect) is connection
     else:
-        with pytest.raises(download._NotFetched):
+        with pytest.raises(check._NotFetched):
             await addresses.connect_to("93.184.216.34", connect)
     assert closed == ([] if accepted else [True])
 

@@ -20,7 +20,7 @@ from singletree.conversation import (
 )
 from singletree.parsing.family import Family, Form
 from singletree.parsing.render_turn import render_turn
-from singletree.prompts.template.thinking import is_wanted, thinking_arguments
+from singletree.prompts.template.capabilities import is_wanted, thinking_arguments
 from singletree.server.models.chat_format import ChatFormat, load_chat_format
 from singletree.server.settings.config import Config
 

@@ -11,7 +11,7 @@ from singletree.conversation import Image
 from singletree.engines.engine import Chunk
 from singletree.pictures import FIRST_PICTURE_NUMBER, Picture, PromptPicture, comparable_tokens
 from singletree.prompts.template.pictures import place_pictures, positions_of
-from singletree.server.models.eyes import Eyes, known_length, learn_counts, without_expansion
+from singletree.server.models.chat_format import Eyes, known_length, learn_counts, without_expansion
 
 PAD = 257
 

@@ -21,10 +21,9 @@ from singletree.prefix_breaks.causes import CAUSES
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.records.record_queue import RecordFile, RecordQueue
 from singletree.records.request_records import RequestRecords
-from singletree.server.sessions.costs import CACHE_BLOCK, FAULTS, Cost, CostSums, total
-from singletree.server.sessions.receipts import cost_of
+from singletree.server.sessions.session_report import cost_of
 from singletree.server.sessions.sessions import MovedSession
-from singletree.server.sessions.step import Break, Step
+from singletree.server.sessions.step import CACHE_BLOCK, FAULTS, Break, Cost, CostSums, Step, total
 
 from .agent_traffic import CALL, Agent
 from .by_hand import EngineByHand

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from singletree.engines.engine import Chunk
-from singletree.server.sessions.duplicate_requests import (
+from singletree.server.sessions.request_headers import (
     SOONEST_REPETITION,
     InFlight,
     RequestKey,

@@ -13,7 +13,7 @@ from singletree import families
 from singletree.engines.engine import PictureSupport
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.tokenizer.added_tokens import NEUTRAL, strip_guards
-from singletree.server.models.eyes import Eyes, tokenizer_for
+from singletree.server.models.chat_format import Eyes, tokenizer_for
 
 PLACEHOLDER = "<|image_pad|>"
 MARKED = f"<{NEUTRAL}|image_pad|>"

@@ -12,7 +12,7 @@ from singletree.errors import BadConfiguration
 from singletree.prefix_breaks.causes import CAUSES
 from singletree.processes.worker_processes import check_shareable, for_processes
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.sessions.duplicate_requests import InFlight, RequestKey, is_repetition
+from singletree.server.sessions.request_headers import InFlight, RequestKey, is_repetition
 from singletree.server.sessions.sessions import MovedSession, Sessions
 from singletree.server.sessions.step import Break
 from singletree.server.settings.config import Config

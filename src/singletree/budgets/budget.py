@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from singletree.conversation import ToolCall, ToolResult, Turn
-from singletree.server.sessions.costs import Cost
+from singletree.server.sessions.step import Cost
 
 UNITS = {"prefill": "tokens", "generated": "tokens", "seconds": "s"}
 """What can be spent, and its unit for messages."""

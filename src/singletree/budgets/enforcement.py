@@ -14,8 +14,8 @@ from singletree.errors import BadConfiguration, BudgetSpent, InvalidRequest
 from singletree.lru import LruCache
 from singletree.owners import owned_id
 from singletree.server.http.service import SESSION_BUDGET, SUBAGENT_BUDGET, Service
-from singletree.server.sessions.costs import Cost, total
 from singletree.server.sessions.sessions import Opened
+from singletree.server.sessions.step import Cost, total
 from singletree.server.settings.config import Config
 
 LOG = logging.getLogger("singletree.budgets")

@@ -12,9 +12,8 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from singletree.checking.event_reader import Decoder
 from singletree.checking.returned_turns import PROTOCOLS, TurnProtocol, WireBody
-from singletree.checking.streams import READERS, Counts, TurnReader, read_counts
+from singletree.checking.streams import READERS, Counts, Decoder, TurnReader, read_counts
 
 SECONDS = 60.0
 """How long the endpoint may send nothing."""

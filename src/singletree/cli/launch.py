@@ -15,7 +15,7 @@ from urllib.parse import quote
 from cyclopts import App, Parameter
 
 from singletree.cli import harness_settings
-from singletree.cli.flag_values import Arguments, Secret
+from singletree.cli.flags import Arguments, Secret
 from singletree.cli.harness_settings import Api, QwenApi, Served
 from singletree.cli.running_server import DEFAULT_URL, fetch
 from singletree.engines.weights.resolve import DEFAULT_AGENT_MODEL, cache_folder, packaged_size

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from singletree.cli.flag_values import Secret
+from singletree.cli.flags import Secret
 from singletree.errors import BadConfiguration
 
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from singletree.engines.abilities import encode_grammar
 from singletree.engines.engine import Constraint
-from singletree.engines.guidance import encode_grammar
 from singletree.errors import InvalidRequest
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 

@@ -23,8 +23,7 @@ from singletree.drafting.template_turns import find_instructed_calls, try_family
 from singletree.errors import SingletreeError
 from singletree.parsing.render_turn import render_turn
 from singletree.prompts.history import canonicalization
-from singletree.prompts.template.capabilities import TemplateCapabilities
-from singletree.prompts.template.thinking import thinking_arguments
+from singletree.prompts.template.capabilities import TemplateCapabilities, thinking_arguments
 from singletree.server.models.chat_format import ChatFormat
 
 Level = Literal["good", "note", "wrong"]

@@ -9,9 +9,8 @@ from typing import Any
 from singletree.inspector.turn_record import InspectedSession, InspectedTurn, TurnDetails
 from singletree.inspector.wire_record import CallTimes, TurnSegment
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.server.sessions.costs import CACHE_BLOCK, Fault
 from singletree.server.sessions.session_report import encode_break
-from singletree.server.sessions.step import Break, Step
+from singletree.server.sessions.step import CACHE_BLOCK, Break, Fault, Step
 
 TokenizerOf = Callable[[str], "Tokenizer | None"]
 """Returns the tokenizer of a model by its name; None where it is not loaded."""

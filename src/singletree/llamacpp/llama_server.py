@@ -13,7 +13,7 @@ import msgspec
 
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, GenerationJob, StopKind
-from singletree.engines.remote.refusals import RefusalWords
+from singletree.engines.remote.transport import RefusalWords
 from singletree.engines.remote.wire import (
     TOKENIZE,
     GetPage,

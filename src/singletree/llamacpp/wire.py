@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from singletree.engines.abilities import encode_grammar
 from singletree.engines.engine import Chunk, GenerationJob, StopKind
-from singletree.engines.guidance import encode_grammar
 from singletree.engines.remote.events import TokenId
 from singletree.engines.remote.wire import COMMON_SAMPLING, encode_token_ids, sampling_reader
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded, SingletreeError

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from singletree.media.check import UnusablePicture
-from singletree.server.models.eyes import INSTALL
+from singletree.server.models.chat_format import INSTALL
 
 MAX_PAGES = 100
 """The most pages of a document, as on Anthropic's API."""

@@ -21,9 +21,9 @@ from singletree.media.check import (
     check_picture,
     convert_picture,
     decode_base64,
+    download,
     picture_key,
 )
-from singletree.media.download import download
 from singletree.media.pdf import convert_pdf
 from singletree.pictures import Picture
 from singletree.prompts.template.content import part_text

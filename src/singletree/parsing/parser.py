@@ -34,9 +34,14 @@ from singletree.parsing.compiled import (
     compile_family,
     reader_for,
 )
-from singletree.parsing.emitter import EventEmitter, Quoting, numbered_id
+from singletree.parsing.emitter import (
+    EventEmitter,
+    Quoting,
+    continues_message,
+    numbered_id,
+    opens_in_reasoning,
+)
 from singletree.parsing.family import Family
-from singletree.parsing.initial_state import continues_message, opens_in_reasoning
 from singletree.parsing.patterns import Match, Matching, Pattern
 
 _LONGEST_BLANK = 4096

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from singletree.prefix_breaks.context import HEAD_ROLES, PICTURE, BreakContext
 from singletree.request_options import Change
 from singletree.server.models.chat_format import ChatFormat
-from singletree.server.sessions.costs import Fault
 from singletree.server.sessions.divergence import Divergence
-from singletree.server.sessions.step import Break
+from singletree.server.sessions.step import Break, Fault
 
 
 @dataclass(frozen=True, slots=True)

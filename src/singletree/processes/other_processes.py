@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from singletree.protocols.answer import Frame
-from singletree.server.answers.other_processes import SessionPlace
-from singletree.server.sessions.duplicate_requests import RequestKey, is_repetition
+from singletree.server.answers.observer import SessionPlace
+from singletree.server.sessions.request_headers import RequestKey, is_repetition
 
 LOG = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from typing import Any
 from singletree.errors import RouteNotFound, SingletreeError
 from singletree.processes.other_processes import PeerProcesses, Peers
 from singletree.protocols.answer import Frame
-from singletree.server.answers.other_processes import numbered_path
+from singletree.server.answers.observer import numbered_path
 from singletree.server.http.run import run_server
 from singletree.server.http.service import Service, inspector_door
 from singletree.server.sessions.session_report import summarize

@@ -24,12 +24,16 @@ from singletree.prompts.replay.turn_comparison import generated_parts, written_t
 from singletree.prompts.replay.turn_keys import Fingerprint, HistoryDigests
 from singletree.prompts.replay.turn_memory import GeneratedTurn, TurnMemory
 from singletree.prompts.replay.turn_places import TurnDelimiters
-from singletree.prompts.template.capabilities import CLOCK
+from singletree.prompts.template.capabilities import (
+    CLOCK,
+    holds_reasoning,
+    is_switched_off,
+    thinking_arguments,
+)
 from singletree.prompts.template.chat_template import ChatTemplate, RenderPrompt
 from singletree.prompts.template.content import part_text
 from singletree.prompts.template.messages import RenderParts
 from singletree.prompts.template.pictures import place_pictures, shown_pictures
-from singletree.prompts.template.thinking import holds_reasoning, is_switched_off, thinking_arguments
 from singletree.prompts.tokenizer.encode_prompt import EncodePrompt
 from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
 from singletree.request_options import AppliedEdit, ClearThinking

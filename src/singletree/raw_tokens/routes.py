@@ -1,12 +1,18 @@
-"""The routes of raw prompts, whose answers are text only, and of text to tokens and back."""
+"""The routes of raw prompts, whose answers are text only, and of text to tokens and back.
+
+``/tokenize`` and ``/detokenize`` are as vLLM defines them:
+https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html#tokenizer-api
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -15,7 +21,9 @@ from singletree.conversation import PromptReport, Request
 from singletree.errors import ContextOverflow, InvalidRequest, Overloaded
 from singletree.events import Event, Markup, TextDelta
 from singletree.prompts.prompt_writer import Prompt
-from singletree.raw_tokens import completions, generate, tokenize
+from singletree.protocols import wire
+from singletree.protocols.chat import request as chat
+from singletree.raw_tokens import completions, generate
 from singletree.server.answers.choices import Choices, with_choice_seed
 from singletree.server.answers.response import Lifecycle
 from singletree.server.http.routes import (
@@ -29,7 +37,7 @@ from singletree.server.http.routes import (
 from singletree.server.http.service import Call, RouteRow, offload
 from singletree.server.ids import TurnCallIds
 from singletree.server.models.model import Model
-from singletree.server.sessions.duplicate_requests import request_key
+from singletree.server.sessions.request_headers import request_key
 from singletree.server.turn.constraints import (
     NO_CONSTRAINTS,
     ConstraintRequest,
@@ -37,8 +45,8 @@ from singletree.server.turn.constraints import (
     loads_package,
     may_restrict,
 )
+from singletree.server.turn.decoder import LogprobReader, make_logprob_reader
 from singletree.server.turn.generation import Generation, check_token_ids, fit_sampling, make_decoder
-from singletree.server.turn.logprobs import LogprobReader, make_logprob_reader
 from singletree.server.turn.prompt import refuse_long_text, write_prompt
 from singletree.server.turn.protocol import WireProtocol
 
@@ -147,7 +155,7 @@ def _begin(model: Model, request: Request, prompt: Prompt) -> Generation:
 async def tokenize_text(call: Call) -> ASGIApp:
     """Tokenize a text, or the prompt of a conversation."""
     sent = await call.body()
-    request = await call.decode(sent, tokenize.decode_tokenize)
+    request = await call.decode(sent, decode_tokenize)
     model = await call.service.catalog.ready(request.model)
     if request.chat is None:
         refuse_long_text(model, len(request.prompt or ""))
@@ -163,27 +171,97 @@ async def tokenize_text(call: Call) -> ASGIApp:
 def _tokenized(model: Model, ids: list[int], *, with_texts: bool) -> bytes:
     known = {id: model.tokenizer.decode([id]) for id in set(ids)} if with_texts else {}
     texts = [known[id] for id in ids] if with_texts else None
-    return tokenize.encode_tokenize(ids, max_model_len=model.context_window, token_strs=texts)
+    return encode_tokenize(ids, max_model_len=model.context_window, token_strs=texts)
 
 
 async def detokenize(call: Call) -> ASGIApp:
     """Decode token ids to text. Raises InvalidRequest for an id outside the vocabulary."""
     sent = await call.body()
-    request = await call.decode(sent, tokenize.decode_detokenize)
+    request = await call.decode(sent, decode_detokenize)
     model = await call.service.catalog.ready(request.model or "")
     return Response(await offload(len(sent), partial(_detokenized, model, request)), media_type=JSON)
 
 
-def _detokenized(model: Model, request: tokenize.DetokenizeBody) -> bytes:
+def _detokenized(model: Model, request: DetokenizeBody) -> bytes:
     check_token_ids(request.tokens, "tokens", model.tokenizer)
-    return tokenize.encode_detokenize(model.tokenizer.decode(request.tokens))
+    return encode_detokenize(model.tokenizer.decode(request.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """A request to tokenize a text (``prompt``) or a conversation (``chat``) as the model's template renders it.
+
+    Attributes:
+        model: the model's name; empty for the model that is served.
+        add_special_tokens: whether the tokenizer adds its own special tokens (such as a beginning of text).
+        return_token_strs: whether to return the text of each token too.
+    """
+
+    model: str
+    prompt: str | None = None
+    chat: Request | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeBody(chat.ChatBody, kw_only=True):
+    """The body of a request for the tokens of a text or of a conversation."""
+
+    model: str | None = None  # type: ignore[assignment]  # null is taken here, unlike in a chat
+    messages: list[msgspec.Raw] | None = None  # type: ignore[assignment]
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    """The body of a request for the text of tokens; it may name no model, for the one that is served."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+    model: str | None = None
+
+
+def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> TokenizeRequest:
+    """Decode the JSON ``body``; ``messages`` are decoded as in Chat Completions. Raises InvalidRequest."""
+    wanted = wire.decode_body(body, TokenizeBody)
+    if (wanted.prompt is None) == (wanted.messages is None):
+        given = "neither prompt nor messages is" if wanted.prompt is None else "both prompt and messages are"
+        raise InvalidRequest(f"{given} given; send one of the two", param="prompt")
+    request = None if wanted.messages is None else chat.build_request(wanted)
+    special = wanted.add_special_tokens
+    return TokenizeRequest(
+        model=wanted.model or "",
+        prompt=wanted.prompt,
+        chat=request,
+        # The chat template writes the special tokens itself.
+        add_special_tokens=request is None if special is None else special,
+        return_token_strs=bool(wanted.return_token_strs),
+    )
+
+
+def decode_detokenize(body: bytes, headers: Mapping[str, str] = {}) -> DetokenizeBody:
+    """Decode the JSON ``body``. Raises InvalidRequest."""
+    return wire.decode_body(body, DetokenizeBody)
+
+
+def encode_tokenize(
+    tokens: Sequence[int], *, max_model_len: int, token_strs: Sequence[str] | None = None
+) -> bytes:
+    """Encode the tokens of a text; ``max_model_len`` is the model's context window in tokens."""
+    body = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": token_strs}
+    return msgspec.json.encode(body)
+
+
+def encode_detokenize(text: str) -> bytes:
+    """Encode the text of decoded tokens."""
+    return msgspec.json.encode({"prompt": text})
 
 
 ROUTES = (
     RouteRow("POST", "/v1/completions", complete, body=completions.CompletionsBody),
     RouteRow("POST", "/inference/v1/generate", complete, body=generate.GenerateBody),
-    RouteRow("POST", "/v1/tokenize", tokenize_text, body=tokenize.TokenizeBody),
-    RouteRow("POST", "/v1/detokenize", detokenize, body=tokenize.DetokenizeBody),
-    RouteRow("POST", "/tokenize", tokenize_text, body=tokenize.TokenizeBody),
-    RouteRow("POST", "/detokenize", detokenize, body=tokenize.DetokenizeBody),
+    RouteRow("POST", "/v1/tokenize", tokenize_text, body=TokenizeBody),
+    RouteRow("POST", "/v1/detokenize", detokenize, body=DetokenizeBody),
+    RouteRow("POST", "/tokenize", tokenize_text, body=TokenizeBody),
+    RouteRow("POST", "/detokenize", detokenize, body=DetokenizeBody),
 )

@@ -21,7 +21,7 @@ from singletree.engines.weights.progress import Progress
 from singletree.errors import EngineFailed, SingletreeError
 from singletree.pictures import PromptPicture
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.server.answers.other_processes import numbered_path
+from singletree.server.answers.observer import numbered_path
 from singletree.server.http.app import App
 from singletree.server.http.run import close_service, open_service
 from singletree.server.models.model_source import ModelSource, find_model_source

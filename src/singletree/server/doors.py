@@ -39,7 +39,7 @@ DOORS: Mapping[str, Door] = {
     ),
     "engine vllm": Door("singletree.in_process.source", "VLLM", _ENGINE, "--engine vllm", "vllm"),
     "engine sglang": Door("singletree.in_process.source", "SGLANG", _ENGINE, "--engine sglang", "sglang"),
-    "engine scripted": Door("singletree.testing.source", "LOCAL_ENGINE", _ENGINE, "--engine scripted"),
+    "engine scripted": Door("singletree.testing.byte_model", "LOCAL_ENGINE", _ENGINE, "--engine scripted"),
     "server vllm": Door("singletree.wires.vllm.server", "VllmServer", _SERVER, "--engine-url of a vLLM"),
     "server sglang": Door(
         "singletree.wires.sglang.server", "SglangServer", _SERVER, "--engine-url of an SGLang"
@@ -72,7 +72,7 @@ DOORS: Mapping[str, Door] = {
     "prefix breaks": Door(
         "singletree.prefix_breaks.causes",
         "explain_break",
-        "server.sessions.cache_diagnosis.ExplainBreak",
+        "server.sessions.divergence.ExplainBreak",
         "a prompt that does not continue its session",
     ),
     "turn stores": Door(
@@ -96,13 +96,13 @@ DOORS: Mapping[str, Door] = {
     "stored responses": Door(
         "singletree.stored_responses.store",
         "open_store",
-        "server.answers.stored_responses.OpenStore",
+        "server.answers.observer.OpenStore",
         "--store: a response that is stored or continued",
     ),
     "responses of a connection": Door(
-        "singletree.stored_responses.connection",
+        "singletree.stored_responses.store",
         "ConnectionResponses",
-        "server.answers.stored_responses.OpenConnection",
+        "server.answers.observer.OpenConnection",
         "--websockets",
     ),
     "routes of stored responses": Door(
@@ -123,7 +123,7 @@ DOORS: Mapping[str, Door] = {
     "media": Door(
         "singletree.media.reader",
         "open_media",
-        "server.answers.request_media.OpenMedia",
+        "server.answers.observer.OpenMedia",
         "a request with pictures or documents",
     ),
     "budgets": Door(

@@ -22,8 +22,7 @@ from singletree.server.answers.background_jobs import JobStream
 from singletree.server.http.routes import JSON
 from singletree.server.http.service import Call, RouteRow
 from singletree.server.ids import new_id
-from singletree.stored_responses.finished_response import as_item
-from singletree.stored_responses.store import Store
+from singletree.stored_responses.store import Store, as_item
 from singletree.stored_responses.tables import StoredConversation, StoredItem
 
 T = TypeVar("T")

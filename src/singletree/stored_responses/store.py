@@ -7,6 +7,9 @@ transaction, and of waking the thread.
 All owners have one database. The ids of an owner's responses, conversations and items begin with the owner there
 (``owned_id``), so no query for one owner can find what belongs to another, and an id of another owner is one that does
 not exist. What was stored without an owner has plain ids.
+
+A connection can continue its own responses whether they are stored or not
+(https://developers.openai.com/api/docs/guides/websocket-mode).
 """
 
 from __future__ import annotations
@@ -14,14 +17,18 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from singletree.conversation import Request
+import msgspec
+
+from singletree.conversation import Reasoning, Request
 from singletree.engines.weights.resolve import cache_folder
 from singletree.errors import (
     BadConfiguration,
@@ -30,15 +37,75 @@ from singletree.errors import (
     PreviousResponseNotFound,
     without_passwords,
 )
+from singletree.events import fold
+from singletree.lru import LruCache
 from singletree.owners import owned_id
-from singletree.protocols.responses.state import References, StoredItems
-from singletree.server.answers.stored_responses import KeepResponse
+from singletree.protocols import wire
+from singletree.protocols.answer import EncodedItem, EncodedResponse
+from singletree.protocols.responses.state import (
+    REASONING_FIELD,
+    References,
+    StoredItems,
+    StoredReasoning,
+    input_forms,
+    item_form,
+)
+from singletree.server.answers.observer import KeepResponse
+from singletree.server.ids import NewId
 from singletree.server.settings.config import Config
 from singletree.server.sparse_log import OncePerMinute
 from singletree.server.turn.generation import Generation
 from singletree.stored_responses.database import Database, DatabaseUnavailable, SqliteDatabase
-from singletree.stored_responses.finished_response import stored_response
 from singletree.stored_responses.tables import StoredConversation, StoredItem, StoredResponse, Tables
+
+
+def stored_response(
+    request: Request, response: EncodedResponse, generation: Generation | None
+) -> StoredResponse:
+    """Return what is stored of ``response``: the whole reasoning, even where the client gets less of it."""
+    state = request.options.stored_state
+    return StoredResponse(
+        response.id,
+        int(time.time()),
+        response.json,
+        input_forms(state.input_items),
+        list(_output(response.items, generation)),
+        state.previous_response_id,
+        state.conversation_id,
+    )
+
+
+def _output(items: Sequence[EncodedItem], generation: Generation | None) -> Iterator[StoredItem]:
+    """Yield the items of a response as they are stored: with the parts of the turn that the client did not get.
+
+    These are the text of its reasoning and the capsules of its tokens. The last item has the tokens up to the end of
+    the turn.
+    """
+    recorder = None if generation is None else generation.recorder
+    ordinals = count()
+    reasoning: list[str] | None = None
+    for number, (item, encoded) in enumerate(items, 1):
+        kept = StoredReasoning()
+        if item["type"] == "reasoning" and generation is not None:
+            if reasoning is None:
+                turn = (recorder.turn if recorder else None) or fold(generation.events)
+                reasoning = [part.text for part in turn.parts if isinstance(part, Reasoning)]
+            ordinal = next(ordinals)
+            # A capsule may be made only once, so none is made where the client already has it.
+            sealed = generation.seal(ordinal) if generation.seal and not item.get("encrypted_content") else ""
+            text = reasoning[ordinal] if ordinal < len(reasoning) and not item.get("content") else ""
+            kept = StoredReasoning(text, sealed)
+        elif number == len(items) and recorder is not None:
+            kept = StoredReasoning("", recorder.seal_rest())
+        if kept.text or kept.encrypted_content or item["type"] == "reasoning":
+            encoded = wire.dump({**item, REASONING_FIELD: msgspec.to_builtins(kept)})
+        yield StoredItem(item["id"], encoded)
+
+
+def as_item(item: Mapping[str, Any], new_id: NewId) -> StoredItem:
+    """Return an input item as it is stored, with a new id where it has none."""
+    return StoredItem(*item_form(item).encode(new_id))
+
 
 LOG = logging.getLogger(__name__)
 
@@ -275,3 +342,52 @@ def open_store(config: Config) -> Store | None:
             return None
         raise BadConfiguration(f"{place}: {reason}; {cure}, or leave responses out with --no-store") from None
     return store
+
+
+_RECENT = 8
+"""How many responses of a connection can be continued although they are not stored."""
+
+
+class ConnectionResponses:
+    """The last responses of one connection, stored or not, each with all items up to its end.
+
+    Args:
+        store: what else the server knows; None where it stores no responses.
+    """
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self._items: LruCache[str, list[bytes]] = LruCache(entries=_RECENT)
+
+    async def look_up(self, named: References) -> StoredItems:
+        """Return what a request refers to. Raises PreviousResponseNotFound, or NotStored for a conversation."""
+        previous = named.previous_response
+        history = None if previous is None else self._items.get(previous)
+        rest = named if history is None else replace(named, previous_response=None, conversation=None)
+        found = StoredItems()
+        if self._store is not None:
+            found = await self._store.look_up(rest)
+        elif rest.previous_response is not None:
+            raise PreviousResponseNotFound(rest.previous_response)
+        elif rest.conversation is not None:
+            raise NotStored("Conversation", rest.conversation)
+        if history is not None:
+            return replace(found, history=history)
+        if previous is not None:
+            self._items.put(previous, list(found.history))
+        return found
+
+    def keeper(self, request: Request, generation: Generation | None) -> KeepResponse:
+        """Return the function that keeps the response to ``request``, and stores it where the client asks for that."""
+        state = request.options.stored_state
+        store = self._store if state.store or state.conversation_id is not None else None
+
+        def keep(finished: EncodedResponse) -> None:
+            response = stored_response(request, finished, generation)
+            before = self._items.get(response.previous or "") or []
+            new = [item.json for item in (*response.input_items(), *response.output)]
+            self._items.put(response.id, [*before, *new])
+            if store is not None:
+                store.put_soon(response)
+
+        return keep

@@ -1,16 +1,33 @@
-"""A checkpoint without weights, for the scripted engine: every byte is a token, and the template is ChatML with tools.
+"""The scripted engine as the server loads it: with a checkpoint's tokenizer, or with a checkpoint without weights.
 
-It needs no file and no network, and its prompts look like those of a Qwen3 model.
+Of that, every byte is a token, and the template is ChatML with tools. It needs no file and no network, and its prompts
+look like those of a Qwen3 model.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import tokenizers
 
+from singletree.engines.engine import Engine
+from singletree.engines.weights.progress import Progress
 from singletree.prompts.tokenizer.added_tokens import AddedToken
 from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.server.models.model_source import (
+    LocalEngine,
+    ModelSource,
+    checkpoint_source,
+    do_nothing,
+    resolve_checkpoint,
+    set_only,
+    start_engine,
+)
+from singletree.server.settings.config import Config
+from singletree.testing import byte_model
+from singletree.testing.scripted_engine import ScriptedEngine
 
 NAME = "scripted"
 FAMILY = "qwen3"
@@ -79,3 +96,26 @@ def byte_tokenizer() -> Tokenizer:
             context_window=CONTEXT_WINDOW,
         )
     )
+
+
+async def _find_source(config: Config, progress: Progress) -> ModelSource:
+    def make(tokenizer: Tokenizer) -> Engine:
+        return ScriptedEngine(
+            tokenizer.encode,
+            tokenizer.decode,
+            config.script_dir,
+            delay=config.script_delay,
+            log_path=config.script_log,
+            log_text=True,
+            end_token_id=tokenizer.added_tokens.get(tokenizer.eos_token),
+            **set_only(slots=config.slots, context_window=config.context_window or tokenizer.context_window),
+        )
+
+    if config.model is None:
+        return ModelSource(
+            (byte_model.NAME,), byte_model.byte_tokenizer, partial(start_engine, make), do_nothing
+        )
+    return checkpoint_source(await resolve_checkpoint(config, config.model, progress), make)
+
+
+LOCAL_ENGINE = LocalEngine(_find_source, (byte_model.NAME, byte_model.byte_tokenizer))

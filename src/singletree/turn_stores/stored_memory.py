@@ -42,8 +42,15 @@ from singletree.server.sparse_log import OncePerMinute
 from singletree.server.telemetry.tracing import STORE_FAILURES
 from singletree.server.turns.capsule import Capsules
 from singletree.turn_stores.redis_store import RedisTurnStore
-from singletree.turn_stores.sealed_turns import open_turn, seal_turn
-from singletree.turn_stores.store import NAME_BYTES, SqliteTurnStore, StoredTurn, StoreUnavailable, TurnStore
+from singletree.turn_stores.store import (
+    NAME_BYTES,
+    SqliteTurnStore,
+    StoredTurn,
+    StoreUnavailable,
+    TurnStore,
+    open_turn,
+    seal_turn,
+)
 
 LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import msgspec
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import ConstraintKind, GenerationJob, LogprobRow, StopKind
 from singletree.engines.remote.events import EventReader, TokenId, TokenUsage
-from singletree.engines.remote.refusals import RefusalWords, ServerRefusal
+from singletree.engines.remote.transport import RefusalWords, ServerRefusal
 from singletree.engines.remote.wire import (
     COMMON_SAMPLING,
     GetPage,

@@ -19,8 +19,8 @@ from singletree.engines.engine import (
     change_weights,
     count_picture_tokens,
 )
-from singletree.engines.lifetime import RestartBackoff
 from singletree.engines.pool.policy import RoutingPolicy, Worker
+from singletree.engines.sharing import RestartBackoff
 from singletree.errors import EngineFailed, Overloaded, SingletreeError
 from singletree.pictures import PromptPicture
 

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from singletree.engines.engine import Chunk, Deliver, LogprobRow, StopKind
-from singletree.engines.remote.refusals import RefusalWords, ServerRefusal, convert_refusal
-from singletree.engines.remote.transport import StreamedResponse
+from singletree.engines.remote.transport import RefusalWords, ServerRefusal, StreamedResponse, convert_refusal
 from singletree.engines.remote.wire import Lookup, WireReader
 from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
 from singletree.events import WeightVersion

@@ -17,7 +17,7 @@ import msgspec
 from singletree.conversation import Sampling
 from singletree.engines.abilities import EngineAbilities
 from singletree.engines.engine import Chunk, GenerationJob, StopKind, WeightStep
-from singletree.engines.remote.refusals import RefusalWords, convert_refusal, decode_refusal
+from singletree.engines.remote.transport import RefusalWords, convert_refusal, decode_refusal
 from singletree.errors import BadConfiguration, EngineFailed, SingletreeError
 from singletree.lru import LruCache, find_bytes
 from singletree.pictures import PromptPicture

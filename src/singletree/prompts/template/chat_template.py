@@ -19,16 +19,14 @@ from singletree.lru import LruCache
 from singletree.prefixes import common_prefix
 from singletree.prompts.prompt_cache import is_same_turn
 from singletree.prompts.replay.turn_places import TurnDelimiters
-from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities
-from singletree.prompts.template.content import tool_definition
+from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities, thinking_settings
+from singletree.prompts.template.content import placeholder_numbers, tool_definition
 from singletree.prompts.template.incremental_render import Rendering, RenderRecord, is_same_value
 from singletree.prompts.template.jinja_environment import Refusal, compile_template
 from singletree.prompts.template.messages import MessageCheckpoint, MessageWriter, RenderParts, TextGuard
-from singletree.prompts.template.placeholders import placeholder_numbers
 from singletree.prompts.template.probe import NO_VARIABLES, probe
 from singletree.prompts.template.source_json import SourceList, SourceObject, map_strings
 from singletree.prompts.template.template_loops import is_pure, method_calls, nodes_below
-from singletree.prompts.template.thinking import thinking_settings
 from singletree.prompts.template.turn_delimiters import find_turn_delimiters
 from singletree.prompts.tokenizer.added_tokens import GUARD
 from singletree.prompts.tokenizer.tokenizer import Tokenizer

@@ -22,14 +22,17 @@ from singletree.prompts.template.capabilities import (
     put_reasoning,
 )
 from singletree.prompts.template.content import (
+    DELIMITER,
     MessageContent,
     PictureWriter,
+    Placeholders,
     TemplateCallIds,
     part_text,
     parts_of,
+    placeholder_of,
     with_error,
+    with_marker,
 )
-from singletree.prompts.template.placeholders import DELIMITER, Placeholders, placeholder_of, with_marker
 from singletree.prompts.template.source_json import guard_json, read_object
 from singletree.prompts.tokenizer.added_tokens import replace_surrogates
 

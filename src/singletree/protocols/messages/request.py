@@ -31,8 +31,13 @@ from singletree.errors import InvalidRequest, ThreadUnsupported
 from singletree.protocols import limits, wire
 from singletree.protocols.limits import malformed, quote_value
 from singletree.protocols.messages.blocks import BlockContent, decode_blocks
-from singletree.protocols.messages.context_management import context_edits
-from singletree.protocols.messages.tools import RequestNotes, ToolDefinition, decode_tool, required
+from singletree.protocols.messages.tools import (
+    RequestNotes,
+    ToolDefinition,
+    context_edits,
+    decode_tool,
+    required,
+)
 from singletree.request_options import RequestOptions
 
 _ABSENT = msgspec.Raw()

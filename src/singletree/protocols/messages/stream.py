@@ -31,8 +31,7 @@ from singletree.events import (
 )
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
-from singletree.protocols.messages.context_management import applied_edits, message_diagnostics
-from singletree.protocols.messages.tools import tool_input
+from singletree.protocols.messages.tools import applied_edits, message_diagnostics, tool_input
 from singletree.protocols.wire import encode_ascii
 
 ID_PREFIX = "msg_"

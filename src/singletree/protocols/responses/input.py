@@ -34,8 +34,15 @@ from singletree.protocols import wire
 from singletree.protocols.content import argument_text, template_json
 from singletree.protocols.limits import malformed, quote_value
 from singletree.protocols.openai import custom_tools
-from singletree.protocols.responses.content_parts import VisiblePart, decode_part
-from singletree.protocols.responses.native_tools import BY_CALL, BY_OUTPUT, NATIVE, WireObject, arguments_of
+from singletree.protocols.responses.native_tools import (
+    BY_CALL,
+    BY_OUTPUT,
+    NATIVE,
+    VisiblePart,
+    WireObject,
+    arguments_of,
+    decode_part,
+)
 from singletree.protocols.responses.state import (
     ITEMS,
     REASONING_FIELD,

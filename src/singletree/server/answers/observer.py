@@ -1,19 +1,30 @@
-"""What records an answer: its record, which the request file, the spans and the inspector read, and the interfaces of
-what follows turns from outside of them (the inspector, the capture for training).
+"""What the core knows of the packages that record answers, follow turns from outside of them, store responses, read
+pictures and documents, and ask the other processes of the server. Each is behind a door; most requests need none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_
+from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.types import Scope
 
+from singletree.conversation import Document, Image, Request, ToolResult, Turn
 from singletree.events import Finished, FinishReason
-from singletree.protocols.answer import EventEncoder
-from singletree.server.sessions.sessions import Opened
+from singletree.protocols.answer import EncodedResponse, EventEncoder, Frame
+from singletree.protocols.responses.state import References, StoredItems
+from singletree.server.doors import open_door_in_thread
+from singletree.server.models.chat_format import ChatFormat
+from singletree.server.sessions.request_headers import InFlight
+from singletree.server.sessions.sessions import Opened, Sessions
 from singletree.server.sessions.step import Step
+from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Trace
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.protocol import WireProtocol
@@ -155,3 +166,202 @@ class Capture(Protocol):
 
     def close(self) -> None:
         """Write what waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlace:
+    """Where one owner's sessions of this process are."""
+
+    sessions: Sessions
+    inspector: Observer | None
+    in_flight: InFlight
+
+
+class OtherProcesses(Protocol):
+    """Asks the other processes for one owner. What no other process has is None."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of the others that answer."""
+
+    @property
+    def count(self) -> int:
+        """Return how many processes there are, with this one."""
+
+    def of(self, owner: str, place: SessionPlace) -> OtherProcesses:
+        """Return what asks for one owner, and receives what the others give in ``place``."""
+
+    async def close(self) -> None:
+        """Free everything."""
+
+    async def fetch_session(self, key: str | None) -> None:
+        """Take the session ``key`` over from the process that has it."""
+
+    async def session_summaries(self) -> list[dict[str, Any]]:
+        """Return the summaries of the sessions of the others."""
+
+    async def session_report(self, key: str) -> bytes | None:
+        """Return the report of a session of another process, as JSON."""
+
+    async def ask_inspector(self, question: str, *arguments: Any) -> list[Any]:
+        """Return what the inspectors of the others answer to ``question``."""
+
+    def inspector_changes(self, number: int, silence_seconds: float) -> AsyncIterator[Any]:
+        """Return an iterator of what changes in the process ``number``. It raises OSError or EOFError at its end."""
+
+    async def job_body(self, id: str) -> bytes | None:
+        """Return the background response ``id`` of another process."""
+
+    async def job_events(self, id: str, start: int) -> AsyncIterator[list[Frame]] | None:
+        """Return an iterator of the events of the background response ``id`` from index ``start`` on.
+
+        None when no other process has it, or it is not streamed.
+        """
+
+    async def cancel_job(self, id: str) -> bytes | None:
+        """Cancel the background response ``id``, and return it."""
+
+    async def drop_job(self, id: str) -> None:
+        """Cancel the background response ``id``, and forget its events."""
+
+
+def numbered_path(path: Path, name: str) -> Path:
+    """Return the file of the process ``name``: processes cannot share one, because a full file is renamed."""
+    return path.with_name(f"{path.stem}-{name}{path.suffix}")
+
+
+KeepResponse = Callable[[EncodedResponse], None]
+"""Gets a finished response and stores it."""
+
+
+class KnownResponses(Protocol):
+    """Responses and conversations that a request can continue, and where its own response is kept."""
+
+    async def look_up(self, named: References) -> StoredItems:
+        """Return what a request refers to. Raises PreviousResponseNotFound, or NotStored for a conversation."""
+
+    def keeper(self, request: Request, generation: Generation | None) -> KeepResponse:
+        """Return the function that keeps the response to ``request``, with all that ``generation`` has."""
+
+
+class ResponseStore(Protocol):
+    """The store of responses and conversations of a server."""
+
+    async def opened(self) -> KnownResponses | None:
+        """Return the open store; None where it cannot be used."""
+
+    def of(self, owner: str) -> ResponseStore:
+        """Return what the owner has in the store."""
+
+    async def settled(self) -> None:
+        """Wait until other processes can find what was put, for a second at most."""
+
+    def close(self) -> None: ...
+
+
+class OpenedStore(ResponseStore, KnownResponses, Protocol):
+    """A store that is open."""
+
+    def of(self, owner: str) -> OpenedStore: ...
+
+
+OpenStore = Callable[[Config], OpenedStore | None]
+"""Opens the store that a configuration names; None, with a warning, where its default cannot be used."""
+
+OpenConnection = Callable[[Any], KnownResponses]
+"""Makes the memory of one connection for its responses, beside the open store of the server, or beside None."""
+
+
+class LaterStore:
+    """A store that ``open`` opens when a request needs it for the first time."""
+
+    def __init__(self, open: Callable[[], Awaitable[OpenedStore | None]]) -> None:
+        self._open = open
+        self._opening: asyncio.Future[OpenedStore | None] | None = None
+
+    async def opened(self) -> OpenedStore | None:
+        if (store := self._opened_now()) is not None:
+            return store
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open())
+        return await asyncio.shield(self._opening)
+
+    def of(self, owner: str) -> LaterStore:
+        async def part() -> OpenedStore | None:
+            whole = await self.opened()
+            return None if whole is None else whole.of(owner)
+
+        return LaterStore(part)
+
+    async def settled(self) -> None:
+        if (store := self._opened_now()) is not None:
+            await store.settled()
+
+    def close(self) -> None:
+        if (store := self._opened_now()) is not None:
+            store.close()
+
+    def _opened_now(self) -> OpenedStore | None:
+        opening = self._opening
+        is_open = opening is not None and opening.done() and opening.exception() is None
+        return opening.result() if opening is not None and is_open else None
+
+
+class MediaPreparer(Protocol):
+    """Makes the pictures and documents of requests ready for a model."""
+
+    def of(self, owner: str) -> MediaPreparer:
+        """Return what reads the requests of one owner: what was fetched for others is not found by its URL."""
+
+    async def read(self, request: Request, chat_format: ChatFormat) -> Request:
+        """Return ``request`` with its pictures checked; itself where it has neither pictures nor documents.
+
+        Raises:
+            InvalidRequest: a picture in a user's message cannot be used, or there are too many.
+        """
+
+
+OpenMedia = Callable[[Config], MediaPreparer]
+
+
+class RequestMedia:
+    """Reads nothing where a request has no pictures or documents; else what ``MediaPreparer`` promises."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._whole: RequestMedia | None = None
+        self._owner = ""
+        self._opened: MediaPreparer | None = None
+
+    def of(self, owner: str) -> MediaPreparer:
+        """Return what reads the requests of one owner; see ``MediaPreparer``."""
+        part = copy.copy(self)
+        part._whole, part._owner, part._opened = self, owner, None
+        return part
+
+    async def read(self, request: Request, chat_format: ChatFormat) -> Request:
+        """Return ``request`` with its pictures checked; see ``MediaPreparer``."""
+        if not _may_hold_media(request.conversation.turns):
+            return request
+        return await (await self._open()).read(request, chat_format)
+
+    async def _open(self) -> MediaPreparer:
+        # Asked again after each wait: another request may have opened it meanwhile.
+        if self._whole is None:
+            open_media: OpenMedia = await open_door_in_thread("media")
+            if self._opened is None:
+                self._opened = open_media(self._config)
+        else:
+            whole = await self._whole._open()
+            if self._opened is None:
+                self._opened = whole.of(self._owner)
+        return self._opened
+
+
+def _may_hold_media(turns: Iterable[Turn]) -> bool:
+    """Return whether the conversation has parts other than text and calls: without Python code for each turn."""
+    parts = list(chain.from_iterable(map(attrgetter("parts"), turns)))
+    kinds = list(map(type, parts))
+    results = compress(parts, map(is_, kinds, repeat(ToolResult)))
+    inner = map(type, chain.from_iterable(map(attrgetter("parts"), results)))
+    return any(issubclass(kind, Image | Document) for kind in {*kinds, *inner})

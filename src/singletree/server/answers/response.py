@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from singletree.errors import Superseded
 from singletree.events import Finished, FinishReason, Fold, Usage
 from singletree.protocols.answer import Frame, encode_sse
-from singletree.server.answers.choices import Choices, run_together
+from singletree.server.answers.choices import Choices, DispatchOptions, run_together
 from singletree.server.answers.client_link import (
     ON_DISCONNECT,
     WRITE_NOW,
@@ -31,12 +31,10 @@ from singletree.server.answers.client_link import (
 from singletree.server.answers.observer import INSPECT_HEADER, AnswerRecord, AnswerRecorder, Foresees
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.stream import Stream
-from singletree.server.answers.tool_dispatch import DispatchOptions
-from singletree.server.sessions.costs import CostSums
-from singletree.server.sessions.duplicate_requests import Cancel, InFlight, RequestKey
-from singletree.server.sessions.receipts import add_cost, raw_cost
-from singletree.server.sessions.session_report import report_headers
+from singletree.server.sessions.request_headers import Cancel, InFlight, RequestKey
+from singletree.server.sessions.session_report import add_cost, raw_cost, report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
+from singletree.server.sessions.step import CostSums
 from singletree.server.telemetry.tracing import Trace
 
 

@@ -16,8 +16,7 @@ from typing import Any
 from singletree.errors import EngineFailed, SingletreeError, Superseded
 from singletree.events import Event, Finished, FinishReason
 from singletree.protocols.answer import EventEncoder, Frame
-from singletree.server.answers.choices import Choices, run_together
-from singletree.server.answers.tool_dispatch import DispatchOptions
+from singletree.server.answers.choices import Choices, DispatchOptions, run_together
 from singletree.server.telemetry.tracing import Trace
 
 WriteThrough = Callable[[list[Frame]], bool]

@@ -19,19 +19,22 @@ from singletree.protocols.openai import nvext
 from singletree.protocols.responses import compact
 from singletree.protocols.responses.output import INCLUDE_REASONING
 from singletree.server.answers.background_jobs import Job, JobStream
-from singletree.server.answers.choices import Choices, fan_out
+from singletree.server.answers.choices import REASONING_HEADER, TOOL_HEADER, Choices, DispatchOptions, fan_out
 from singletree.server.answers.client_link import ResponseHeader
-from singletree.server.answers.observer import Arrival
+from singletree.server.answers.observer import Arrival, KnownResponses
 from singletree.server.answers.response import Lifecycle, SessionStep, TurnResponse
-from singletree.server.answers.stored_responses import KnownResponses
-from singletree.server.answers.tool_dispatch import REASONING_HEADER, TOOL_HEADER, DispatchOptions
 from singletree.server.doors import open_door_in_thread
 from singletree.server.http.service import BUDGET_HEADERS, LARGE_BYTES, Call, OpenBudgets, Service, offload
-from singletree.server.models.eyes import exact_length
+from singletree.server.models.chat_format import exact_length
 from singletree.server.models.model import Model
-from singletree.server.sessions.cache_diagnosis import wait_for_explanations
-from singletree.server.sessions.duplicate_requests import request_key
-from singletree.server.sessions.request_headers import flag_of, identify, is_subagent, session_key
+from singletree.server.sessions.divergence import wait_for_explanations
+from singletree.server.sessions.request_headers import (
+    flag_of,
+    identify,
+    is_subagent,
+    request_key,
+    session_key,
+)
 from singletree.server.sessions.session_report import (
     EXPLAIN_HEADER,
     RECEIPT_HEADER,

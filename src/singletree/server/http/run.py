@@ -17,8 +17,13 @@ from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration
 from singletree.protocols.wire import limit_known_values
 from singletree.request_limits import configure, parse_limits
-from singletree.server.answers.observer import AnswerRecorder
-from singletree.server.answers.stored_responses import LaterStore, OpenedStore, OpenStore, ResponseStore
+from singletree.server.answers.observer import (
+    AnswerRecorder,
+    LaterStore,
+    OpenedStore,
+    OpenStore,
+    ResponseStore,
+)
 from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.http.app import App
 from singletree.server.http.http_server import MOST_CONNECTIONS, HttpServer

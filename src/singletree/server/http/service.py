@@ -17,17 +17,25 @@ from starlette.types import ASGIApp, Receive, Scope
 from singletree.conversation import Request
 from singletree.errors import ForbiddenAddress
 from singletree.server.answers.background_jobs import Jobs
-from singletree.server.answers.observer import AnswerCapture, AnswerRecorder, Capture, Foresees, Observer
-from singletree.server.answers.other_processes import OtherProcesses, SessionPlace
+from singletree.server.answers.observer import (
+    AnswerCapture,
+    AnswerRecorder,
+    Capture,
+    Foresees,
+    MediaPreparer,
+    Observer,
+    OtherProcesses,
+    RequestMedia,
+    ResponseStore,
+    SessionPlace,
+)
 from singletree.server.answers.request_body import BodyAdmission, read_body
-from singletree.server.answers.request_media import MediaPreparer, RequestMedia
-from singletree.server.answers.stored_responses import ResponseStore
 from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.models.catalog import Catalog
-from singletree.server.sessions.costs import total
-from singletree.server.sessions.duplicate_requests import InFlight
+from singletree.server.sessions.request_headers import InFlight
 from singletree.server.sessions.session_report import encode_session
 from singletree.server.sessions.sessions import Opened, Sessions
+from singletree.server.sessions.step import total
 from singletree.server.settings.api_keys import ApiKey, ApiKeys, Right
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Trace, Tracing

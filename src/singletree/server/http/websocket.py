@@ -29,13 +29,12 @@ from singletree.protocols.answer import Frame
 from singletree.protocols.limits import check_values
 from singletree.protocols.openai.answers import error_object
 from singletree.server.answers.background_jobs import JobStream
-from singletree.server.answers.choices import Choices
+from singletree.server.answers.choices import Choices, DispatchOptions
 from singletree.server.answers.client_link import ResponseHeader
+from singletree.server.answers.observer import KnownResponses, OpenConnection
 from singletree.server.answers.request_body import ArrivingBody, ClientLeft, overloaded
 from singletree.server.answers.response import TurnResponse
-from singletree.server.answers.stored_responses import KnownResponses, OpenConnection
 from singletree.server.answers.stream import client_error
-from singletree.server.answers.tool_dispatch import DispatchOptions
 from singletree.server.doors import open_door_in_thread
 from singletree.server.http.routes import answer_turn, read_response, recall_waits
 from singletree.server.http.service import Call, Service, offload

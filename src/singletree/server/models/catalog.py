@@ -26,8 +26,7 @@ from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, InvalidRequest, ModelNotFound, Overloaded, SingletreeError
 from singletree.lru import LruCache
 from singletree.protocols.models import ModelInfo
-from singletree.server.models.model import Model, Report, load_model
-from singletree.server.models.model_card import Card, read_card, read_profiles
+from singletree.server.models.model import Card, Model, Report, load_model, read_card, read_profiles
 from singletree.server.models.model_source import FindSource, built_in_model, find_model_source
 from singletree.server.settings.config import ANY_NAME, Config
 

@@ -31,21 +31,18 @@ from singletree.prompts.prompt_writer import Prompt
 from singletree.prompts.replay.turn_keys import Fingerprint, fingerprint
 from singletree.request_options import CacheDiagnosis
 from singletree.server.models.model import Model
-from singletree.server.sessions.cache_diagnosis import (
-    AnswerEnd,
-    compare_prompt,
-    explained_break,
-    load_explanations,
-)
-from singletree.server.sessions.costs import Cost, CostSums
 from singletree.server.sessions.divergence import (
     WIDTH,
+    AnswerEnd,
     PromptRecord,
     ToolList,
     compare,
+    compare_prompt,
     cut_at,
+    explained_break,
+    load_explanations,
 )
-from singletree.server.sessions.step import Break, Course, Step
+from singletree.server.sessions.step import Break, Cost, CostSums, Course, Step
 from singletree.server.turn.generation import Generation
 
 NAMELESS = "nameless-"

@@ -26,8 +26,7 @@ from singletree.engines.engine import Route
 from singletree.errors import Rejected, SingletreeError
 from singletree.events import Finished, FinishReason, Usage
 from singletree.server.ids import new_id
-from singletree.server.sessions.costs import Cost
-from singletree.server.sessions.step import Step
+from singletree.server.sessions.step import Cost, Step
 
 LOG = logging.getLogger("singletree.requests")
 

@@ -20,7 +20,7 @@ from singletree.prompts.replay.turn_keys import HistoryDigests
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.protocols.answer import Seal, SealEnd
 from singletree.server.ids import NewId, TurnCallIds
-from singletree.server.models.eyes import known_length, without_expansion
+from singletree.server.models.chat_format import known_length, without_expansion
 from singletree.server.models.model import Model
 from singletree.server.turn.constraints import (
     NO_CONSTRAINTS,
@@ -30,8 +30,7 @@ from singletree.server.turn.constraints import (
     may_restrict,
     thinking_state,
 )
-from singletree.server.turn.decoder import EventParser, TurnDecoder
-from singletree.server.turn.logprobs import LogprobReader, make_logprob_reader
+from singletree.server.turn.decoder import EventParser, LogprobReader, TurnDecoder, make_logprob_reader
 from singletree.server.turn.prompt import wanted_tokens
 from singletree.server.turn.recorder import TurnRecorder, make_recorder
 

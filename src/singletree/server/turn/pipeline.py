@@ -19,8 +19,7 @@ from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
 from singletree.events import Finished, FinishReason, UsageUpdate
 from singletree.prompts.history import canonicalization
 from singletree.prompts.history.canonicalization import ToolsOf
-from singletree.server.models.chat_format import ChatFormat
-from singletree.server.models.eyes import learn_counts
+from singletree.server.models.chat_format import ChatFormat, learn_counts
 from singletree.server.models.model import Model
 from singletree.server.turn.complete_calls import CompleteCalls
 from singletree.server.turn.constraints import with_constraint_field

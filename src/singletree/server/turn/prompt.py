@@ -22,8 +22,7 @@ from singletree.prompts.history.context_editing import (
 from singletree.prompts.prompt_writer import Prompt, PromptWriter
 from singletree.prompts.replay.recall import Recalled
 from singletree.server.ids import is_minted
-from singletree.server.models.chat_format import ChatFormat
-from singletree.server.models.eyes import known_length
+from singletree.server.models.chat_format import ChatFormat, known_length
 from singletree.server.models.model import Model
 from singletree.server.turn.capsule_recall import SealedTurns, refuse_tampered
 from singletree.server.turn.round_trip import RenderedTurnParser

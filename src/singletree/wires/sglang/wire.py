@@ -22,7 +22,7 @@ from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, ConstraintKind, GenerationJob, LogprobRow, StopKind
 from singletree.engines.remote.events import EventReader, TokenId
 from singletree.engines.remote.pictures import PictureCounts, content_hash, data_url, pictures_of
-from singletree.engines.remote.refusals import RefusalWords, ServerRefusal
+from singletree.engines.remote.transport import RefusalWords, ServerRefusal
 from singletree.engines.remote.wire import (
     COMMON_SAMPLING,
     Wire,
