@@ -26,6 +26,7 @@ BEHIND_DOORS = frozenset(
         "key_files",
         "llamacpp",
         "media",
+        "openapi",
         "prefix_breaks",
         "processes",
         "raw_tokens",
@@ -37,6 +38,7 @@ BEHIND_DOORS = frozenset(
         "testing",
         "training",
         "turn_stores",
+        "websockets",
         "wires",
     }
 )

@@ -46,6 +46,7 @@ DOORS = {
     "key_files",
     "llamacpp",
     "media",
+    "openapi",
     "prefix_breaks",
     "processes",
     "raw_tokens",
@@ -57,6 +58,7 @@ DOORS = {
     "testing",
     "training",
     "turn_stores",
+    "websockets",
     "wires",
 }
 """Packages that the core does not import: ``server.doors`` loads them when a setting asks for one."""

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from singletree.constraints.grammar_matchers import GrammarMatchers, MatcherVocabulary
+from singletree.constraints.grammar_matchers import GrammarMatchers, MatcherVocabulary, _ranges
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, ConstraintKind, EngineInfo, GenerationJob, StopKind
-from singletree.engines.pool.constrained_turn import _ranges
 from singletree.engines.pool.policy import Worker
 from singletree.engines.pool.pool import EnginePool
 from singletree.errors import EngineFailed

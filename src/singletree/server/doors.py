@@ -93,6 +93,9 @@ DOORS: Mapping[str, Door] = {
         "server.http.service.DoorRoutes",
         "a request with a prompt as text or token ids",
     ),
+    "description of the API": Door(
+        "singletree.openapi.routes", "ROUTES", "server.http.service.DoorRoutes", "a request for /openapi.json"
+    ),
     "stored responses": Door(
         "singletree.stored_responses.store",
         "open_store",
@@ -103,6 +106,18 @@ DOORS: Mapping[str, Door] = {
         "singletree.stored_responses.store",
         "ConnectionResponses",
         "server.answers.observer.OpenConnection",
+        "--websockets",
+    ),
+    "websockets": Door(
+        "singletree.websockets.session",
+        "answer_socket",
+        "server.http.service.AnswerSocket",
+        "--websockets: a client that opens one",
+    ),
+    "connections of websockets": Door(
+        "singletree.websockets.connection",
+        "WebSockets",
+        "server.http.http_server.MakeWebSockets",
         "--websockets",
     ),
     "routes of stored responses": Door(

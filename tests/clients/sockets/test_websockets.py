@@ -14,9 +14,9 @@ import pytest
 from clients.sockets.test_http_server import connected, until
 from clients.sockets.test_http_server import serving as listening
 from server.serving import MODEL, serving
-from singletree.server.http import websocket_connection
 from singletree.server.http.app import App
 from singletree.server.settings.config import Config
+from singletree.websockets import connection as websocket_connection
 
 PATH = "/v1/responses"
 HANDSHAKE = (

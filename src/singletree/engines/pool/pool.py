@@ -10,15 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from msgspec import structs
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, PictureSupport, count_picture_tokens
-from singletree.engines.pool.constrained_turn import MatcherSource, TokenMatcher, continue_constrained
+from singletree.engines.engine import (
+    Chunk,
+    Constraint,
+    EngineInfo,
+    GenerationJob,
+    PictureSupport,
+    count_picture_tokens,
+)
 from singletree.engines.pool.dispatch import Dispatcher, PooledTurn
 from singletree.engines.pool.health import Revivable, WorkerHealth
 from singletree.engines.pool.policy import RoundRobinPolicy, RoutingPolicy, Worker
@@ -41,6 +48,33 @@ MIGRATION_LIMIT = 3
 
 PROGRESS_TOKENS = 16
 """A failure after this many further tokens restarts the count: this turn is not what breaks engines."""
+
+
+Ask = Callable[[GenerationJob], AsyncGenerator[Chunk, None]]
+"""Generates a job behind the tokens that the turn has so far."""
+
+
+class TurnMatcher(Protocol):
+    """Follows a grammar over the tokens of one turn."""
+
+    def go_on(
+        self, job: GenerationJob, generated: array[int], ask: Ask, info: EngineInfo
+    ) -> AsyncGenerator[Chunk, None]:
+        """Generate the rest of the turn under the constraint of ``job``, with the contract of ``Engine.generate``.
+
+        Args:
+            generated: the tokens of it so far, which the matcher has gone over; those that are yielded are added.
+
+        Raises:
+            EngineFailed: an engine fails; or no allowed token can be generated.
+        """
+
+
+class MatcherSource(Protocol):
+    """Makes matchers for the constraints of a model."""
+
+    async def follow(self, constraint: Constraint, token_ids: Sequence[int]) -> TurnMatcher | None:
+        """Return a matcher that has gone over ``token_ids``; None if the grammar cannot be followed."""
 
 
 class EnginePool:
@@ -187,7 +221,7 @@ class EnginePool:
         self._turns.add(turn)
         generated = array("I")
         failure: EngineFailed | None = None
-        matcher: TokenMatcher | None = None
+        matcher: TurnMatcher | None = None
         is_known = False  # whether an engine has reported what it knows of the prompt
         try:
             while True:
@@ -233,7 +267,7 @@ class EnginePool:
             self._turns.discard(turn)
 
     def _attempt(
-        self, job: GenerationJob, generated: array[int], turn: PooledTurn, matcher: TokenMatcher | None
+        self, job: GenerationJob, generated: array[int], turn: PooledTurn, matcher: TurnMatcher | None
     ) -> AsyncGenerator[Chunk, None]:
         if matcher is None:
             return self._once(remaining_job(job, generated), turn, generated)
@@ -242,7 +276,7 @@ class EnginePool:
             return self._once(remaining_job(changed, generated), turn, array("I"))
 
         job = structs.replace(job, deliver=None)  # The matcher has to see every token.
-        return continue_constrained(job, generated, matcher, ask, self.info())
+        return matcher.go_on(job, generated, ask, self.info())
 
     async def _once(
         self, job: GenerationJob, turn: PooledTurn, generated: array[int]
@@ -267,7 +301,7 @@ class EnginePool:
             finally:
                 self._queue.wake()
 
-    async def _follow(self, job: GenerationJob, generated: Sequence[int]) -> TokenMatcher | None:
+    async def _follow(self, job: GenerationJob, generated: Sequence[int]) -> TurnMatcher | None:
         if self._matchers is None or job.constraint is None:
             return None
         return await self._matchers.follow(job.constraint, generated)

@@ -27,10 +27,17 @@ from singletree.errors import (
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.stream import client_error
 from singletree.server.cross_origin import CrossOriginPolicy, is_preflight, policy_for, preflight_answer
-from singletree.server.http import websocket
+from singletree.server.doors import open_door_in_thread
 from singletree.server.http.route_table import ROUTES, routes_of
 from singletree.server.http.routes import JSON
-from singletree.server.http.service import SCOPES, Call, RouteRow, Service
+from singletree.server.http.service import (
+    SCOPES,
+    WEBSOCKET_PATH,
+    AnswerSocket,
+    Call,
+    RouteRow,
+    Service,
+)
 from singletree.server.ids import request_id
 from singletree.server.telemetry.tracing import Trace
 from singletree.server.turn.protocol import encode_error
@@ -124,15 +131,16 @@ class App:
             trace.close()
 
     async def _connect(self, routing: _Routing, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = None
         try:
             self._policy.check(scope)
-        except SingletreeError as refused:
-            await websocket.refuse(refused, scope, receive, send)
-            return
-        if scope["path"] == websocket.PATH:
-            await websocket.Socket(self._service, scope, receive, send).run()
-        else:
+        except SingletreeError as error:
+            refused = error
+        if refused is None and scope["path"] != WEBSOCKET_PATH:
             await routing.router(scope, receive, send)
+            return
+        answer: AnswerSocket = await open_door_in_thread("websockets")
+        await answer(self._service, refused, scope, receive, send)
 
 
 def _sent_path(scope: Scope) -> str:

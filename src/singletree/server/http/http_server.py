@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from email.utils import formatdate
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
 from singletree.server.answers.request_body import BodyAdmission
+from singletree.server.doors import open_door
 from singletree.server.http.connection import Connection
 from singletree.server.http.exchange import Exchange
-
-if TYPE_CHECKING:
-    from singletree.server.http.websocket_connection import WebSockets
 
 MOST_CONNECTIONS = 65_536
 """How many connections are open at once; further ones are closed. What bounds streams is --slots and the engines."""
 
 _BACKLOG = 4096
 """How many connections may wait to be accepted. The system may allow fewer (``net.core.somaxconn``)."""
-_WEBSOCKET_MODULE = "singletree.server.http.websocket_connection"
+_DOOR = "connections of websockets"
 _TICK_SECONDS = 1.0
 _CLOSING_SECONDS = 2.0
 """Time for the last bytes of answers to be sent when the server ends."""
 _CLOSING_STEP_SECONDS = 0.01
+
+
+class WebSockets(Protocol):
+    """The WebSockets of a server."""
+
+    def take_over(self, transport: asyncio.Transport, request: bytes) -> None:
+        """Go on with a connection on which the ``request`` for a WebSocket has come."""
+
+
+MakeWebSockets = Callable[[ASGIApp, int, set[Any], set[asyncio.Task[None]], BodyAdmission], WebSockets]
 
 
 class HttpServer:
@@ -82,7 +90,7 @@ class HttpServer:
             raise
         if self.has_websockets:
             # The import takes a tenth of a second; the first WebSocket should not hold up other streams for it.
-            self._loop.run_in_executor(None, import_module, _WEBSOCKET_MODULE)
+            self._loop.run_in_executor(None, open_door, _DOOR)
         return int(listener.getsockname()[1])
 
     async def close(self) -> None:
@@ -114,10 +122,9 @@ class HttpServer:
 
     def take_over(self, transport: asyncio.Transport, request: bytes) -> None:
         if self._websockets is None:
-            from singletree.server.http.websocket_connection import WebSockets
-
             assert self._websocket_limit is not None
-            self._websockets = WebSockets(
+            make: MakeWebSockets = open_door(_DOOR)
+            self._websockets = make(
                 self._app, self._websocket_limit, self.connections, self.tasks, self._admission
             )
         self._websockets.take_over(transport, request)

@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
-from starlette.types import ASGIApp, Receive, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from singletree.conversation import Request
-from singletree.errors import ForbiddenAddress
+from singletree.errors import ForbiddenAddress, SingletreeError
 from singletree.server.answers.background_jobs import Jobs
 from singletree.server.answers.observer import (
     AnswerCapture,
@@ -176,6 +176,13 @@ CheckBudgets = Callable[[Service, Opened | None, Request, Mapping[str, str], Any
 returns warnings. Raises BudgetSpent, and InvalidRequest for the headers."""
 
 OpenBudgets = Callable[[Config], CheckBudgets]
+
+
+WEBSOCKET_PATH = "/v1/responses"
+"""The path at which a client may open a WebSocket."""
+
+AnswerSocket = Callable[[Service, SingletreeError | None, Scope, Receive, Send], Awaitable[None]]
+"""Answers on a WebSocket, or refuses it with the error."""
 
 
 @dataclass(slots=True)

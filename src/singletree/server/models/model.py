@@ -20,9 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from singletree.engines.engine import Constraint, Engine
-from singletree.engines.pool.constrained_turn import MatcherSource, TokenMatcher
 from singletree.engines.pool.policy import LOAD_POLICIES, MakePolicy, RoutingOptions, Worker
-from singletree.engines.pool.pool import EnginePool
+from singletree.engines.pool.pool import EnginePool, MatcherSource, TurnMatcher
 from singletree.engines.sharing import OwnedEngine, QueueingEngine, UnloadingEngine
 from singletree.engines.weights.progress import Progress, no_progress, shown_step
 from singletree.errors import BadConfiguration
@@ -367,7 +366,7 @@ class _Matchers:
         self._tokenizer, self._with_tags = tokenizer, with_tags
         self._source: MatcherSource | None = None
 
-    async def follow(self, constraint: Constraint, token_ids: Sequence[int]) -> TokenMatcher | None:
+    async def follow(self, constraint: Constraint, token_ids: Sequence[int]) -> TurnMatcher | None:
         if self._source is None:
             make: MakeMatchers = await open_door_in_thread("grammar matchers")
             if self._source is None:  # Another turn may have made it meanwhile.

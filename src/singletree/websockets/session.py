@@ -9,10 +9,11 @@ response is generated wait in a queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -37,13 +38,12 @@ from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.stream import client_error
 from singletree.server.doors import open_door_in_thread
 from singletree.server.http.routes import answer_turn, read_response, recall_waits
+from singletree.server.http.service import WEBSOCKET_PATH as PATH
 from singletree.server.http.service import Call, Service, offload
 from singletree.server.ids import new_id
 from singletree.server.telemetry.tracing import Trace
 from singletree.server.turn import pipeline
 from singletree.server.turn.protocol import RESPONSES
-
-PATH = "/v1/responses"
 
 _MOST_WAITING = 16
 """Most messages in the queue; further ones stay in the network."""
@@ -55,8 +55,17 @@ class _Message(Struct):
     generate: bool | UnsetType = UNSET
 
 
-async def refuse(error: SingletreeError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a connection before its handshake, with ``error`` as an HTTP response where the server supports that."""
+def answer_socket(
+    service: Service, refused: SingletreeError | None, scope: Scope, receive: Receive, send: Send
+) -> Coroutine[Any, Any, None]:
+    """Answer on a WebSocket until it closes; one that is ``refused`` is refused before its handshake."""
+    if refused is not None:
+        return _refuse(refused, scope, receive, send)
+    return Socket(service, scope, receive, send).run()
+
+
+async def _refuse(error: SingletreeError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a connection, with ``error`` as an HTTP response where the server supports that."""
     await receive()
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": _POLICY_VIOLATION})

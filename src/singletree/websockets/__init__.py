@@ -1,0 +1,1 @@
+"""Responses over a WebSocket: the connection, and the answers on it."""
