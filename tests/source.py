@@ -12,6 +12,34 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PACKAGE = SOURCE / "singletree"
 
+DOORS = {
+    "budgets",
+    "checking",
+    "constraints",
+    "drafting",
+    "foresight",
+    "in_process",
+    "inspector",
+    "key_files",
+    "llamacpp",
+    "media",
+    "openapi",
+    "prefix_breaks",
+    "processes",
+    "raw_tokens",
+    "ray",
+    "records",
+    "routing",
+    "session_forks",
+    "stored_responses",
+    "testing",
+    "training",
+    "turn_stores",
+    "websockets",
+    "wires",
+}
+"""Packages that the core does not import: ``server.doors`` loads them when a setting asks for one."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

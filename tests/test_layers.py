@@ -18,7 +18,7 @@ import pytest
 from singletree.errors import BadConfiguration
 from singletree.server.doors import DOORS as DOORS_OF_THE_SERVER
 from singletree.server.doors import open_door
-from source import PACKAGE, ROOT, SOURCE, Module, area, imports, modules, parsed, room, tracked_python
+from source import DOORS, PACKAGE, ROOT, SOURCE, Module, area, imports, modules, parsed, room, tracked_python
 
 GROUND = {
     "conversation",
@@ -35,33 +35,6 @@ GROUND = {
 }
 CORE = GROUND | {"__version__", "parsing", "families", "protocols", "prompts", "engines", "server"}
 """What serves a model at --engine-url, and no more."""
-DOORS = {
-    "budgets",
-    "checking",
-    "constraints",
-    "drafting",
-    "foresight",
-    "in_process",
-    "inspector",
-    "key_files",
-    "llamacpp",
-    "media",
-    "openapi",
-    "prefix_breaks",
-    "processes",
-    "raw_tokens",
-    "ray",
-    "records",
-    "routing",
-    "session_forks",
-    "stored_responses",
-    "testing",
-    "training",
-    "turn_stores",
-    "websockets",
-    "wires",
-}
-"""Packages that the core does not import: ``server.doors`` loads them when a setting asks for one."""
 EVERYTHING = {"*"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(GROUND, GROUND),
@@ -107,7 +80,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"answer"},
     ],
     "engines": [
-        {"detection", "pool"},
+        {"pool"},
         {"sharing"},
         {"remote"},
         {"abilities"},
@@ -252,7 +225,9 @@ def test_each_door_leads_to_a_package_behind_doors() -> None:
         assert area(door.module) in DOORS, feature
         module = next(each for each in modules() if each.name == door.module)
         assert door.name in {node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name)} | {
-            node.name for node in module.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            node.name
+            for node in module.tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         }, feature
         name, _, kind = door.interface.rpartition(".")
         owner = importlib.import_module(f"singletree.{name}")

@@ -20,10 +20,10 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 69_481,
-    "modules": 333,
-    "lines of the core": 40_085,
-    "lines that --engine-url loads": 39_380,
+    "lines": 69_494,
+    "modules": 335,
+    "lines of the core": 39_300,
+    "lines that --engine-url loads": 39_050,
 }
 """The most that the source may have. A change that adds a feature names the lines that it removes, until there are
 52,000 lines in 280 modules, 36,000 in the core, and 34,000 that --engine-url loads. Since 67,367 lines in 429 modules,

@@ -16,10 +16,10 @@ from engines import real_sglang
 from engines.contract import CHECKS, Check, Subject, collect, keeps_tenants_apart, tokens_of
 from engines.vllm_recording import FRANCE, ITALY, JAPAN, PARIS, QUESTION, SCHEMA, greedy
 from singletree.conversation import Sampling
-from singletree.engines.detection import detect_server
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import InvalidRequest
+from singletree.wires.detection import detect_server
 from singletree.wires.sglang.server import SglangServer
 
 pytestmark = pytest.mark.engines

@@ -34,10 +34,10 @@ from engines.vllm_recording import (
     vllm_engine,
 )
 from singletree.conversation import Sampling
-from singletree.engines.detection import detect_server
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest
+from singletree.wires.detection import detect_server
 from singletree.wires.vllm.server import VllmServer
 
 pytestmark = pytest.mark.engines

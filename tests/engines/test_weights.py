@@ -11,9 +11,10 @@ import pytest
 
 from engines.fake_hub import FakeHub
 from engines.fake_wheels import Index
+from singletree.cli.progress_bar import TerminalProgress
 from singletree.engines.weights import resolve as weights
 from singletree.engines.weights.hub import HubUnreachable
-from singletree.engines.weights.progress import TerminalProgress, shown_step
+from singletree.engines.weights.progress import shown_step
 from singletree.engines.weights.resolve import DEFAULT_MODEL, cache_folder, known_models, resolve
 from singletree.engines.weights.wheels import PACKAGED_FILES
 from singletree.errors import WeightsUnavailable

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from engines.wire_servers import DIALECTS, DialectTransport, remote_engine
-from singletree.engines import detection
 from singletree.engines.remote import engine as remote
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.engines.weights import resolve as weights
@@ -19,6 +18,7 @@ from singletree.errors import BadConfiguration, EngineFailed
 from singletree.server.models import engine_servers, model_source
 from singletree.server.models.engine_servers import EngineServers
 from singletree.server.settings.config import Config
+from singletree.wires import detection
 
 from .test_config import read
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from singletree.engines import detection
 from singletree.engines.engine import EngineInfo
 from singletree.engines.remote import engine as remote
 from singletree.engines.weights import resolve as weights
@@ -18,6 +17,7 @@ from singletree.llamacpp import source as llamacpp
 from singletree.server.models import model_source
 from singletree.server.settings.config import Config
 from singletree.testing import byte_model
+from singletree.wires import detection
 
 
 class Engine:

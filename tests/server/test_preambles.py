@@ -10,7 +10,7 @@ import pytest
 from singletree.cli.launch import HARNESSES
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
 from singletree.errors import EngineFailed
-from singletree.server.models.preambles import PREAMBLES, describe_first_turns, log_first_turns
+from singletree.llamacpp.preambles import PREAMBLES, describe_first_turns, log_first_turns
 
 
 class Reader:
@@ -56,7 +56,7 @@ def test_a_first_turn_is_estimated_for_what_fits_the_window() -> None:
 
 
 async def test_the_speed_is_measured_behind_all_requests(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "singletree.server.models.preambles")
+    caplog.set_level("INFO", "singletree.llamacpp.preambles")
     engine = Reader(100.0)
     await log_first_turns(engine, "a model")
     [job] = engine.jobs
@@ -68,6 +68,6 @@ async def test_the_speed_is_measured_behind_all_requests(caplog: pytest.LogCaptu
 async def test_nothing_is_promised_that_was_not_measured(
     engine: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "singletree.server.models.preambles")
+    caplog.set_level("INFO", "singletree.llamacpp.preambles")
     await log_first_turns(engine, "a model")
     assert caplog.text == ""

@@ -16,7 +16,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, remote_engine
 from prompts.tiny_vocabulary import write_directory
-from singletree.engines import detection
 from singletree.engines.remote import engine as remote
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.engines.remote.transport import ConnectionLost
@@ -29,6 +28,7 @@ from singletree.server.models import engine_servers, model_source
 from singletree.server.models.engine_servers import PROBE_TEXT, probe_vocabulary
 from singletree.server.settings.config import Config
 from singletree.testing import byte_model
+from singletree.wires import detection
 
 CHECKPOINT = Checkpoint("org/ours", Path("/nowhere"), 4096, "hub", ())
 TOKENIZING = ("vllm-completions", "sglang-incremental", "llama-server")

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ import msgspec
 from cyclopts import Parameter
 
 from singletree.cli.launch import Target, fetch_served
+from singletree.cli.running_server import fetch
 from singletree.errors import BadConfiguration
 
 _SECONDS = 60
@@ -56,11 +56,7 @@ def catalog(
 def _served(target: Target) -> str:
     """Return the catalog that the server sends to Codex. Raises BadConfiguration when it does not answer."""
     served = fetch_served(target)
-    request = urllib.request.Request(
-        f"{served.base_url}/v1/models?client_version=0", headers={"Authorization": f"Bearer {served.key}"}
-    )
-    with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-        entries = msgspec.json.decode(answer.read())["models"]
+    entries = fetch(served.base_url, served.key, "/v1/models?client_version=0", seconds=_SECONDS)["models"]
     return msgspec.json.format(msgspec.json.encode({"models": entries}), indent=2).decode() + "\n"
 
 

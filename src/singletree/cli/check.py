@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from singletree.cli.flags import Secret, read_secret, split_entries
+from singletree.cli.flag_values import Secret, read_secret, split_entries
 
 _Names = Annotated[tuple[str, ...], Parameter(converter=split_entries, consume_multiple=False)]
 

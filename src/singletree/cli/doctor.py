@@ -79,7 +79,7 @@ def doctor(
 
 
 def _format_of_model(config: Config) -> tuple[str, ChatFormat]:
-    from singletree.engines.weights.progress import TerminalProgress
+    from singletree.cli.progress_bar import TerminalProgress
     from singletree.server.models import model_source
     from singletree.server.models.chat_format import load_chat_format
 

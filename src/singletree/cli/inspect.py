@@ -131,7 +131,7 @@ def render(
     json
         Print JSON.
     """
-    from singletree.engines.weights.progress import TerminalProgress
+    from singletree.cli.progress_bar import TerminalProgress
     from singletree.engines.weights.resolve import DEFAULT_MODEL
     from singletree.prompts.tokenizer.added_tokens import strip_guards
     from singletree.protocols.messages.request import decode_count

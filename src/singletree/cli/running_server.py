@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from cyclopts import Parameter
 
-from singletree.cli.flags import Secret
+from singletree.cli.flag_values import Secret
 from singletree.errors import BadConfiguration
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -42,6 +43,21 @@ class RunningServer:
         """Get the JSON object at ``path``. Raises BadConfiguration as ``fetch`` does."""
         return fetch(self.root, self.api_key, path)
 
+    def fetch_session(self, session: str, below: str = "") -> dict[str, Any]:
+        """Get the report of a session, or what is ``below`` it. Raises BadConfiguration as ``fetch`` does."""
+        return self.fetch(session_path(session) + below)
+
+    def print_lines(self, lines: Iterator[str]) -> None:
+        """Print ``lines`` that are made of an answer. Raises BadConfiguration for an answer of another form."""
+        try:
+            text = "\n".join(lines)
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
+            raise BadConfiguration(
+                f"cannot read the answer of {self.base_url}, which may run another version of singletree; "
+                "--json prints the answer as it is"
+            ) from None
+        print(text)
+
     def post(self, path: str, body: dict[str, Any], *, seconds: float = _SECONDS) -> dict[str, Any]:
         """Send a JSON object to ``path``, and return the one that answers. Raises BadConfiguration as ``fetch``."""
         return fetch(self.root, self.api_key, path, json.dumps(body).encode(), seconds=seconds)
@@ -49,6 +65,13 @@ class RunningServer:
     def fetch_bytes(self, path: str, *, seconds: float) -> bytes:
         """Get what is at ``path`` within ``seconds``. Raises BadConfiguration as ``fetch_bytes`` does."""
         return fetch_bytes(self.root, self.api_key, path, seconds=seconds)
+
+
+def session_path(session: str) -> str:
+    """Return the path of the report of a session."""
+    from singletree.server.sessions.session_report import PATH  # Needs the packages of the server.
+
+    return f"{PATH}/{quote(session, safe='/')}"
 
 
 def fetch(

@@ -34,7 +34,7 @@ def serve(
     config = with_each_model(config)
     gc.disable()  # Imports make a hundred thousand objects and no garbage.
     try:
-        from singletree.engines.weights.progress import TerminalProgress
+        from singletree.cli.progress_bar import TerminalProgress
         from singletree.server.http import run
     finally:
         gc.enable()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from singletree.cli.flags import Arguments
+from singletree.cli.flag_values import Arguments
 from singletree.errors import BadConfiguration
 from singletree.private_files import create_private
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 from cyclopts import Parameter
 
+from singletree.cli.inspect import print_value
 from singletree.cli.running_server import RunningServer
 from singletree.errors import BadConfiguration
 from singletree.server.sessions.session_report import PATH
@@ -41,26 +40,15 @@ def explain(
     json
         Print JSON.
     """
-    path = PATH if session is None else f"{PATH}/{quote(session, safe='/')}"
-    value = server.fetch(path)
+    value = server.fetch(PATH) if session is None else server.fetch_session(session)
     if json:
-        _print_json(value)
-        return
-    try:
-        lines = list(_sessions(value["data"]) if session is None else _session(value, server.root))
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        raise BadConfiguration(
-            f"cannot read the answer of {server.base_url}, which may run another version of singletree; "
-            "--json prints the answer as it is"
-        ) from None
-    print("\n".join(lines))
+        print_value(value)
+    else:
+        server.print_lines(_sessions(value) if session is None else _session(value, server.root))
 
 
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _sessions(sessions: list[dict[str, Any]]) -> Iterator[str]:
+def _sessions(value: dict[str, Any]) -> Iterator[str]:
+    sessions = value["data"]
     if not sessions:
         yield "the server has no sessions yet"
         return
@@ -178,7 +166,7 @@ class SessionWatcher:
         for key, requests in self._list().items():
             new = requests - seen.get(key, 0)
             if new > 0:
-                steps = self._server.fetch(f"{PATH}/{quote(key, safe='/')}")["steps"]
+                steps = self._server.fetch_session(key)["steps"]
                 found += [(step["at"], key, step) for step in steps[-new:]]
         return ((key, step) for _, key, step in sorted(found, key=lambda each: each[0]))
 

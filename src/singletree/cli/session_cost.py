@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
-from urllib.parse import quote
 
 from cyclopts import Parameter
 
 from singletree.cli.inspect import print_value
 from singletree.cli.running_server import RunningServer
 from singletree.cli.session_commands import printable
-from singletree.errors import BadConfiguration
 from singletree.server.sessions.session_report import PATH
 
 _COLUMNS = (
@@ -46,19 +44,12 @@ def cost(
     json
         Print JSON.
     """
-    value = server.fetch(PATH if session is None else f"{PATH}/{quote(session, safe='/')}")
+    value = server.fetch(PATH) if session is None else server.fetch_session(session)
     if json:
         costs = value.get("cost", {"sessions": _by_session(value.get("data", [])), "keys": value.get("keys")})
         print_value(costs)
-        return
-    try:
-        lines = list(_all(value) if session is None else _session(value))
-    except (KeyError, TypeError, ValueError):
-        raise BadConfiguration(
-            f"cannot read the answer of {server.base_url}, which may run another version of singletree; "
-            "--json prints the answer as it is"
-        ) from None
-    print("\n".join(lines))
+    else:
+        server.print_lines(_all(value) if session is None else _session(value))
 
 
 def _by_session(listed: list[dict[str, Any]]) -> dict[str, list[_Cost]]:

@@ -8,16 +8,15 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import quote
 
 from cyclopts import Parameter
 
 from singletree.cli.inspect import print_value
-from singletree.cli.running_server import RunningServer
+from singletree.cli.running_server import RunningServer, session_path
 from singletree.cli.session_commands import printable
 from singletree.errors import BadConfiguration
 
-_SESSIONS, _MOVES = "/v1/singletree/sessions", "/v1/singletree/moves"
+_MOVES = "/v1/singletree/moves"
 _TURN_SECONDS = 600
 _LEAST_WIDTH = 30
 _SWITCH = Parameter(negative="")
@@ -53,8 +52,10 @@ def fork_to_model(
         value = server.post(_MOVES, {"session": session, "to": model})
         text = f"{model} answers the requests of session {session} from now on"
     else:
-        at = at or len(server.fetch(f"{_path(session)}/turns")["data"])
-        value = server.post(f"{_path(session)}/fork", {"model": model, "at": at}, seconds=_TURN_SECONDS)
+        at = at or len(server.fetch_session(session, "/turns")["data"])
+        value = server.post(
+            f"{session_path(session)}/fork", {"model": model, "at": at}, seconds=_TURN_SECONDS
+        )
         hint = f"singletree sessions compare {shlex.quote(session)} {shlex.quote(f'{session}@{at}:{model}')}"
         text = "\n".join([*_answer(value), hint])
     print_value(value) if json else print(text)
@@ -118,12 +119,8 @@ class Side(NamedTuple):
         return self.steps[at] if 0 <= at < len(self.steps) else None
 
 
-def _path(session: str) -> str:
-    return f"{_SESSIONS}/{quote(session, safe='/')}"
-
-
 def _fetch(server: RunningServer, session: str) -> Side:
-    turns, whole = server.fetch(f"{_path(session)}/turns"), server.fetch(_path(session))
+    turns, whole = server.fetch_session(session, "/turns"), server.fetch_session(session)
     steps: list[dict[str, Any]] = []
     for step in whole["steps"]:
         if step["line"] == turns["line"]:

@@ -13,6 +13,7 @@ from singletree.engines.weights import resolve
 from singletree.engines.weights.progress import Progress
 from singletree.errors import BadConfiguration
 from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.preambles import log_first_turns
 from singletree.prompts.tokenizer.tokenizer import MarkupDecoder, Tokenizer
 from singletree.server.models.model_source import (
     LocalEngine,
@@ -21,7 +22,6 @@ from singletree.server.models.model_source import (
     resolve_checkpoint,
     set_only,
 )
-from singletree.server.models.preambles import log_first_turns
 from singletree.server.settings.config import Config
 
 _MEASURING: set[asyncio.Task[None]] = set()

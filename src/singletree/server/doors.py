@@ -32,6 +32,7 @@ class Door:
 
 _ENGINE = "server.models.model_source.LocalEngine"
 _SERVER = "engines.remote.wire.MakeServer"
+_ROUTES = "server.http.service.DoorRoutes"
 
 DOORS: Mapping[str, Door] = {
     "engine llamacpp": Door(
@@ -49,6 +50,12 @@ DOORS: Mapping[str, Door] = {
     ),
     "server llama-server": Door(
         "singletree.llamacpp.llama_server", "LlamaServer", _SERVER, "--engine-url of a llama-server"
+    ),
+    "kind of a server": Door(
+        "singletree.wires.detection",
+        "detect_server",
+        "server.models.engine_servers.DetectServer",
+        "--engine-url without --engine",
     ),
     "router kv": Door(
         "singletree.routing.kv_policy",
@@ -88,13 +95,10 @@ DOORS: Mapping[str, Door] = {
         "--trace-path, --otel",
     ),
     "raw tokens": Door(
-        "singletree.raw_tokens.routes",
-        "ROUTES",
-        "server.http.service.DoorRoutes",
-        "a request with a prompt as text or token ids",
+        "singletree.raw_tokens.routes", "ROUTES", _ROUTES, "a request with a prompt as text or token ids"
     ),
     "description of the API": Door(
-        "singletree.openapi.routes", "ROUTES", "server.http.service.DoorRoutes", "a request for /openapi.json"
+        "singletree.openapi.routes", "ROUTES", _ROUTES, "a request for /openapi.json"
     ),
     "stored responses": Door(
         "singletree.stored_responses.store",
@@ -123,7 +127,7 @@ DOORS: Mapping[str, Door] = {
     "routes of stored responses": Door(
         "singletree.stored_responses.routes",
         "ROUTES",
-        "server.http.service.DoorRoutes",
+        _ROUTES,
         "a request for a stored response or a conversation",
     ),
     "key file": Door(
@@ -132,7 +136,7 @@ DOORS: Mapping[str, Door] = {
     "session forks": Door(
         "singletree.session_forks.routes",
         "ROUTES",
-        "server.http.service.DoorRoutes",
+        _ROUTES,
         "a request that forks or moves a session, or reads its turns",
     ),
     "media": Door(

@@ -33,7 +33,6 @@ from singletree.prompts.tokenizer.definition import (
 )
 from singletree.prompts.tokenizer.detokenizer import Detokenizer, TokenTexts
 from singletree.prompts.tokenizer.encoder import SLICE_CHARACTERS, SegmentEncoder, return_freed_memory
-from singletree.prompts.tokenizer.gguf_vocabulary import read_gguf
 from singletree.prompts.tokenizer.huggingface import KnownTokenizerFiles, TokenizerFacts, read_directory
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -69,6 +68,8 @@ def load_tokenizer(
         WeightsUnavailable: the ``.gguf`` file cannot be read or is damaged.
     """
     if path.is_file():
+        from singletree.prompts.tokenizer.gguf_vocabulary import read_gguf
+
         tokenizer = Tokenizer(read_gguf(path), cache_bytes=cache_bytes, marks_pictures=marks_pictures)
     elif facts_folder is None:
         tokenizer = Tokenizer(read_directory(path), cache_bytes=cache_bytes, marks_pictures=marks_pictures)

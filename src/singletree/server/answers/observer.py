@@ -5,9 +5,8 @@ pictures and documents, and ask the other processes of the server. Each is behin
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, compress, repeat
 from operator import attrgetter, is_
 from pathlib import Path
@@ -324,38 +323,26 @@ class MediaPreparer(Protocol):
 OpenMedia = Callable[[Config], MediaPreparer]
 
 
+@dataclass(frozen=True, slots=True)
 class RequestMedia:
     """Reads nothing where a request has no pictures or documents; else what ``MediaPreparer`` promises."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._whole: RequestMedia | None = None
-        self._owner = ""
-        self._opened: MediaPreparer | None = None
+    config: Config
+    owner: str = ""
+    _opened: dict[str, MediaPreparer] = field(default_factory=dict)
 
     def of(self, owner: str) -> MediaPreparer:
-        """Return what reads the requests of one owner; see ``MediaPreparer``."""
-        part = copy.copy(self)
-        part._whole, part._owner, part._opened = self, owner, None
-        return part
+        return replace(self, owner=owner)
 
     async def read(self, request: Request, chat_format: ChatFormat) -> Request:
-        """Return ``request`` with its pictures checked; see ``MediaPreparer``."""
         if not _may_hold_media(request.conversation.turns):
             return request
-        return await (await self._open()).read(request, chat_format)
-
-    async def _open(self) -> MediaPreparer:
-        # Asked again after each wait: another request may have opened it meanwhile.
-        if self._whole is None:
-            open_media: OpenMedia = await open_door_in_thread("media")
-            if self._opened is None:
-                self._opened = open_media(self._config)
-        else:
-            whole = await self._whole._open()
-            if self._opened is None:
-                self._opened = whole.of(self._owner)
-        return self._opened
+        open_media: OpenMedia = await open_door_in_thread("media")
+        opened = self._opened
+        if self.owner not in opened:
+            whole = opened[""] if "" in opened else opened.setdefault("", open_media(self.config))
+            opened.setdefault(self.owner, whole.of(self.owner))
+        return await opened[self.owner].read(request, chat_format)
 
 
 def _may_hold_media(turns: Iterable[Turn]) -> bool:

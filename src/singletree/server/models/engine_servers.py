@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from singletree.prompts.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from singletree.engines.remote.engine import RemoteEngine
 
-from singletree.server.doors import open_door_in_thread
+from singletree.server.doors import DOORS, open_door_in_thread
 from singletree.server.settings.config import Config
 
 _LOG = logging.getLogger(__name__)
@@ -106,12 +106,13 @@ class EngineServers:
             await worker.engine.close()
 
     async def _connect(self, url: str) -> Engine:
-        from singletree.engines.detection import KINDS, detect_server
         from singletree.engines.remote.engine import RemoteEngine
 
         config = self._config
-        is_named = config.engine in KINDS
-        kind = config.engine if is_named else await detect_server(url, config.engine_api_key)
+        kind: str = config.engine
+        if f"server {kind}" not in DOORS:
+            detect: DetectServer = await open_door_in_thread("kind of a server")
+            kind = await detect(url, config.engine_api_key)
         server = await open_server(kind)
         engine = RemoteEngine(server, url, api_key=config.engine_api_key, slots=config.slots)
         await engine.start()
@@ -171,8 +172,12 @@ class EngineServers:
         )
 
 
+DetectServer = Callable[[str, str | None], Awaitable[str]]
+"""Finds out which kind of server answers at a URL, given its API key. Raises BadConfiguration, EngineFailed."""
+
+
 async def open_server(kind: str) -> Server:
-    """Return what speaks with a server of ``kind``, one of ``detection.KINDS``."""
+    """Return what speaks with a server of ``kind``."""
     make: MakeServer = await open_door_in_thread(f"server {kind}")
     return make()
 
