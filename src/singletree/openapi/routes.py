@@ -111,4 +111,4 @@ def _without_raw_defaults(kind: type[Struct]) -> type[Struct]:
     return msgspec.defstruct(kind.__name__, fields, kw_only=True)
 
 
-ROUTES: DoorRoutes = (RouteRow("GET", "/openapi.json", describe_routes),)
+ROUTES: DoorRoutes = (RouteRow("GET", "/openapi.json", describe_routes, "open"),)
