@@ -27,14 +27,14 @@ _CLOSING_SECONDS = 2.0
 _CLOSING_STEP_SECONDS = 0.01
 
 
-class WebSockets(Protocol):
-    """The WebSockets of a server."""
+class Upgrades(Protocol):
+    """What goes on with the connections of a server that become WebSockets."""
 
     def take_over(self, transport: asyncio.Transport, request: bytes) -> None:
         """Go on with a connection on which the ``request`` for a WebSocket has come."""
 
 
-MakeWebSockets = Callable[[ASGIApp, int, set[Any], set[asyncio.Task[None]], BodyAdmission], WebSockets]
+MakeWebSockets = Callable[[ASGIApp, int, set[Any], set[asyncio.Task[None]], BodyAdmission], Upgrades]
 
 
 class HttpServer:
@@ -65,7 +65,7 @@ class HttpServer:
         self.date = b""
         self.is_closing = False
         self.has_websockets = websocket_limit is not None
-        self._websockets: WebSockets | None = None
+        self._websockets: Upgrades | None = None
 
     async def listen(self, address: str, port: int, *, shared: bool = False) -> int:
         """Accept connections from now on; return the port. Raises OSError where that is not possible.
