@@ -45,7 +45,7 @@ def clone(tmp_path: Path) -> Path:
 def make(clone: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``make serve`` in a fresh clone."""
     command = ["make", "--no-print-directory", "serve", f"PYTHON={clone / 'python'}"]
-    known = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "ARGS"))}
     return subprocess.run(
         command, cwd=clone, env={**known, **environment}, capture_output=True, text=True, check=False
     )

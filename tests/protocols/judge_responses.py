@@ -65,6 +65,12 @@ def wrong_response(response: Mapping[str, Any]) -> list[str]:
     return [*_wrong_type(_adapter(Response), response), *_wrong_value("ResponseResource", value)]
 
 
+def forget() -> None:
+    """Forget what was judged."""
+    _wrong_json.cache_clear()
+    _wrong_typed.cache_clear()
+
+
 def wrong_stored(item: Mapping[str, Any]) -> list[str]:
     """What the SDK's types say against an item that is listed."""
     return wrong_as(ResponseItem, item)

@@ -8,6 +8,7 @@ from weakref import ref
 
 import pytest
 
+from protocols import judge_responses
 from singletree.lru import LruCache
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.models import chat_format
@@ -35,6 +36,7 @@ async def _sessions(served: Served, start: int, older: list[LruCache[Any, Any]])
         assert (await served.client.get(f"/nowhere/{number}", headers)).status == 404
     assert served.service.store is not None
     await served.service.store.settled()
+    judge_responses.forget()
     _shrink(older)
     gc.collect()
     # SQLite's connections keep up to 200 weak references to cursors that are gone.
