@@ -19,7 +19,7 @@ from singletree.parsing.parser import Parser
 from singletree.parsing.patterns import LONGEST_MARKUP
 from singletree.parsing.render_turn import render_turn
 
-LENGTH = int(os.environ.get("SINGLETREE_REPEATED", "400"))
+LENGTH = int(os.environ.get("SINGLETREE_REPEATED", "256"))
 """How many characters are repeated, whole; 100,000 for a night's run."""
 
 PER_CHARACTER = 40
@@ -117,7 +117,7 @@ def test_each_token_costs_the_same_however_much_is_held(name: str, count: Count)
     family = families.get(name)
     for begun in positions(family):
         for filler in (" ", "\n", '"', "1", "{", "<", *list(fillers(family))[-2:]):
-            length = LENGTH // 3
+            length = LENGTH // 2
             held = spend(family, begun, list(repeated(filler, length)), count)
             assert count.work <= PER_TOKEN * (length + len(begun)) + 2000, (begun, filler)
             assert held <= HELD
