@@ -51,7 +51,7 @@ def versions() -> str:
 def report(cells: Mapping[tuple[str, str], Cell]) -> str:
     """Return the table of all cells, what each harness's runs add up to, and why cells failed."""
     families = sorted({family for family, _ in cells})
-    harnesses = list(dict.fromkeys(harness for _, harness in cells))
+    harnesses = sorted({harness for _, harness in cells})
     grid = [[f, *("–" if (f, h) not in cells else "**no**" if cells[f, h].failed else "yes" for h in harnesses)]
             for f in families]  # fmt: skip
     sums = [
@@ -74,16 +74,15 @@ def _sums(harness: str, cells: Sequence[Cell]) -> list[str]:
         return sum(cell.number(name) for cell in cells)
 
     done = sum(cell.found.get("finished") == "True" for cell in cells)
-    delay = sum(cell.number("dispatch_ms") * cell.number("dispatched") for cell in cells) / (
-        add("dispatched") or 1
-    )
+    sent = [cell for cell in cells if cell.number("dispatched")]
+    delay = sum(cell.number("dispatch_ms") * cell.number("dispatched") for cell in sent)
     return [
         harness,
         f"{done} of {len(cells)}",
         f"{add('kept') / (add('generated') or 1):.1%}",
         f"{add('again'):,.0f}",
         f"{add('retries'):.0f}",
-        f"{delay:.2f} ms",
+        f"{delay / sum(cell.number('dispatched') for cell in sent):.2f} ms" if sent else "–",
     ]
 
 

@@ -66,8 +66,10 @@ class Server(NamedTuple):
 
     def dispatched(self) -> tuple[float, float]:
         """How many calls of tools it has sent, and the seconds from the last token of each until it was sent."""
-        found = dict(_DISPATCHED.findall(self._get("/metrics").decode()))
-        return float(found.get("count", 0)), float(found.get("sum", 0))
+        found: Counter[str] = Counter()
+        for name, value in _DISPATCHED.findall(self._get("/metrics").decode()):
+            found[name] += float(value)  # type: ignore[assignment]
+        return found["count"], found["sum"]
 
     def explain(self, key: str) -> list[dict[str, Any]]:
         """The steps of a session, as ``singletree explain`` prints them."""

@@ -106,7 +106,7 @@ def test_cell(
     record_property("kept", kept)
     record_property("again", again)
     record_property("dispatched", int(count))
-    record_property("dispatch_ms", round(1000 * seconds / count, 3) if count else None)
+    record_property("dispatch_ms", round(1000 * seconds / max(count, 1), 3))
     ran.went_well(ANSWER, generations=3)
     assert PRINTED in ran.added(1)
     assert workspace.secret in ran.added(2)
