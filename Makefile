@@ -36,8 +36,9 @@ serve: $(READY) ## serve the default model on 127.0.0.1:8000
 # Tests of the tree as text, not of what it does: `make check` runs them.
 RULES := $(patsubst %,tests/test_%.py,layers sizes public_names docs_current words typed_values expressions links counts)
 
+# Tests wait for processes, too: one worker more than cores. Files with few and long tests must not come last.
 test: $(READY) ## the tests that need no network and no harness
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(RULES)) $(ARGS)
+	$(BIN)/python -m pytest -n $$(( $$(nproc 2>/dev/null || echo 2) + 1 )) --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(RULES)) $(ARGS)
 
 check: $(READY) ## ruff, mypy, layers, sizes, public names, words, links, documents, counts of work
 	$(BIN)/ruff check
