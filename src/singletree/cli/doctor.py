@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from singletree.cli.inspect import ModelFlags, print_value, read_text
+from singletree.engines.devices import KV_SHARE, Gpu
 from singletree.errors import BadConfiguration
 from singletree.testing import byte_model
 
@@ -21,11 +24,6 @@ if TYPE_CHECKING:
     from singletree.drafting.diagnosis import Finding
     from singletree.server.models.chat_format import ChatFormat
     from singletree.server.settings.config import Config
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-
-from singletree.engines.devices import KV_SHARE, Gpu
 
 _TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
 
@@ -148,7 +146,6 @@ def print_machine(*, json: bool) -> None:
 
 def machine_report() -> dict[str, Any]:
     """Return what ``singletree doctor --machine`` prints, as JSON values; memory is in bytes."""
-    from singletree.cli.doctor import find_fits
     from singletree.engines.devices import (
         ENGINE_PACKAGES,
         find_gpus,
@@ -174,7 +171,6 @@ def _print_machine(report: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from singletree.cli.doctor import AGENT_WINDOW
     from singletree.engines.devices import ENGINE_PACKAGES
 
     console = Console(highlight=False)
