@@ -16,9 +16,9 @@ from typing import Any
 from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, Step, remote_engine
 from singletree.engines.engine import Engine
-from singletree.engines.pool.health import ReconnectingEngine
-from singletree.engines.pool.policy import Worker
+from singletree.engines.lifetime import ReconnectingEngine
 from singletree.engines.weights.progress import Progress
+from singletree.engines.workers import Worker
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.http.app import App
 from singletree.server.http.service import Service

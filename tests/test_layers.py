@@ -80,8 +80,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"answer"},
     ],
     "engines": [
-        {"pool"},
-        {"sharing"},
+        {"lifetime", "sharing", "workers"},
         {"remote"},
         {"abilities"},
         {"engine"},

@@ -19,7 +19,7 @@ import pytest
 
 from deploy.deploy_tools import CHART, COMPOSE, check_compose, container_steps, hadolint, render
 from engines.real_vllm import ROOT
-from singletree.engines.pool.policy import RouterMode
+from singletree.engines.workers import RouterMode
 from singletree.server.http.route_table import ROUTES
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Tracing

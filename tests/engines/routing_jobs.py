@@ -10,7 +10,7 @@ import msgspec
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import Engine, EngineInfo, GenerationJob, KvPublisher
-from singletree.engines.pool.policy import Worker
+from singletree.engines.workers import Worker
 
 RECORDED = Path(__file__).parent / "kv_events"
 

@@ -11,9 +11,9 @@ import pytest
 from singletree.constraints.grammar_matchers import GrammarMatchers, MatcherVocabulary, _ranges
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, ConstraintKind, EngineInfo, GenerationJob, StopKind
-from singletree.engines.pool.policy import Worker
-from singletree.engines.pool.pool import EnginePool
+from singletree.engines.workers import Worker
 from singletree.errors import EngineFailed
+from singletree.routing.pool import EnginePool
 
 PROMPT = [1, 2, 3]
 END, CALL = 256, 257

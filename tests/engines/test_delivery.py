@@ -13,12 +13,13 @@ from engines.vllm_memory import MemoryAnswer, MemoryTransport, ending, event
 from engines.vllm_recording import QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Deliver, GenerationJob
-from singletree.engines.pool.policy import RoundRobinPolicy, Worker
-from singletree.engines.pool.pool import EnginePool
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
 from singletree.engines.sharing import QueueingEngine
+from singletree.engines.workers import Worker
 from singletree.errors import EngineFailed
+from singletree.routing.policy import RoundRobinPolicy
+from singletree.routing.pool import EnginePool
 
 
 async def _relayed(bench: Bench) -> StreamedResponse:

@@ -16,10 +16,8 @@ from engines.wire_servers import DIALECTS, DialectTransport, started
 from server.test_takeover import until
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, EngineInfo, GenerationJob, StopKind
-from singletree.engines.pool.health import DRAIN_SECONDS, STALL_SECONDS, ReconnectingEngine, WorkerHealth
-from singletree.engines.pool.policy import Choice, LeastLoadedPolicy, RoundRobinPolicy, Worker
-from singletree.engines.pool.pool import MIGRATION_LIMIT, PROGRESS_TOKENS, EnginePool
-from singletree.engines.sharing import RestartBackoff
+from singletree.engines.lifetime import ReconnectingEngine, RestartBackoff
+from singletree.engines.workers import Worker
 from singletree.errors import (
     BadConfiguration,
     ContextOverflow,
@@ -28,6 +26,9 @@ from singletree.errors import (
     InvalidRequest,
     Overloaded,
 )
+from singletree.routing.health import DRAIN_SECONDS, STALL_SECONDS, WorkerHealth
+from singletree.routing.policy import Choice, LeastLoadedPolicy, RoundRobinPolicy
+from singletree.routing.pool import MIGRATION_LIMIT, PROGRESS_TOKENS, EnginePool
 
 PROMPT = [1, 2, 3]
 END = 99

@@ -12,8 +12,9 @@ from engines.test_pool import END, PROMPT, TOKENS, Flaky, InOrder, assert_idle, 
 from server.test_takeover import until
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.pool.policy import Choice, RoundRobinPolicy, Worker
+from singletree.engines.workers import Worker
 from singletree.errors import EngineFailed, Overloaded
+from singletree.routing.policy import Choice, RoundRobinPolicy
 
 
 class Gated(Flaky):

@@ -7,8 +7,9 @@ from collections import Counter
 
 from engines.routing_jobs import job, now, workers
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.pool.policy import Choice, Worker
+from singletree.engines.workers import Worker
 from singletree.routing.kv_policy import KvAwarePolicy
+from singletree.routing.policy import Choice
 from singletree.routing.residency import Patience, Residency
 
 PATIENCE = Patience(idle=10.0, wait=30.0, tokens=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from singletree.engines.sharing import EARLY_DEATH_SECONDS, MAX_PAUSE_SECONDS, RestartBackoff
+from singletree.engines.lifetime import EARLY_DEATH_SECONDS, MAX_PAUSE_SECONDS, RestartBackoff
 from singletree.errors import Overloaded
 
 

@@ -10,25 +10,22 @@ import pytest
 
 from engines.routing_jobs import job, now, recorded, workers
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.pool.policy import (
+from singletree.engines.workers import RouterMode, RoutingOptions, Worker
+from singletree.errors import BadConfiguration
+from singletree.pictures import PromptPicture
+from singletree.routing.kv_policy import KvAwarePolicy, make_kv_policy
+from singletree.routing.policy import (
     LOAD_POLICIES,
     Choice,
     MakePolicy,
-    RouterMode,
-    RoutingOptions,
     RoutingPolicy,
-    Worker,
     tokens_to_hold,
     tokens_to_prefill,
 )
-from singletree.errors import BadConfiguration
-from singletree.pictures import PromptPicture
-from singletree.routing.kv_policy import KvAwarePolicy
-from singletree.server.doors import open_door
 
 
 def make_policy(mode: RouterMode, options: RoutingOptions | None = None) -> RoutingPolicy:
-    make: MakePolicy = LOAD_POLICIES.get(mode) or open_door(f"router {mode}")
+    make: MakePolicy = LOAD_POLICIES.get(mode) or make_kv_policy
     return make(options or RoutingOptions())
 
 
@@ -50,7 +47,7 @@ def turn(
 @pytest.mark.parametrize("mode", get_args(RouterMode))
 def test_every_mode_chooses_among_the_engines_that_are_up(mode: RouterMode) -> None:
     pool = workers(4)
-    policy = make_policy(mode, RoutingOptions("m", random=Random(1)))
+    policy = make_policy(mode, RoutingOptions(model="m", random=Random(1)))
     now(policy.start(pool))
     chosen = {turn(policy, job([n] * 64, f"s{n}"), pool[1:3]).worker for n in range(40)}
     assert chosen == set(pool[1:3])

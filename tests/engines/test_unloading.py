@@ -9,7 +9,7 @@ import pytest
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob, count_picture_tokens
-from singletree.engines.sharing import UnloadingEngine
+from singletree.engines.lifetime import UnloadingEngine
 from singletree.errors import EngineFailed, WeightsUnavailable
 from singletree.pictures import PromptPicture
 from singletree.testing.byte_model import byte_tokenizer

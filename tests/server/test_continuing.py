@@ -14,12 +14,12 @@ from conformance.sdk import anthropic_sdk
 from protocols import grammar_messages
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob, StopKind
-from singletree.engines.pool.health import ReconnectingEngine
-from singletree.engines.pool.policy import Worker
-from singletree.engines.pool.pool import MIGRATION_LIMIT, EnginePool
+from singletree.engines.lifetime import ReconnectingEngine
 from singletree.engines.sharing import QueueingEngine
+from singletree.engines.workers import Worker
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, Overloaded
 from singletree.events import WeightVersion
+from singletree.routing.pool import MIGRATION_LIMIT, EnginePool
 from singletree.server.models.catalog import load_models
 from singletree.server.models.model import serve_workers
 from singletree.server.settings.config import Config

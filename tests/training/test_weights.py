@@ -17,7 +17,7 @@ from server.memory import Client, Exchange
 from server.serving import TOKENIZER, Served, body, serving
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
-from singletree.engines.pool.health import ReconnectingEngine
+from singletree.engines.lifetime import ReconnectingEngine
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import InvalidRequest
 from singletree.prompts.replay.turn_memory import TurnMemory

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from singletree.engines.abilities import encode_grammar
 from singletree.engines.engine import Chunk, Constraint, EngineInfo, GenerationJob, StopKind
-from singletree.engines.pool.pool import Ask
+from singletree.engines.workers import Ask
 from singletree.errors import EngineFailed, InvalidRequest
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 

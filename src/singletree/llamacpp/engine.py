@@ -26,6 +26,7 @@ import msgspec
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.devices import KV_SHARE, usable_cores, usable_memory
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, token_limit
+from singletree.engines.lifetime import RestartBackoff
 from singletree.engines.remote.http_client import HttpTransport, over_unix
 from singletree.engines.remote.transport import (
     ConnectionLost,
@@ -35,7 +36,6 @@ from singletree.engines.remote.transport import (
     ask,
     begun,
 )
-from singletree.engines.sharing import RestartBackoff
 from singletree.engines.weights.resolve import GgufHeader, read_header
 from singletree.errors import BadConfiguration, EngineFailed, EngineUnfit, SingletreeError
 from singletree.llamacpp import wire

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from singletree.engines.engine import Engine
-from singletree.engines.pool.policy import Worker
 from singletree.engines.weights import resolve
 from singletree.engines.weights.progress import Progress
+from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.preambles import log_first_turns

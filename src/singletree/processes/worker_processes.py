@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from singletree.engines.sharing import RestartBackoff
+from singletree.engines.lifetime import RestartBackoff
 from singletree.errors import BadConfiguration, EngineFailed, Overloaded, SingletreeError, WeightsUnavailable
 from singletree.server.http.run import choose_address, describe_ready, stop_signals
 from singletree.server.settings.config import WEIGHTLESS_ENGINES, Config

@@ -16,8 +16,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
-from singletree.engines.pool.policy import Worker
 from singletree.engines.weights.progress import Progress
+from singletree.engines.workers import Worker
 from singletree.errors import EngineFailed, SingletreeError
 from singletree.pictures import PromptPicture
 from singletree.prompts.tokenizer.tokenizer import Tokenizer

@@ -1,1 +1,1 @@
-"""Routing by prefix: which of several engines has to read the fewest tokens."""
+"""Several engines of one model as one: which takes a turn, and turns that go on where an engine fails."""

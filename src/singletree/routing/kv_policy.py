@@ -17,11 +17,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from singletree.engines.engine import Chunk, GenerationJob, KvPublisher
-from singletree.engines.pool.policy import Choice, RoutingOptions, Worker, tokens_to_hold
+from singletree.engines.workers import MatcherSource, RoutingOptions, Worker
 from singletree.errors import BadConfiguration
 from singletree.lru import LruCache
 from singletree.routing.block_chain import MIN_UNIT, BlockChain, ChainMemory, unit_of
 from singletree.routing.event_cache import EventCache, KvEventStream
+from singletree.routing.policy import Choice, tokens_to_hold
+from singletree.routing.pool import EnginePool, pool_with
 from singletree.routing.predicted_cache import PredictedCache, PrefixIndex, blocks_by_holder
 from singletree.routing.residency import DEFAULT_PATIENCE, Patience, Residency
 
@@ -423,6 +425,13 @@ def _reason(cached: int, length: int, most: int, near: int, worker: Worker) -> s
     if cached < most:
         return f"{cached} of {length} tokens cached; another has {most}, and more to do; {load}"
     return f"{cached} of {length} tokens cached, the most; {load}"
+
+
+def make_kv_pool(
+    workers: Sequence[Worker], options: RoutingOptions, matchers: MatcherSource | None
+) -> EnginePool:
+    """Return the engines ``workers`` as one, under ``--router-mode kv``."""
+    return pool_with(make_kv_policy(options), workers, options, matchers)
 
 
 def make_kv_policy(options: RoutingOptions) -> KvAwarePolicy:

@@ -57,10 +57,16 @@ DOORS: Mapping[str, Door] = {
         "server.models.engine_servers.DetectServer",
         "--engine-url without --engine",
     ),
+    "router": Door(
+        "singletree.routing.pool",
+        "make_pool",
+        "engines.workers.MakePool",
+        "several engines, and turns that go on after a failure",
+    ),
     "router kv": Door(
         "singletree.routing.kv_policy",
-        "make_kv_policy",
-        "engines.pool.policy.MakePolicy",
+        "make_kv_pool",
+        "engines.workers.MakePool",
         "--router-mode kv",
         "routing",
     ),

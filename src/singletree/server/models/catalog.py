@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from singletree.conversation import Request
-from singletree.engines.pool.pool import EnginePool
-from singletree.engines.sharing import EngineView
 from singletree.engines.weights import resolve
 from singletree.engines.weights.progress import Progress, no_progress
+from singletree.engines.workers import Queued
 from singletree.errors import BadConfiguration, InvalidRequest, ModelNotFound, Overloaded, SingletreeError
 from singletree.lru import LruCache
 from singletree.protocols.models import ModelInfo
@@ -161,7 +160,7 @@ class Catalog:
 
     def waiting(self) -> int:
         engines = [model.engine for model in self._index.loaded]
-        return sum(engine.waiting for engine in engines if isinstance(engine, EngineView | EnginePool))
+        return sum(engine.waiting for engine in engines if isinstance(engine, Queued))
 
     async def close(self) -> None:
         for pending in self._index.pending:

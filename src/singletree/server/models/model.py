@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Struct
 
 from singletree.engines.engine import Constraint, Engine
-from singletree.engines.pool.policy import LOAD_POLICIES, MakePolicy, RoutingOptions, Worker
-from singletree.engines.pool.pool import EnginePool, MatcherSource, TurnMatcher
-from singletree.engines.sharing import OwnedEngine, QueueingEngine, UnloadingEngine
+from singletree.engines.lifetime import UnloadingEngine
+from singletree.engines.sharing import OwnedEngine, QueueingEngine
 from singletree.engines.weights.progress import Progress, no_progress, shown_step
+from singletree.engines.workers import MakePool, MatcherSource, Pool, RoutingOptions, TurnMatcher, Worker
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate
@@ -316,7 +316,7 @@ async def load_model(
 
 async def serve_workers(
     config: Config, workers: Sequence[Worker], tokenizer: Tokenizer, name: str
-) -> QueueingEngine | EnginePool:
+) -> QueueingEngine | Pool:
     """Return one engine that generates on ``workers``, which have been started.
 
     The tokenizer follows the grammars of turns that go on after a failure.
@@ -329,17 +329,17 @@ async def serve_workers(
         return QueueingEngine(workers[0].engine, config.hold_seconds)
     mode = config.router_mode if len(workers) > 1 else "round-robin"
     options = RoutingOptions(
-        name, config.kv_events, config.kv_replay, config.kv_cache_tokens, config.hold_seconds
+        mode,
+        name,
+        config.kv_events,
+        config.kv_replay,
+        config.kv_cache_tokens,
+        config.hold_seconds,
+        config.migration_limit,
     )
-    make_policy: MakePolicy = LOAD_POLICIES.get(mode) or open_door(f"router {mode}")
+    make_pool: MakePool = open_door("router kv" if mode == "kv" else "router")
     with_tags = workers[0].engine.info().has_special_tags
-    pool = EnginePool(
-        workers,
-        make_policy(options),
-        hold_seconds=config.hold_seconds,
-        migration_limit=config.migration_limit,
-        matchers=_Matchers(tokenizer, with_tags=with_tags),
-    )
+    pool = make_pool(workers, options, _Matchers(tokenizer, with_tags=with_tags))
     try:
         await pool.begin()
     except BaseException:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from singletree.engines.devices import ENGINE_PACKAGES, Gpu, find_gpus
 from singletree.engines.engine import Engine
-from singletree.engines.pool.policy import Worker
 from singletree.engines.weights import resolve
 from singletree.engines.weights.hub import (
     Hub,
@@ -28,6 +27,7 @@ from singletree.engines.weights.hub import (
 )
 from singletree.engines.weights.progress import Progress
 from singletree.engines.weights.resolve import Checkpoint
+from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from singletree.server.doors import open_door

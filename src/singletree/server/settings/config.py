@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from singletree.engines.pool.policy import DEFAULT_MODE, RouterMode
+from singletree.engines.workers import DEFAULT_MODE, RouterMode
 from singletree.errors import BadConfiguration
 from singletree.request_limits import parse_limits, plain_number
 from singletree.server.cross_origin import policy_for

@@ -1,50 +1,15 @@
-"""The engines of a pool with their load, how one is chosen for a generation, and the modes that look at no cache.
-
-The mode ``kv`` is a package of its own.
-"""
+"""How an engine of a pool is chosen for a generation, and the modes that look at no cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Literal, Protocol
+from typing import Protocol
 
-from singletree.engines.engine import Chunk, Engine, GenerationJob
-
-WorkerState = Literal["up", "draining", "down"]
-
-
-@dataclass(slots=True)
-class Load:
-    """What an engine has to do, as far as this process knows.
-
-    Attributes:
-        generations: how many generations run or wait there.
-        prefill_tokens: prompt tokens that it was sent and has not read yet.
-        decode_tokens: tokens in its KV cache that running generations need.
-    """
-
-    generations: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One engine of a pool.
-
-    Attributes:
-        name: its name in logs, metrics and reports: the URL of a server, else its number.
-        state: ``up``: takes new generations. ``draining``: only finishes those that it has. ``down``: it failed.
-        load: what it has to do now.
-    """
-
-    name: str
-    engine: Engine
-    state: WorkerState = "up"
-    load: Load = field(default_factory=Load)
+from singletree.engines.engine import Chunk, GenerationJob
+from singletree.engines.workers import RouterMode, RoutingOptions, Worker
 
 
 def tokens_to_prefill(job: GenerationJob, cached_tokens: int | None) -> int:
@@ -177,36 +142,6 @@ def load_rank(worker: Worker) -> tuple[int, int, int]:
     """Return a key by which engines are ordered, the least loaded first."""
     load = worker.load
     return load.generations, load.prefill_tokens, load.decode_tokens
-
-
-RouterMode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two"]
-
-DEFAULT_MODE: RouterMode = "kv"
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingOptions:
-    """The options of all modes.
-
-    Attributes:
-        model: the model's name, part of every cache key.
-        kv_events: for each engine, in the order of the workers, the ZMQ endpoint of its KV events (``tcp://HOST:PORT``,
-            ``ipc://PATH``); empty for one whose cache is predicted. No entries: every cache is predicted.
-        kv_replay: for each engine the ZMQ endpoint that repeats missed events; empty for none.
-        cache_tokens: size of each engine's KV cache in tokens; None for what the engine reports.
-        hold_seconds: for how long a session may wait for another, where the caches are too small for all; None for
-            the mode's default.
-    """
-
-    model: str = ""
-    kv_events: tuple[str, ...] = ()
-    kv_replay: tuple[str, ...] = ()
-    cache_tokens: int | None = None
-    hold_seconds: float | None = None
-    random: Random | None = None
-
-    def source_of_chance(self) -> Random:
-        return self.random or Random()
 
 
 MakePolicy = Callable[[RoutingOptions], RoutingPolicy]

@@ -10,26 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from msgspec import structs
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import (
     Chunk,
-    Constraint,
     EngineInfo,
     GenerationJob,
     PictureSupport,
     count_picture_tokens,
 )
-from singletree.engines.pool.dispatch import Dispatcher, PooledTurn
-from singletree.engines.pool.health import Revivable, WorkerHealth
-from singletree.engines.pool.policy import RoundRobinPolicy, RoutingPolicy, Worker
+from singletree.engines.lifetime import Revivable
 from singletree.engines.sharing import EngineQueue
+from singletree.engines.workers import MatcherSource, RoutingOptions, TurnMatcher, Worker
 from singletree.errors import (
     BadConfiguration,
     EngineFailed,
@@ -40,6 +37,9 @@ from singletree.errors import (
     SingletreeError,
 )
 from singletree.pictures import PromptPicture
+from singletree.routing.dispatch import Dispatcher, PooledTurn
+from singletree.routing.health import WorkerHealth
+from singletree.routing.policy import LOAD_POLICIES, RoundRobinPolicy, RoutingPolicy
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,33 +48,6 @@ MIGRATION_LIMIT = 3
 
 PROGRESS_TOKENS = 16
 """A failure after this many further tokens restarts the count: this turn is not what breaks engines."""
-
-
-Ask = Callable[[GenerationJob], AsyncGenerator[Chunk, None]]
-"""Generates a job behind the tokens that the turn has so far."""
-
-
-class TurnMatcher(Protocol):
-    """Follows a grammar over the tokens of one turn."""
-
-    def go_on(
-        self, job: GenerationJob, generated: array[int], ask: Ask, info: EngineInfo
-    ) -> AsyncGenerator[Chunk, None]:
-        """Generate the rest of the turn under the constraint of ``job``, with the contract of ``Engine.generate``.
-
-        Args:
-            generated: the tokens of it so far, which the matcher has gone over; those that are yielded are added.
-
-        Raises:
-            EngineFailed: an engine fails; or no allowed token can be generated.
-        """
-
-
-class MatcherSource(Protocol):
-    """Makes matchers for the constraints of a model."""
-
-    async def follow(self, constraint: Constraint, token_ids: Sequence[int]) -> TurnMatcher | None:
-        """Return a matcher that has gone over ``token_ids``; None if the grammar cannot be followed."""
 
 
 class EnginePool:
@@ -375,3 +348,22 @@ def _remaining_sampling(sampling: Sampling, generated: int) -> Sampling:
     max_tokens = None if sampling.max_tokens is None else sampling.max_tokens - generated
     min_tokens = max(0, sampling.min_tokens - generated)
     return replace(sampling, max_tokens=max_tokens, min_tokens=min_tokens, prompt_logprobs=None)
+
+
+def make_pool(
+    workers: Sequence[Worker], options: RoutingOptions, matchers: MatcherSource | None
+) -> EnginePool:
+    """Return the engines ``workers`` as one, under a mode that looks at no cache."""
+    return pool_with(LOAD_POLICIES[options.mode](options), workers, options, matchers)
+
+
+def pool_with(
+    policy: RoutingPolicy,
+    workers: Sequence[Worker],
+    options: RoutingOptions,
+    matchers: MatcherSource | None,
+) -> EnginePool:
+    """Return the engines ``workers`` as one, under ``policy``."""
+    limit = MIGRATION_LIMIT if options.migration_limit is None else options.migration_limit
+    seconds = options.hold_seconds or 0.0
+    return EnginePool(workers, policy, hold_seconds=seconds, migration_limit=limit, matchers=matchers)

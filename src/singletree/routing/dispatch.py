@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from singletree.engines.engine import Chunk, Deliver, EngineInfo, GenerationJob, Route
-from singletree.engines.pool.health import WorkerHealth
-from singletree.engines.pool.policy import Choice, RoutingPolicy, Worker, tokens_to_hold, tokens_to_prefill
+from singletree.engines.workers import Worker
 from singletree.errors import EngineFailed, Overloaded
+from singletree.routing.health import WorkerHealth
+from singletree.routing.policy import Choice, RoutingPolicy, tokens_to_hold, tokens_to_prefill
 
 
 @dataclass(slots=True, eq=False)

@@ -5,116 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol, runtime_checkable
 
-from singletree.engines.engine import (
-    Chunk,
-    Engine,
-    EngineInfo,
-    GenerationJob,
-    WeightStep,
-    change_weights,
-    count_picture_tokens,
-)
-from singletree.engines.pool.policy import RoutingPolicy, Worker
-from singletree.engines.sharing import RestartBackoff
-from singletree.errors import EngineFailed, Overloaded, SingletreeError
-from singletree.pictures import PromptPicture
-
-
-@runtime_checkable
-class Revivable(Protocol):
-    """An engine that does not come back by itself when it has failed."""
-
-    async def revive(self) -> None:
-        """Make it usable again. Raises SingletreeError if it is still unusable; generations in flight go on."""
-
-
-class ReconnectingEngine:
-    """Use an engine that ``connect`` makes, and make another one when it has failed.
-
-    Each connection finds out again what answers: a server that was started anew may have another window, other
-    abilities, and an empty cache. An engine that was replaced is closed when its last generation has ended.
-
-    Args:
-        name: the address, for messages.
-        connect: makes a started engine. Raises SingletreeError.
-    """
-
-    def __init__(self, name: str, connect: Callable[[], Awaitable[Engine]]) -> None:
-        self._name = name
-        self._connect = connect
-        self._engine: Engine | None = None
-        self._info = EngineInfo(name, 0)
-        self._users: dict[Engine, int] = {}
-        self._closed = False
-
-    async def start(self) -> None:
-        await self.revive()
-
-    async def revive(self) -> None:
-        engine = await self._connect()
-        if self._closed:
-            await engine.close()
-            raise EngineFailed(f"{self._name} is closed")
-        old, self._engine = self._engine, engine
-        self._users[engine] = 0
-        if old is not None:
-            await self._close_unused(old)
-
-    async def close(self) -> None:
-        """Close the engine; generations in flight end with EngineFailed."""
-        self._closed = True
-        self._engine = None
-        engines, self._users = tuple(self._users), {}
-        for engine in engines:
-            await engine.close()
-
-    def info(self) -> EngineInfo:
-        """Return what the engine reports; the last report while there is none."""
-        if self._engine is not None:
-            self._info = self._engine.info()
-        return self._info
-
-    async def abort(self, request_id: str) -> None:
-        for engine in tuple(self._users):
-            await engine.abort(request_id)
-
-    async def generate(self, job: GenerationJob) -> AsyncGenerator[Chunk, None]:
-        engine = self._connected()
-        self._users[engine] += 1
-        chunks = engine.generate(job)
-        try:
-            try:
-                async for chunk in chunks:
-                    yield chunk
-            finally:
-                await chunks.aclose()
-        finally:
-            if engine in self._users:
-                self._users[engine] -= 1
-                await self._close_unused(engine)
-
-    async def count_picture_tokens(self, picture: PromptPicture) -> int:
-        return await count_picture_tokens(self._connected(), picture)
-
-    async def change_weights(self, step: WeightStep, version: str = "") -> None:
-        await change_weights(self._connected(), step, version)
-
-    def _connected(self) -> Engine:
-        if self._engine is None:
-            raise EngineFailed(f"{self._name} is not connected")
-        return self._engine
-
-    async def _close_unused(self, engine: Engine) -> None:
-        """Close an engine that was replaced, unless a generation still runs on it."""
-        if engine is not self._engine and self._users.get(engine) == 0:
-            del self._users[engine]
-            await engine.close()
-
+from singletree.engines.lifetime import RestartBackoff, Revivable
+from singletree.engines.workers import Worker
+from singletree.errors import Overloaded, SingletreeError
+from singletree.routing.policy import RoutingPolicy
 
 _LOG = logging.getLogger(__name__)
 
