@@ -45,7 +45,8 @@ def _singletree(*flags: str) -> Iterator[str]:
 
 @contextmanager
 def _llama_server() -> Iterator[str]:
-    from singletree.engines.weights.resolve import DEFAULT_MODEL, resolve
+    from singletree.engines.checkpoint import DEFAULT_MODEL
+    from singletree.model_files.resolve import resolve
 
     model, port = resolve(DEFAULT_MODEL, gguf=True).path, real_vllm.free_port()
     command = [sys.executable, "-c", _LLAMA_SERVER, str(model), str(port)]

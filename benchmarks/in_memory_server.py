@@ -17,7 +17,7 @@ from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, Step, remote_engine
 from singletree.engines.engine import Engine
 from singletree.engines.lifetime import ReconnectingEngine
-from singletree.engines.weights.progress import Progress
+from singletree.engines.progress import Progress
 from singletree.engines.workers import Worker
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.http.app import App

@@ -17,7 +17,7 @@ _SCRIPT = """\
 import json, sys
 import singletree.cli.serve, singletree.server.http.run, singletree.engines.remote.engine
 from singletree.server.doors import open_door
-open_door("kind of a server"), open_door("server vllm"), open_door("router")
+open_door("kind of a server"), open_door("server vllm"), open_door("router"), open_door("model files")
 print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "singletree" and m.__file__]))
 """
 

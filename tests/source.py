@@ -23,6 +23,7 @@ DOORS = {
     "key_files",
     "llamacpp",
     "media",
+    "model_files",
     "openapi",
     "prefix_breaks",
     "processes",

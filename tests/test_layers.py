@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checking": GROUND | {"__version__"},
     "drafting": CORE | {"constraints"},
     "in_process": CORE | {"wires"},
+    "llamacpp": CORE | {"model_files"},
     "key_files": CORE | {"budgets"},
     "routing": GROUND | {"engines"},
     "wires": GROUND | {"engines"},
@@ -84,7 +85,8 @@ ROOMS: dict[str, list[set[str]]] = {
         {"remote"},
         {"abilities"},
         {"engine"},
-        {"devices", "outlook", "weights"},
+        {"checkpoint", "devices", "outlook"},
+        {"progress"},
     ],
     "ray": [
         {"application"},

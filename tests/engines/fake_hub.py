@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from singletree.engines.weights.hub import HubUnreachable
-from singletree.engines.weights.progress import Progress
+from singletree.engines.progress import Progress
 from singletree.errors import WeightsUnavailable
+from singletree.model_files.hub import HubUnreachable
 
 
 class FakeHub:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines.vllm_recording import END_OF_TURN
-from singletree.engines.weights.progress import Progress
+from singletree.engines.progress import Progress
 from singletree.in_process.sglang_engine import InProcessSglangEngine
 from singletree.in_process.startup import EngineSettings
 

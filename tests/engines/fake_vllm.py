@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines.vllm_recording import END_OF_TURN
-from singletree.engines.weights.progress import Progress
+from singletree.engines.progress import Progress
 from singletree.events import WeightVersion
 from singletree.in_process.startup import EngineSettings
 from singletree.in_process.vllm_engine import InProcessVllmEngine

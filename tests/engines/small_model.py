@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from singletree.engines.weights.resolve import DEFAULT_MODEL, resolve
+from singletree.engines.checkpoint import DEFAULT_MODEL
 from singletree.errors import WeightsUnavailable
+from singletree.model_files.resolve import resolve
 
 # <|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n, as SmolLM2's tokenizer spells it.
 _BEFORE, _AFTER = (1, 4093, 198), (2, 198, 1, 520, 9531, 198)

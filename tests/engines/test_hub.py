@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from engines.fake_hub import FakeHub
-from singletree.engines.weights.hub import (
+from singletree.engines.progress import no_progress
+from singletree.errors import WeightsUnavailable
+from singletree.model_files.hub import (
     HubUnreachable,
     HuggingFaceHub,
     choose_gguf,
@@ -24,8 +26,6 @@ from singletree.engines.weights.hub import (
     offers_weights,
     parse_id,
 )
-from singletree.engines.weights.progress import no_progress
-from singletree.errors import WeightsUnavailable
 from tiny_gguf import tiny_gguf
 
 QWEN = ["config.json", "tokenizer.json", "merges.txt", "vocab.json", "LICENSE", "README.md"]
@@ -200,7 +200,7 @@ def cached(folder: Path, repo: str, files: Mapping[str, bytes]) -> None:
 def offline(folder: Path, *models: str) -> list[str]:
     """What ``resolve`` says of each, in a process of its own: the library reads settings as it loads."""
     program = (
-        "import sys; from singletree.engines.weights.resolve import resolve; from singletree.errors import *\n"
+        "import sys; from singletree.model_files.resolve import resolve; from singletree.errors import *\n"
         "for model in sys.argv[1:]:\n"
         "    try: found = resolve(model); print(found.path.name, found.context_window, found.source)\n"
         "    except WeightsUnavailable as error: print(error)\n"

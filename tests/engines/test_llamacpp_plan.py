@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from singletree.engines import devices
-from singletree.engines.weights.resolve import GgufHeader
 from singletree.errors import BadConfiguration
 from singletree.llamacpp import engine, process
 from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.model_files.headers import GgufHeader
 
 GIB = 2**30
 

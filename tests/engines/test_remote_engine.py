@@ -14,9 +14,9 @@ from engines.hostile import ASKED
 from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import ANY_TOKEN, DIALECTS, DialectTransport, Step, remote_engine, started
 from singletree.conversation import Sampling
+from singletree.engines.checkpoint import read_sampling_defaults
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.weights.resolve import read_sampling_defaults
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest
 from singletree.pictures import PromptPicture
 

@@ -12,12 +12,13 @@ import pytest
 from engines.fake_hub import FakeHub
 from engines.fake_wheels import Index
 from singletree.cli.progress_bar import TerminalProgress
-from singletree.engines.weights import resolve as weights
-from singletree.engines.weights.hub import HubUnreachable
-from singletree.engines.weights.progress import shown_step
-from singletree.engines.weights.resolve import DEFAULT_MODEL, cache_folder, known_models, resolve
-from singletree.engines.weights.wheels import PACKAGED_FILES
+from singletree.engines.checkpoint import DEFAULT_MODEL, cache_folder, known_models
+from singletree.engines.progress import shown_step
 from singletree.errors import WeightsUnavailable
+from singletree.model_files import built_in
+from singletree.model_files.hub import HubUnreachable
+from singletree.model_files.resolve import resolve
+from singletree.model_files.wheels import PACKAGED_FILES
 from tiny_gguf import tiny_gguf
 
 ID = f"HuggingFaceTB/{DEFAULT_MODEL}"
@@ -36,7 +37,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     folder = tmp_path / "index"
     folder.mkdir()
     made = Index(folder)
-    monkeypatch.setattr(weights, "PACKAGED_FILES", {DEFAULT_MODEL: made.add("small", [HEADER])})
+    monkeypatch.setattr(built_in, "PACKAGED_FILES", {DEFAULT_MODEL: made.add("small", [HEADER])})
     return made
 
 
@@ -247,8 +248,7 @@ def test_progress_that_is_never_reported_prints_nothing() -> None:
 
 
 def test_the_template_of_a_built_in_model_is_corrected() -> None:
-    correction = weights._BUILT_IN["Qwen2.5-Coder-1.5B-Instruct"].correction
-    assert correction is not None
+    correction = built_in._CORRECTIONS["Qwen2.5-Coder-1.5B-Instruct"]
     own = (
         r"XML tags:\n<tool_call>\n{{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>"
         r"<|im_end|>\n{{- '\n</tool_response>' }}"

@@ -17,7 +17,7 @@ from singletree.server.settings.config import Config
 
 @pytest.mark.parametrize(
     ("engine", "work"),
-    [("llamacpp", "resolve.resolve"), ("vllm", "resolve.resolve"), ("auto", "choose_engine")],
+    [("llamacpp", "resolve.resolve"), ("vllm", "resolve.resolve"), ("auto", "engine_choice.choose_engine")],
 )
 def test_a_stopped_start_does_not_wait_for_a_download(
     engine: Any, work: str, monkeypatch: pytest.MonkeyPatch
@@ -38,7 +38,7 @@ def test_a_stopped_start_does_not_wait_for_a_download(
             await start
 
     monkeypatch.setattr(model_source, "check_installed", lambda engine: None)
-    monkeypatch.setattr(f"singletree.server.models.model_source.{work}", download)
+    monkeypatch.setattr(f"singletree.model_files.{work}", download)
     asyncio.run(stopped())
     assert came_to_an_end == []
     is_over.set()

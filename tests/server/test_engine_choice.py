@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 
 from singletree.engines.devices import Gpu
-from singletree.engines.weights import resolve
-from singletree.engines.weights.progress import Progress, no_progress
+from singletree.engines.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, WeightsUnavailable
-from singletree.server.models.model_source import (
-    EngineSites,
-    choose_engine,
-    engine_arguments_apply,
-    find_model_source,
-)
+from singletree.model_files import resolve
+from singletree.model_files.engine_choice import EngineSites, choose_engine
+from singletree.server.models.model_source import engine_arguments_apply, find_model_source
 from singletree.server.settings.config import Config, EngineName
 
 GPU = Gpu("H100", 80 * 2**30)
@@ -96,10 +92,6 @@ def test_folders_and_files(tmp_path: Path) -> None:
     assert choose_engine(Config(model=str(folder)), with_gpu) == "vllm"
     with pytest.raises(BadConfiguration, match="no GGUF file"):
         choose_engine(Config(model=str(folder)), sites("vllm"))
-
-
-def test_what_is_named_is_taken() -> None:
-    assert choose_engine(Config(engine="sglang", model="org/weights"), sites()) == "sglang"
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from engines.wire_servers import DIALECTS, DialectTransport, remote_engine
+from singletree.engines.checkpoint import Checkpoint
+from singletree.engines.progress import no_progress
 from singletree.engines.remote import engine as remote
 from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.weights import resolve as weights
-from singletree.engines.weights.progress import no_progress
-from singletree.engines.weights.resolve import Checkpoint
 from singletree.errors import BadConfiguration, EngineFailed
+from singletree.model_files import resolve as weights
 from singletree.server.models import engine_servers, model_source
 from singletree.server.models.engine_servers import EngineServers
 from singletree.server.settings.config import Config

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from singletree.engines.checkpoint import Checkpoint
 from singletree.engines.engine import EngineInfo
-from singletree.engines.weights import resolve as weights
-from singletree.engines.weights.progress import no_progress
-from singletree.engines.weights.resolve import Checkpoint
+from singletree.engines.progress import no_progress
 from singletree.errors import BadConfiguration
+from singletree.model_files import resolve as weights
 from singletree.server.models import model_source
 from singletree.server.settings.config import Config, EngineName
 from singletree.testing import byte_model

@@ -8,8 +8,8 @@ import pytest
 
 from singletree.cli import main
 from singletree.cli.doctor import AGENT_WINDOW, MODEL_SIZES, ModelSize, find_fits
+from singletree.engines.checkpoint import known_models
 from singletree.engines.devices import Gpu
-from singletree.engines.weights.resolve import known_models
 
 GIB = 2**30
 SMALL = ModelSize("small", 1 * GIB, 3 * GIB, 10, 2, 128, 65_536)  # 10 KiB a token

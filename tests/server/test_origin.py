@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from singletree.engines.checkpoint import DEFAULT_MODEL, Checkpoint
 from singletree.engines.engine import EngineInfo
+from singletree.engines.progress import no_progress
 from singletree.engines.remote import engine as remote
-from singletree.engines.weights import resolve as weights
-from singletree.engines.weights.progress import no_progress
-from singletree.engines.weights.resolve import Checkpoint
 from singletree.errors import BadConfiguration, WeightsUnavailable
 from singletree.llamacpp import source as llamacpp
+from singletree.model_files import resolve as weights
 from singletree.server.models import model_source
 from singletree.server.settings.config import Config
 from singletree.testing import byte_model
@@ -74,8 +74,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
 async def test_llamacpp(asked: list[tuple[str, bool]]) -> None:
     found = await model_source.find_model_source(Config(slots=2, threads=3, context_window=1024), no_progress)
-    assert asked == [(weights.DEFAULT_MODEL, True)]
-    assert found.names == (weights.DEFAULT_MODEL, "short")
+    assert asked == [(DEFAULT_MODEL, True)]
+    assert found.names == (DEFAULT_MODEL, "short")
     await found.start_workers(byte_model.byte_tokenizer())
     assert Engine.last.runs
     assert Engine.last.settings["slots"] == 2

@@ -16,13 +16,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, remote_engine
 from prompts.tiny_vocabulary import write_directory
+from singletree.engines.checkpoint import Checkpoint
+from singletree.engines.progress import no_progress
 from singletree.engines.remote import engine as remote
 from singletree.engines.remote.engine import RemoteEngine
 from singletree.engines.remote.transport import ConnectionLost
-from singletree.engines.weights import resolve as weights
-from singletree.engines.weights.progress import no_progress
-from singletree.engines.weights.resolve import Checkpoint
 from singletree.errors import BadConfiguration
+from singletree.model_files import resolve as weights
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from singletree.server.models import engine_servers, model_source
 from singletree.server.models.engine_servers import PROBE_TEXT, probe_vocabulary

@@ -132,7 +132,7 @@ def render(
         Print JSON.
     """
     from singletree.cli.progress_bar import TerminalProgress
-    from singletree.engines.weights.resolve import DEFAULT_MODEL
+    from singletree.engines.checkpoint import DEFAULT_MODEL
     from singletree.prompts.tokenizer.added_tokens import strip_guards
     from singletree.protocols.messages.request import decode_count
     from singletree.server.models import model_source

@@ -18,9 +18,10 @@ from singletree.cli import harness_settings
 from singletree.cli.flag_values import Arguments, Secret
 from singletree.cli.harness_settings import Api, QwenApi, Served
 from singletree.cli.running_server import DEFAULT_URL, fetch
-from singletree.engines.weights.resolve import DEFAULT_AGENT_MODEL, cache_folder, packaged_size
+from singletree.engines.checkpoint import DEFAULT_AGENT_MODEL, cache_folder
 from singletree.errors import BadConfiguration
 from singletree.llamacpp.preambles import PREAMBLES, describe_duration
+from singletree.model_files.built_in import packaged_size
 from singletree.private_files import FOLDER_MODE, create_private
 
 app = App(name="launch", help="Start a harness against a running server.")

@@ -17,7 +17,7 @@ from cyclopts.config import Dict
 from cyclopts.exceptions import CycloptsError
 
 from singletree.cli.flags import MODEL_TABLES, read_file
-from singletree.engines.weights.resolve import DEFAULT_AGENT_MODEL, DEFAULT_MODEL
+from singletree.engines.checkpoint import DEFAULT_AGENT_MODEL, DEFAULT_MODEL
 from singletree.errors import BadConfiguration
 from singletree.server.settings.config import Config
 

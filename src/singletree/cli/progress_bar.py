@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from singletree.engines.weights.progress import ONE_STEP
+from singletree.engines.progress import ONE_STEP
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

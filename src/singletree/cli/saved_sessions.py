@@ -81,10 +81,11 @@ def import_saved(folder: Path, file: Path, *, model: str | None = None) -> None:
     """
     import xllamacpp
 
-    from singletree.engines.weights.resolve import DEFAULT_MODEL, resolve
+    from singletree.engines.checkpoint import DEFAULT_MODEL
     from singletree.llamacpp.prefix_files import import_state, open_folder
     from singletree.llamacpp.state_files import read_state_origin
     from singletree.llamacpp.worker import state_settings
+    from singletree.model_files.resolve import resolve
 
     weights = resolve(model or DEFAULT_MODEL, gguf=True).path
     settings = state_settings(xllamacpp.CommonParams())

@@ -17,7 +17,7 @@ from typing import Any
 
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Deliver, EngineInfo, GenerationJob, StopKind, token_limit
-from singletree.engines.weights.progress import Progress, no_progress
+from singletree.engines.progress import Progress, no_progress
 from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
 from singletree.in_process.startup import EngineSettings
 

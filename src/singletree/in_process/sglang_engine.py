@@ -19,9 +19,9 @@ from typing import Any
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.devices import installed_version
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, LogprobRow, StopKind
+from singletree.engines.progress import Progress, no_progress
 from singletree.engines.remote.pictures import PictureCounts, count_by_generating, pictures_of, silence
 from singletree.engines.remote.transport import ServerRefusal, convert_refusal
-from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import EngineFailed, SingletreeError
 from singletree.events import WeightVersion
 from singletree.in_process.engine import InProcessEngine, InProcessGeneration

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from singletree.engines.devices import ENGINE_PACKAGES
-from singletree.engines.weights.progress import Progress, no_progress
+from singletree.engines.progress import Progress, no_progress
 from singletree.in_process.startup import ArgumentNames, EnginePackage, EngineSettings, StartupLimit
 
 _ARGUMENTS = ArgumentNames(

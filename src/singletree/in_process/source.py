@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from singletree.engines.engine import Engine
-from singletree.engines.weights.progress import Progress
+from singletree.engines.progress import Progress
 from singletree.in_process.startup import ArgumentNames, EngineSettings, agent_arguments, engine_arguments
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.models.model_source import LocalEngine, ModelSource, checkpoint_source, resolve_weights

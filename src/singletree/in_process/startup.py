@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from singletree.engines.devices import installed_version
-from singletree.engines.weights.progress import Progress, looking
+from singletree.engines.progress import Progress, looking
 from singletree.errors import BadConfiguration, EngineFailed
 
 _LAST_LINES = 3

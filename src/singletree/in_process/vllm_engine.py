@@ -16,9 +16,9 @@ from singletree.engines.abilities import ABILITIES
 from singletree.engines.devices import installed_version
 from singletree.engines.engine import Chunk, ConstraintKind, EngineInfo, GenerationJob, token_limit
 from singletree.engines.lifetime import RestartBackoff
+from singletree.engines.progress import Progress, no_progress
 from singletree.engines.remote.pictures import SentPictures, pictures_of
 from singletree.engines.remote.transport import ServerRefusal, convert_refusal
-from singletree.engines.weights.progress import Progress, no_progress
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, SingletreeError
 from singletree.in_process.engine import InProcessEngine, InProcessGeneration
 from singletree.in_process.startup import EngineSettings

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from singletree.engines.devices import ENGINE_PACKAGES
-from singletree.engines.weights.progress import Progress, no_progress
+from singletree.engines.progress import Progress, no_progress
 from singletree.in_process.startup import ArgumentNames, EnginePackage, EngineSettings, StartupLimit
 from singletree.in_process.vllm_outputs import OutputBypass, bypass_processor, receive_cheaply
 

@@ -36,7 +36,6 @@ from singletree.engines.remote.transport import (
     ask,
     begun,
 )
-from singletree.engines.weights.resolve import GgufHeader, read_header
 from singletree.errors import BadConfiguration, EngineFailed, EngineUnfit, SingletreeError
 from singletree.llamacpp import wire
 from singletree.llamacpp.admission import Admission, Ticket
@@ -48,6 +47,7 @@ from singletree.llamacpp.process import LlamaProcess
 from singletree.llamacpp.slot_states import PrefillEstimator, PrefillSpeed, SlotStates, keep_seconds
 from singletree.llamacpp.slots import Claim, SlotActions
 from singletree.lru import LruCache
+from singletree.model_files.headers import GgufHeader, read_header
 from singletree.pictures import PromptPicture, comparable_tokens
 
 _LOG = logging.getLogger(__name__)

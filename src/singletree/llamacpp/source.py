@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from singletree.engines.checkpoint import DEFAULT_MODEL
 from singletree.engines.engine import Engine
-from singletree.engines.weights import resolve
-from singletree.engines.weights.progress import Progress
+from singletree.engines.progress import Progress
 from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration
 from singletree.llamacpp.engine import LlamaCppEngine
@@ -29,7 +29,7 @@ _MEASURING: set[asyncio.Task[None]] = set()
 
 
 async def _find_source(config: Config, progress: Progress) -> ModelSource:
-    checkpoint = await resolve_checkpoint(config, config.model or resolve.DEFAULT_MODEL, progress, gguf=True)
+    checkpoint = await resolve_checkpoint(config, config.model or DEFAULT_MODEL, progress, gguf=True)
     mmproj = _find_projector(config, checkpoint.path)
 
     def make(tokenizer: Tokenizer) -> Engine:

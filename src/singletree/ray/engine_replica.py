@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, KvPublisher, count_picture_tokens
-from singletree.engines.weights.progress import no_progress
+from singletree.engines.progress import no_progress
 from singletree.errors import SingletreeError
 from singletree.pictures import PromptPicture
 from singletree.server.models.chat_format import load_chat_format

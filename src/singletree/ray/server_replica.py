@@ -16,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
-from singletree.engines.weights.progress import Progress
+from singletree.engines.progress import Progress
 from singletree.engines.workers import Worker
 from singletree.errors import EngineFailed, SingletreeError
 from singletree.pictures import PromptPicture

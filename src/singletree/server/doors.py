@@ -57,6 +57,18 @@ DOORS: Mapping[str, Door] = {
         "server.models.engine_servers.DetectServer",
         "--engine-url without --engine",
     ),
+    "model files": Door(
+        "singletree.model_files.resolve",
+        "resolve",
+        "engines.checkpoint.FindCheckpoint",
+        "a model, or the tokenizer of one at --engine-url",
+    ),
+    "choice of an engine": Door(
+        "singletree.model_files.engine_choice",
+        "choose_engine",
+        "server.models.model_source.ChooseEngine",
+        "--engine auto",
+    ),
     "router": Door(
         "singletree.routing.pool",
         "make_pool",

@@ -29,7 +29,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from singletree.conversation import Reasoning, Request
-from singletree.engines.weights.resolve import cache_folder
+from singletree.engines.checkpoint import cache_folder
 from singletree.errors import (
     BadConfiguration,
     NotStored,

@@ -12,7 +12,7 @@ import msgspec
 import tokenizers
 
 from singletree.engines.engine import Engine
-from singletree.engines.weights.progress import Progress
+from singletree.engines.progress import Progress
 from singletree.prompts.tokenizer.added_tokens import AddedToken
 from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition
 from singletree.prompts.tokenizer.tokenizer import Tokenizer

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from singletree.conversation import Request
-from singletree.engines.weights import resolve
-from singletree.engines.weights.progress import Progress, no_progress
+from singletree.engines.checkpoint import DEFAULT_MODEL, built_in_repository
+from singletree.engines.progress import Progress, no_progress
 from singletree.engines.workers import Queued
 from singletree.errors import BadConfiguration, InvalidRequest, ModelNotFound, Overloaded, SingletreeError
 from singletree.lru import LruCache
@@ -401,9 +401,9 @@ def expected_names(config: Config) -> tuple[str, ...]:
         if config.engine_url:
             return config.engine_url[:1]
         built_in = built_in_model(config.engine)
-        return (resolve.DEFAULT_MODEL if built_in is None else built_in[0],)
+        return (DEFAULT_MODEL if built_in is None else built_in[0],)
     path = Path(config.model).expanduser()
-    if resolve.is_built_in(config.model) or not (
+    if built_in_repository(config.model) or not (
         path.is_absolute() or path.suffix == ".gguf" or path.exists()
     ):
         repo = config.model.partition(":")[0]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from singletree.engines.checkpoint import Checkpoint, read_sampling_defaults
 from singletree.engines.engine import Engine, EngineInfo
 from singletree.engines.lifetime import ReconnectingEngine
 from singletree.engines.remote.wire import MakeServer, Server
-from singletree.engines.weights.resolve import Checkpoint, read_sampling_defaults
 from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration, SingletreeError
 from singletree.prompts.tokenizer.tokenizer import Tokenizer

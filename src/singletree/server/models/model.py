@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from singletree.engines.engine import Constraint, Engine
 from singletree.engines.lifetime import UnloadingEngine
+from singletree.engines.progress import Progress, no_progress, shown_step
 from singletree.engines.sharing import OwnedEngine, QueueingEngine
-from singletree.engines.weights.progress import Progress, no_progress, shown_step
 from singletree.engines.workers import MakePool, MatcherSource, Pool, RoutingOptions, TurnMatcher, Worker
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory

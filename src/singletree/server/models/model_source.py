@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
-from singletree.engines.devices import ENGINE_PACKAGES, Gpu, find_gpus
+from singletree.engines.checkpoint import DEFAULT_MODEL, Checkpoint, FindCheckpoint, cache_folder
+from singletree.engines.devices import ENGINE_PACKAGES
 from singletree.engines.engine import Engine
-from singletree.engines.weights import resolve
-from singletree.engines.weights.hub import (
-    Hub,
-    HuggingFaceHub,
-    in_own_thread,
-    offers_gguf,
-    offers_weights,
-    parse_id,
-)
-from singletree.engines.weights.progress import Progress
-from singletree.engines.weights.resolve import Checkpoint
+from singletree.engines.progress import Progress, in_own_thread
 from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -57,6 +47,9 @@ class ModelSource:
     template_origin: str = "the model's own"
 
 
+ChooseEngine = Callable[[Config], EngineName]
+"""Chooses the engine of ``--engine auto``. Blocks. Raises BadConfiguration and WeightsUnavailable."""
+
 FindSource = Callable[[Config, Progress], Awaitable[ModelSource]]
 """Finds the model that a configuration names; downloads it if it is not on this machine."""
 
@@ -72,10 +65,11 @@ class LocalEngine:
 async def resolve_checkpoint(
     config: Config, model: str, progress: Progress, *, gguf: bool = False, weights: bool = False
 ) -> Checkpoint:
-    """Find a model; see ``resolve.resolve`` for what is downloaded of it if it is not on this machine."""
+    """Find a model; see ``FindCheckpoint`` for what is downloaded of it if it is not on this machine."""
+    find: FindCheckpoint = open_door("model files")
     packages = config.package_weights
     return await run_abandonable(
-        partial(resolve.resolve, model, progress=progress, gguf=gguf, weights=weights, packages=packages)
+        partial(find, model, progress=progress, gguf=gguf, weights=weights, packages=packages)
     )
 
 
@@ -106,7 +100,7 @@ def checkpoint_source(
 
 def load_checkpoint(checkpoint: Checkpoint, *, marks_pictures: bool = False) -> Tokenizer:
     """Return the tokenizer of ``checkpoint``, with the chat template that corrects its own if there is one."""
-    facts = resolve.cache_folder() / "tokenizers"
+    facts = cache_folder() / "tokenizers"
     tokenizer = load_tokenizer(checkpoint.path, marks_pictures=marks_pictures, facts_folder=facts)
     correction, own = checkpoint.correction, tokenizer.chat_template
     return (
@@ -161,7 +155,10 @@ async def find_model_source(config: Config, progress: Progress) -> ModelSource:
     if config.engine_url:
         engine_arguments_apply(config, config.engine)
         return await _servers(config, progress)
-    engine = await run_abandonable(partial(choose_engine, config))
+    engine = config.engine
+    if engine == "auto":
+        choose: ChooseEngine = open_door("choice of an engine")
+        engine = await run_abandonable(partial(choose, config))
     engine_arguments_apply(config, engine)
     check_installed(engine)
     source = await local_engine(engine).find_source(config, progress)
@@ -205,8 +202,8 @@ def find_tokenizer(config: Config, progress: Progress) -> tuple[str, Tokenizer]:
     if config.model is None and built_in is not None:
         name, make_tokenizer = built_in
         return name, make_tokenizer()
-    model = config.model or resolve.DEFAULT_MODEL
-    checkpoint = resolve.resolve(model, progress=progress, packages=config.package_weights)
+    find: FindCheckpoint = open_door("model files")
+    checkpoint = find(config.model or DEFAULT_MODEL, progress=progress, packages=config.package_weights)
     return checkpoint.name, load_checkpoint(checkpoint)
 
 
@@ -214,77 +211,10 @@ GPU_ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
 """Engines that read weights in Hugging Face's layout, the preferred one first; the names of their packages."""
 
 
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSites:
-    """Where an engine's conditions are looked up; tests replace them."""
-
-    is_installed: Callable[[str], bool] = _is_installed
-    gpus: Callable[[], Sequence[Gpu]] = find_gpus
-    hub: Callable[[], Hub] = field(default=HuggingFaceHub)
-
-
-def choose_engine(config: Config, sites: EngineSites | None = None) -> EngineName:
-    """Return the engine for ``config``. Blocks: it may ask the hub, and runs ``nvidia-smi``.
-
-    Raises:
-        BadConfiguration: none fits; the message has three commands that help.
-        WeightsUnavailable: the model does not exist, or the hub cannot be reached.
-    """
-    if config.engine != "auto":
-        return config.engine
-    sites = sites or EngineSites()
-    model = config.model or resolve.DEFAULT_MODEL
-    if resolve.is_built_in(model):
-        return "llamacpp"
-    has_gguf, has_weights = _offers(model, sites.hub)
-    on_gpu = _gpu_engine(sites)
-    if on_gpu is not None and has_weights():
-        return on_gpu
-    if has_gguf():
-        return "llamacpp"
-    raise BadConfiguration(_no_engine(model, sites))
-
-
-def _offers(model: str, hub: Callable[[], Hub]) -> tuple[Callable[[], bool], Callable[[], bool]]:
-    path, repo = Path(model).expanduser(), parse_id(model)
-    if path.exists() or repo is None or path.suffix == ".gguf":
-        is_folder = path.is_dir() and (path / "config.json").is_file()
-        # What does not exist is llama.cpp's to refuse, with the names and forms that there are.
-        return lambda: not is_folder or any(path.glob("*.gguf")), lambda: is_folder
-    opened = hub()
-    name, quant = repo
-    return lambda: offers_gguf(name, quant, opened), lambda: quant is None and offers_weights(name, opened)
-
-
-def _gpu_engine(sites: EngineSites) -> EngineName | None:
-    installed = [name for name in GPU_ENGINES if sites.is_installed(name)]
-    return installed[0] if installed and sites.gpus() else None
-
-
-def _no_engine(model: str, sites: EngineSites) -> str:
-    gpus, installed = sites.gpus(), [name for name in GPU_ENGINES if sites.is_installed(name)]
-    why = "neither vLLM nor SGLang is installed" if gpus else "this machine has no GPU for vLLM or SGLang"
-    here = (
-        f"singletree serve --engine {installed[0]} --model {model}    (slow without a GPU)"
-        if installed
-        else f"pip install 'singletree[vllm]' && singletree serve --engine vllm --model {model}"
-    )
-    return (
-        f"no engine for {model}: it has no GGUF file for llama.cpp, and {why}. One of these helps:\n"
-        f"  {here}\n"
-        f"  singletree serve --engine-url http://HOST:8000    (where `vllm serve {model}` runs)\n"
-        f"  singletree serve --model {resolve.known_models()[-1]}    (another model, for llama.cpp)"
-    )
-
-
 def check_installed(engine: EngineName) -> None:
     """Raise BadConfiguration if the package of ``engine`` is missing: before a model is fetched for it."""
     title, module, _ = ENGINE_PACKAGES.get(engine, ("", "", ()))
-    if module and not _is_installed(module):
+    if module and importlib.util.find_spec(module) is None:
         raise BadConfiguration(
             f"{title} is not installed: pip install 'singletree[{engine}]', or give --engine-url of a "
             "server that runs"

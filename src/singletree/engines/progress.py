@@ -1,12 +1,12 @@
-"""The progress of a download or of another long task."""
+"""Long tasks, such as a download: their progress, and a thread that can be left."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
+from concurrent.futures import Future
+from typing import TypeVar
 
 Progress = Callable[[str, int, int | None], None]
 """Called repeatedly, from any thread, with a label, the bytes so far, and the total bytes or None."""
@@ -51,15 +51,26 @@ def looking(look: Callable[[], None], name: str) -> Iterator[None]:
         thread.join()
 
 
-def report_folder_size(folder: Path, report: Callable[[int], None]) -> AbstractContextManager[None]:
-    """Call ``report`` with the size of ``folder`` in bytes, again and again, until the context ends."""
-    return looking(lambda: report(_size(folder)), "download progress")
+_Result = TypeVar("_Result")
 
 
-def _size(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        # Files may disappear meanwhile.
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
+def in_own_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
+    """Begin ``work`` in a thread of its own, and return what will have its result or error; it can only be left.
+
+    ``asyncio.to_thread`` will not do where work may be given up: the end of the event loop waits for its threads, and
+    so for the end of a download, or of a look-up of a name in a network that drops packets.
+    """
+    outcome: Future[_Result] = Future()
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):  # The caller's event loop has been closed.
+            try:
+                result = work()
+            except BaseException as error:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+
+    outcome.set_running_or_notify_cancel()  # From here on it cannot be cancelled, only left.
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome

@@ -6,15 +6,16 @@ import contextlib
 import errno
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from singletree.engines.weights.progress import Progress, report_folder_size
+from singletree.engines.checkpoint import Checkpoint
+from singletree.engines.progress import Progress, in_own_thread, looking
 from singletree.errors import WeightsUnavailable
+from singletree.model_files.headers import window_of
 
 _CURES = {
     errno.ENOSPC: "free some space",
@@ -171,6 +172,16 @@ def fetch_tokenizer(repo: str, quant: str | None, *, hub: Hub, progress: Progres
     )
 
 
+def find_in_hub(
+    repo: str, quant: str | None, gguf: bool, weights: bool, hub: Hub, progress: Progress
+) -> Checkpoint:
+    """Return the model of a repository, fetched if it is not on this machine."""
+    fetch = fetch_gguf if gguf else fetch_weights if weights else fetch_tokenizer
+    path = fetch(repo, quant, hub=hub, progress=progress)
+    short = repo.partition("/")[2]
+    return Checkpoint(repo, path, window_of(path), "hub", (short, f"{repo}:{quant}") if quant else (short,))
+
+
 def _description(names: Iterable[str]) -> list[str]:
     return sorted(filter(_DESCRIPTION.fullmatch, names))
 
@@ -307,26 +318,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def in_own_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
-    """Begin ``work`` in a thread of its own, and return what will have its result or error; it can only be left.
+def report_folder_size(folder: Path, report: Callable[[int], None]) -> AbstractContextManager[None]:
+    """Call ``report`` with the size of ``folder`` in bytes, again and again, until the context ends."""
+    return looking(lambda: report(_size(folder)), "download progress")
 
-    ``asyncio.to_thread`` will not do where work may be given up: the end of the event loop waits for its threads, and
-    so for the end of a download, or of a look-up of a name in a network that drops packets.
-    """
-    outcome: Future[_Result] = Future()
 
-    def run() -> None:
-        with contextlib.suppress(RuntimeError):  # The caller's event loop has been closed.
-            try:
-                result = work()
-            except BaseException as error:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(result)
-
-    outcome.set_running_or_notify_cancel()  # From here on it cannot be cancelled, only left.
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return outcome
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        # Files may disappear meanwhile.
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 class HuggingFaceHub:

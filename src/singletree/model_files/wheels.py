@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from singletree.engines.weights.hub import storage_failure
-from singletree.engines.weights.progress import Progress, report_folder_size
+from singletree.engines.progress import Progress
 from singletree.errors import WeightsUnavailable
+from singletree.model_files.hub import report_folder_size, storage_failure
 
 if sys.platform != "win32":
     import fcntl
