@@ -28,9 +28,9 @@ from typing import Any
 from urllib.parse import quote
 
 from benchmarks.trace_records import Replay, TraceRecord, read_records
-from singletree.engines.remote.http_client import HttpTransport
-from singletree.engines.remote.transport import ConnectionLost, Pieces, StreamedResponse, read_answer
 from singletree.errors import BadConfiguration
+from singletree.remote.http_client import HttpTransport
+from singletree.remote.transport import ConnectionLost, Pieces, StreamedResponse, read_answer
 
 _WORDS = (
     "the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he",

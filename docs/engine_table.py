@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from singletree.engines.abilities import ABILITIES, EngineAbilities
+from singletree.remote.detection import KINDS, TEXT_SERVERS
 from singletree.server.doors import open_door
-from singletree.wires.detection import KINDS, TEXT_SERVERS
 
 PAGE = """\
 # Engines

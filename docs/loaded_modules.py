@@ -15,9 +15,10 @@ from source import DOORS, PACKAGE  # noqa: E402
 
 _SCRIPT = """\
 import json, sys
-import singletree.cli.serve, singletree.server.http.run, singletree.engines.remote.engine
+import singletree.cli.serve, singletree.server.http.run, singletree.server.models.model_source
 from singletree.server.doors import open_door
-open_door("kind of a server"), open_door("server vllm"), open_door("router"), open_door("model files")
+for feature in ("engine URLs", "kind of a server", "server vllm", "router", "model files"):
+    open_door(feature)
 print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "singletree" and m.__file__]))
 """
 

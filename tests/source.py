@@ -30,6 +30,7 @@ DOORS = {
     "raw_tokens",
     "ray",
     "records",
+    "remote",
     "routing",
     "session_forks",
     "stored_responses",
@@ -37,7 +38,6 @@ DOORS = {
     "training",
     "turn_stores",
     "websockets",
-    "wires",
 }
 """Packages that the core does not import: ``server.doors`` loads them when a setting asks for one."""
 

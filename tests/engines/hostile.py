@@ -13,7 +13,6 @@ from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import Asked, Dialect, DialectTransport, Step, started
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.remote.transport import ConnectionLost
 from singletree.errors import (
     EngineFailed,
     EngineUnfit,
@@ -21,6 +20,7 @@ from singletree.errors import (
     Overloaded,
     SingletreeError,
 )
+from singletree.remote.transport import ConnectionLost
 
 PROMPT = (1, 2, 3)
 ASKED = Asked(PROMPT, 8)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from engines.vllm_recording import URL
-from singletree.engines.remote.http_client import HttpTransport, MakeConnection
-from singletree.engines.remote.http_connection import HttpConnection
-from singletree.engines.remote.transport import StreamedResponse
+from singletree.remote.http_client import HttpTransport, MakeConnection
+from singletree.remote.http_connection import HttpConnection
+from singletree.remote.transport import StreamedResponse
 
 
 def chunked(*pieces: bytes) -> bytes:

@@ -19,10 +19,10 @@ from engines.tiny_vlm import MODEL as TINY_VLM
 from engines.vllm_recording import SCHEMA, Exchange, RecordingTransport, Scenario, constrained, greedy
 from server.picture_model import PNG, picture
 from singletree.engines.engine import GenerationJob
-from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import SingletreeError
 from singletree.pictures import PromptPicture
-from singletree.wires.sglang.server import SglangServer
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.sglang.server import SglangServer
 
 WIRE = Path(__file__).parent / "sglang_wire"
 OF = 282  # the token " of", the third of the answer

@@ -13,11 +13,11 @@ from engines.vllm_memory import MemoryAnswer, MemoryTransport, ending, event
 from engines.vllm_recording import QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Deliver, GenerationJob
-from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
 from singletree.engines.sharing import QueueingEngine
 from singletree.engines.workers import Worker
 from singletree.errors import EngineFailed
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.transport import ConnectionLost, StreamedResponse
 from singletree.routing.policy import RoundRobinPolicy
 from singletree.routing.pool import EnginePool
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from engines.wire_servers import DIALECTS, URL
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
 from singletree.errors import BadConfiguration, EngineFailed
-from singletree.server.models.engine_servers import open_server
-from singletree.wires import detection
-from singletree.wires.detection import detect_server
+from singletree.remote import detection
+from singletree.remote.detection import detect_server
+from singletree.remote.servers import open_server
+from singletree.remote.transport import ConnectionLost, StreamedResponse
 
 
 class Pages:

@@ -15,8 +15,8 @@ from engines.vllm_memory import ending, event
 from engines.vllm_recording import PARIS, QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
-from singletree.engines.remote.transport import ConnectionLost, Pieces, StreamedResponse, ask
 from singletree.errors import EngineFailed
+from singletree.remote.transport import ConnectionLost, Pieces, StreamedResponse, ask
 
 
 @pytest.fixture(autouse=True)

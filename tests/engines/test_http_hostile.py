@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from engines.http_bench import END, STREAM, Bench, Wire, chunked, hangs_up, head, read, read_all, says, whole
-from singletree.engines.remote import http_client, http_connection
-from singletree.engines.remote.http_client import HttpTransport, MakeConnection
-from singletree.engines.remote.http_connection import HttpConnection
-from singletree.engines.remote.transport import ConnectionLost, read_answer
+from singletree.remote import http_client, http_connection
+from singletree.remote.http_client import HttpTransport, MakeConnection
+from singletree.remote.http_connection import HttpConnection
+from singletree.remote.transport import ConnectionLost, read_answer
 
 INTERIM = b"HTTP/1.1 102 Processing\r\nX: 1\r\n\r\n"
 TRAILER = b"0\r\nX-Sum: 7\r\nRetry-After: 9\r\n\r\n"

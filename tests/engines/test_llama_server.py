@@ -10,13 +10,13 @@ import pytest_asyncio
 from engines import contract
 from engines.contract import Check, Subject
 from engines.small_model import FRANCE, ITALY, JAPAN, small_model
-from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.http_client import HttpTransport, over_unix
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.llama_server import LlamaServer
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
-from singletree.server.models.engine_servers import PROBE_TEXT, probe_vocabulary
-from singletree.wires.detection import detect_server
+from singletree.remote.detection import detect_server
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.http_client import HttpTransport, over_unix
+from singletree.remote.servers import PROBE_TEXT, probe_vocabulary
 
 URL = "http://llama.test"
 CHECKS = (

@@ -20,7 +20,6 @@ from engines.small_model import END_TOKENS, FRANCE, ITALY, small_model
 from singletree.constraints.grammar_matchers import GrammarMatchers, matcher_vocabulary
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.remote.transport import ask
 from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
 from singletree.llamacpp import parking, slot_states
@@ -28,6 +27,7 @@ from singletree.llamacpp.admission import Ticket
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.slots import Claim
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
+from singletree.remote.transport import ask
 from singletree.routing.pool import EnginePool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -16,9 +16,9 @@ from engines.wire_servers import ANY_TOKEN, DIALECTS, DialectTransport, Step, re
 from singletree.conversation import Sampling
 from singletree.engines.checkpoint import read_sampling_defaults
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest
 from singletree.pictures import PromptPicture
+from singletree.remote.engine import RemoteEngine
 
 PROMPT = (1, 2, 3)
 

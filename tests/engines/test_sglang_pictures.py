@@ -20,10 +20,10 @@ from engines.vllm_memory import MemoryAnswer
 from engines.vllm_recording import Exchange, greedy
 from engines.wire_servers import DIALECTS, DONE, DialectTransport, frame, started
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest
 from singletree.pictures import PromptPicture
-from singletree.wires.sglang.wire import SglangWire
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.sglang.wire import SglangWire
 
 EYES = {"has_image_understanding": True}
 

@@ -17,10 +17,10 @@ from engines.contract import CHECKS, Check, Subject, collect, keeps_tenants_apar
 from engines.vllm_recording import FRANCE, ITALY, JAPAN, PARIS, QUESTION, SCHEMA, greedy
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import InvalidRequest
-from singletree.wires.detection import detect_server
-from singletree.wires.sglang.server import SglangServer
+from singletree.remote.detection import detect_server
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.sglang.server import SglangServer
 
 pytestmark = pytest.mark.engines
 

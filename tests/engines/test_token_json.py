@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.remote import wire
-from singletree.engines.remote.wire import encode_token_ids
+from singletree.engines import token_json
+from singletree.engines.token_json import encode_token_ids
 from singletree.lru import LruCache
 
 
 @pytest.fixture(autouse=True)
 def texts(monkeypatch: pytest.MonkeyPatch) -> LruCache[tuple[Any, ...], tuple[bytes, bytes]]:
     cache: LruCache[tuple[Any, ...], tuple[bytes, bytes]] = LruCache(100_000)
-    monkeypatch.setattr(wire, "_token_texts", cache)
+    monkeypatch.setattr(token_json, "_token_texts", cache)
     return cache
 
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 from engines.contract import CHECKS, Check, Subject
 from engines.vllm_memory import ServingTransport
 from engines.vllm_recording import QUESTION, vllm_engine
-from singletree.engines.remote.engine import RemoteEngine
+from singletree.remote.engine import RemoteEngine
 
 
 def make() -> RemoteEngine:

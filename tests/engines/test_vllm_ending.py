@@ -21,10 +21,10 @@ from engines.vllm_memory import (
 )
 from engines.vllm_recording import QUESTION, Exchange, vllm_engine
 from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.remote.transport import ConnectionLost
 from singletree.errors import (
     EngineFailed,
 )
+from singletree.remote.transport import ConnectionLost
 
 
 async def until(done: Any) -> None:

@@ -22,7 +22,6 @@ from engines.vllm_memory import (
 from engines.vllm_recording import PARIS, SCENARIOS, STREAMS, WINDOW, Exchange
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk
-from singletree.engines.remote.transport import ConnectionLost
 from singletree.errors import (
     ContextOverflow,
     EngineFailed,
@@ -31,6 +30,7 @@ from singletree.errors import (
     Overloaded,
     SingletreeError,
 )
+from singletree.remote.transport import ConnectionLost
 
 
 @pytest.mark.parametrize("name", sorted(STREAMS.keys() & SCENARIOS.keys()))

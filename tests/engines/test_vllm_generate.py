@@ -12,9 +12,9 @@ from engines.vllm_recording import GENERATE_STREAMS, SCENARIOS, STREAMS, Exchang
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.events import WeightVersion
-from singletree.wires.sglang.wire import SglangWire
-from singletree.wires.vllm.server import GenerateReader, GenerateWire
-from singletree.wires.vllm.wire import CompletionsWire
+from singletree.remote.sglang.wire import SglangWire
+from singletree.remote.vllm.server import GenerateReader, GenerateWire
+from singletree.remote.vllm.wire import CompletionsWire
 
 PATH = "/inference/v1/generate"
 

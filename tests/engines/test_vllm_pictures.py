@@ -13,9 +13,9 @@ from engines.vllm_memory import MemoryAnswer, MemoryTransport
 from engines.vllm_recording import vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import EngineFailed, InvalidRequest
 from singletree.pictures import PromptPicture
+from singletree.remote.engine import RemoteEngine
 
 PAD = 151655
 RED, BLUE = b"\x89PNG red", b"\x89PNG blue"

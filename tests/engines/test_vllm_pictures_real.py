@@ -13,7 +13,7 @@ from engines import picture_loop, real_vllm
 from engines.tiny_vlm import LOAD, MODEL, WINDOW, write_tiny_vlm
 from engines.vllm_recording import RecordingTransport, vllm_engine
 from server.picture_model import block, picture
-from singletree.engines.remote.engine import RemoteEngine
+from singletree.remote.engine import RemoteEngine
 
 pytestmark = [pytest.mark.engines, pytest.mark.asyncio(loop_scope="module")]
 BLOCK = 128

@@ -35,10 +35,10 @@ from engines.vllm_recording import (
 )
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest
-from singletree.wires.detection import detect_server
-from singletree.wires.vllm.server import VllmServer
+from singletree.remote.detection import detect_server
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.vllm.server import VllmServer
 
 pytestmark = pytest.mark.engines
 

@@ -9,12 +9,12 @@ import pytest
 
 from engines.vllm_memory import LOST, MemoryAnswer, MemoryTransport, event, started
 from engines.vllm_recording import URL, WINDOW, Exchange, vllm_engine
-from singletree.engines.remote.transport import ConnectionLost
 from singletree.errors import (
     BadConfiguration,
     EngineFailed,
     SingletreeError,
 )
+from singletree.remote.transport import ConnectionLost
 
 
 def with_page(path: str, status: int, body: bytes) -> MemoryTransport:

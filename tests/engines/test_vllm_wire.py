@@ -29,7 +29,7 @@ from singletree.errors import (
     Overloaded,
     SingletreeError,
 )
-from singletree.wires.vllm.wire import CompletionReader, CompletionsWire
+from singletree.remote.vllm.wire import CompletionReader, CompletionsWire
 
 
 def as_chunk(new: list[int] | Chunk | None) -> Chunk | None:

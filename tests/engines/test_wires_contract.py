@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from engines.contract import CHECKS, Check, Subject
 from engines.wire_servers import DIALECTS, DialectTransport, remote_engine, started
-from singletree.engines.remote.engine import RemoteEngine
+from singletree.remote.engine import RemoteEngine
 
 QUESTION = (1, 4093, 198, 1780, 314, 260, 3575)
 

@@ -7,9 +7,9 @@ import pytest
 from engines.hostile import ASKED, HOSTILE, TOKENS, Check, events, outcome
 from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, Dialect, Step
-from singletree.engines.remote import events as remote_events
 from singletree.errors import EngineFailed
 from singletree.llamacpp import wire as llamacpp_wire
+from singletree.remote import events as remote_events
 
 
 @pytest.fixture(params=list(DIALECTS))

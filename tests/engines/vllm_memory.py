@@ -10,9 +10,9 @@ from typing import Any
 from engines.vllm_recording import END_OF_TURN, QUESTION, Exchange, vllm_engine
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Engine, GenerationJob
-from singletree.engines.remote.engine import PROBE_ID, RemoteEngine
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, Take
 from singletree.errors import SingletreeError
+from singletree.remote.engine import PROBE_ID, RemoteEngine
+from singletree.remote.transport import ConnectionLost, StreamedResponse, Take
 
 LOST = ConnectionLost("the connection broke")
 DEFAULT = Sampling()

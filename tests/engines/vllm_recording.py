@@ -19,12 +19,12 @@ from typing import Any
 from engines import real_vllm
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.http_client import HttpTransport
-from singletree.engines.remote.transport import StreamedResponse, Take
-from singletree.engines.remote.wire import GetPage, ServerOffer
 from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
-from singletree.wires.vllm.server import VllmServer
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.http_client import HttpTransport
+from singletree.remote.transport import StreamedResponse, Take
+from singletree.remote.vllm.server import VllmServer
+from singletree.remote.wire import GetPage, ServerOffer
 
 WIRE = Path(__file__).parent / "vllm_wire"
 KEY = "k"

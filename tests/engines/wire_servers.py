@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.vllm_memory import MemoryAnswer
-from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse
-from singletree.engines.remote.wire import Server
 from singletree.llamacpp.llama_server import LlamaServer
-from singletree.wires.sglang.server import SglangServer
-from singletree.wires.tensorrt_llm import TensorRtServer
-from singletree.wires.vllm.server import VllmServer
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.sglang.server import SglangServer
+from singletree.remote.tensorrt_llm import TensorRtServer
+from singletree.remote.transport import ConnectionLost, StreamedResponse
+from singletree.remote.vllm.server import VllmServer
+from singletree.remote.wire import Server
 
 URL = "http://engine.test:8000"
 WINDOW = 512

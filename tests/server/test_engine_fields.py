@@ -12,7 +12,7 @@ from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
 from singletree.errors import InvalidRequest
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.protocols.openai.engine_fields import CONSTRAINTS, IGNORED, EngineFields
-from singletree.wires.vllm.wire import CompletionsWire
+from singletree.remote.vllm.wire import CompletionsWire
 
 from .by_hand import EngineByHand
 from .memory import events

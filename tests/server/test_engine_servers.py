@@ -11,14 +11,14 @@ import pytest
 from engines.wire_servers import DIALECTS, DialectTransport, remote_engine
 from singletree.engines.checkpoint import Checkpoint
 from singletree.engines.progress import no_progress
-from singletree.engines.remote import engine as remote
-from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import BadConfiguration, EngineFailed
 from singletree.model_files import resolve as weights
-from singletree.server.models import engine_servers, model_source
-from singletree.server.models.engine_servers import EngineServers
+from singletree.remote import detection
+from singletree.remote import servers as engine_servers
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.servers import EngineServers
+from singletree.server.models import model_source
 from singletree.server.settings.config import Config
-from singletree.wires import detection
 
 from .test_config import read
 
@@ -64,7 +64,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     made = Network()
     monkeypatch.setattr(detection, "detect_server", made.detect)
     monkeypatch.setattr(engine_servers, "open_server", made.open)
-    monkeypatch.setattr(remote, "RemoteEngine", made.engine)
+    monkeypatch.setattr(engine_servers, "RemoteEngine", made.engine)
     monkeypatch.setattr(weights, "resolve", lambda model, **_: CHECKPOINT)
     return made
 

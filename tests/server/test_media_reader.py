@@ -14,10 +14,10 @@ import pytest
 
 from server.picture_model import PNG, base64_of, picture, seeing
 from server.serving import MODEL, Served, serving
-from singletree.engines.remote.http_client import Addresses
 from singletree.media import check
 from singletree.media.check import UnusablePicture, decode_base64, is_public
 from singletree.media.reader import MediaLimits, MediaReader
+from singletree.remote.http_client import Addresses
 from singletree.server.settings.config import Config
 
 MESSAGES = "/v1/messages"

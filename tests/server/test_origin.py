@@ -10,14 +10,13 @@ import pytest
 from singletree.engines.checkpoint import DEFAULT_MODEL, Checkpoint
 from singletree.engines.engine import EngineInfo
 from singletree.engines.progress import no_progress
-from singletree.engines.remote import engine as remote
 from singletree.errors import BadConfiguration, WeightsUnavailable
 from singletree.llamacpp import source as llamacpp
 from singletree.model_files import resolve as weights
+from singletree.remote import detection, servers
 from singletree.server.models import model_source
 from singletree.server.settings.config import Config
 from singletree.testing import byte_model
-from singletree.wires import detection
 
 
 class Engine:
@@ -68,7 +67,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
     monkeypatch.setattr(weights, "resolve", resolve)
     monkeypatch.setattr(llamacpp, "LlamaCppEngine", Engine)
-    monkeypatch.setattr(remote, "RemoteEngine", Engine)
+    monkeypatch.setattr(servers, "RemoteEngine", Engine)
     return wanted
 
 

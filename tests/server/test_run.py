@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from singletree import request_limits
-from singletree.engines.remote.wire import _token_texts, limit_texts
+from singletree.engines.token_json import _token_texts, limit_texts
 from singletree.errors import BadConfiguration
 from singletree.protocols import wire
 from singletree.server.http import run

@@ -18,17 +18,18 @@ from engines.wire_servers import DIALECTS, DialectTransport, remote_engine
 from prompts.tiny_vocabulary import write_directory
 from singletree.engines.checkpoint import Checkpoint
 from singletree.engines.progress import no_progress
-from singletree.engines.remote import engine as remote
-from singletree.engines.remote.engine import RemoteEngine
-from singletree.engines.remote.transport import ConnectionLost
 from singletree.errors import BadConfiguration
 from singletree.model_files import resolve as weights
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from singletree.server.models import engine_servers, model_source
-from singletree.server.models.engine_servers import PROBE_TEXT, probe_vocabulary
+from singletree.remote import detection
+from singletree.remote import engine as remote
+from singletree.remote import servers as engine_servers
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.servers import PROBE_TEXT, probe_vocabulary
+from singletree.remote.transport import ConnectionLost
+from singletree.server.models import model_source
 from singletree.server.settings.config import Config
 from singletree.testing import byte_model
-from singletree.wires import detection
 
 CHECKPOINT = Checkpoint("org/ours", Path("/nowhere"), 4096, "hub", ())
 TOKENIZING = ("vllm-completions", "sglang-incremental", "llama-server")
@@ -98,7 +99,7 @@ def network(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.INFO, "singletree")
     monkeypatch.setattr(detection, "detect_server", made.detect)
     monkeypatch.setattr(engine_servers, "open_server", made.open)
-    monkeypatch.setattr(remote, "RemoteEngine", made.engine)
+    monkeypatch.setattr(engine_servers, "RemoteEngine", made.engine)
     monkeypatch.setattr(weights, "resolve", lambda model, **_: CHECKPOINT)
     return made
 

@@ -18,9 +18,9 @@ from server.serving import TOKENIZER, Served, body, serving
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.engines.lifetime import ReconnectingEngine
-from singletree.engines.remote.engine import RemoteEngine
 from singletree.errors import InvalidRequest
 from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.remote.engine import RemoteEngine
 from singletree.server.settings.config import Config
 from singletree.testing.scripted_engine import ScriptedEngine
 from singletree.training.exports import FORMS

@@ -20,15 +20,14 @@ from singletree.engines.abilities import ABILITIES
 from singletree.engines.devices import installed_version
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, LogprobRow, StopKind
 from singletree.engines.progress import Progress, no_progress
-from singletree.engines.remote.pictures import PictureCounts, count_by_generating, pictures_of, silence
-from singletree.engines.remote.transport import ServerRefusal, convert_refusal
 from singletree.errors import EngineFailed, SingletreeError
 from singletree.events import WeightVersion
 from singletree.in_process.engine import InProcessEngine, InProcessGeneration
 from singletree.in_process.sglang_startup import PACKAGE, load_sglang
 from singletree.in_process.startup import EngineSettings
 from singletree.pictures import PromptPicture
-from singletree.wires.sglang.wire import (
+from singletree.remote.pictures import PictureCounts, count_by_generating, pictures_of, silence
+from singletree.remote.sglang.wire import (
     FIRST_ANSWER_SECONDS,
     SGLANG_BACKENDS,
     SGLANG_BLINDNESS,
@@ -40,6 +39,7 @@ from singletree.wires.sglang.wire import (
     sglang_request,
     unread_pictures,
 )
+from singletree.remote.transport import ServerRefusal, convert_refusal
 
 _LOG = logging.getLogger(__name__)
 _BAD_REQUEST = 400

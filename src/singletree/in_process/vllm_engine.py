@@ -17,15 +17,15 @@ from singletree.engines.devices import installed_version
 from singletree.engines.engine import Chunk, ConstraintKind, EngineInfo, GenerationJob, token_limit
 from singletree.engines.lifetime import RestartBackoff
 from singletree.engines.progress import Progress, no_progress
-from singletree.engines.remote.pictures import SentPictures, pictures_of
-from singletree.engines.remote.transport import ServerRefusal, convert_refusal
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest, SingletreeError
 from singletree.in_process.engine import InProcessEngine, InProcessGeneration
 from singletree.in_process.startup import EngineSettings
 from singletree.in_process.vllm_outputs import GenerationOutputs, OutputBypass, vllm_chunk
 from singletree.in_process.vllm_startup import PACKAGE, PicturePrompt, VllmApi, vllm_api
 from singletree.pictures import PromptPicture
-from singletree.wires.vllm.wire import (
+from singletree.remote.pictures import SentPictures, pictures_of
+from singletree.remote.transport import ServerRefusal, convert_refusal
+from singletree.remote.vllm.wire import (
     CONSTRAINT_KINDS,
     UNKNOWN_PICTURE,
     picture_uuid,

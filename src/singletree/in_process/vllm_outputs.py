@@ -16,7 +16,7 @@ from singletree.engines.engine import Chunk, LogprobRow
 from singletree.errors import EngineFailed
 from singletree.events import WeightVersion
 from singletree.in_process.engine import Handover
-from singletree.wires.vllm.wire import FINISHES
+from singletree.remote.vllm.wire import FINISHES
 
 _LEAST_LOGPROB = -9999.0  # what vLLM's own servers send for minus infinity
 _TOKEN_FIELDS = 2  # The first fields of vLLM's EngineCoreOutput: the id of the request, and the new tokens.

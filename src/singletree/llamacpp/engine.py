@@ -27,15 +27,6 @@ from singletree.engines.abilities import ABILITIES
 from singletree.engines.devices import KV_SHARE, usable_cores, usable_memory
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, token_limit
 from singletree.engines.lifetime import RestartBackoff
-from singletree.engines.remote.http_client import HttpTransport, over_unix
-from singletree.engines.remote.transport import (
-    ConnectionLost,
-    InFlightRequest,
-    Pieces,
-    StreamedResponse,
-    ask,
-    begun,
-)
 from singletree.errors import BadConfiguration, EngineFailed, EngineUnfit, SingletreeError
 from singletree.llamacpp import wire
 from singletree.llamacpp.admission import Admission, Ticket
@@ -49,6 +40,8 @@ from singletree.llamacpp.slots import Claim, SlotActions
 from singletree.lru import LruCache
 from singletree.model_files.headers import GgufHeader, read_header
 from singletree.pictures import PromptPicture, comparable_tokens
+from singletree.remote.http_client import HttpTransport, over_unix
+from singletree.remote.transport import ConnectionLost, InFlightRequest, Pieces, StreamedResponse, ask, begun
 
 _LOG = logging.getLogger(__name__)
 

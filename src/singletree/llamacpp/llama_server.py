@@ -13,17 +13,6 @@ import msgspec
 
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, GenerationJob, StopKind
-from singletree.engines.remote.transport import RefusalWords
-from singletree.engines.remote.wire import (
-    TOKENIZE,
-    GetPage,
-    Lookup,
-    ServerOffer,
-    Wire,
-    WireReader,
-    check_status,
-    decode_models,
-)
 from singletree.errors import BadConfiguration, EngineFailed, EngineUnfit, SingletreeError
 from singletree.llamacpp.wire import (
     StreamEvent,
@@ -33,6 +22,17 @@ from singletree.llamacpp.wire import (
     encode_llamacpp_request,
     encode_prompt_tokenize_request,
     encode_tokenize_request,
+)
+from singletree.remote.transport import RefusalWords
+from singletree.remote.wire import (
+    TOKENIZE,
+    GetPage,
+    Lookup,
+    ServerOffer,
+    Wire,
+    WireReader,
+    check_status,
+    decode_models,
 )
 
 _WORDS = RefusalWords("llama.cpp", "/completion", "--api-key")

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from singletree.engines.outlook import Outlook, Worth, worth
-from singletree.engines.remote.transport import ConnectionLost, Transport, ask
 from singletree.llamacpp.prefix_files import common_tokens
+from singletree.remote.transport import ConnectionLost, Transport, ask
 
 _CHANGED_PART = 8
 """A prompt of the same session continues a slot even if the last 1/8 of the prompt before was written anew."""

@@ -12,9 +12,10 @@ import msgspec
 
 from singletree.engines.abilities import encode_grammar
 from singletree.engines.engine import Chunk, GenerationJob, StopKind
-from singletree.engines.remote.events import TokenId
-from singletree.engines.remote.wire import COMMON_SAMPLING, encode_token_ids, sampling_reader
+from singletree.engines.token_json import encode_token_ids
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded, SingletreeError
+from singletree.remote.events import TokenId
+from singletree.remote.wire import COMMON_SAMPLING, sampling_reader
 
 _SEED_RANGE = 1 << 32
 _RANDOM_SEED = _SEED_RANGE - 1

@@ -31,9 +31,9 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from singletree.engines.remote.http_client import Addresses, HttpTransport, MakeConnection
-from singletree.engines.remote.http_connection import HttpConnection
-from singletree.engines.remote.transport import ConnectionLost, Redirected, read_answer
+from singletree.remote.http_client import Addresses, HttpTransport, MakeConnection
+from singletree.remote.http_connection import HttpConnection
+from singletree.remote.transport import ConnectionLost, Redirected, read_answer
 
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 """The formats that harnesses send, by Pillow's names, with their media types."""

@@ -31,7 +31,7 @@ class Door:
 
 
 _ENGINE = "server.models.model_source.LocalEngine"
-_SERVER = "engines.remote.wire.MakeServer"
+_SERVER = "remote.wire.MakeServer"
 _ROUTES = "server.http.service.DoorRoutes"
 
 DOORS: Mapping[str, Door] = {
@@ -41,20 +41,23 @@ DOORS: Mapping[str, Door] = {
     "engine vllm": Door("singletree.in_process.source", "VLLM", _ENGINE, "--engine vllm", "vllm"),
     "engine sglang": Door("singletree.in_process.source", "SGLANG", _ENGINE, "--engine sglang", "sglang"),
     "engine scripted": Door("singletree.testing.byte_model", "LOCAL_ENGINE", _ENGINE, "--engine scripted"),
-    "server vllm": Door("singletree.wires.vllm.server", "VllmServer", _SERVER, "--engine-url of a vLLM"),
+    "engine URLs": Door(
+        "singletree.remote.servers", "find_source", "server.models.model_source.FindSource", "--engine-url"
+    ),
+    "server vllm": Door("singletree.remote.vllm.server", "VllmServer", _SERVER, "--engine-url of a vLLM"),
     "server sglang": Door(
-        "singletree.wires.sglang.server", "SglangServer", _SERVER, "--engine-url of an SGLang"
+        "singletree.remote.sglang.server", "SglangServer", _SERVER, "--engine-url of an SGLang"
     ),
     "server tensorrt-llm": Door(
-        "singletree.wires.tensorrt_llm", "TensorRtServer", _SERVER, "--engine-url of a TensorRT-LLM"
+        "singletree.remote.tensorrt_llm", "TensorRtServer", _SERVER, "--engine-url of a TensorRT-LLM"
     ),
     "server llama-server": Door(
         "singletree.llamacpp.llama_server", "LlamaServer", _SERVER, "--engine-url of a llama-server"
     ),
     "kind of a server": Door(
-        "singletree.wires.detection",
+        "singletree.remote.detection",
         "detect_server",
-        "server.models.engine_servers.DetectServer",
+        "remote.servers.DetectServer",
         "--engine-url without --engine",
     ),
     "model files": Door(

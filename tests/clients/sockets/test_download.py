@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from singletree.engines.remote.http_client import Addresses
 from singletree.media import check as pictures
 from singletree.media.check import NOT_FETCHED, UnusablePicture, download
+from singletree.remote.http_client import Addresses
 
 PUBLIC = "127.0.0.2"
 """An address of loopback that is taken for a public one."""

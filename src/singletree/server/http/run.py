@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from singletree.engines.progress import Progress, no_progress
-from singletree.engines.remote.wire import limit_texts
+from singletree.engines.token_json import limit_texts
 from singletree.errors import BadConfiguration
 from singletree.protocols.wire import limit_known_values
 from singletree.request_limits import configure, parse_limits

@@ -21,7 +21,6 @@ from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from singletree.server.doors import open_door
-from singletree.server.models.engine_servers import EngineServers
 from singletree.server.settings.config import WEIGHTLESS_ENGINES, Config, EngineName
 
 
@@ -154,7 +153,8 @@ async def find_model_source(config: Config, progress: Progress) -> ModelSource:
     """Find the model that ``config`` names. Raises BadConfiguration, WeightsUnavailable and EngineFailed."""
     if config.engine_url:
         engine_arguments_apply(config, config.engine)
-        return await _servers(config, progress)
+        find: FindSource = open_door("engine URLs")
+        return await find(config, progress)
     engine = config.engine
     if engine == "auto":
         choose: ChooseEngine = open_door("choice of an engine")
@@ -163,33 +163,6 @@ async def find_model_source(config: Config, progress: Progress) -> ModelSource:
     check_installed(engine)
     source = await local_engine(engine).find_source(config, progress)
     return replace(source, engine=engine)
-
-
-async def _servers(config: Config, progress: Progress) -> ModelSource:
-    """Connect to the servers at ``--engine-url``, and find out what kind each is unless ``--engine`` names one.
-
-    The tokenizer is that of ``--model``, else of the model that the servers report. Its files come from this machine or
-    the Hugging Face Hub: no server gives them away. vLLM's ``/tokenizer_info`` and llama-server's ``/props`` have no
-    vocabulary, SGLang's ``/get_model_info`` and TensorRT-LLM's lists only names.
-    """
-    servers = EngineServers(config)
-    info = await servers.start()
-    try:
-        checkpoint = await resolve_checkpoint(config, config.model or info.checkpoint or info.name, progress)
-        await servers.complete(checkpoint)
-    except BaseException:
-        await servers.close()
-        raise
-
-    async def started(tokenizer: Tokenizer) -> tuple[Worker, ...]:
-        await servers.check_vocabularies(tokenizer)
-        return servers.workers
-
-    names = tuple(dict.fromkeys((info.name, checkpoint.name, *checkpoint.aliases)))
-    load = partial(load_checkpoint, checkpoint)
-    return ModelSource(
-        names, load, started, servers.close, servers.title, template_origin=describe_template(checkpoint)
-    )
 
 
 def find_tokenizer(config: Config, progress: Progress) -> tuple[str, Tokenizer]:

@@ -7,16 +7,9 @@ from functools import partial
 
 import msgspec
 
-from singletree.engines.remote.wire import (
-    GetPage,
-    ServerOffer,
-    ask_for_tokens,
-    body_fields,
-    find_model,
-    read_page,
-)
 from singletree.errors import BadConfiguration
-from singletree.wires.sglang.wire import SGLANG_BLINDNESS, SGLANG_WORDS, SglangWire, backend_loss
+from singletree.remote.sglang.wire import SGLANG_BLINDNESS, SGLANG_WORDS, SglangWire, backend_loss
+from singletree.remote.wire import GetPage, ServerOffer, ask_for_tokens, body_fields, find_model, read_page
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,20 +14,20 @@ import msgspec
 
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import ConstraintKind, GenerationJob, LogprobRow, StopKind
-from singletree.engines.remote.events import EventReader, TokenId, TokenUsage
-from singletree.engines.remote.transport import RefusalWords, ServerRefusal
-from singletree.engines.remote.wire import (
+from singletree.engines.token_json import encode_token_ids
+from singletree.errors import EngineUnfit, InvalidRequest
+from singletree.remote.events import EventReader, TokenId, TokenUsage
+from singletree.remote.transport import RefusalWords, ServerRefusal
+from singletree.remote.wire import (
     COMMON_SAMPLING,
     GetPage,
     ServerOffer,
     Wire,
     WireReader,
     body_fields,
-    encode_token_ids,
     find_model,
     sampling_reader,
 )
-from singletree.errors import EngineUnfit, InvalidRequest
 
 # Null is refused for some of them.
 _SAMPLING = (*COMMON_SAMPLING, "seed")

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
-from singletree.engines.remote.http_connection import HttpConnection, HttpResponse
-from singletree.engines.remote.transport import ConnectionLost, StreamedResponse, read_answer
+from singletree.remote.http_connection import HttpConnection, HttpResponse
+from singletree.remote.transport import ConnectionLost, StreamedResponse, read_answer
 
 # The servers' uvicorn closes a connection that was idle for 5 s; a request sent on it at that moment would fail.
 _IDLE_SECONDS = 2.0

@@ -21,20 +21,6 @@ from singletree.engines.engine import (
     WeightStep,
     token_limit,
 )
-from singletree.engines.remote.events import TokenId, TokenRelay
-from singletree.engines.remote.http_client import HttpTransport
-from singletree.engines.remote.pictures import count_by_generating, pictures_of, silence
-from singletree.engines.remote.transport import (
-    ConnectionLost,
-    InFlightRequest,
-    StreamedResponse,
-    Transport,
-    ask,
-    check_key,
-    read_answer,
-    root_url,
-)
-from singletree.engines.remote.wire import Lookup, Server, ServerOffer, Wire, WireReader
 from singletree.errors import (
     BadConfiguration,
     EngineFailed,
@@ -45,6 +31,20 @@ from singletree.errors import (
     Rejected,
 )
 from singletree.pictures import PromptPicture
+from singletree.remote.events import TokenId, TokenRelay
+from singletree.remote.http_client import HttpTransport
+from singletree.remote.pictures import count_by_generating, pictures_of, silence
+from singletree.remote.transport import (
+    ConnectionLost,
+    InFlightRequest,
+    StreamedResponse,
+    Transport,
+    ask,
+    check_key,
+    read_answer,
+    root_url,
+)
+from singletree.remote.wire import Lookup, Server, ServerOffer, Wire, WireReader
 
 _LOG = logging.getLogger(__name__)
 PROBE_ID = "singletree-probe"

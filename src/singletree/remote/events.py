@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from singletree.engines.engine import Chunk, Deliver, LogprobRow, StopKind
-from singletree.engines.remote.transport import RefusalWords, ServerRefusal, StreamedResponse, convert_refusal
-from singletree.engines.remote.wire import Lookup, WireReader
 from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
 from singletree.events import WeightVersion
+from singletree.remote.transport import RefusalWords, ServerRefusal, StreamedResponse, convert_refusal
+from singletree.remote.wire import Lookup, WireReader
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """A token id that can be one."""

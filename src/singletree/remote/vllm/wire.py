@@ -15,17 +15,12 @@ import msgspec
 
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Constraint, GenerationJob, LogprobRow, StopKind
-from singletree.engines.remote.events import EventReader, TokenId, TokenUsage
-from singletree.engines.remote.transport import RefusalWords, ServerRefusal
-from singletree.engines.remote.wire import (
-    COMMON_SAMPLING,
-    Wire,
-    WireReader,
-    encode_token_ids,
-    sampling_reader,
-)
+from singletree.engines.token_json import encode_token_ids
 from singletree.errors import EngineUnfit, SingletreeError
 from singletree.pictures import PromptPicture
+from singletree.remote.events import EventReader, TokenId, TokenUsage
+from singletree.remote.transport import RefusalWords, ServerRefusal
+from singletree.remote.wire import COMMON_SAMPLING, Wire, WireReader, sampling_reader
 
 _SAME_NAME = (*COMMON_SAMPLING, "seed", "logprobs")
 _read_same = sampling_reader(*_SAME_NAME)

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from singletree.engines.remote.http_client import HttpTransport
-from singletree.engines.remote.transport import ConnectionLost, Transport, check_key, root_url
-from singletree.engines.remote.wire import MODELS, GetPage, check_status, decode_models
 from singletree.errors import BadConfiguration, EngineFailed
+from singletree.remote.http_client import HttpTransport
+from singletree.remote.transport import ConnectionLost, Transport, check_key, root_url
+from singletree.remote.wire import MODELS, GetPage, check_status, decode_models
 
 _TITLE = "an inference server"
 _READ_SECONDS = 30.0

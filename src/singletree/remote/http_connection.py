@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from singletree.engines.remote.transport import ConnectionLost, Redirected, Take
+from singletree.remote.transport import ConnectionLost, Redirected, Take
 
 _BROKE = "the connection broke"
 _MAX_UNREAD_BYTES = 2**17  # of an answer that nobody takes; then the server is stopped

@@ -20,19 +20,14 @@ import msgspec
 
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, ConstraintKind, GenerationJob, LogprobRow, StopKind
-from singletree.engines.remote.events import EventReader, TokenId
-from singletree.engines.remote.pictures import PictureCounts, content_hash, data_url, pictures_of
-from singletree.engines.remote.transport import RefusalWords, ServerRefusal
-from singletree.engines.remote.wire import (
-    COMMON_SAMPLING,
-    Wire,
-    WireReader,
-    encode_token_ids,
-    sampling_reader,
-)
+from singletree.engines.token_json import encode_token_ids
 from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
 from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
+from singletree.remote.events import EventReader, TokenId
+from singletree.remote.pictures import PictureCounts, content_hash, data_url, pictures_of
+from singletree.remote.transport import RefusalWords, ServerRefusal
+from singletree.remote.wire import COMMON_SAMPLING, Wire, WireReader, sampling_reader
 
 _read_sampling = sampling_reader(*COMMON_SAMPLING)
 SGLANG_FINISHES: Mapping[str, StopKind] = {"stop": "stop", "length": "length", "abort": "cancelled"}

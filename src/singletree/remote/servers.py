@@ -8,23 +8,54 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from singletree.engines.checkpoint import Checkpoint, read_sampling_defaults
 from singletree.engines.engine import Engine, EngineInfo
 from singletree.engines.lifetime import ReconnectingEngine
-from singletree.engines.remote.wire import MakeServer, Server
+from singletree.engines.progress import Progress
 from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration, SingletreeError
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from singletree.engines.remote.engine import RemoteEngine
-
+from singletree.remote.engine import RemoteEngine
+from singletree.remote.wire import MakeServer, Server
 from singletree.server.doors import DOORS, open_door_in_thread
+from singletree.server.models.model_source import (
+    ModelSource,
+    describe_template,
+    load_checkpoint,
+    resolve_checkpoint,
+)
 from singletree.server.settings.config import Config
 
 _LOG = logging.getLogger(__name__)
+
+
+async def find_source(config: Config, progress: Progress) -> ModelSource:
+    """Connect to the servers at ``--engine-url``, and find out what kind each is unless ``--engine`` names one.
+
+    The tokenizer is that of ``--model``, else of the model that the servers report. Its files come from this machine or
+    the Hugging Face Hub: no server gives them away. vLLM's ``/tokenizer_info`` and llama-server's ``/props`` have no
+    vocabulary, SGLang's ``/get_model_info`` and TensorRT-LLM's lists only names.
+    """
+    servers = EngineServers(config)
+    info = await servers.start()
+    try:
+        checkpoint = await resolve_checkpoint(config, config.model or info.checkpoint or info.name, progress)
+        await servers.complete(checkpoint)
+    except BaseException:
+        await servers.close()
+        raise
+
+    async def started(tokenizer: Tokenizer) -> tuple[Worker, ...]:
+        await servers.check_vocabularies(tokenizer)
+        return servers.workers
+
+    names = tuple(dict.fromkeys((info.name, checkpoint.name, *checkpoint.aliases)))
+    load = partial(load_checkpoint, checkpoint)
+    return ModelSource(
+        names, load, started, servers.close, servers.title, template_origin=describe_template(checkpoint)
+    )
 
 
 class EngineServers:
@@ -106,8 +137,6 @@ class EngineServers:
             await worker.engine.close()
 
     async def _connect(self, url: str) -> Engine:
-        from singletree.engines.remote.engine import RemoteEngine
-
         config = self._config
         kind: str = config.engine
         if f"server {kind}" not in DOORS:

@@ -19,28 +19,28 @@ import msgspec
 
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, GenerationJob, LogprobRow
-from singletree.engines.remote.events import EventReader, TokenId, TokenUsage
-from singletree.engines.remote.pictures import SentPictures, data_url, pictures_of
-from singletree.engines.remote.transport import ServerRefusal
-from singletree.engines.remote.wire import (
-    GetPage,
-    ServerOffer,
-    Wire,
-    WireReader,
-    ask_for_tokens,
-    encode_token_ids,
-    find_model,
-    read_page,
-)
+from singletree.engines.token_json import encode_token_ids
 from singletree.errors import BadConfiguration, EngineUnfit, InvalidRequest, SingletreeError
 from singletree.events import WeightVersion
-from singletree.wires.vllm.wire import (
+from singletree.remote.events import EventReader, TokenId, TokenUsage
+from singletree.remote.pictures import SentPictures, data_url, pictures_of
+from singletree.remote.transport import ServerRefusal
+from singletree.remote.vllm.wire import (
     FINISHES,
     UNKNOWN_PICTURE,
     CompletionsWire,
     picture_uuid,
     sampling_fields,
     vllm_words,
+)
+from singletree.remote.wire import (
+    GetPage,
+    ServerOffer,
+    Wire,
+    WireReader,
+    ask_for_tokens,
+    find_model,
+    read_page,
 )
 
 _SESSION_HEADER = "X-Session-ID"
