@@ -155,7 +155,8 @@ class AreaCrossings:
             caller = caller.f_back
         if caller is not None and (above := self._area(caller)) is not None and above != area:
             self.ways.add((above, area))
-        self._asked = area == "engines" and frame.f_code.co_name == "generate"
+        # The first of any package that has engines: the pool is one itself.
+        self._asked = frame.f_code.co_name == "generate" and not area.startswith("server/")
 
     def _area(self, frame: FrameType) -> str | None:
         code = frame.f_code
