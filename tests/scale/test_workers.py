@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from scale.processes import Answer, Group, ask, command, serving
 pytestmark = pytest.mark.scale
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-SESSIONS = "/v1/singletree/sessions"
+SESSIONS, MOVES = "/v1/singletree/sessions", "/v1/singletree/moves"
 
 PATIENCE_SECONDS = 120
 
@@ -83,6 +84,95 @@ def test_turns_are_exact_whichever_process_answers(two: Group) -> None:
         == [each["id"] for each in lists[1]].count("loop")
         == 1
     )
+
+
+def chat(
+    connection: HTTPConnection, messages: list[dict[str, Any]], model: str = "scripted", **headers: str
+) -> Answer:
+    """Ask for the next turn of a session, and add it to ``messages``."""
+    answer = ask(connection, CHAT, {"model": model, "messages": messages}, **headers)
+    if answer.status == 200:
+        messages.append({"role": "assistant", "content": answer.json["choices"][0]["message"]["content"]})
+        messages.append({"role": "user", "content": "And now?"})
+    return answer
+
+
+def test_budgets_hold_whichever_process_answers(tmp_path: Path) -> None:
+    budgets = (
+        "--session-budget",
+        "generated=60",
+        "--subagent-budget",
+        "generated=30",
+        "--key-budget",
+        "generated=100",
+    )
+    with serving(tmp_path, "--workers", "2", *budgets) as group:
+        group.write_scripts(words="Twenty bytes of text")
+        connections = itertools.cycle([group.connect(1), group.connect(2)])
+
+        def turns(most: int, **headers: str) -> list[int]:
+            messages = [{"role": "user", "content": "[[script:" + ",".join(["words"] * most) + "]]"}]
+            return [chat(next(connections), messages, **headers).status for _ in range(most)]
+
+        assert turns(3, x_claude_code_session_id="s", x_claude_code_agent_id="a") == [200, 200, 400]
+        assert turns(2, x_claude_code_session_id="s") == [200, 400]
+        assert turns(4, x_session_id="another") == [200, 200, 400, 400]
+
+
+MODELS = """
+[[models]]
+model-name = ["alpha"]
+chat-template = "{templates}/qwen3.jinja"
+script-log = "{folder}/alpha.jsonl"
+
+[[models]]
+model-name = ["beta"]
+chat-template = "{templates}/seed_oss.jinja"
+script-log = "{folder}/beta.jsonl"
+"""
+
+
+def test_a_session_changes_its_model_whichever_process_answers(tmp_path: Path) -> None:
+    """Named by the client, moved by the operator, and forked; back on the first model its own tokens are in place."""
+    templates = Path(__file__).parents[1] / "families" / "templates"
+    (tmp_path / "models.toml").write_text(
+        MODELS.format(templates=templates, folder=tmp_path), encoding="utf-8"
+    )
+    with serving(tmp_path, "--workers", "2", "--config", str(tmp_path / "models.toml")) as group:
+        group.write_scripts(
+            **{
+                f"s{number}": f"<think>\nThought {number}.\n</think>\n\nWords {number}."
+                for number in range(6)
+            }
+        )
+        first, second = group.connect(1), group.connect(2)
+        messages = [{"role": "user", "content": "[[script:s0,s1,s2,s3,s4,s5]] go"}]
+        task = {"x_singletree_session": "task"}
+
+        def plays(model: str) -> list[dict[str, Any]]:
+            return [
+                json.loads(line) for line in (tmp_path / f"{model}.jsonl").read_text("utf-8").splitlines()
+            ]
+
+        for connection, model in ((first, "alpha"), (second, "beta"), (first, "alpha"), (second, "beta")):
+            assert chat(connection, messages, model, **task).status == 200
+        assert "Thought 2." in plays("beta")[-1]["prompt"], (
+            "what the client left out, and the other process wrote"
+        )
+        assert ask(first, MOVES, {"session": "task", "to": "alpha"}).status == 200
+        assert chat(second, messages, "beta", **task).json["model"] == "beta"
+        assert len(plays("alpha")) == 3
+        for model in ("alpha", "beta"):
+            for before, after in itertools.pairwise(plays(model)):
+                whole = before["prompt_token_ids"] + before["token_ids"]
+                assert after["prompt_token_ids"][: len(whole)] == whole
+        assert len(ask(first, MOVES).json["data"]) == 1
+        for connection in (first, second):
+            turns = ask(connection, f"{SESSIONS}/task/turns").json
+            words = [turn["text"].strip().splitlines()[-1] for turn in turns["data"]]
+            assert words == [f"Words {number}." for number in range(5)]
+            fork = ask(connection, f"{SESSIONS}/task/fork", {"model": "beta", "at": 2})
+            assert fork.json["choices"][0]["message"]["content"].endswith("Words 1.")
 
 
 def wait_for(holds: Callable[[], bool]) -> None:

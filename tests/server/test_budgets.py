@@ -213,7 +213,6 @@ def test_the_lower_limit_counts() -> None:
         {"session_budget": "prefill=-1"},
         {"session_budget": "prefill=1T"},
         {"key_budget": "loops=3"},
-        {"subagent_budget": "prefill=1", "workers": 2},
     ],
     ids=json.dumps,
 )

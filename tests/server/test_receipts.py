@@ -22,7 +22,6 @@ from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.records.record_queue import RecordFile, RecordQueue
 from singletree.records.request_records import RequestRecords
 from singletree.server.sessions.session_report import cost_of
-from singletree.server.sessions.sessions import MovedSession
 from singletree.server.sessions.step import CACHE_BLOCK, FAULTS, Break, Cost, CostSums, Step, total
 
 from .agent_traffic import CALL, Agent
@@ -327,27 +326,18 @@ async def test_each_key_sees_its_own_sums_and_the_operator_all() -> None:
     assert report["cost"]["turns"] == 1
 
 
-def test_the_sums_move_with_a_session_and_are_bounded() -> None:
+def test_the_sums_of_a_session_are_bounded() -> None:
     sums = CostSums()
     sums.charge("s", "a", Cost(1, 10))
-    taken = sums.take("s", "a")
-    assert taken is not None
-    assert sums.agents("s") == {}
-    other = CostSums()
-    other.charge("s", "a", Cost(1, 5))
-    other.add("s", "a", taken)
-    assert other.agents("s") == {"a": Cost(2, 15)}
-    assert (sums.all[1], other.all[1]) == (10, 5)
-    assert MovedSession("s", (), (), 0, 0, {}).cost is None
     for number in range(400):
-        other.charge("s", f"agent-{number}", Cost(1, 1))
-    agents = other.agents("s")
+        sums.charge("s", f"agent-{number}", Cost(1, 1))
+    agents = sums.agents("s")
     assert len(agents) <= 257
-    assert total(agents.values()).prompt == 415
+    assert total(agents.values()).prompt == 410
     for number in range(5000):
-        other.charge(f"s{number}", "", Cost(1, 1))
-    assert other.agents("s0") == {}
-    assert other.all[1] == 5 + 400 + 5000
+        sums.charge(f"s{number}", "", Cost(1, 1))
+    assert sums.agents("s0") == {}
+    assert sums.all[1] == 10 + 400 + 5000
 
 
 def test_sessions_below_a_session_are_its_agents() -> None:

@@ -22,7 +22,7 @@ LOG = logging.getLogger("singletree.budgets")
 
 WARN_SHARE = 0.8
 _KNOWN = 4096
-"""Sessions of which is kept that they were warned, and where a loop was stopped."""
+"""Sessions of which is kept that they were warned."""
 
 
 class Budgets:
@@ -32,13 +32,7 @@ class Budgets:
         self._session = _of_flag(config, "session_budget")
         self._subagent = _of_flag(config, "subagent_budget")
         self._key = _of_flag(config, "key_budget", loops=False)
-        if config.workers > 1 and (self._session.limits or self._subagent.limits or self._key.limits):
-            raise BadConfiguration(
-                f"--workers is {config.workers}, and each process would count its own part of a budget; leave the "
-                "budgets out, or use one process"
-            )
         self._logged: LruCache[tuple[str, str, bool], bool] = LruCache(entries=_KNOWN)
-        self._stopped: LruCache[str, tuple[int, int]] = LruCache(entries=_KNOWN)
 
     def __call__(
         self,
@@ -56,12 +50,8 @@ class Budgets:
 
         Raises BudgetSpent where a budget is used up, InvalidRequest for a header that is no budget.
         """
-        if service.others is not None:
-            return [
-                "budgets are ignored: this server has several processes, and each would count its own part"
-            ]
         sums, warnings = service.sessions.costs, []
-        budgets = [("API key", key_budget or self._key, Cost._make(sums.all))]
+        budgets = [("API key", key_budget or self._key, sums.spent)]
         root = agent = ""
         if opened is not None:
             root, agent = sums.place(opened.step.session, request.agent)
@@ -80,18 +70,20 @@ class Budgets:
                         raise _spent(f"the budget of this {of} is used up: {words}", of, limit)
                     warnings.append(f"the budget of this {of} is nearly used up: {words}")
             if LOOPS in budget.limits:
-                self._stop_loop(place, request, of, budget.limits[LOOPS])
+                self._stop_loop(sums.stopped, place, request, of, budget.limits[LOOPS])
         return warnings
 
-    def _stop_loop(self, place: str, request: Request, of: str, limit: Limit) -> None:
+    def _stop_loop(
+        self, stopped: LruCache[str, tuple[int, int]], place: str, request: Request, of: str, limit: Limit
+    ) -> None:
         """Raise BudgetSpent where the last calls and results are repeated too often, once: then the user may go on."""
         turns = request.conversation.turns
         rounds = rounds_of(turns)
-        counted, length = self._stopped.get(place) or (0, 0)
+        counted, length = stopped.get(place) or (0, 0)
         # Where somebody wrote behind the rounds that were refused, those count no more.
         times = repetitions(rounds[counted:] if len(turns) > length else rounds)
         if times >= limit.most:
-            self._stopped.put(place, (len(rounds), len(turns)))
+            stopped.put(place, (len(rounds), len(turns)))
             words = f"the same call came back with the same result {times} times"
             self._log(place, words, is_spent=True)
             raise _spent(f"this {of} is in a loop: {words}", of, limit)

@@ -19,6 +19,8 @@ from contextlib import aclosing, closing, suppress
 from pathlib import Path
 from typing import Any
 
+from singletree.conversation import Conversation
+from singletree.prompts.replay.turn_keys import Fingerprint
 from singletree.protocols.answer import Frame
 from singletree.server.answers.observer import SessionPlace
 from singletree.server.sessions.request_headers import RequestKey, is_repetition
@@ -33,7 +35,9 @@ WAIT_SECONDS = 0.5
 _INSPECTOR_SECONDS = 5.0
 """How long a process may take to answer what it has of a session."""
 _JOB_SECONDS = 10.0
-"""How long a process may take to answer about a background response: one that is busy must not make it disappear."""
+"""How long a process may take to answer about a background response or a conversation: one that is busy must not make
+it disappear.
+"""
 
 _LENGTH_BYTES = 8
 
@@ -174,6 +178,11 @@ class PeerProcesses:
                 self._place.sessions.receive(moved)
             if inspected is not None and self._place.inspector is not None:
                 self._place.inspector.receive_session(key, inspected)
+
+    async def kept_conversation(self, model: str, messages: tuple[Fingerprint, ...]) -> Conversation | None:
+        asked = self._ask("conversation of a prompt", model, messages, seconds=_JOB_SECONDS)
+        found: Conversation | None = _first(await asked)
+        return found
 
     async def session_summaries(self) -> list[dict[str, Any]]:
         return [each for listed in await self._ask("list sessions") for each in listed]

@@ -14,13 +14,17 @@ import pickle
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import Any
 
+from singletree.conversation import Conversation
 from singletree.errors import RouteNotFound, SingletreeError
 from singletree.processes.other_processes import PeerProcesses, Peers
+from singletree.processes.shared_state import SharedState, share_state
+from singletree.prompts.replay.turn_keys import Fingerprint
 from singletree.protocols.answer import Frame
 from singletree.server.answers.observer import numbered_path
 from singletree.server.http.run import run_server
@@ -54,15 +58,19 @@ async def _serve(config: Config, number: int) -> None:
     orders: asyncio.Queue[str] = asyncio.Queue()
     Thread(target=_read_orders, args=(asyncio.get_running_loop(), orders), daemon=True).start()
 
+    folder = config.shared_folder
+    assert folder is not None
+
     async def before_listening(service: Service) -> None:
-        assert config.shared_folder is not None
-        peers = Peers(config.shared_folder, number, config.workers)
+        share_state(service, state)
+        peers = Peers(folder, number, config.workers)
         join_processes(service, peers)
         await peers.start()
         _send(loaded="")
         await orders.get()
 
-    await run_server(config, lambda line: _send(line=line), before_listening=before_listening)
+    with closing(SharedState(folder / "shared.sqlite")) as state:
+        await run_server(config, lambda line: _send(line=line), before_listening=before_listening)
 
 
 def _read_settings() -> tuple[Config, int]:
@@ -107,6 +115,7 @@ def join_processes(service: Service, peers: Peers) -> None:
         "starts of a request": lambda service, digest: service.in_flight.starts(digest),
         "cancel a request": lambda service, digest: service.in_flight.cancel(digest),
         "take a session": _take,
+        "conversation of a prompt": _conversation,
         "list sessions": lambda service: summarize(service.sessions),
         "report a session": _report,
         "job": partial(_job, peers.number),
@@ -130,6 +139,11 @@ def _answer(service: Service, answer: Callable[..., Any], owner: str, *arguments
 def _take(service: Service, key: str) -> tuple[MovedSession | None, Any]:
     inspector = service.inspector
     return service.sessions.take(key), None if inspector is None else inspector.take_session(key)
+
+
+def _conversation(service: Service, model: str, messages: tuple[Fingerprint, ...]) -> Conversation | None:
+    models = (each for each in service.catalog.models if each.name == model)
+    return next((each.kept_conversation(messages) for each in models), None)
 
 
 def _report(service: Service, key: str) -> bytes | None:

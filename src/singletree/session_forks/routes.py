@@ -13,12 +13,10 @@ from starlette.types import ASGIApp
 from singletree.conversation import Conversation, Image, Request, ToolResult, Turn
 from singletree.errors import InvalidRequest, RouteNotFound
 from singletree.prompts.history.context_editing import conversation_characters
-from singletree.prompts.replay.recall import RecallCheckpoint, RecallTurns
 from singletree.protocols.chat.request import ChatBody, build_request
 from singletree.protocols.wire import decode_body, dump
-from singletree.server.http.routes import JSON, answer_turn
+from singletree.server.http.routes import JSON, answer_turn, fetch_session
 from singletree.server.http.service import Call, RouteRow
-from singletree.server.sessions.divergence import PromptRecord
 from singletree.server.sessions.session_report import PATH
 from singletree.server.sessions.sessions import NAMELESS, Session
 
@@ -66,8 +64,8 @@ class KeptLine(NamedTuple):
 
 async def get_turns(call: Call) -> ASGIApp:
     """Answer with the model's turns in the longest conversation of a session: its words and its calls."""
-    session = _session(call)
-    line = _line(call, session)
+    session = await _session(call)
+    line = await _line(call, session)
     steps = [step for step in session.steps if step.record_number == line.number]
     turns = [turn for turn in line.turns if turn.role == "assistant"]
     document = {
@@ -83,11 +81,11 @@ async def get_turns(call: Call) -> ASGIApp:
 
 async def fork_session(call: Call) -> ASGIApp:
     """Answer a turn of a session anew, by the model that the body names. The session itself does not change."""
-    session = _session(call)
+    session = await _session(call)
     call.authorize("inference")
     body = await call.body()
     wanted = decode_body(body, ForkBody)
-    line = _line(call, session)
+    line = await _line(call, session)
     before, at = _turns_before(line, wanted.at)
     has_messages = bool(wanted.messages)
     wanted.messages = wanted.messages or [_NO_MESSAGE]
@@ -123,10 +121,6 @@ async def move_requests(call: Call) -> ASGIApp:
     call.authorize_reader("inference")
     move = decode_body(await call.body(), NewMove)
     catalog = call.service.catalog
-    if call.service.others is not None:
-        raise InvalidRequest(
-            "a server of several processes (--workers) cannot move sessions between models yet"
-        )
     if not (move.session or move.source):
         raise InvalidRequest("session and from are both empty; give at least one of them", param="session")
     if move.session.startswith(NAMELESS):
@@ -144,38 +138,30 @@ async def move_requests(call: Call) -> ASGIApp:
     return await list_moves(call)
 
 
-def _session(call: Call) -> Session:
+async def _session(call: Call) -> Session:
     """Return the session of the path. Raises RouteNotFound, and as ``Call.authorize_reader``."""
     call.authorize_reader("inspect")
     id = call.http.path_params["id"]
+    await fetch_session(call, id)
     session = call.service.sessions.get(id)
     if session is None:
         raise RouteNotFound(f"session {id[:128]!a} does not exist; GET {PATH} lists the sessions")
     return session
 
 
-def _line(call: Call, session: Session) -> KeptLine:
+async def _line(call: Call, session: Session) -> KeptLine:
     """Return the longest conversation of the session. Raises RouteNotFound where its turns are no longer in memory."""
     records = sorted(session.records.items(), key=lambda item: len(item[1].messages), reverse=True)
     for number, record in records:
-        given = _given(call, record)
+        given = (await call.service.catalog.ready(record.model)).kept_conversation(record.messages)
+        if given is None and call.service.others is not None:
+            given = await call.service.others.kept_conversation(record.model, record.messages)
         if given is not None:
             return KeptLine(number, record.model, given, record.answer)
     raise RouteNotFound(
         f"the turns of session {session.key[:128]!a} are no longer in memory; they are there for some time after its "
         "last request"
     )
-
-
-def _given(call: Call, record: PromptRecord) -> Conversation | None:
-    model = call.service.catalog.get(record.model)
-    for checkpoints in model.prompt_cache.checkpoints():
-        found: RecallCheckpoint | None = checkpoints.get(RecallTurns)
-        if found is None or len(found.given.turns) != len(record.messages):
-            continue
-        if found.recalled.digests.fingerprints == record.messages:
-            return found.given
-    return None
 
 
 def _turns_before(line: KeptLine, at: int | None) -> tuple[tuple[Turn, ...], int]:

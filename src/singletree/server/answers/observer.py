@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from starlette.types import Scope
 
-from singletree.conversation import Document, Image, Request, ToolResult, Turn
+from singletree.conversation import Conversation, Document, Image, Request, ToolResult, Turn
 from singletree.events import Finished, FinishReason
+from singletree.prompts.replay.turn_keys import Fingerprint
 from singletree.protocols.answer import EncodedResponse, EventEncoder, Frame
 from singletree.protocols.responses.state import References, StoredItems
 from singletree.server.doors import open_door_in_thread
@@ -195,6 +196,9 @@ class OtherProcesses(Protocol):
 
     async def fetch_session(self, key: str | None) -> None:
         """Take the session ``key`` over from the process that has it."""
+
+    async def kept_conversation(self, model: str, messages: tuple[Fingerprint, ...]) -> Conversation | None:
+        """Return what ``Model.kept_conversation`` returns in another process."""
 
     async def session_summaries(self) -> list[dict[str, Any]]:
         """Return the summaries of the sessions of the others."""

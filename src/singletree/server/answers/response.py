@@ -46,6 +46,7 @@ class SessionStep:
     opened: Opened
     is_reported: bool = False
     is_closed: bool = False
+    is_charged: bool = False
 
     def close(self, choices: Choices) -> None:
         """Record the end of the answer's first generation. Later calls have no effect."""
@@ -113,9 +114,21 @@ class Lifecycle:
     def _make_early(self, session: SessionStep, usage: Usage, ended: float) -> None:
         """Make the receipt of an answer that shows it. ``ended`` is when the generation has ended."""
         step, first = session.opened.step, self.choices.first
+        if session.is_charged:
+            return
         step.cached, step.route = first.reported_cached_tokens(), first.reported_route()
         step.payer = session.sessions.costs.place(step.session, first.request.agent)
         add_cost(session.opened, first, usage, self.trace.asked, ended, session.sessions.costs)
+
+    def charge(self, session: SessionStep) -> None:
+        """Add what the turn costs to the sums, when all generations have ended. Later calls have no effect."""
+        trace, step = self.trace, session.opened.step
+        if step.cost is None:
+            usage, ended = trace.usage or self.choices.usage, trace.ended or time.perf_counter()
+            self._make_early(session, usage, ended)
+        if step.cost is not None and not session.is_charged:
+            session.is_charged = True
+            session.sessions.costs.charge(*step.payer, step.cost)
 
     def _report(self, session: SessionStep, usage: Usage) -> Mapping[str, Any]:
         self._make_early(session, usage, time.perf_counter())
@@ -142,9 +155,7 @@ class Lifecycle:
         step.first_seconds, step.seconds, step.ended = trace.first_seconds, trace.seconds, reason
         # This may change the number of the conversation, which the record has.
         session.close(choices)
-        sums, usage = session.sessions.costs, trace.usage or choices.usage
-        cost = step.cost or add_cost(session.opened, choices.first, usage, trace.asked, trace.ended, sums)
-        sums.charge(*step.payer, cost)
+        self.charge(session)
         if self.foresight is not None:
             self.foresight.end(step, choices.first, reason)
         if self.records is not None or choices.inspection is not None:

@@ -99,7 +99,7 @@ async def answer_turn(
     request = with_hints(request, call)
     model, request = await service.catalog.ready_for(request)
     session = request.session
-    await _fetch_session(call, session)
+    await fetch_session(call, session)
     request = await service.media.read(request, model)
     tools_of = partial(service.sessions.tools_of, session, model.name)
     prepare = partial(pipeline.prepare, model, request, tools_of)
@@ -130,7 +130,6 @@ async def answer_turn(
     explains = service.config.explain or flag_of(call.headers, EXPLAIN_HEADER, False)
     step = SessionStep(service.sessions, opened, explains)
     choices = Choices(protocol, generations, call.trace.new_id, keep=keep, inspection=inspection)
-    choices.settle = _settle(service, step, choices)
     choices.capture = call.capture(generations)
     lifecycle = Lifecycle(
         choices,
@@ -144,6 +143,7 @@ async def answer_turn(
         warnings=warnings,
         in_usage=RECEIPT_HEADER in call.headers and flag_of(call.headers, RECEIPT_HEADER, False),
     )
+    choices.settle = _settle(service, step, lifecycle)
     if keep is not None and state.background:
         job = Job(lifecycle, service.tracing)
         service.jobs.add(job)
@@ -178,17 +178,22 @@ async def _foresee(service: Service, opened: Opened, generation: Generation) -> 
     service.foresight.begin(opened, generation)
 
 
-def _settle(service: Service, step: SessionStep, choices: Choices) -> Callable[[], Awaitable[None]] | None:
+def _settle(
+    service: Service, step: SessionStep, lifecycle: Lifecycle
+) -> Callable[[], Awaitable[None]] | None:
     """Return what makes an answer known to other processes before its client has all of it; None without others.
 
-    The next request may come to another process at once: it has to find the session and the response.
+    The next request may come to another process at once: it has to find the session, its cost and the response.
     """
     if service.others is None and service.config.store_url is None:
         return None
 
     async def settle() -> None:
-        if choices.first.ended is not None:
-            step.close(choices)
+        generations = lifecycle.choices.generations
+        if generations[0].ended is not None:
+            step.close(lifecycle.choices)
+        if all(each.ended is not None for each in generations):
+            lifecycle.charge(step)
         if service.store is not None:
             await service.store.settled()
 
@@ -268,7 +273,8 @@ async def _opened_store(service: Service) -> KnownResponses | None:
     return None if service.store is None else await service.store.opened()
 
 
-async def _fetch_session(call: Call, key: str | None) -> None:
+async def fetch_session(call: Call, key: str | None) -> None:
+    """Take the session ``key`` over from another process that has it."""
     if call.service.others is not None:
         await call.service.others.fetch_session(key)
 
@@ -298,7 +304,7 @@ async def count_tokens(call: Call) -> ASGIApp:
     request = await (_read(call, body) if decode is None else call.decode(body, decode))
     session = session_key(call.headers, request)
     model, request = await call.service.catalog.ready_for(replace(request, session=session))
-    await _fetch_session(call, session)
+    await fetch_session(call, session)
     tools_of = partial(call.service.sessions.tools_of, session, model.name)
     request = await call.service.media.read(request, model)
     waits = recall_waits(model)

@@ -66,8 +66,13 @@ class Catalog:
     def of(self, owner: str) -> Catalog:
         part = copy.copy(self)
         part._owner = owner
-        part.moves = self._index.moves.setdefault(owner, Moves(entries=_MOVES))
+        part.moves = self._index.moves.setdefault(owner, self._index.make_moves(owner))
         return part
+
+    def share_moves(self, make: Callable[[str], Moves]) -> None:
+        """Keep the moves of each owner in what ``make`` returns for it."""
+        self._index.make_moves = make
+        self._drains = self.moves = make("")
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -177,6 +182,7 @@ class _Index:
     default: Model | PendingModel | None
     first_unnamed: bool
     moves: dict[str, Moves] = field(default_factory=dict)
+    make_moves: Callable[[str], Moves] = lambda owner: Moves(entries=_MOVES)
     loaded: list[Model] = field(default_factory=list)
     pending: list[PendingModel] = field(default_factory=list)
     by_name: dict[str, Model | PendingModel] = field(default_factory=dict)

@@ -19,12 +19,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from singletree.conversation import Conversation
 from singletree.engines.engine import Constraint, Engine
 from singletree.engines.lifetime import UnloadingEngine
 from singletree.engines.progress import Progress, no_progress, shown_step
 from singletree.engines.sharing import OwnedEngine, QueueingEngine
 from singletree.engines.workers import MakePool, MatcherSource, Pool, RoutingOptions, TurnMatcher, Worker
 from singletree.errors import BadConfiguration
+from singletree.prompts.replay.recall import RecallCheckpoint, RecallTurns
+from singletree.prompts.replay.turn_keys import Fingerprint
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
@@ -224,6 +227,18 @@ class Model(ChatFormat):
     def state(self) -> str:
         """One of ``MODEL_STATES``, for metrics."""
         return "loaded" if self.unloading is None or self.unloading.is_loaded else "unloaded"
+
+    def kept_conversation(self, messages: tuple[Fingerprint, ...]) -> Conversation | None:
+        """Return the conversation whose turns have these fingerprints, as its client sent it; None where no prompt of
+        it is kept.
+        """
+        for checkpoints in self.prompt_cache.checkpoints():
+            found: RecallCheckpoint | None = checkpoints.get(RecallTurns)
+            if found is None or len(found.given.turns) != len(messages):
+                continue
+            if found.recalled.digests.fingerprints == messages:
+                return found.given
+        return None
 
     def info(self, name: str = "") -> ModelInfo:
         """Return its description for clients, under ``name``; by default under its first name."""

@@ -128,7 +128,6 @@ class MovedSession:
 
     Attributes:
         answers: its answers that later requests may name, by id.
-        cost: what its turns have cost so far.
     """
 
     key: str
@@ -137,7 +136,6 @@ class MovedSession:
     requests: int
     records_made: int
     answers: Mapping[str, AnswerEnd]
-    cost: Sequence[float] | None = None
 
 
 class Sessions:
@@ -153,7 +151,12 @@ class Sessions:
         self._nameless: LruCache[bytes, deque[str]] = LruCache(entries=_HEADS)
         self._answers: LruCache[str, AnswerEnd] = LruCache(entries=_ANSWERS)
         self._owned_costs: dict[str, CostSums] = {}
-        self.owner, self.costs = "", CostSums()
+        self.share_costs(lambda owner: CostSums())
+
+    def share_costs(self, make: Callable[[str], CostSums]) -> None:
+        """Count what turns cost in what ``make`` returns for each owner."""
+        self._make_costs = make
+        self.owner, self.costs = "", make("")
 
     def of(self, owner: str) -> Sessions:
         """Return the sessions of one owner, within the same limit; these ones for an empty name."""
@@ -164,7 +167,7 @@ class Sessions:
         part._sessions = self._sessions.part(owner)
         part._nameless = self._nameless.part(owner)
         part._answers = self._answers.part(owner)
-        part.costs = self._owned_costs.setdefault(owner, CostSums())
+        part.costs = self._owned_costs.setdefault(owner, self._make_costs(owner))
         return part
 
     def __iter__(self) -> Iterator[Session]:
@@ -309,14 +312,12 @@ class Sessions:
         if session is None:
             return None
         records, steps = session.records.items()[::-1], tuple(session.steps)
-        answers, cost = self._answers_of(key), self.costs.take(*steps[-1].payer)
-        return MovedSession(key, records, steps, session.requests, session.records_made, answers, cost)
+        answers = self._answers_of(key)
+        return MovedSession(key, records, steps, session.requests, session.records_made, answers)
 
     def receive(self, moved: MovedSession) -> None:
         """Add a session that another process had. If this process has a part of it, they become one."""
         session = self._sessions.peek(moved.key) or Session(moved.key, self.owner)
-        if moved.cost is not None:
-            self.costs.add(*moved.steps[-1].payer, moved.cost)
         added = moved.records_made  # The numbers of this process's records follow those that come.
         own = [(number + added, record) for number, record in session.records.items()[::-1]]
         for id, end in self._answers_of(moved.key).items():

@@ -106,13 +106,29 @@ Sums = dict[str, list[float]]
 """The sums of a session by agent: lists, whose numbers are replaced, of those of a ``Cost``."""
 
 
-class CostSums:
-    """The sums over the turns of one owner; ``all`` has those of all turns, also of sessions that are forgotten."""
+def charged(agents: Sums, agent: str, cost: Iterable[float]) -> Sums:
+    """Return the sums of a session, with ``cost`` added to those of one of its agents."""
+    if agent not in agents:
+        agent = agent if len(agents) < _AGENTS else MAIN
+        agents.setdefault(agent, [*Cost()])
+    agents[agent][:] = map(add, agents[agent], cost)
+    return agents
 
-    def __init__(self) -> None:
-        self._sessions: LruCache[str, Sums] = LruCache(entries=_SESSIONS)
-        self._roots: LruCache[str, str] = LruCache(entries=_SESSIONS)
+
+class CostSums:
+    """The sums over the turns of one owner; ``all`` has those of all turns, also of sessions that are forgotten.
+
+    ``stopped`` has where loops were stopped. ``kept`` makes what the entries of a name are kept in.
+    """
+
+    def __init__(self, kept: Callable[[str], Any] = lambda name: LruCache(entries=_SESSIONS)) -> None:
+        self._sessions, self._roots, self.stopped = kept("costs"), kept("roots"), kept("loops")
         self.all = [*Cost()]
+
+    @property
+    def spent(self) -> Cost:
+        """Return what all turns have cost."""
+        return Cost._make(self.all)
 
     def place(self, session: str, agent: AgentContext) -> tuple[str, str]:
         """Return the session and the agent in it that pay for a request; sessions below another one are its agents.
@@ -130,27 +146,10 @@ class CostSums:
     def charge(self, root: str, agent: str, cost: Cost) -> None:
         """Add what a turn cost."""
         agents = self._sessions.peek(root)
-        if agents is None or agent not in agents:
-            self.add(root, agent, cost)
-        else:
-            agents[agent][:] = map(add, agents[agent], cost)
-        self.all[:] = map(add, self.all, cost)
-
-    def add(self, root: str, agent: str, cost: Iterable[float]) -> None:
-        """Add ``cost`` to the sums of one session, but not to that of all."""
-        agents = self._sessions.peek(root)
         if agents is None:
-            agents = {}
-            self._sessions.put(root, agents)
-        if agent not in agents:
-            agent = agent if len(agents) < _AGENTS else MAIN
-            agents.setdefault(agent, [*Cost()])
-        sums = agents[agent]
-        sums[:] = map(add, sums, cost)
-
-    def take(self, root: str, agent: str) -> list[float] | None:
-        """Remove the sums of an agent and return them, for another process; None where there are none."""
-        return (self._sessions.peek(root) or {}).pop(agent, None)
+            self._sessions.put(root, agents := {})
+        charged(agents, agent, cost)
+        self.all[:] = map(add, self.all, cost)
 
     def agents(self, root: str) -> dict[str, Cost]:
         """Return the sums of a session by agent, the main agent's under an empty name; empty for an unknown one."""

@@ -1,0 +1,130 @@
+"""What the processes of one server share in a file: sums, loops and moves; and what happens when it cannot be used."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from singletree.conversation import AgentContext
+from singletree.errors import BadConfiguration
+from singletree.processes import shared_state
+from singletree.processes.shared_state import SharedCosts, SharedMap, SharedState, share_state
+from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.server.sessions.step import Cost
+from singletree.server.settings.config import Config
+
+from .agent_traffic import LAYOUT, Agent
+from .owning import tenants
+from .serving import serving
+from .test_budgets import SCRIPTS, ask, call_again, words
+
+Two = tuple[SharedState, SharedState]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    """The file as two processes have it open."""
+    path = tmp_path / "shared.sqlite"
+    with closing(SharedState(path)) as here, closing(SharedState(path)) as there:
+        yield here, there
+
+
+def test_each_process_reads_the_sums_of_all(two: Two) -> None:
+    here, there = (SharedCosts(state, "") for state in two)
+    here.charge("s", "", Cost(1, 10))
+    there.charge("s", "a", Cost(1, 5))
+    here.charge("", "", Cost(1, 1))
+    for sums in (here, there):
+        assert sums.agents("s") == {"": Cost(1, 10), "a": Cost(1, 5)}
+        assert sums.spent == Cost(3, 16)
+        assert sums.agents("other") == {}
+    assert (here.all[1], there.all[1]) == (11, 5), "metrics add up the processes"
+    assert SharedCosts(two[0], "b").spent == Cost()
+
+
+def test_each_process_finds_the_session_of_a_sub_agent_of_a_sub_agent(two: Two) -> None:
+    here, there = (SharedCosts(state, "") for state in two)
+    assert here.place("b", AgentContext(parent_session_id="a")) == ("a", "b")
+    assert there.place("c", AgentContext(parent_session_id="b")) == ("a", "c")
+
+
+def test_a_map_is_that_of_its_owner_and_bounded(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = (SharedMap(state, "a", "moves") for state in two)
+    here.put(("s", ""), "beta")
+    assert there.items() == [(["s", ""], "beta")]
+    assert (there.get(("s", "")), len(there), len(SharedMap(two[1], "b", "moves"))) == ("beta", 1, 0)
+    there.pop(("s", ""))
+    assert (here.get(("s", "")), len(here)) == (None, 0)
+    monkeypatch.setattr(shared_state, "_KEPT", 3)
+    for number in range(5):
+        here.put(str(number), number)
+    here.put("3", 3)  # as it was
+    assert [value for _, value in there.items()] == [4, 3, 2]
+
+
+def test_costs_that_cannot_be_written_are_written_later(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(shared_state, "_WAIT_SECONDS", 0.01)
+    with closing(SharedState(tmp_path / "shared.sqlite")) as state:
+        here, there = SharedCosts(state, ""), SharedCosts(two[1], "")
+        with closing(sqlite3.connect(tmp_path / "shared.sqlite", isolation_level=None)) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+            here.charge("s", "", Cost(1, 10))
+            assert here.spent == Cost()
+        here.charge("s", "", Cost(1, 5))
+        assert there.spent == Cost(2, 15)
+    assert [each.message for each in caplog.records] == [
+        "what the processes of this server share cannot be used (database is locked)"
+    ]
+
+
+def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="set TMPDIR to a folder of this machine"):
+        SharedState(tmp_path / "none" / "shared.sqlite")
+
+
+async def test_a_budget_holds_whichever_process_is_asked(two: Two) -> None:
+    config = Config(session_budget="generated=9", workers=2)
+    async with serving(SCRIPTS, config=config) as here, serving(SCRIPTS, config=config) as there:
+        for served, state in zip((here, there), two, strict=True):
+            share_state(served.service, state)
+        statuses = [(await ask(served.client)).status for served in (here, there, here)]
+        refused = await ask(there.client)
+        lowered = await ask(here.client, session="new", x_singletree_budget="generated=1")
+        spent = await ask(there.client, session="new", x_singletree_budget="generated=1")
+    assert statuses == [200, 200, 402]
+    assert words(refused).startswith("the budget of this session is used up: generated 10 of 9 tokens")
+    assert (lowered.status, spent.status) == (200, 402)
+
+
+async def test_a_key_has_one_budget_in_all_processes(two: Two) -> None:
+    settings = {"key_budget": "generated=9"}
+    async with tenants(SCRIPTS, settings) as here, tenants(SCRIPTS, settings) as there:
+        for them, state in zip((here, there), two, strict=True):
+            share_state(them.served.service, state)
+        statuses = [(await ask(them.a, session=f"s{id(them)}")).status for them in (here, there, here)]
+        of_b = (await ask(there.b)).status
+    assert (statuses, of_b) == ([200, 200, 402], 200)
+
+
+async def test_a_loop_is_stopped_over_processes_and_the_user_may_go_on(two: Two) -> None:
+    config = Config(session_budget="loops=3")
+    memory = TurnMemory(2**20)
+    async with (
+        serving(SCRIPTS, config=config, memory=memory, layout=LAYOUT) as here,
+        serving(SCRIPTS, config=config, memory=memory, layout=LAYOUT) as there,
+    ):
+        for served, state in zip((here, there), two, strict=True):
+            share_state(served.service, state)
+        agent = Agent(here, "[[script:call]] Go.", {"x-session-id": "s"})
+        assert [await call_again(agent, "same") for _ in range(4)] == [200, 200, 200, 402]
+        agent.messages.append({"role": "user", "content": "[[script:call]] Try again."})
+        agent.served = there
+        assert [await call_again(agent, "same") for _ in range(4)] == [200, 200, 200, 402]
