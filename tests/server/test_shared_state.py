@@ -13,15 +13,17 @@ import pytest
 from singletree.conversation import AgentContext
 from singletree.errors import BadConfiguration
 from singletree.processes import shared_state
+from singletree.processes.served_process import join_processes
 from singletree.processes.shared_state import SharedCosts, SharedMap, SharedState, share_state
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.sessions.step import Cost
 from singletree.server.settings.config import Config
 
 from .agent_traffic import LAYOUT, Agent
+from .inspecting import peers_in_memory
 from .owning import tenants
-from .serving import serving
-from .test_budgets import SCRIPTS, ask, call_again, words
+from .serving import body, serving
+from .test_budgets import CHAT, QUESTION, SCRIPTS, ask, call_again, words
 
 Two = tuple[SharedState, SharedState]
 
@@ -102,6 +104,23 @@ async def test_a_budget_holds_whichever_process_is_asked(two: Two) -> None:
     assert statuses == [200, 200, 402]
     assert words(refused).startswith("the budget of this session is used up: generated 10 of 9 tokens")
     assert (lowered.status, spent.status) == (200, 402)
+
+
+async def test_a_session_without_a_name_is_told_that_its_processes_count_apart(two: Two) -> None:
+    config = Config(session_budget="generated=9")
+    async with serving(SCRIPTS, config=config) as served:
+        share_state(served.service, two[0])
+        for peers in peers_in_memory(1):
+            join_processes(served.service, peers)
+        named, nameless = [
+            (await served.client.post(CHAT, body(CHAT, QUESTION), headers)).headers.get(
+                "x-singletree-warning"
+            )
+            for headers in ({"x-session-id": "s"}, {})
+        ]
+    assert named is None
+    assert nameless is not None
+    assert "which has no name; send x-session-id" in nameless
 
 
 async def test_a_key_has_one_budget_in_all_processes(two: Two) -> None:

@@ -14,7 +14,7 @@ from singletree.errors import BadConfiguration, BudgetSpent, InvalidRequest
 from singletree.lru import LruCache
 from singletree.owners import owned_id
 from singletree.server.http.service import SESSION_BUDGET, SUBAGENT_BUDGET, Service
-from singletree.server.sessions.sessions import Opened
+from singletree.server.sessions.sessions import NAMELESS, Opened
 from singletree.server.sessions.step import Cost, total
 from singletree.server.settings.config import Config
 
@@ -23,6 +23,9 @@ LOG = logging.getLogger("singletree.budgets")
 WARN_SHARE = 0.8
 _KNOWN = 4096
 """Sessions of which is kept that they were warned."""
+
+
+_PARTS = "each process of the server counts its part of this session, which has no name; send x-session-id"
 
 
 class Budgets:
@@ -57,6 +60,8 @@ class Budgets:
             root, agent = sums.place(opened.step.session, request.agent)
             session = self._session.lowered(_of_header(headers, SESSION_BUDGET))
             budgets.insert(0, ("session", session, total(sums.agents(root).values())))
+            if session.limits and service.others is not None and root.startswith(NAMELESS):
+                warnings.append(_PARTS)
         if agent:
             own = self._subagent.lowered(_of_header(headers, SUBAGENT_BUDGET))
             budgets.append(("sub-agent", own, sums.agents(root).get(agent, Cost())))
