@@ -35,7 +35,7 @@ _END = "<|im_end|>"
 _COUNTER = re.compile(
     r"^llamacpp:(prompt_tokens|prompt_tokens_cached|requests)_(?:total|processing) (\S+)$", re.MULTILINE
 )
-_SERVE = """
+SERVE = """
 import json, signal, sys, xllamacpp
 params = xllamacpp.CommonParams()
 for name, value in json.loads(sys.argv[1]).items():
@@ -160,7 +160,7 @@ class ScriptedLlama:
             "LLAMA_SAMPLER_LIBRARY": str(Path(xllamacpp.__file__).with_name("xllamacpp.abi3.so")),
             "LLAMA_SAMPLER_SOCKET": str(self._folder / "play"),
         }
-        command = [sys.executable, "-c", _SERVE, json.dumps({**self._settings, "model_alias": name})]
+        command = [sys.executable, "-c", SERVE, json.dumps({**self._settings, "model_alias": name})]
         log = self._folder / "llama-server.log"
         with log.open("wb") as out:
             self._process = subprocess.Popen(

@@ -21,6 +21,7 @@ GUIDELLM = "guidellm==0.8.1"
 TORCH = "torch==2.13.0"
 SCHEMATHESIS = "schemathesis==4.32.5"
 CACHE_PRESSURE = "cache-pressure==0.6.3"
+KVPROF = "kvprof==0.2.0"
 TRAINING = ("rllm-model-gateway==0.1.0", "atif==1.8.0", "openenv==0.10.0", "renderers==0.1.12",
             "tokenizers==0.23.3", "numpy", "loguru")  # fmt: skip
 TRAINERS = (TORCH, "trl==1.16.0", "transformers==5.8.0", "verl==0.9.1", "cachetools", "fastapi", "uvicorn")
@@ -69,6 +70,15 @@ def cache_pressure() -> Path:
     """
     made_by = sys.executable if sys.version_info >= (3, 12) else "python3.12"
     return _environment("cache-pressure", [CACHE_PRESSURE], made_by)
+
+
+def kvprof() -> Path:
+    """Return the Python that has kvprof. It is installed when it is missing.
+
+    Raises:
+        CalledProcessError: pip failed.
+    """
+    return _environment("kvprof", [KVPROF])
 
 
 def training() -> Path:
