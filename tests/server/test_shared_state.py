@@ -106,7 +106,7 @@ async def test_a_budget_holds_whichever_process_is_asked(two: Two) -> None:
     assert (lowered.status, spent.status) == (200, 402)
 
 
-async def test_a_session_without_a_name_is_told_that_its_processes_count_apart(two: Two) -> None:
+async def test_a_nameless_session_is_warned_about(two: Two) -> None:
     config = Config(session_budget="generated=9")
     async with serving(SCRIPTS, config=config) as served:
         share_state(served.service, two[0])
