@@ -15,6 +15,7 @@ import json
 import signal
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 
@@ -56,11 +57,15 @@ def main(report: str) -> None:
 
 def _count(report: Path) -> None:
     gc.collect()
-    kinds = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    objects = gc.get_objects()
+    kinds = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in objects)
+    # A pool starts a thread whenever all are busy, up to its maximum: what has no maximum are pools, and other threads.
+    pools = [each for each in objects if type(each) is ThreadPoolExecutor and not each._shutdown]
+    room = sum(each._max_workers - len(each._threads) for each in pools)
     ask = ctypes.CDLL(None).mallinfo2
     ask.restype = _Mallinfo
     held = ask().uordblks + ask().hblkhd + sys.getallocatedblocks() * _BLOCK_BYTES
-    counts = {"tasks": len(asyncio.all_tasks()), "held": held, "objects": kinds}
+    counts = {"tasks": len(asyncio.all_tasks()), "room of pools": room, "held": held, "objects": kinds}
     written = report.with_suffix(".new")
     written.write_text(json.dumps(counts), encoding="utf-8")
     written.rename(report)

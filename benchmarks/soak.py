@@ -311,7 +311,8 @@ class Reading:
     Attributes:
         hours: since the start.
         memory: MiB that are held, and that are resident with its children.
-        counts: of tasks, threads, files, generations, and sockets but for those that wait for the engine's next turn.
+        counts: of tasks, threads that its pools may have and others, files, generations, and sockets but for those that
+            wait for the engine's next turn.
         objects: that Python's collector knows, by type.
     """
 
@@ -408,7 +409,8 @@ class Soak:
             time.sleep(0.05)
         shown = json.loads(self._report.read_bytes())
         metrics = Endpoint(Line(self._server.port)).get("/metrics").body.decode()
-        counts = {"tasks": shown["tasks"], "threads": len([*(process / "task").iterdir()])}
+        threads = len([*(process / "task").iterdir()]) + shown["room of pools"]
+        counts = {"tasks": shown["tasks"], "threads": threads}
         counts |= {"sockets": sockets - idle, "files": len(open_files) - sockets}
         counts |= {f"generations {name}": int(float(number)) for name, number in _GAUGE.findall(metrics)}
         memory = {"held": shown["held"] / 2**20, "resident": resident_bytes(self._server.pid) / 2**20}

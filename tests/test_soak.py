@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from benchmarks.counted_server import _count
 from benchmarks.soak import Client, Reading, Troubles, Wrong, growth
 from benchmarks.vllm_stub import Asked, Player
 from tokenizers import Tokenizer
@@ -36,6 +38,19 @@ def test_what_grows_is_named() -> None:
     assert found == ["held memory: +500 MiB an hour, +25.0 MiB in 3 minutes", "objects: +500 of x.Leak"]
     _, found = growth(readings(FLAT, list(range(10))))
     assert found[0] == "sockets: [4, 5] to begin with, [8, 9] at the end"
+
+
+async def test_a_pool_may_have_as_many_threads_as_it_states(tmp_path: Path) -> None:
+    def room() -> int:
+        _count(tmp_path / "counts.json")
+        return int(json.loads((tmp_path / "counts.json").read_bytes())["room of pools"])
+
+    before = room()
+    with ThreadPoolExecutor(3) as pool:
+        assert room() == before + 3
+        pool.submit(int).result()
+        assert room() == before + 2
+    assert room() == before
 
 
 def test_a_failure_is_excused_only_in_a_trouble() -> None:
