@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients certify bench bench-gpu compare compare-gpu counts soak golden docs site engines scale ray inspector browser deploy judges lock wheel clean
+.PHONY: help serve test check clients certify bench bench-gpu compare compare-gpu counts soak golden docs site engines scale ray inspector browser deploy judges lock wheel release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -116,6 +116,9 @@ lock: $(READY) ## renew requirements.lock; ARGS=--upgrade for the newest version
 
 wheel: $(READY) ## build the wheel into dist
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+release: $(READY) ## VERSION=x.y.z: set it, cut the changelog, commit, build; without: build wheel, sdist, SBOM, checksums
+	$(BIN)/python deploy/release.py $(VERSION)
 
 clean: ## remove .venv, caches and builds
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -19,7 +19,9 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from singletree.cli import app
+from singletree.cli.model_tables import with_each_model
 from singletree.errors import SingletreeError
+from singletree.key_files.key_file import KeyFile
 from source import PACKAGE, ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.md")])
@@ -34,7 +36,7 @@ EXCUSED = {
     "vllm": "`make engines` starts it",
     "docker": "no container engine is at hand; `make deploy` runs the steps of the image",
     "uvx": "`make deploy` runs it (tests/deploy/test_installed.py)",
-    "pipx": "as uvx",
+    "pipx": "no target installs it; `make deploy` installs the same file by pip",
     "cd": "the shell's own",
     "echo": "the shell's own",
     "head": "not ours",
@@ -328,6 +330,20 @@ def test_each_block_says_what_it_is() -> None:
         if not kind
     ]
     assert unnamed == [], "name its language after ```: sh, text …"
+
+
+def test_files_of_settings_are_read(tmp_path: Path) -> None:
+    texts = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("serving", "security")]
+    (models,), (keys,) = (
+        [block for _, kind, block in _FENCED.findall(text) if kind == "toml"] for text in texts
+    )
+    (tmp_path / "models.toml").write_text(models, encoding="utf-8")
+    given = ["serve", "--config", str(tmp_path / "models.toml")]
+    _, bound, _ = _cli().parse_args(given, exit_on_error=False, print_error=False)
+    names = [each.model_name for each in with_each_model(bound.arguments["config"]).each_model]
+    assert names == [("big",), ("small",)]
+    (tmp_path / "keys.toml").write_text(keys, encoding="utf-8")
+    assert len(KeyFile(tmp_path / "keys.toml")()) == 2
 
 
 def test_each_flag_that_a_page_names_exists() -> None:

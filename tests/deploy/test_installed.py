@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -36,10 +37,22 @@ def uv(*arguments: str | Path, timeout: float = 600) -> str:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the source package, and the wheel that is built from it."""
+    """Return a folder with the files of a release."""
     folder = tmp_path_factory.mktemp("packages")
-    uv("build", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder, ROOT)
+    runpy.run_path(str(ROOT / "deploy" / "release.py"))["build"](folder)
     return folder
+
+
+def test_a_release_lists_its_packages_and_has_checksums(packages: Path) -> None:
+    (listed,) = packages.glob("*.cdx.json")
+    bom = json.loads(listed.read_bytes())
+    assert bom["metadata"]["component"]["name"] == "singletree"
+    found = {(each["name"], each["version"]) for each in bom["components"]}
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert all(f"{name}=={version} " in lock for name, version in found)
+    assert {"msgspec", "starlette", "xllamacpp"} <= {name for name, _ in found}
+    assert "pytest" not in {name for name, _ in found}
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=packages, check=True)
 
 
 def python(version: str) -> str:
