@@ -16,8 +16,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import peers, servers
-from engines import real_vllm
+from benchmarks import compare_servers, peers, servers
+from engines import real_sglang, real_vllm
 from singletree.checking.contract import CHECKS
 
 CARDS = Path(__file__).with_name("results") / "check"
@@ -67,6 +67,21 @@ def _vllm() -> Iterator[str]:
 
 
 @contextmanager
+def _litellm() -> Iterator[str]:
+    if compare_servers.missing(["LiteLLM"]):
+        raise SystemExit("LiteLLM cannot be installed here")
+    with _vllm() as engine, compare_servers.litellm(engine, real_vllm.MODEL, [real_vllm.MODEL]) as url:
+        yield url
+
+
+@contextmanager
+def _sglang() -> Iterator[str]:
+    flags = ["--tool-call-parser", "hermes", "--context-length", "8192", "--max-total-tokens", "32768"]
+    with real_sglang.running_sglang(*flags) as server:
+        yield server.url
+
+
+@contextmanager
 def _dynamo() -> Iterator[str]:
     with servers.dynamo("Dynamo", servers.filler()) as server:
         yield f"http://127.0.0.1:{server.port}"
@@ -88,6 +103,8 @@ SERVERS: dict[str, tuple[str, Callable[[], AbstractContextManager[str]], Callabl
     ),
     "llama-server": ("llama-server of xllamacpp, SmolLM2", _llama_server, lambda: version("xllamacpp")),
     "vllm": ("vLLM's own server, SmolLM2", _vllm, lambda: real_vllm.VLLM),
+    "sglang": ("SGLang's own server, SmolLM2", _sglang, lambda: real_sglang.SGLANG),
+    "litellm": ("LiteLLM before vLLM, SmolLM2", _litellm, lambda: compare_servers.LITELLM),
     "dynamo": (
         "Dynamo's frontend, scripted worker",
         _dynamo,

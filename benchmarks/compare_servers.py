@@ -258,9 +258,16 @@ def _singletree(engine: Engine) -> Iterator[str]:
 
 @contextmanager
 def _litellm(engine: Engine) -> Iterator[str]:
+    with litellm(engine.url, NAMES[0], NAMES) as url:
+        yield url
+
+
+@contextmanager
+def litellm(engine: str, model: str, names: Sequence[str]) -> Iterator[str]:
+    """LiteLLM's proxy, with ``model`` of the vLLM at the URL ``engine`` under ``names``; its URL."""
     port = real_vllm.free_port()
-    parameters = {"model": f"hosted_vllm/{NAMES[0]}", "api_base": f"{engine.url}/v1", "api_key": "none"}
-    models = [{"model_name": name, "litellm_params": parameters} for name in NAMES]
+    parameters = {"model": f"hosted_vllm/{model}", "api_base": f"{engine}/v1", "api_key": "none"}
+    models = [{"model_name": name, "litellm_params": parameters} for name in names]
     with tempfile.TemporaryDirectory(prefix="singletree-compare-") as place:
         settings, output = Path(place) / "config.yaml", Path(place) / "litellm.log"
         settings.write_text(json.dumps({"model_list": models}), encoding="utf-8")

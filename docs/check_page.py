@@ -13,7 +13,7 @@ from singletree.checking.verdicts import ALL
 
 DOCS = Path(__file__).resolve().parent
 CARDS = DOCS.parent / "benchmarks" / "results" / "check"
-_ORDER = ("singletree-scripted", "singletree", "llama-server", "vllm", "dynamo")
+_ORDER = ("singletree-scripted", "singletree", "llama-server", "vllm", "sglang", "litellm", "dynamo")
 _MARKS = {"pass": "✓", "fail": "✗", "not applicable": "–", "undecided": "?"}
 
 
