@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients certify bench bench-gpu compare compare-gpu counts soak golden docs site engines scale ray inspector browser deploy judges lock wheel release clean
+.PHONY: help serve test check clients certify bench bench-gpu compare compare-gpu counts soak fuzz golden docs site engines scale ray inspector browser deploy judges lock wheel release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -71,6 +71,11 @@ compare-gpu: $(READY) ## one recorded session behind vLLM's own server and singl
 
 counts: $(READY) ## what the hot paths cost in calls and instructions, compared with the last release
 	$(BIN)/python -m benchmarks.counts $(ARGS)
+
+MINUTES ?= 60
+
+fuzz: $(READY) ## look for bytes that break what reads them, guided by coverage (MINUTES=60 for all targets together)
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(ARGS)
 
 soak: $(READY) ## agents on a server whose engine dies and whose disk is full: what grows fails (ARGS="--seconds 3600")
 	$(BIN)/python -m benchmarks.soak $(ARGS)

@@ -293,8 +293,8 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
 # pytest loads the plugin, so it is there.
 LOADERS = {"pytest"}
 
-# Run in the environments of another server and of a trainer.
-FOREIGN = {"benchmarks.dynamo_worker", "docs.train_with_trl"}
+# Run in the environments of another server, of a trainer and of a fuzzer.
+FOREIGN = {"benchmarks.dynamo_worker", "docs.train_with_trl", "tests.fuzz.run"}
 
 
 def test_what_tests_and_benchmarks_import_is_declared() -> None:

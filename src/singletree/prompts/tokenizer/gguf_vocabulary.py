@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from singletree.errors import BadConfiguration
+from singletree.errors import BadConfiguration, WeightsUnavailable
 from singletree.gguf import read_metadata, trained_context
 from singletree.prompts.tokenizer.added_tokens import AddedToken
 from singletree.prompts.tokenizer.definition import Pipeline, TokenizerDefinition
@@ -134,15 +134,24 @@ def read_gguf(path: Path) -> TokenizerDefinition:
 
     Raises WeightsUnavailable if the file cannot be read, is damaged or incomplete, or is not a GGUF file.
     """
-    metadata = read_metadata(path)
-    model = metadata.get("tokenizer.ggml.model")
+    try:
+        return _definition(path.name, read_metadata(path))
+    except (AttributeError, IndexError, TypeError) as error:
+        why = f"a field of its tokenizer has a wrong type or length ({error})"
+        raise WeightsUnavailable(f"{path.name} is damaged: {why}; download it again") from error
+
+
+def _definition(file: str, metadata: Mapping[str, Any]) -> TokenizerDefinition:
+    model, template = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.chat_template")
     if model not in _PIPELINES or "tokenizer.ggml.tokens" not in metadata:
         raise BadConfiguration(
-            f"{path.name}: tokenizer kind {model!r} is not supported (supported: {', '.join(_PIPELINES)}); "
+            f"{file}: tokenizer kind {model!r} is not supported (supported: {', '.join(_PIPELINES)}); "
             "give the model's Hugging Face directory with its tokenizer.json instead"
         )
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    tokens = metadata["tokenizer.ggml.tokens"]
     types = metadata.get("tokenizer.ggml.token_type") or array("i", [_NORMAL]) * len(tokens)
+    if not isinstance(tokens, list) or not isinstance(template, str | None) or len(types) != len(tokens):
+        raise TypeError("tokens and template are texts, and each token has a type")
     return TokenizerDefinition(
         pipeline=_PIPELINES[model](metadata, tokens, types),
         added_tokens=_added_tokens(str(metadata.get("general.name", "")).lower(), tokens, types),
@@ -150,10 +159,12 @@ def read_gguf(path: Path) -> TokenizerDefinition:
         named_tokens={
             name: tokens[metadata[key]]
             for name, key in _NAMED_TOKENS.items()
-            if metadata.get(key, len(tokens)) < len(tokens)
+            if metadata.get(key) in range(len(tokens))
         },
-        stop_token_ids=frozenset(metadata[key] for key in _END_KEYS if key in metadata),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        stop_token_ids=frozenset(
+            metadata[key] for key in _END_KEYS if metadata.get(key) in range(len(tokens))
+        ),
+        chat_template=template,
         context_window=trained_context(metadata),
     )
 
@@ -211,7 +222,9 @@ def _sentencepiece_pipeline(metadata: Mapping[str, Any], tokens: list[str], type
     ]
     model = _byte_pairs(vocabulary, merges, ignore_merges=False)
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    model |= {"byte_fallback": True, "fuse_unk": True, "unk_token": tokens[unknown]}
+    # A control token has another name in the vocabulary.
+    name = tokens[unknown] if tokens[unknown] in vocabulary else f"\0 {unknown % len(tokens)}"
+    model |= {"byte_fallback": True, "fuse_unk": True, "unk_token": name}
     prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
     prepend = [{"type": "Prepend", "prepend": "▁"}] if prefixed else []
     return Pipeline(
