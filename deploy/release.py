@@ -78,8 +78,22 @@ def build(folder: Path) -> str:
     (wheel,) = folder.glob("*.whl")
     version = wheel.name.split("-")[1]
     needed = _run(sys.executable, ROOT / "deploy" / "runtime_requirements.py")
-    command = [uv, "tool", "run", "--quiet", "--from", SBOM, "cyclonedx-py", "requirements", "-"]
-    output = ["--output-reproducible", "--output-file", folder / f"singletree-{version}.cdx.json"]
+    command: list[str | Path] = [
+        uv,
+        "tool",
+        "run",
+        "--quiet",
+        "--from",
+        SBOM,
+        "cyclonedx-py",
+        "requirements",
+        "-",
+    ]
+    output: list[str | Path] = [
+        "--output-reproducible",
+        "--output-file",
+        folder / f"singletree-{version}.cdx.json",
+    ]
     _run(*command, "--pyproject", ROOT / "pyproject.toml", "--mc-type", "application", *output, given=needed)
     (folder / ".gitignore").unlink(missing_ok=True)  # uv's
     sums = [
