@@ -252,3 +252,14 @@ def test_a_message_of_deep_nesting_makes_the_cache_unknown() -> None:
     followed.stream.feed([b"", (1).to_bytes(8, "big"), deep])
     followed.stream.feed(numbered(2))
     assert (followed.cache.blocks, followed.stream.synced) == (1, False)
+
+
+def test_a_name_that_comes_again_leaves_its_old_place() -> None:
+    engine = Followed()
+    stored = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "block_size": 16}
+    for token in (1, 2):
+        batch = msgspec.msgpack.encode([0.0, [{**stored, "token_ids": [token] * 16}]])
+        engine.stream.feed([b"", (token - 1).to_bytes(8, "big"), batch])
+    assert len(engine.index) == 1
+    engine.cache.clear()
+    assert len(engine.index) == 0

@@ -211,6 +211,9 @@ class EventCache:
             return
         step, whole, added = size * TOKEN_BYTES, unit * TOKEN_BYTES, []
         keys = event.extra_keys
+        # A name that comes again with other tokens leaves the place that it had.
+        before = (places.get(_key(name)) for name in event.block_hashes)
+        self._index.discard(self._holder, [place for place in before if isinstance(place, int)])
         for at, name in enumerate(event.block_hashes):
             pending += tokens[at * step : (at + 1) * step]
             if len(pending) < whole:
