@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import compare_report, documents, peers, processor
 from benchmarks.compare_report import Cell, Comparison
@@ -160,7 +160,6 @@ class Bench:
         self._model, self.engine, self._count, self._folder = model, engine, count, folder
         self._title = f"{model.name}-{shape}" if shape else model.name
         self.shape = shape
-        self._sessions = 0
         self.scripts: list[str] = []  # of the last session
 
     def live(
@@ -173,8 +172,8 @@ class Bench:
     ) -> Cell:
         """Let the harness of a session work behind ``url`` or ``relay``, with ``settings`` in its environment."""
         session, cell = SESSIONS[name], Cell(self._title, name, server, "live")
-        self._sessions += 1
-        folder = self._folder / str(self._sessions)
+        folder = self._folder / "session"  # the same for all: its path is in their prompts
+        shutil.rmtree(folder, ignore_errors=True)
         workspace, home = folder / "workspace", folder / "home"
         session_script.make_workspace(workspace)
         home.mkdir()
@@ -187,7 +186,7 @@ class Bench:
             for number in range(len(session.runs)):
                 names: list[str] = []
                 for turn in [*parts[:-1][number * size : (number + 1) * size], parts[-1]]:
-                    names.append(f"e{self._folder.name}s{self._sessions}t{len(scripts) + len(names)}")
+                    names.append(f"{name}-{len(scripts) + len(names)}")
                     (self.engine.scripts / f"{names[-1]}.txt").write_bytes(self._model.writes(turn).encode())
                 scripts += names
                 prompt = f"Look after the modules here, one after another. [[script:{','.join(names)}]]"
@@ -212,15 +211,28 @@ class Bench:
             print(outcome.output[-_SHOWN:])
 
     def recorded(
-        self, name: str, server: str, url: str, bodies: Sequence[Sent], *, timed: bool = False
+        self,
+        name: str,
+        server: str,
+        url: str,
+        bodies: Sequence[Sent],
+        refuses: Sequence[str] = (),
+        *,
+        timed: bool = False,
     ) -> Cell:
-        """Send the requests of a session again, one after another; ``timed`` keeps the times to the first token."""
-        cell = Cell(self._title, name, server, "recorded")
+        """Send the requests of a session again, one after another, without what the server ``refuses``.
+
+        ``timed`` keeps the times to the first token.
+        """
+        cell = Cell(self._title, name, server, "recorded", without=list(refuses))
         self.engine.forget()
         steps = []
         for sent in bodies:
             before = self.engine.counted()
-            answered = _send(url, sent)
+            body = sent.json
+            for field in refuses:
+                leave_out(body, field.split("."))
+            answered = _send(url, sent._replace(body=json.dumps(body).encode()) if refuses else sent)
             if answered.problem:
                 cell.complaints.append(answered.problem)
             if timed:
@@ -277,17 +289,17 @@ def measure(
     bodies: dict[str, list[Sent]] = {}
     engines: dict[str, list[str]] = {}
     for server, row in rows.items():
-        if server != SGLANG:
+        if not server.startswith(SGLANG):
             engines.setdefault(repr((row.engine, row.opens)), []).append(server)
     longest: dict[str, int] = {}
     scripts = root / "scripts"
     scripts.mkdir()
-    for number, sharing in enumerate(engines.values()):
+    for sharing in engines.values():
         row = rows[sharing[0]]
         played = opened(model) if row.opens else model
         try:
             with _started(played, shape, row, scripts) as real:
-                bench = Bench(model, real, count, root / str(number), shape)
+                bench = Bench(model, real, count, root, shape)
                 for server in sharing:
                     with rows[server].front(real) as url:
                         for cell in _row(bench, server, url, names, bodies, rows[server].settings):
@@ -295,15 +307,17 @@ def measure(
                             yield cell
         except _UNABLE as error:
             print(f"{', '.join(sharing)}: left out: {error}", flush=True)
-    if SGLANG in rows:  # Nothing plays there what a model would write: each request is for one token.
-        short = {name: [_limited(each, 1) for each in sent] for name, sent in bodies.items()}
+    # Nothing plays on SGLang what a model would write: each request is for one token.
+    short = {name: [_limited(each, 1) for each in sent] for name, sent in bodies.items()}
+    for server in [server for server in rows if server.startswith(SGLANG)]:
+        beside = {each: row for each, row in SGLANG_ROWS.items() if row.opens == rows[server].opens}
         try:
-            with sglang_engine(model, scripts) as real:
-                yield from _again(Bench(model, real, 0, root, SGLANG), SGLANG_ROWS, short)
+            with sglang_engine(opened(model) if rows[server].opens else model, scripts) as real:
+                yield from _again(Bench(model, real, 0, root, SGLANG), beside, short)
         except _UNABLE as error:
-            print(f"{SGLANG}: left out: {error}", flush=True)
+            print(f"{server}: left out: {error}", flush=True)
     if not shape and all(map(bodies.get, CROWDED)):
-        yield from _crowded(model, bodies, sum(longest[name] for name in CROWDED), root / "crowded", scripts)
+        yield from _crowded(model, bodies, sum(longest[name] for name in CROWDED), root, scripts)
 
 
 CROWDED = ("claude", "qwen")  # take turns on an engine whose cache holds 60 % of both
@@ -327,7 +341,21 @@ def _again(bench: Bench, rows: Mapping[str, Row], bodies: Mapping[str, Sequence[
     for server, row in rows.items():
         with row.front(bench.engine) as url:
             for name, sent in bodies.items():
-                yield bench.recorded(name, server, url, sent)
+                yield bench.recorded(name, server, url, sent, row.refuses)
+
+
+def leave_out(body: Any, field: Sequence[str]) -> None:
+    """Take a field out of a request's body, wherever it stands."""
+    name, *inner = field
+    if isinstance(body, list) and not inner:
+        body[:] = [block for block in body if block.get("type") != name]
+    elif isinstance(body, list):
+        for each in body:
+            leave_out(each, field)
+    elif isinstance(body, dict) and not inner:
+        body.pop(name, None)
+    elif isinstance(body, dict):
+        leave_out(body.get(name), inner)
 
 
 def _limited(sent: Sent, tokens: int) -> Sent:
@@ -433,7 +461,13 @@ def main() -> None:
                 f"the kept run has {kept.turns} turns: give --turns {kept.turns}, or remove {compare_report.FILE}"
             )
         result = kept.joined(result)
-    root = Path(tempfile.mkdtemp(prefix="singletree-compare-"))
+    root = Path(tempfile.gettempdir(), "singletree-compare")
+    try:  # A folder with a name of its own: prompts have its path, and each run should have the same tokens.
+        root.mkdir()
+    except FileExistsError:
+        raise SystemExit(
+            f"{root} exists: another run is at work, or one was killed; then remove it"
+        ) from None
     try:
         for name in options.models:
             template, _, shape = name.partition("@")

@@ -29,6 +29,7 @@ class Cell(msgspec.Struct):
         prefilled: those that the engine did not find in its cache; None where a side request began in the same moment.
         generated, in_place: tokens of the turns but the last one, and those with which the next prompt goes on.
         first_ms: from each request to the first words of its answer, where that was timed.
+        without: fields that the server refuses, which its recorded requests were sent without.
         complaints: what the harness said of the server, or how its last words differ.
         date: of the run that measured it.
     """
@@ -42,6 +43,7 @@ class Cell(msgspec.Struct):
     generated: int = 0
     in_place: int = 0
     first_ms: list[float] = []
+    without: list[str] = []
     complaints: list[str] = []
     date: str = ""
 
@@ -147,6 +149,11 @@ def page(run: Comparison) -> str:
         if first.mode == "live":
             parts.append(f"![prefilled tokens by turn](pictures/{picture_name(first)})")
         parts.append(_table(cells, run.date))
+        parts += [
+            f"- {cell.server} answers these with status 400; its requests were sent without: {', '.join(cell.without)}."
+            for cell in cells
+            if cell.without
+        ]
         parts += [
             f"- {cell.server}: {_first_line(each)}"
             for cell in cells

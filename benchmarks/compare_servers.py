@@ -248,11 +248,15 @@ def _own(engine: Engine) -> Iterator[str]:
     yield engine.url
 
 
+_KEY = "one key: each singletree of a run reads the turns that another one generated"
+
+
 @contextmanager
 def _singletree(engine: Engine) -> Iterator[str]:
     flags = ("--engine-url", engine.url, "--engine", engine.kind, "--model", str(engine.model))
     names = ("--model-name", NAMES[0], "--model-name", NAMES[1])
-    with servers.singletree(flags=(*flags, *names), patience=_READY_SECONDS) as server:
+    key = ("--capsule-key", _KEY)
+    with servers.singletree(flags=(*flags, *names, *key), patience=_READY_SECONDS) as server:
         yield f"http://127.0.0.1:{server.port}"
 
 
@@ -318,12 +322,15 @@ class Row(NamedTuple):
         engine: flags of vLLM, or settings of llama.cpp's server, which then has a process of its own.
         opens: whether the chat template takes a ``system`` message anywhere.
         settings: variables of the harness.
+        refuses: what its server answers with status 400, as fields with a dot between a field and one inside it, or the
+            type of a block in a list: recorded requests are sent without it.
     """
 
     front: FrontEnd
     engine: Mapping[str, Any] = {}
     opens: bool = False
     settings: Mapping[str, str] = {}
+    refuses: Sequence[str] = ()
 
 
 _COUNTDOWN_OFF = {"CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off"}
@@ -335,7 +342,14 @@ ROWS: Mapping[str, Row] = {
     "vLLM, countdown off": Row(_own, settings=_COUNTDOWN_OFF),
     "vLLM, open template": Row(_own, opens=True),
 }
-SGLANG_ROWS = {"singletree": Row(_singletree), "SGLang": Row(_own)}
+# Claude Code writes "updates" there, and leaves it out once a server has refused it; the blocks are what singletree has
+# a client carry, which no other server would have given it.
+_REFUSED_BY_SGLANG = ("thinking.display", "messages.content.redacted_thinking")
+SGLANG_ROWS: Mapping[str, Row] = {
+    "singletree": Row(_singletree),
+    "SGLang": Row(_own, refuses=_REFUSED_BY_SGLANG),
+    "SGLang, open template": Row(_own, opens=True, refuses=_REFUSED_BY_SGLANG),
+}
 LLAMA_ROWS: Mapping[str, Row] = {
     "singletree": Row(_singletree),
     "llama.cpp": Row(_own),

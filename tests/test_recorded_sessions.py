@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from benchmarks.compare import leave_out
 from benchmarks.session_report import (
     Cause,
     Session,
@@ -110,6 +111,22 @@ def test_the_report_lists_every_loss_and_every_doubt() -> None:
 def test_figures_are_not_rounded_up() -> None:
     assert [percent(part) for part in (1, 0.999999, 0.5)] == ["100 %", "99.99 %", "50.00 %"]
     assert spans([2, 3, 4, 7]) == "2–4, 7"
+
+
+def test_each_workspace_has_the_same_commit(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        session_script.make_workspace(tmp_path / name)
+    one, two = ((tmp_path / name / ".git/refs/heads/main").read_text() for name in ("one", "two"))
+    assert one == two
+
+
+def test_what_a_server_refuses_is_left_out_of_recorded_requests() -> None:
+    thinking, text = {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "redacted_thinking"}
+    turns = [{"content": "q"}, {"content": [thinking, text]}]
+    body = {"thinking": {"type": "adaptive", "display": "updates"}, "messages": turns}
+    for field in ("thinking.display", "messages.content.redacted_thinking", "absent.display"):
+        leave_out(body, field.split("."))
+    assert body == {"thinking": {"type": "adaptive"}, "messages": [{"content": "q"}, {"content": [text]}]}
 
 
 @pytest.mark.parametrize("harness", EDITS)

@@ -5,6 +5,7 @@ one after another. It greps, reads, edits, looks at the difference, and runs two
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -81,8 +82,10 @@ def make_workspace(folder: Path) -> None:
     for module in MODULES:
         shutil.copy(library / f"{module}.py", folder)
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    # Harnesses put the name of the last commit into their prompts, and it depends on its date.
+    dated = os.environ | dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "2026-01-01T00:00:00Z")
     for arguments in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "start"]):
-        subprocess.run([*git, *arguments], cwd=folder, check=True)
+        subprocess.run([*git, *arguments], cwd=folder, env=dated, check=True)
 
 
 def turns(hands: Hands, workspace: Path, count: int) -> list[tuple[Part, ...]]:
