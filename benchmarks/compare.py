@@ -20,9 +20,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,14 +45,16 @@ from benchmarks.compare_servers import (
     sglang_engine,
     versions,
 )
+from benchmarks.compare_sessions import COMPACT, SESSIONS, asked
 from benchmarks.replay import same
 from benchmarks.session_report import Play, conversation
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from clients import install, session_script
-from clients.harness import CLAUDE, CODEX, OPENCLAW, OPENCODE, PI, QWEN, Events, Harness, Outcome, Task, run
+from clients.harness import CLAUDE, Outcome, Task, run
 from clients.recording import Sent, sent_through
 from clients.relay import Relay
 from clients.served import TURNS
+from singletree.conversation import Part
 
 _SECONDS = 900.0
 _SHOWN = 800  # characters of the output of a harness that failed
@@ -67,70 +68,11 @@ _SERVERS = tuple({**ROWS, **SGLANG_ROWS, **LLAMA_ROWS})
 SGLANG = "SGLang"
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A harness at work.
-
-    Attributes:
-        model: the name that it knows the model by.
-        runs: further arguments of each run; a run goes on with what the one before it did.
-        edits: how it edits files, in ``session_script.EDITS``, where that is not by its name.
-    """
-
-    title: str
-    harness: Harness
-    model: str = NAMES[0]
-    runs: Sequence[Sequence[str]] = ((),)
-    edits: str = ""
-
-    def started(self, number: int, url: str) -> Harness:
-        """Return the harness for a run on the server at ``url``."""
-        more = [word.replace("{url}", url) for word in self.runs[number]]
-
-        def arguments(prompt: str) -> list[str]:
-            given = self.harness.arguments(prompt)
-            # It asks nobody there: a plan has no use for the flag, and the flag ends it.
-            return [*more, *(word for word in given if word != _SKIP or _PLAN not in more)]
-
-        return self.harness._replace(arguments=arguments)
-
-
-_SKIP, _PLAN = "--dangerously-skip-permissions", "plan"
-# Other servers have no catalog of models for Codex, without which it has no tool with a grammar; behind all of them it
-# is told of none, of which it complains.
-_PROVIDER = '{name="x", base_url="{url}/v1", env_key="SINGLETREE_API_KEY", wire_api="responses"}'
-_NO_CATALOG = ("-c", f"model_providers.x={_PROVIDER}", "-c", "model_provider=x")
-
-
-def _codex_complaints(events: Events) -> list[str]:
-    return [each for each in CODEX.complaints(events) if "Model metadata" not in each]
-
-
-SESSIONS: Mapping[str, Session] = {
-    "claude": Session("Claude Code, under the model's own name", CLAUDE),
-    "claude-as-opus": Session("Claude Code, under the name claude-opus-4-8", CLAUDE, NAMES[1]),
-    "claude-plan": Session(
-        "Claude Code, three prompts, the second in plan mode",
-        CLAUDE,
-        runs=((), ("-c", "--permission-mode", _PLAN), ("-c",)),
-    ),
-    "codex": Session(
-        "Codex, without a catalog of models",
-        CODEX._replace(complaints=_codex_complaints),
-        runs=(_NO_CATALOG,),
-        edits="codex-shell",
-    ),
-    "opencode": Session("OpenCode", OPENCODE._replace(api="chat")),
-    "pi": Session("pi", PI._replace(api="chat")),
-    "qwen": Session("qwen-code", QWEN),
-    "openclaw": Session("OpenClaw", OPENCLAW._replace(api="chat")),
-}
 _QUICK_SESSIONS, _QUICK_SERVERS = ("claude", "claude-as-opus"), ("vLLM", "singletree")
 
 
-def _count(cell: Cell, plays: Sequence[Play], steps: Iterable[Counted]) -> None:
-    """Fill in what ``plays``, the conversation's, cost in ``steps`` of the engine."""
-    left = list(steps)
+def _count(cell: Cell, plays: Sequence[Play], left: list[Counted]) -> None:
+    """Add what ``plays`` cost, which go on from one another, and take it from the steps of the engine that are left."""
     for play in plays:
         length = len(play.prompt_token_ids)
         step = next((each for each in left if each.prompt == length), None)
@@ -177,36 +119,34 @@ class Bench:
         workspace, home = folder / "workspace", folder / "home"
         session_script.make_workspace(workspace)
         home.mkdir()
-        hands = session.harness._replace(name=session.edits or session.harness.name)
-        parts = session_script.turns(hands, workspace, self._count)
-        size = -(-self._count // len(session.runs))
-        scripts = self.scripts = []
+        prompts, scripts = asked(name, workspace, self._count, self._write)
+        self.scripts = scripts
         self.engine.forget(session.model)
         with Watch(self.engine) as watch:
-            for number in range(len(session.runs)):
-                names: list[str] = []
-                for turn in [*parts[:-1][number * size : (number + 1) * size], parts[-1]]:
-                    names.append(f"{name}-{len(scripts) + len(names)}")
-                    (self.engine.scripts / f"{names[-1]}.txt").write_bytes(self._model.writes(turn).encode())
-                scripts += names
-                prompt = f"Look after the modules here, one after another. [[script:{','.join(names)}]]"
+            for number, prompt in enumerate(prompts):
                 task = Task(relay.url if relay else url, session.model, prompt, home, workspace)
                 try:
                     outcome = run(session.started(number, task.base_url), task, _SECONDS, settings=settings)
                 except subprocess.TimeoutExpired:
                     outcome = Outcome("", [f"it did not end in {_SECONDS:.0f} s"], "")
-                self._complain(cell, outcome)
+                self._complain(cell, outcome, prompt)
         plays = self.engine.plays()
         try:
-            _count(cell, conversation(plays, scripts), watch.steps)
+            turns = plays if session.kind == "compacts" else conversation(plays, scripts)
         except ValueError as error:
             cell.complaints.append(str(error))
-            _count(cell, [play for play in plays if play.script in scripts], watch.steps)
+            turns = [play for play in plays if play.script in scripts]
+        _count(cell, turns, watch.steps)
+        if session.kind == "delegates":
+            _count(cell, [play for play in plays if play not in turns], watch.steps)
         return cell
 
-    def _complain(self, cell: Cell, outcome: Outcome) -> None:
+    def _write(self, script: str, parts: Sequence[Part]) -> None:
+        (self.engine.scripts / f"{script}.txt").write_bytes(self._model.writes(parts).encode())
+
+    def _complain(self, cell: Cell, outcome: Outcome, prompt: str) -> None:
         cell.complaints += outcome.complaints
-        if outcome.answer.strip() != session_script.answer(self._count):
+        if prompt != COMPACT and outcome.answer.strip() != session_script.answer(self._count):
             cell.complaints.append(f"its last words are {outcome.answer[:200]!r}")
             print(outcome.output[-_SHOWN:])
 
@@ -224,15 +164,15 @@ class Bench:
 
         ``timed`` keeps the times to the first token.
         """
-        cell = Cell(self._title, name, server, "recorded", without=list(refuses))
+        cell = Cell(self._title, name, server, "recorded")
         self.engine.forget()
         steps = []
         for sent in bodies:
             before = self.engine.counted()
             body = sent.json
-            for field in refuses:
-                leave_out(body, field.split("."))
-            answered = _send(url, sent._replace(body=json.dumps(body).encode()) if refuses else sent)
+            absent = [field for field in refuses if leave_out(body, field.split("."))]
+            cell.without += [field for field in absent if field not in cell.without]
+            answered = _send(url, sent._replace(body=json.dumps(body).encode()) if absent else sent)
             if answered.problem:
                 cell.complaints.append(answered.problem)
             if timed:
@@ -302,7 +242,7 @@ def measure(
                 bench = Bench(model, real, count, root, shape)
                 for server in sharing:
                     with rows[server].front(real) as url:
-                        for cell in _row(bench, server, url, names, bodies, rows[server].settings):
+                        for cell in _row(bench, server, url, names, bodies, rows[server]):
                             longest[cell.session] = max([longest.get(cell.session, 0), *cell.prompts])
                             yield cell
         except _UNABLE as error:
@@ -344,18 +284,17 @@ def _again(bench: Bench, rows: Mapping[str, Row], bodies: Mapping[str, Sequence[
                 yield bench.recorded(name, server, url, sent, row.refuses)
 
 
-def leave_out(body: Any, field: Sequence[str]) -> None:
-    """Take a field out of a request's body, wherever it stands."""
+def leave_out(body: Any, field: Sequence[str]) -> bool:
+    """Take a field, or the blocks of a type, out of a request's body; return whether there were any."""
     name, *inner = field
-    if isinstance(body, list) and not inner:
-        body[:] = [block for block in body if block.get("type") != name]
-    elif isinstance(body, list):
-        for each in body:
-            leave_out(each, field)
-    elif isinstance(body, dict) and not inner:
-        body.pop(name, None)
-    elif isinstance(body, dict):
-        leave_out(body.get(name), inner)
+    if isinstance(body, list):
+        kept = body if inner else [each for each in body if each.get("type") != name]
+        found = [len(kept) < len(body), *(leave_out(each, field) for each in kept)]
+        body[:] = kept
+        return any(found)
+    if not isinstance(body, dict) or name not in body:
+        return False
+    return leave_out(body[name], inner) if inner else bool([body.pop(name)])
 
 
 def _limited(sent: Sent, tokens: int) -> Sent:
@@ -376,17 +315,17 @@ def _row(
     url: str,
     names: Sequence[str],
     bodies: dict[str, list[Sent]],
-    settings: Mapping[str, str],
+    row: Row,
 ) -> Iterator[Cell]:
     for name in names:
-        if settings and SESSIONS[name].model == NAMES[0]:
+        if row.settings and SESSIONS[name].model == NAMES[0]:
             continue  # It has no countdown under that name.
         if server == "singletree":
             yield _record(bench, name, url, bodies)
         else:
-            yield bench.live(name, server, url, settings=settings)
-        if bodies.get(name) and not (bench.shape or settings):
-            yield bench.recorded(name, server, url, bodies[name])
+            yield bench.live(name, server, url, settings=row.settings)
+        if bodies.get(name) and not (bench.shape or row.settings):
+            yield bench.recorded(name, server, url, bodies[name], row.refuses)
 
 
 def _record(bench: Bench, name: str, url: str, bodies: dict[str, list[Sent]]) -> Cell:

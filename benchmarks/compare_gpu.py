@@ -33,9 +33,10 @@ from typing import Any
 import msgspec
 
 from benchmarks import compare_report, compare_servers, documents, gpu, peers, processor
-from benchmarks.compare import SESSIONS, Bench, is_turn
+from benchmarks.compare import Bench, is_turn
 from benchmarks.compare_report import Cell, Comparison
 from benchmarks.compare_servers import NAMES, ROWS, Host
+from benchmarks.compare_sessions import SESSIONS
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from clients import install, served, session_script
 from clients.harness import Task, run

@@ -333,18 +333,19 @@ class Row(NamedTuple):
     refuses: Sequence[str] = ()
 
 
+_ENCRYPTED = ("input.encrypted_content",)
 _COUNTDOWN_OFF = {"CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off"}
 ROWS: Mapping[str, Row] = {
     "singletree": Row(_singletree),
-    "vLLM": Row(_own),
+    "vLLM": Row(_own, refuses=_ENCRYPTED),
     "LiteLLM": Row(_litellm),
     "Dynamo": Row(_dynamo),
     "vLLM, countdown off": Row(_own, settings=_COUNTDOWN_OFF),
-    "vLLM, open template": Row(_own, opens=True),
+    "vLLM, open template": Row(_own, opens=True, refuses=_ENCRYPTED),
 }
-# Claude Code writes "updates" there, and leaves it out once a server has refused it; the blocks are what singletree has
-# a client carry, which no other server would have given it.
-_REFUSED_BY_SGLANG = ("thinking.display", "messages.content.redacted_thinking")
+# Claude Code writes "updates" there, and leaves it out once a server has refused it. The others are what singletree
+# has a client carry, which no other server would have given it.
+_REFUSED_BY_SGLANG = ("thinking.display", "messages.content.redacted_thinking", _ENCRYPTED[0])
 SGLANG_ROWS: Mapping[str, Row] = {
     "singletree": Row(_singletree),
     "SGLang": Row(_own, refuses=_REFUSED_BY_SGLANG),

@@ -21,8 +21,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.compare import MODELS, SESSIONS, Bench
+from benchmarks.compare import MODELS, Bench
 from benchmarks.compare_servers import ROWS, cpu, engine
+from benchmarks.compare_sessions import SESSIONS
 from benchmarks.session_report import Play, conversation
 from benchmarks.template_models import TEMPLATES, scripted
 from clients import install

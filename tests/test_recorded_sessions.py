@@ -123,10 +123,12 @@ def test_each_workspace_has_the_same_commit(tmp_path: Path) -> None:
 def test_what_a_server_refuses_is_left_out_of_recorded_requests() -> None:
     thinking, text = {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "redacted_thinking"}
     turns = [{"content": "q"}, {"content": [thinking, text]}]
-    body = {"thinking": {"type": "adaptive", "display": "updates"}, "messages": turns}
-    for field in ("thinking.display", "messages.content.redacted_thinking", "absent.display"):
-        leave_out(body, field.split("."))
-    assert body == {"thinking": {"type": "adaptive"}, "messages": [{"content": "q"}, {"content": [text]}]}
+    body = {"thinking": {"type": "adaptive", "display": "updates"}, "messages": turns, "input": [{"a": 1}]}
+    body["input"].append({"encrypted_content": "x"})  # type: ignore[attr-defined]
+    fields = ("thinking.display", "messages.content.redacted_thinking", "input.encrypted_content", "a.b")
+    assert [leave_out(body, field.split(".")) for field in fields] == [True, True, True, False]
+    turns = [{"content": "q"}, {"content": [text]}]
+    assert body == {"thinking": {"type": "adaptive"}, "messages": turns, "input": [{"a": 1}, {}]}
 
 
 @pytest.mark.parametrize("harness", EDITS)

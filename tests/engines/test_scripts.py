@@ -48,6 +48,12 @@ def test_each_turn_plays_the_next_script_and_then_the_default() -> None:
         prompt += f"{MODEL}{name}{END}{USER}a result{END}"
 
 
+def test_a_turn_that_a_server_writes_as_two_messages_counts_once() -> None:
+    turn = f"{MODEL}a{END}{MODEL}\n{END}{USER}a result{END}"
+    assert chosen(f"{USER}[[script:a,b,c]]{END}{turn}{MODEL}") == "b"
+    assert chosen(f"{USER}[[script:a,b,c]]{END}{turn}{turn}{MODEL}") == "c"
+
+
 def test_turns_before_the_marker_do_not_count() -> None:
     before = f"{USER}hi{END}{MODEL}hello{END}" * 5
     assert chosen(f"{before}{USER}[[script:a,b]]{END}{MODEL}") == "a"

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,12 @@ class ScriptChooser:
         tail = ids[-_OPENING_WITHIN:]
         openings = max(self._formats, key=lambda openings: max(_positions(tail, openings), default=-1))
         starts = _positions(ids, openings)
+        heads = _positions(ids, [((openings[0][0][0],), ())])
+        if len(heads) > len(
+            starts
+        ):  # Other roles begin with it, too: some servers write a turn as several messages.
+            following = {head for last, head in pairwise(heads) if last in starts}
+            starts = [at for at in starts if at not in following]
         # The marker is in the text after an early start, and not in the text after a late one.
         before = bisect_right(starts, False, key=lambda at: not _MARKER.search(self._decode(ids[at:])))
         return max(0, len(starts) - before - 1)
