@@ -247,8 +247,8 @@ def measure(
                             yield cell
         except _UNABLE as error:
             print(f"{', '.join(sharing)}: left out: {error}", flush=True)
-    # Nothing plays on SGLang what a model would write: each request is for one token.
-    short = {name: [_limited(each, 1) for each in sent] for name, sent in bodies.items()}
+    # Nothing plays on SGLang what a model would write: each request is for a few tokens.
+    short = {name: [_limited(each, _FEW) for each in sent] for name, sent in bodies.items()}
     for server in [server for server in rows if server.startswith(SGLANG)]:
         beside = {each: row for each, row in SGLANG_ROWS.items() if row.opens == rows[server].opens}
         try:
@@ -260,6 +260,7 @@ def measure(
         yield from _crowded(model, bodies, sum(longest[name] for name in CROWDED), root, scripts)
 
 
+_FEW = 4  # of which SGLang takes two off on Responses
 CROWDED = ("claude", "qwen")  # take turns on an engine whose cache holds 60 % of both
 _CROWDED_TITLE, _SHARE, _BLOCK, _ANSWER = "+".join(CROWDED), 0.6, 128, 1024
 

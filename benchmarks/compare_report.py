@@ -149,10 +149,13 @@ def page(run: Comparison) -> str:
         if first.mode == "live":
             parts.append(f"![prefilled tokens by turn](pictures/{picture_name(first)})")
         parts.append(_table(cells, run.date))
+        refused: dict[str, list[str]] = {}
+        for cell in cells:
+            if cell.without:
+                refused.setdefault("` and `".join(cell.without), []).append(cell.server)
         parts += [
-            f"- {cell.server} answers these with status 400; its requests were sent without: {', '.join(cell.without)}."
-            for cell in cells
-            if cell.without
+            f"- Sent without `{fields}`, which the server refuses with status 400: {'; '.join(refusing)}."
+            for fields, refusing in refused.items()
         ]
         parts += [
             f"- {cell.server}: {_first_line(each)}"

@@ -343,9 +343,9 @@ ROWS: Mapping[str, Row] = {
     "vLLM, countdown off": Row(_own, settings=_COUNTDOWN_OFF),
     "vLLM, open template": Row(_own, opens=True, refuses=_ENCRYPTED),
 }
-# Claude Code writes "updates" there, and leaves it out once a server has refused it. The others are what singletree
-# has a client carry, which no other server would have given it.
-_REFUSED_BY_SGLANG = ("thinking.display", "messages.content.redacted_thinking", _ENCRYPTED[0])
+# Claude Code writes "updates" there, and leaves it out once a server has refused it. The blocks are what singletree has
+# a client carry, as _ENCRYPTED is on Responses: no other server would have given it.
+_REFUSED_BY_SGLANG = ("thinking.display", "messages.content.redacted_thinking")
 SGLANG_ROWS: Mapping[str, Row] = {
     "singletree": Row(_singletree),
     "SGLang": Row(_own, refuses=_REFUSED_BY_SGLANG),
