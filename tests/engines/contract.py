@@ -37,7 +37,7 @@ class Subject:
         make: makes another one, not started.
         endless: a prompt that goes on for at least 200 tokens when end tokens are ignored.
         ending: prompts whose answers end by themselves within 200 tokens, are the same up to rounding, and differ.
-        tells_cached: whether it tells how much of a prompt was cached.
+        reports_cached: whether it tells how much of a prompt was cached.
     """
 
     engine: Engine

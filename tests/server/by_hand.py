@@ -14,7 +14,7 @@ class EngineByHand:
     """``say`` gives the next chunk; an exception in place of a chunk is raised.
 
     Attributes:
-        told: chunks that were taken.
+        emitted: chunks that were taken.
         freed: how often a generation was left before its end.
         waiting: set while the generation waits for the test.
     """

@@ -111,8 +111,8 @@ def _add_relations(turns: Sequence[InspectedJson]) -> None:
                     call["tool_ms"] = max(0.0, round(call["result_ms"] - call["dispatched_ms"], 1))
 
 
-def summarize_session(part: Mapping[str, Any], now: float | None = None) -> InspectedJson:
-    """Return what the list shows of a session, from all that the processes have of it. ``now`` is in unix seconds."""
+def summarize_session(part: Mapping[str, Any]) -> InspectedJson:
+    """Return what the list shows of a session, from all that the processes have of it."""
     turns: Sequence[InspectedJson] = part["turns"]
     counted = [turn for turn in turns if turn["repeats"] is None]
     last = turns[-1] if turns else None
@@ -122,7 +122,7 @@ def summarize_session(part: Mapping[str, Any], now: float | None = None) -> Insp
     firsts = [ms for turn in counted if (ms := turn["times"]["first_token_ms"]) is not None]
     running = sum(turn["status"] == "running" for turn in turns)
     last_at = max((turn["ended_at"] or turn["received_at"] for turn in turns), default=0.0)
-    moment = time.time() if now is None else now
+    moment = time.time()
     return {
         "id": part["id"],
         "key": part["key"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from time import time
 from typing import Any
@@ -15,7 +15,6 @@ from msgspec import structs
 from singletree.conversation import Sampling
 from singletree.engines.engine import (
     Chunk,
-    ConstraintKind,
     EngineInfo,
     GenerationJob,
     WeightStep,
@@ -72,7 +71,6 @@ class RemoteEngine:
         model: which of the served names to use; None for the first that the server lists.
         api_key: the server's API key.
         slots: how many generations the server runs at once; None for what it reports, else 256.
-        constraints: the kinds that the server supports, the preferred ones first; None for those of its kind.
         read_timeout: seconds without a byte after which a generation counts as lost; None for no limit. The wait in
             the server's own queue counts, too.
         transport: replaces HTTP in tests.
@@ -88,7 +86,6 @@ class RemoteEngine:
         api_key: str | None = None,
         *,
         slots: int | None = None,
-        constraints: Sequence[ConstraintKind] | None = None,
         read_timeout: float | None = 600.0,
         transport: Transport | None = None,
     ) -> None:
@@ -97,7 +94,6 @@ class RemoteEngine:
         check_key(api_key)
         self._requested_model = model
         self._slots = slots
-        self._constraints = None if constraints is None else tuple(constraints)
         self._transport = transport or HttpTransport(self._url, api_key=api_key, read_timeout=read_timeout)
         self._served = ServerOffer("", ())
         self._window = 0
@@ -180,7 +176,6 @@ class RemoteEngine:
             self._window,
             slots,
             details,
-            constraints=self._constraints,
             blindness=self._blindness,
             started_at=self._connected_at,
         )

@@ -1,7 +1,8 @@
 """The packages behind doors: features that the core does not import, each loaded when a setting asks for it.
 
-A door is entered by one name, whose type the core owns. To add a feature behind a door, add an entry to ``DOORS``;
-nothing else in the core knows where the feature is. `docs/architecture.md` lists the doors.
+A door is entered by one name, whose type the core owns; of a kind of inference server, ``remote`` owns it. To add a
+feature behind a door, add an entry to ``DOORS``; nothing else in the core knows where the feature is.
+`docs/architecture.md` lists the doors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from singletree.errors import BadConfiguration
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where a feature is entered: at the value ``name`` of ``module``, whose type (``interface``) the core owns.
+    """Where a feature is entered: at the value ``name`` of ``module``, whose type is ``interface``.
 
     ``setting`` asks for it; ``extra`` is the extra of the installation that has its packages, or empty.
     """

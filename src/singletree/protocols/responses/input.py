@@ -426,7 +426,7 @@ _READERS: dict[str, Callable[[_Reader, WireObject, str], None]] = {
     "additional_tools": _Reader._additional_tools,
     "item_reference": lambda reader, item, at: reader.references.append(at),
     **dict.fromkeys(ITEMS, _Reader._compaction),
-    TRIGGER: lambda reader, item, at: None,  # ``responses.decode`` handles it.
+    TRIGGER: lambda reader, item, at: None,  # ``resolve_request`` handles it.
 }
 
 _ALONE = (_Reader._message, _Reader._reasoning, _Reader._output, _Reader._function_call, _Reader._custom_call)

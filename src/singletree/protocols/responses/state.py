@@ -1,7 +1,7 @@
 """State of a Responses conversation: what a request refers to by id, and the summary that stands for the rest.
 
 https://platform.openai.com/docs/guides/conversation-state. ``References`` holds the ids to look up.
-``StoredItems`` holds the items that were found; ``responses.decode`` takes it.
+``StoredItems`` holds the items that were found; ``resolve_request`` takes it.
 
 In a compaction, a summary replaces what the model did (https://developers.openai.com/api/docs/guides/compaction). A
 ``compaction_trigger`` at the end of the input (as Codex sends it), a request to ``/v1/responses/compact`` or a

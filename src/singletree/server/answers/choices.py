@@ -304,14 +304,12 @@ def with_choice_seed(request: Request, index: int) -> Request:
 
 
 def fan_out(first: Generation) -> list[Generation]:
-    """Start as many generations as the request of ``first`` asks for, on the same prompt; ``first`` is one of them.
+    """Return ``first`` and the other generations that its request asks for, on the same prompt.
 
     Raises:
         SingletreeError: as ``start_generation``.
     """
     request = first.request
-    if request.choices == 1:
-        return [first]
     # The log probabilities of the shared prompt are in the first choice.
     shared = replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
     others = (

@@ -364,7 +364,7 @@ async def refuse_upgrade(call: Call) -> ASGIApp:
     Raises MethodNotAllowed for an ordinary GET.
     """
     if "upgrade" not in call.headers:
-        raise MethodNotAllowed("GET /v1/responses is not supported: responses are not stored; send POST")
+        raise MethodNotAllowed("GET /v1/responses is not supported: send POST, or GET /v1/responses/{id}")
     return Response(status_code=426, headers={"upgrade": "HTTP/1.1"})
 
 

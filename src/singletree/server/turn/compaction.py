@@ -1,6 +1,6 @@
 """Summaries of conversations: the model writes them, the client carries them encrypted, the server decrypts them.
 
-The prompt for a summary, and how the model gets to see one, are in ``protocols.responses.compaction``. A summary is
+The prompt for a summary, and how the model gets to see one, are in ``protocols.responses.state``. A summary is
 encrypted with the key of the capsules: every replica with that key can decrypt it, and nobody else.
 """
 
