@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -138,7 +139,16 @@ class EngineQueue:
             self._waiting[min(self._waiting)].set()
 
 
-class EngineView:
+class Queued(ABC):
+    """An engine with a queue before it."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Return how many generations wait for a place on the engine, as far as it is known."""
+
+
+class EngineView(Queued):
     """An engine as others see it: all that a view does not change."""
 
     def __init__(self, engine: Engine) -> None:
@@ -152,7 +162,6 @@ class EngineView:
 
     @property
     def waiting(self) -> int:
-        """Return how many requests wait for a place on the engine, as far as it is known."""
         return getattr(self._engine, "waiting", 0)
 
     def info(self) -> EngineInfo:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from singletree.engines.engine import Chunk, Constraint, Engine, EngineInfo, GenerationJob
 
@@ -105,19 +105,14 @@ class RoutingOptions:
         return self.random or Random()
 
 
-@runtime_checkable
-class Queued(Protocol):
-    """An engine with a queue before it."""
+class Pool(Engine, Protocol):
+    """Several engines of one model, used as one."""
+
+    workers: tuple[Worker, ...]
 
     @property
     def waiting(self) -> int:
         """Return how many generations wait for a place."""
-
-
-class Pool(Engine, Queued, Protocol):
-    """Several engines of one model, used as one."""
-
-    workers: tuple[Worker, ...]
 
     async def begin(self) -> None:
         """Begin to route, where the engines have been started. Raises BadConfiguration: the mode does not fit them."""

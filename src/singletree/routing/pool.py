@@ -25,7 +25,7 @@ from singletree.engines.engine import (
     count_picture_tokens,
 )
 from singletree.engines.lifetime import Revivable
-from singletree.engines.sharing import EngineQueue
+from singletree.engines.sharing import EngineQueue, Queued
 from singletree.engines.workers import MatcherSource, RoutingOptions, TurnMatcher, Worker
 from singletree.errors import (
     BadConfiguration,
@@ -50,7 +50,7 @@ PROGRESS_TOKENS = 16
 """A failure after this many further tokens restarts the count: this turn is not what breaks engines."""
 
 
-class EnginePool:
+class EnginePool(Queued):
     """Use several engines of one model as one: each turn goes to the engine that the policy chooses.
 
     A turn that an engine fails continues on another one, or on the same if there is no other: it may have restarted

@@ -21,7 +21,7 @@ from typing import Any
 from singletree.conversation import Request
 from singletree.engines.checkpoint import DEFAULT_MODEL, built_in_repository
 from singletree.engines.progress import Progress, no_progress
-from singletree.engines.workers import Queued
+from singletree.engines.sharing import Queued
 from singletree.errors import BadConfiguration, InvalidRequest, ModelNotFound, Overloaded, SingletreeError
 from singletree.lru import LruCache
 from singletree.protocols.models import ModelInfo
