@@ -121,14 +121,16 @@ class Lifecycle:
         add_cost(session.opened, first, usage, self.trace.asked, ended, session.sessions.costs)
 
     def charge(self, session: SessionStep) -> None:
-        """Add what the turn costs to the sums, when all generations have ended. Later calls have no effect."""
-        trace, step = self.trace, session.opened.step
-        if step.cost is None:
-            usage, ended = trace.usage or self.choices.usage, trace.ended or time.perf_counter()
-            self._make_early(session, usage, ended)
-        if step.cost is not None and not session.is_charged:
-            session.is_charged = True
-            session.sessions.costs.charge(*step.payer, step.cost)
+        """Add what the turn costs to the sums, once ``session`` is closed. Later calls have no effect."""
+        if session.is_charged:
+            return
+        session.is_charged = True
+        choices, trace, step, sums = self.choices, self.trace, session.opened.step, session.sessions.costs
+        cost = step.cost
+        if cost is None:
+            usage, ended = trace.usage or choices.usage, trace.ended or time.perf_counter()
+            cost = add_cost(session.opened, choices.first, usage, trace.asked, ended, sums)
+        sums.charge(*step.payer, cost)
 
     def _report(self, session: SessionStep, usage: Usage) -> Mapping[str, Any]:
         self._make_early(session, usage, time.perf_counter())

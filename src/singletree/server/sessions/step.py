@@ -146,9 +146,10 @@ class CostSums:
     def charge(self, root: str, agent: str, cost: Cost) -> None:
         """Add what a turn cost."""
         agents = self._sessions.peek(root)
-        if agents is None:
-            self._sessions.put(root, agents := {})
-        charged(agents, agent, cost)
+        if agents is not None and agent in agents:
+            agents[agent][:] = map(add, agents[agent], cost)
+        else:
+            self._sessions.put(root, charged(agents or {}, agent, cost))
         self.all[:] = map(add, self.all, cost)
 
     def agents(self, root: str) -> dict[str, Cost]:
