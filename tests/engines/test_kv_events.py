@@ -263,3 +263,14 @@ def test_a_name_that_comes_again_leaves_its_old_place() -> None:
     assert len(engine.index) == 1
     engine.cache.clear()
     assert len(engine.index) == 0
+
+
+def test_a_name_that_comes_twice_in_one_event_has_its_last_place() -> None:
+    engine = Followed()
+    stored = {"type": "BlockStored", "block_hashes": [1, 1], "parent_block_hash": None, "block_size": 16}
+    engine.stream.feed(
+        [b"", (0).to_bytes(8, "big"), msgspec.msgpack.encode([0.0, [{**stored, "token_ids": [5] * 32}]])]
+    )
+    assert len(engine.index) == 1
+    engine.cache.clear()
+    assert len(engine.index) == 0

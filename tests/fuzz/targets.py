@@ -380,7 +380,7 @@ def kv_events(data: bytes) -> None:
             else:
                 stream.feed(frames)
     known.clear()
-    assert known.blocks == 0
+    assert (known.blocks, len(index)) == (0, 0)
 
 
 _METADATA: dict[str, Any] = {

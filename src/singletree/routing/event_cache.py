@@ -209,21 +209,23 @@ class EventCache:
             tokens = array("I", event.token_ids).tobytes()
         except OverflowError:
             return
-        step, whole, added = size * TOKEN_BYTES, unit * TOKEN_BYTES, []
+        step, whole = size * TOKEN_BYTES, unit * TOKEN_BYTES
+        added: dict[int, int] = {}  # one place for each name, which may come twice
         keys = event.extra_keys
         # A name that comes again with other tokens leaves the place that it had.
         before = (places.get(_key(name)) for name in event.block_hashes)
         self._index.discard(self._holder, [place for place in before if isinstance(place, int)])
         for at, name in enumerate(event.block_hashes):
+            key = _key(name)
             pending += tokens[at * step : (at + 1) * step]
             if len(pending) < whole:
-                places[_key(name)] = parent, pending
+                places[key] = parent, pending
+                added.pop(key, None)
                 continue
             pictures = _pictures(keys[at]) if keys and at < len(keys) and keys[at] else ()
             parent, pending = next_hash(parent, pending, pictures), b""
-            places[_key(name)] = parent
-            added.append(parent)
-        self._index.add(self._holder, added)
+            places[key] = added[key] = parent
+        self._index.add(self._holder, added.values())
 
     def _remove(self, event: BlockRemoved) -> None:
         if event.group_idx is not None and self._group is not None and event.group_idx != self._group:
