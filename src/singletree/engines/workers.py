@@ -108,14 +108,9 @@ class RoutingOptions:
 class Pool(Engine, Protocol):
     """Several engines of one model, used as one."""
 
-    workers: tuple[Worker, ...]
-
-    @property
-    def waiting(self) -> int:
-        """Return how many generations wait for a place."""
-
     async def begin(self) -> None:
         """Begin to route, where the engines have been started. Raises BadConfiguration: the mode does not fit them."""
 
 
 MakePool = Callable[[Sequence[Worker], RoutingOptions, MatcherSource | None], Pool]
+"""Makes a pool of engines that have been started. Raises BadConfiguration: an option does not fit."""

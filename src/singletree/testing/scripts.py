@@ -255,9 +255,8 @@ class ScriptChooser:
         openings = max(self._formats, key=lambda openings: max(_positions(tail, openings), default=-1))
         starts = _positions(ids, openings)
         heads = _positions(ids, [((openings[0][0][0],), ())])
-        if len(heads) > len(
-            starts
-        ):  # Other roles begin with it, too: some servers write a turn as several messages.
+        if len(heads) > len(starts):
+            # Other roles begin with it, too: some servers write a turn as several messages.
             following = {head for last, head in pairwise(heads) if last in starts}
             starts = [at for at in starts if at not in following]
         # The marker is in the text after an early start, and not in the text after a late one.

@@ -66,7 +66,9 @@ class Catalog:
     def of(self, owner: str) -> Catalog:
         part = copy.copy(self)
         part._owner = owner
-        part.moves = self._index.moves.setdefault(owner, self._index.make_moves(owner))
+        if owner not in self._index.moves:
+            self._index.moves[owner] = self._index.make_moves(owner)
+        part.moves = self._index.moves[owner]
         return part
 
     def share_moves(self, make: Callable[[str], Moves]) -> None:

@@ -167,7 +167,9 @@ class Sessions:
         part._sessions = self._sessions.part(owner)
         part._nameless = self._nameless.part(owner)
         part._answers = self._answers.part(owner)
-        part.costs = self._owned_costs.setdefault(owner, self._make_costs(owner))
+        if owner not in self._owned_costs:
+            self._owned_costs[owner] = self._make_costs(owner)
+        part.costs = self._owned_costs[owner]
         return part
 
     def __iter__(self) -> Iterator[Session]:
