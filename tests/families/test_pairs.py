@@ -51,7 +51,7 @@ SOURCES = {
 }
 """Templates of our own, of all families that write calls."""
 COLLECTED = {label(path): path for path in collected()}
-WRITERS = len(FAMILIES) if EVERY_PLACE else 3
+WRITERS = len(FAMILIES) if EVERY_PLACE else 2
 """How many families write for each template, chosen by its name; ``SINGLETREE_EXAMPLES`` asks for all of them."""
 
 KEPT: Mapping[tuple[int, ...], str] = {

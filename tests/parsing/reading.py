@@ -18,6 +18,8 @@ TOKEN = re.compile(r"<[|/]?[\w:▁｜|]+[|｜]?>|\s?\w{1,6}|\s+|[^\w\s]{1,2}")
 EXAMPLES = int(os.environ.get("SINGLETREE_EXAMPLES", "50"))
 """How many examples a property is tried with, each on every family; more for a night's run."""
 
+_RANDOM_CUTS = max(3, EXAMPLES // 16)
+
 
 def read(family: Family, pieces: Sequence[str], tools: Sequence[Tool] = (), tail: str = "") -> list[Event]:
     """The events of ``pieces``, checked to cover the input byte for byte."""
@@ -32,15 +34,16 @@ def turn(family: Family, pieces: Sequence[str], tools: Sequence[Tool] = (), tail
     return fold(read(family, pieces, tools, tail))
 
 
-def cuts(
-    text: str, seed: int = 7, rounds: int = 12, *, places: Iterable[int] | None = None
-) -> Iterator[list[str]]:
-    """``text`` char by char, at each two-way cut (of ``places``), and at seeded random cuts of up to 16 characters."""
+def cuts(text: str, *, places: Iterable[int] | None = None) -> Iterator[list[str]]:
+    """``text`` char by char, at each two-way cut (of ``places``), and at random cuts of up to 16 characters.
+
+    The text seeds the random cuts, so that texts which begin alike are not all cut alike.
+    """
     yield list(text)
     for i in range(len(text) + 1) if places is None else places:
         yield [text[:i], text[i:]]
-    rng = random.Random(seed)
-    for _ in range(rounds):
+    rng = random.Random(text)
+    for _ in range(_RANDOM_CUTS):
         pieces, at = [], 0
         while at < len(text):
             size = rng.randint(1, 16)

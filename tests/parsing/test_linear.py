@@ -19,7 +19,7 @@ from singletree.parsing.parser import Parser
 from singletree.parsing.patterns import LONGEST_MARKUP
 from singletree.parsing.render_turn import render_turn
 
-LENGTH = int(os.environ.get("SINGLETREE_REPEATED", "256"))
+LENGTH = int(os.environ.get("SINGLETREE_REPEATED", "192"))
 """How many characters are repeated, whole; 100,000 for a night's run."""
 
 PER_CHARACTER = 40
