@@ -20,6 +20,7 @@ import pytest
 from engines.real_vllm import free_port
 from scale.databases import Database
 from scale.processes import Answer, Group, ask, command, serving
+from singletree.server.settings.api_keys import digest_of
 
 pytestmark = pytest.mark.scale
 
@@ -117,6 +118,41 @@ def test_budgets_hold_whichever_process_answers(tmp_path: Path) -> None:
         assert turns(3, x_claude_code_session_id="s", x_claude_code_agent_id="a") == [200, 200, 400]
         assert turns(2, x_claude_code_session_id="s") == [200, 400]
         assert turns(4, x_session_id="another") == [200, 200, 400, 400]
+
+
+KEYS = """
+[alice]
+sha256 = "{alice}"
+requests_per_minute = 3
+
+[operator]
+sha256 = "{operator}"
+rights = ["inference", "sessions", "admin"]
+"""
+
+
+def test_keys_count_whichever_process_answers(tmp_path: Path) -> None:
+    """A name asks three times a minute, not six times, and each process lists what its turns have cost in both."""
+    keys = tmp_path / "keys.toml"
+    digests = {name: digest_of(name).hex() for name in ("alice", "operator")}
+    keys.write_text(KEYS.format(**digests), encoding="utf-8")
+    with serving(tmp_path, "--workers", "2", "--key-file", str(keys)) as group:
+        connections = [group.connect(number) for number in (1, 2)]
+
+        def statuses(key: str, times: int) -> list[int]:
+            asked: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+            used = itertools.islice(itertools.cycle(connections), times)
+            return [chat(each, asked.copy(), x_api_key=key).status for each in used]
+
+        assert statuses("alice", 5) == [200, 200, 200, 429, 429]
+        assert statuses("operator", 4) == [200] * 4
+        listed = [ask(each, SESSIONS, x_api_key="operator").json["keys"] for each in connections]
+        assert [{owner: cost["turns"] for owner, cost in each.items()} for each in listed] == [
+            {"": 4, "alice": 3},
+            {"": 4, "alice": 3},
+        ]
+        [own] = ask(connections[0], SESSIONS, x_api_key="alice").json["keys"].items()
+        assert own == ("alice", listed[0]["alice"])
 
 
 MODELS = """

@@ -1,4 +1,4 @@
-"""What the processes of one server share in a file: sums, loops and moves; and what happens when it cannot be used."""
+"""What the processes of one server share in a file: sums, rates, loops, moves; what happens when it cannot be used."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from singletree.conversation import AgentContext
-from singletree.errors import BadConfiguration
+from singletree.errors import BadConfiguration, RateLimited
+from singletree.key_files import key_file
+from singletree.key_files.key_file import KeyFile, RequestRate
 from singletree.processes import shared_state
 from singletree.processes.served_process import join_processes
 from singletree.processes.shared_state import SharedCosts, SharedMap, SharedState, share_state
@@ -24,6 +27,7 @@ from .inspecting import peers_in_memory
 from .owning import tenants
 from .serving import body, serving
 from .test_budgets import CHAT, QUESTION, SCRIPTS, ask, call_again, words
+from .test_key_file import SESSIONS, entry
 
 Two = tuple[SharedState, SharedState]
 
@@ -131,6 +135,54 @@ async def test_a_key_has_one_budget_in_all_processes(two: Two) -> None:
         statuses = [(await ask(them.a, session=f"s{id(them)}")).status for them in (here, there, here)]
         of_b = (await ask(there.b)).status
     assert (statuses, of_b) == ([200, 200, 402], 200)
+
+
+async def test_each_process_lists_the_sums_of_all_keys(two: Two) -> None:
+    async with tenants(SCRIPTS) as here, tenants(SCRIPTS) as there:
+        for them, state, peers in zip((here, there), two, peers_in_memory(2), strict=True):
+            share_state(them.served.service, state)
+            join_processes(them.served.service, peers)
+        for asked in (here.a, there.a, there.b):
+            assert (await ask(asked)).status == 200
+        listed = [(await them.admin.get(SESSIONS)).json["keys"] for them in (here, there)]
+        own = [(await them.a.get(SESSIONS)).json["keys"] for them in (here, there)]
+        scraped = [them.served.service.sessions.costs_here().turns for them in (here, there)]
+    assert listed[0] == listed[1]
+    assert sorted(each["turns"] for each in listed[0].values()) == [0, 1, 2]
+    assert [[each["turns"] for each in keys.values()] for keys in own] == [[2], [2]]
+    assert scraped == [1, 2], "metrics add up the processes"
+
+
+def test_the_requests_a_minute_of_a_name_are_those_of_all_processes(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = tmp_path / "keys.toml", [0.0]
+    monkeypatch.setattr(key_file, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(RequestRate.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
+    path.write_text(entry("a", "one", requests_per_minute=2) + entry("b", "two", requests_per_minute=1))
+    here, there = (KeyFile(path) for _ in two)
+    for keys, state in zip((here, there), two, strict=True):
+        keys.change_level = SharedMap(state, "", "rates").change
+    here()[0].admit()
+    there()[0].admit()
+    for keys in (here, there):
+        with pytest.raises(RateLimited) as refused:
+            keys()[0].admit()
+        assert refused.value.retry_after == 30
+    there()[1].admit()
+    now[0] += 30
+    there()[0].admit()
+    with pytest.raises(RateLimited):
+        here()[0].admit()
+
+
+def test_requests_a_minute_are_counted_here_while_the_file_cannot_be_used(two: Two) -> None:
+    rates = SharedMap(two[0], "", "rates")
+    rate = RequestRate(1, partial(rates.change, "a"))
+    two[0].close()
+    rate.admit()
+    with pytest.raises(RateLimited):
+        rate.admit()
 
 
 async def test_a_loop_is_stopped_over_processes_and_the_user_may_go_on(two: Two) -> None:

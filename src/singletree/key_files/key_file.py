@@ -20,14 +20,14 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from singletree.budgets.budget import read_budget
 from singletree.errors import BadConfiguration, RateLimited
-from singletree.server.settings.api_keys import NOBODY, ApiKey, Right, digest_of
+from singletree.server.settings.api_keys import NOBODY, ApiKey, ChangeLevel, Right, digest_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,25 +58,41 @@ class _Entry(Struct, forbid_unknown_fields=True):
 
 
 class RequestRate:
-    """How often one name may ask models: a minute's requests at once, which come back evenly."""
+    """How often one name may ask models: a minute's requests at once, which come back evenly.
 
-    def __init__(self, per_minute: float, *, clock: Callable[[], float] = monotonic) -> None:
+    ``change`` counts them together with other processes: it gets the function to replace their level by, as of
+    ``ChangeLevel``.
+    """
+
+    def __init__(
+        self,
+        per_minute: float,
+        change: Callable[[Callable[[Any], Any]], bool] = lambda taken: False,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self.per_minute = per_minute
         self._most = max(1.0, per_minute)
         self._per_second = per_minute / 60
-        self._clock = clock
-        self._left, self._at = self._most, clock()
+        self._change, self._clock = change, clock
+        self._level: tuple[float, float] | None = None
 
     def admit(self) -> None:
         """Count a request. Raises RateLimited."""
+        if not self._change(self._taken):
+            self._level = self._taken(self._level)
+
+    def _taken(self, level: tuple[float, float] | None) -> tuple[float, float]:
+        """Return how many requests are left after one more, and the time: of a clock that all processes share."""
         now = self._clock()
-        self._left, self._at = min(self._most, self._left + (now - self._at) * self._per_second), now
-        if self._left < 1:
+        left, at = level or (self._most, now)
+        left = min(self._most, left + (now - at) * self._per_second)
+        if left < 1:
             raise RateLimited(
                 f"this API key may ask {self.per_minute:g} times a minute; wait, or ask the operator for more",
-                retry_after=(1 - self._left) / self._per_second,
+                retry_after=(1 - left) / self._per_second,
             )
-        self._left -= 1
+        return left - 1, now
 
 
 class KeyFile:
@@ -86,6 +102,7 @@ class KeyFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self.change_level: ChangeLevel = lambda name, taken: False
         self._path = path
         self._rates: dict[str, RequestRate] = {}
         self._stamp = _stamp(path)  # Of before it is read: a change meanwhile is found by the next look.
@@ -131,7 +148,7 @@ class KeyFile:
         """Return the rate of a name: the one it had, unless that was changed, so that a new file begins no minute."""
         known = self._rates.get(name)
         if known is None or known.per_minute != per_minute:
-            known = self._rates[name] = RequestRate(per_minute)
+            known = self._rates[name] = RequestRate(per_minute, lambda taken: self.change_level(name, taken))
         return known
 
 

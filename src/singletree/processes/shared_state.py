@@ -1,5 +1,5 @@
-"""What the processes of one server count and remember together: what turns have cost, where loops were stopped, and
-which sessions and models were moved.
+"""What the processes of one server count and remember together: what turns have cost, how often keys ask, where loops
+were stopped, and which sessions and models were moved.
 
 It is in one SQLite file in the folder that they share while they run, as the turns are: who reads finds what another
 process wrote before. It must never stop a turn: an access has a bounded time, and costs that cannot be written are
@@ -33,6 +33,9 @@ _WAIT_SECONDS = 0.25
 
 _KEPT = 4096
 """Entries of each map; those that were written least recently are dropped."""
+
+_TOTAL = "total"
+"""The name of the map with all sums of an owner."""
 
 _UNWRITTEN = 1000
 """Turns whose costs wait for a file that cannot be written."""
@@ -131,9 +134,12 @@ class SharedMap(LruCache[Any, Any]):
         rows = self._state.run("SELECT key, value FROM shared WHERE map = ? ORDER BY at DESC", self._name)
         return [(_decode(key), _decode(value)) for key, value in rows]
 
+    def change(self, key: Any, changed: Callable[[Any], Any]) -> bool:
+        return self._state.change({self.entry(key): changed})
+
     def put(self, key: Any, value: Any, size: int = 0) -> None:
         if self.get(key) != value:
-            self._state.change({self.entry(key): lambda _: value})
+            self.change(key, lambda _: value)
 
     def pop(self, key: Any) -> None:
         self._state.run("DELETE FROM shared WHERE map = ? AND key = ?", *self.entry(key))
@@ -145,7 +151,7 @@ class SharedCosts(CostSums):
     def __init__(self, state: SharedState, owner: str) -> None:
         make = partial(SharedMap, state, owner)
         super().__init__(make)
-        self._state, self._total = state, make("total")
+        self._state, self._total = state, make(_TOTAL)
         self._unwritten: deque[tuple[str, str, Cost]] = deque(maxlen=_UNWRITTEN)
 
     @property
@@ -167,7 +173,14 @@ class SharedCosts(CostSums):
         )
 
 
+def _charged_owners(state: SharedState) -> list[str]:
+    """Return the owners who have a name and sums."""
+    rows = state.run("SELECT map FROM shared WHERE map > ? AND map < ?", f"{_TOTAL} ", f"{_TOTAL}!")
+    return [name.removeprefix(f"{_TOTAL} ") for (name,) in rows]
+
+
 def share_state(service: Service, state: SharedState) -> None:
     """Have ``service``, which nobody has asked yet, count and remember in ``state``."""
-    service.sessions.share_costs(partial(SharedCosts, state))
+    service.sessions.share_costs(partial(SharedCosts, state), partial(_charged_owners, state))
+    service.keys.share_rates(SharedMap(state, "", "rates").change)
     service.catalog.share_moves(partial(SharedMap, state, name="moves"))

@@ -344,9 +344,8 @@ async def list_sessions(call: Call) -> ASGIApp:
     """List the sessions in memory."""
     others = call.service.others
     sessions, elsewhere = call.service.sessions, [] if others is None else await others.session_summaries()
-    # One process does not know what others have charged the keys for.
-    keys = sessions.key_costs() if others is None else {}
-    return Response(encode_summaries([*summarize(sessions), *elsewhere], keys), media_type=JSON)
+    summaries = encode_summaries([*summarize(sessions), *elsewhere], sessions.key_costs())
+    return Response(summaries, media_type=JSON)
 
 
 async def get_session(call: Call) -> ASGIApp:

@@ -35,7 +35,6 @@ from singletree.server.models.catalog import Catalog
 from singletree.server.sessions.request_headers import InFlight
 from singletree.server.sessions.session_report import encode_session
 from singletree.server.sessions.sessions import Opened, Sessions
-from singletree.server.sessions.step import total
 from singletree.server.settings.api_keys import ApiKey, ApiKeys, Right
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Trace, Tracing
@@ -108,7 +107,7 @@ class Service:
         self.inspector = None if door is None else door.open(self.config)
         entry = capture_door(self.config)
         self.capture = None if entry is None else entry.open(self.config)
-        self.tracing.costs = lambda: total(self.sessions.key_costs().values())
+        self.tracing.costs = self.sessions.costs_here
         self.media = RequestMedia(self.config)
         self.tracing.waiting = self.catalog.waiting
 

@@ -14,7 +14,7 @@ import hashlib
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -42,7 +42,7 @@ from singletree.server.sessions.divergence import (
     explained_break,
     load_explanations,
 )
-from singletree.server.sessions.step import Break, Cost, CostSums, Course, Step
+from singletree.server.sessions.step import Break, Cost, CostSums, Course, Step, total
 from singletree.server.turn.generation import Generation
 
 NAMELESS = "nameless-"
@@ -151,11 +151,11 @@ class Sessions:
         self._nameless: LruCache[bytes, deque[str]] = LruCache(entries=_HEADS)
         self._answers: LruCache[str, AnswerEnd] = LruCache(entries=_ANSWERS)
         self._owned_costs: dict[str, CostSums] = {}
-        self.share_costs(lambda owner: CostSums())
+        self.share_costs(lambda owner: CostSums(), lambda: self._owned_costs)
 
-    def share_costs(self, make: Callable[[str], CostSums]) -> None:
-        """Count what turns cost in what ``make`` returns for each owner."""
-        self._make_costs = make
+    def share_costs(self, make: Callable[[str], CostSums], owners: Callable[[], Iterable[str]]) -> None:
+        """Count what turns cost in what ``make`` returns for each owner; ``owners`` returns those who have a name."""
+        self._make_costs, self._list_owners = make, owners
         self.owner, self.costs = "", make("")
 
     def of(self, owner: str) -> Sessions:
@@ -167,9 +167,7 @@ class Sessions:
         part._sessions = self._sessions.part(owner)
         part._nameless = self._nameless.part(owner)
         part._answers = self._answers.part(owner)
-        if owner not in self._owned_costs:
-            self._owned_costs[owner] = self._make_costs(owner)
-        part.costs = self._owned_costs[owner]
+        part.costs = self.costs_of(owner)
         return part
 
     def __iter__(self) -> Iterator[Session]:
@@ -188,12 +186,20 @@ class Sessions:
 
     def costs_of(self, owner: str) -> CostSums:
         """Return the sums of one of the owners whose sessions these are."""
-        return self._owned_costs.get(owner, self.costs)
+        if owner == self.owner:
+            return self.costs
+        if owner not in self._owned_costs:
+            self._owned_costs[owner] = self._make_costs(owner)
+        return self._owned_costs[owner]
 
     def key_costs(self) -> dict[str, Cost]:
         """Return what the turns of each owner have cost, also those of sessions that are forgotten."""
-        costs = {self.owner: self.costs} if self.owner else {"": self.costs, **self._owned_costs}
-        return {owner: Cost._make(sums.all) for owner, sums in costs.items()}
+        owners = (self.owner,) if self.owner else ("", *self._list_owners())
+        return {owner: self.costs_of(owner).spent for owner in owners}
+
+    def costs_here(self) -> Cost:
+        """Return what the turns of all owners have cost in this process."""
+        return total(sums.all for sums in (self.costs, *self._owned_costs.values()))
 
     @property
     def memory_bytes(self) -> int:

@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from singletree.errors import NotPermitted, Unauthorized
 from singletree.server.doors import open_door
@@ -49,8 +49,22 @@ class ApiKey:
     budget: Any = None
 
 
-KeySource = Callable[[], Sequence[ApiKey]]
-"""Returns the keys that are valid now."""
+ChangeLevel = Callable[[str, Callable[[Any], Any]], bool]
+"""Replaces what is kept for a name by what the function returns for it, or for None; returns whether it could. Raises
+what the function raises, and then replaces nothing."""
+
+
+class KeySource(Protocol):
+    """Returns the keys that are valid now.
+
+    Attributes:
+        change_level: where the requests a minute of its names are counted; where it could not, they are counted here.
+    """
+
+    change_level: ChangeLevel
+
+    def __call__(self) -> Sequence[ApiKey]: ...
+
 
 OpenKeyFile = Callable[[Path], KeySource]
 """Reads a file of keys. Raises BadConfiguration where it is not one."""
@@ -81,6 +95,11 @@ class ApiKeys:
         self.needed = frozenset(
             RIGHTS if self._file is not None else (right for key in self._fixed for right in key.rights)
         )
+
+    def share_rates(self, change: ChangeLevel) -> None:
+        """Count the requests a minute of the names of a file by ``change``."""
+        if self._file is not None:
+            self._file.change_level = change
 
     @property
     def owners(self) -> tuple[str, ...]:
