@@ -76,7 +76,9 @@ def _litellm() -> Iterator[str]:
 
 @contextmanager
 def _sglang() -> Iterator[str]:
-    flags = ["--tool-call-parser", "hermes", "--context-length", "8192", "--max-total-tokens", "32768"]
+    # Forced calls need the grammars that SGLang chooses by itself; the tests' own choice compiles none of them.
+    flags = ["--tool-call-parser", "hermes", "--grammar-backend", "xgrammar"]
+    flags += ["--context-length", "8192", "--max-total-tokens", "32768"]
     with real_sglang.running_sglang(*flags) as server:
         yield server.url
 
