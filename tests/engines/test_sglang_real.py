@@ -24,6 +24,8 @@ from singletree.remote.sglang.server import SglangServer
 
 pytestmark = pytest.mark.engines
 
+_PROMPT = 400
+
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
@@ -101,3 +103,24 @@ async def test_a_grammar_that_is_none_is_refused_and_the_server_is_well(subject:
     with pytest.raises(InvalidRequest):
         await ask(subject, greedy(4), constraint=Constraint("regex", "(["))
     assert tokens_of(await ask(subject, greedy())) == PARIS
+
+
+async def cached_after_others(engine: RemoteEngine, session: str, first: int) -> int:
+    """The tokens of a prompt that the engine still has after two others, for which its cache has no room beside it."""
+    prompts = [[*range(start, start + _PROMPT)] for start in (first, first + 5000, first + 10_000)]
+    for prompt, name in zip(prompts, (session, "", ""), strict=True):
+        await collect(engine.generate(GenerationJob(prompt, greedy(2), "r", session=name)))
+    again = await collect(engine.generate(GenerationJob(prompts[0], greedy(2), "r", session=session)))
+    return max(chunk.cached_tokens or 0 for chunk in again)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_a_session_has_is_evicted_last() -> None:
+    """``session_id`` reaches a server that describes the field: prompts without a name displace none of a session."""
+    with real_sglang.running_sglang("--enable-session-radix-cache", "--max-total-tokens", "1024") as server:
+        engine = RemoteEngine(SglangServer(), server.url)
+        await engine.start()
+        kept = [await cached_after_others(engine, *each) for each in (("", 1000), ("s", 20_000))]
+        await engine.close()
+    assert kept[0] < real_sglang.PAGE
+    assert kept[1] > _PROMPT - 2 * real_sglang.PAGE
