@@ -105,7 +105,9 @@ async def test_weights_and_experts_are_known_at_the_end() -> None:
 @pytest.mark.parametrize(("backend", "first"), [("xgrammar", "structural_tag"), ("guidance", "lark")])
 async def test_the_backend_decides_on_the_constraints(backend: str, first: str) -> None:
     engine = await started(FakeAsyncLLM(backend=backend))
-    assert engine.info().constraints[0] == first
+    kinds = engine.info().constraints
+    assert kinds[0] == first
+    assert ("lark" in kinds) == (backend == "guidance"), "XGrammar refuses the Lark of llguidance"
     assert (engine.info().details or {})["kv_cache_tokens"] == 160
     await engine.close()
 

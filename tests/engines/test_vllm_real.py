@@ -193,7 +193,6 @@ async def test_logit_bias(engine: RemoteEngine) -> None:
         (Constraint("json_schema", SCHEMA), r'\{\s*"city"\s*:\s*"[^"]{0,12}",\s*"n"\s*:\s*-?\d{1,}\s*\}'),
         (Constraint("regex", "[ab]{3,6}"), "[ab]{3,6}"),
         (Constraint("gbnf", 'root ::= "yes" | "no"'), "yes|no"),
-        (Constraint("lark", 'start: "yes" | "no"\n'), "yes|no"),
         (Constraint("structural_tag", STRUCTURAL_TAG), r"(?s)<tool_call>\{.*\}</tool_call>"),
     ],
     ids=lambda c: c.kind if isinstance(c, Constraint) else "",
@@ -202,22 +201,6 @@ async def test_constraint(engine: RemoteEngine, url: str, constraint: Constraint
     chunks = await collect(engine, greedy(80), constraint=constraint)
     assert chunks[-1].finish == "stop"
     assert re.fullmatch(spells, await text(url, chunks))
-
-
-SPECIAL = Constraint("lark", 'start: "<" WORD ">" <|im_end|>\nWORD: /[a-z]{2,4}/\n')
-
-
-async def test_special_tokens_in_a_grammar_need_the_other_backend(engine: RemoteEngine) -> None:
-    with pytest.raises(InvalidRequest):
-        await collect(engine, greedy(20), constraint=SPECIAL)
-    with real_vllm.running(backend="guidance") as server:
-        other = vllm_engine(server.url)
-        await other.start()
-        chunks = await collect(other, greedy(20), constraint=SPECIAL)
-        assert re.fullmatch("<[a-z]{2,4}>", await text(server.url, chunks))
-        with pytest.raises(InvalidRequest):
-            await collect(other, greedy(80), constraint=Constraint("structural_tag", STRUCTURAL_TAG))
-        await other.close()
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def build_constraints(wanted: ConstraintRequest) -> Constraints:
         form = wanted.request.response_format
         field = "tool_choice" if form is None or wanted.request.tool_choice.mode == "required" else form.at
         raise InvalidRequest(
-            f"{field}: the engine behind this model supports no constraints, so no call or JSON can be forced; leave it"
-            " out",
+            f"{field}: the engine behind this model has no constraint that can force this call, JSON or grammar; leave"
+            " it out",
             param=field,
         )
     return Constraints(constraint, tuple(warnings))

@@ -113,12 +113,11 @@ _PLACED_IN_TEXT = PictureSupport("template", _ALL_FORMATS, reads_text=True)
 
 _VLLM_CONSTRAINTS: Mapping[ConstraintKind, str] = {
     "structural_tag": "structural_tag",
-    "lark": "grammar",
     "json_schema": "json",
     "regex": "regex",
     "gbnf": "grammar",
 }
-"""Structural tags come first: XGrammar, vLLM's default backend, supports them, but not the Lark of llguidance."""
+"""No Lark: XGrammar, vLLM's default backend, refuses that of llguidance, and with it the whole request."""
 
 _VLLM_OPTIONS = {
     "--enable-prompt-tokens-details": "cached tokens",

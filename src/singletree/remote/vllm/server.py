@@ -241,11 +241,10 @@ class VllmServer:
     - ``--enable-scale-out`` for ``/inference/v1/generate``.
     - ``--enable-prompt-tokens-details``: without it vLLM does not report how much of a prompt was cached, and
       ``cached_tokens`` stays None.
-    - ``--structured-outputs-config '{"backend": "xgrammar"}'`` for structural tags, or ``"guidance"`` for
-      Lark grammars that name special tokens, and ``constraints=("lark",)`` for the engine. With ``auto``, vLLM
-      validates each constraint against the backend that suits it, but then runs all of them on the backend of the
-      first one (0.32, ``v1/structured_output/__init__.py``): a constraint that suits only another backend fails with
-      EngineFailed instead of being refused with InvalidRequest.
+    - ``--structured-outputs-config '{"backend": "xgrammar"}'`` for structural tags. With ``auto``, vLLM validates each
+      constraint against the backend that suits it, but then runs all of them on the backend of the first one (0.32,
+      ``v1/structured_output/__init__.py``): a constraint that suits only another backend fails with EngineFailed
+      instead of being refused with InvalidRequest. No Lark grammar is sent: XGrammar has no directive ``%llguidance``.
     - not ``--reasoning-parser``: with it vLLM applies constraints only after it considers the reasoning complete,
       or ``"enable_in_reasoning": true`` in ``--structured-outputs-config`` beside it.
     - ``--scheduling-policy priority`` if priorities shall have an effect; otherwise vLLM accepts and ignores them.

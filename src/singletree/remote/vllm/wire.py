@@ -49,10 +49,10 @@ def picture_uuid(picture: PromptPicture) -> str:
     return f"sha256:{picture.key}"
 
 
-_CONSTRAINT_FIELDS = ABILITIES["vllm-completions"].constraints
-
-CONSTRAINT_KINDS = tuple(_CONSTRAINT_FIELDS)
+CONSTRAINT_KINDS = tuple(ABILITIES["vllm-completions"].constraints)
 """The kinds of constraint that vLLM supports with XGrammar, the best supported first."""
+
+_CONSTRAINT_FIELDS = {**ABILITIES["vllm-completions"].constraints, "lark": "grammar"}  # lark: with guidance
 
 
 def sampling_fields(job: GenerationJob, *, max_tokens: int) -> dict[str, Any]:
