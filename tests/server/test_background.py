@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
 from protocols.grammar_responses import Grammar
 from singletree.engines.engine import Chunk
+from singletree.server.answers.response import Lifecycle
+from singletree.server.answers.stream import Stream
+from singletree.server.turn.generation import Generation
 from singletree.stored_responses.store import Store
 from singletree.testing.scripts import Script
 
@@ -51,6 +55,19 @@ async def test_it_is_made_while_nobody_waits() -> None:
         assert done["output"][-1]["content"][0]["text"] == "Hello."
         served.service.jobs.drop(made["id"])
         assert await state(served, made["id"]) == done, "the store has it as well"
+
+
+async def test_once_it_is_over_only_its_events_are_kept() -> None:
+    def answers() -> int:
+        gc.collect()
+        return sum(isinstance(each, Generation | Stream | Lifecycle) for each in gc.get_objects())
+
+    async with storing(Script("Hello.", delay=0.001)) as served:
+        before = answers()
+        made = await begun(served)
+        await over(served, made["id"])
+        assert served.service.jobs.get(made["id"]) is not None
+        assert answers() == before, "the prompt and the request of a job that is over stay in memory"
 
 
 async def test_its_events_can_be_read_from_any_of_them() -> None:

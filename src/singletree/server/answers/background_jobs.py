@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -24,6 +25,7 @@ from singletree.server.answers.client_link import (
     OnDisconnect,
     WhileConnected,
 )
+from singletree.server.answers.observer import KeepResponse
 from singletree.server.answers.response import Lifecycle
 from singletree.server.answers.stream import SendBuffer, Stream
 from singletree.server.ids import new_id
@@ -80,20 +82,20 @@ class Job:
     """One background response. It has a trace of its own: that of the request ends with the first answer to it."""
 
     def __init__(self, lifecycle: Lifecycle, tracing: Tracing) -> None:
-        self._keep = lifecycle.choices.keep
-        choices = replace(lifecycle.choices, keep=self._finish)
+        choices = replace(lifecycle.choices, keep=partial(self._finish, lifecycle.choices.keep))
         self.id = choices.id
         self.log = EventLog()
         self.is_streamed = choices.first.request.stream
         self._body = responses.encode_in_progress(choices.contexts()[0])
         self._is_over = False
-        self._trace = Trace(tracing, "POST", _ROUTE, new_id("req_"))
-        self._trace.route = _ROUTE
-        self._lifecycle = replace(lifecycle, choices=choices, trace=self._trace)
-        self._stream = Stream(choices, self._trace, buffer=self.log)
+        trace = Trace(tracing, "POST", _ROUTE, new_id("req_"))
+        trace.route = _ROUTE
+        stream = Stream(choices, trace, buffer=self.log)
         # Opened at once, so that every failure ends the response and not this call.
-        self._stream.open()
-        self._task = asyncio.create_task(self._run())
+        stream.open()
+        self._cancel: Callable[[], None] | None = stream.cancel
+        # Only the task has what the answer is made from, such as its prompt: a job that is over keeps its events.
+        self._task = asyncio.create_task(self._run(stream, replace(lifecycle, choices=choices, trace=trace)))
 
     @property
     def is_over(self) -> bool:
@@ -104,27 +106,28 @@ class Job:
 
     async def cancel(self) -> bytes:
         """Cancel the response if it is not over, and return the response object."""
-        if not self._is_over:
-            self._stream.cancel()
+        if not self._is_over and self._cancel is not None:
+            self._cancel()
             await asyncio.wait({self._task})
         return self.body()
 
     async def closed(self) -> None:
         await asyncio.wait({self._task})
 
-    def _finish(self, response: EncodedResponse) -> None:
+    def _finish(self, keep: KeepResponse | None, response: EncodedResponse) -> None:
         self._body, self._is_over = response.json, True
-        if self._keep is not None:
-            self._keep(response)
+        if keep is not None:
+            keep(response)
 
-    async def _run(self) -> None:
-        self._trace.status = 200
-        self._lifecycle.start()
+    async def _run(self, stream: Stream, lifecycle: Lifecycle) -> None:
+        lifecycle.trace.status = 200
+        lifecycle.start()
         try:
-            await self._stream.produce()
+            await stream.produce()
         finally:
-            self._lifecycle.end("cancelled")
-            self._trace.close()
+            lifecycle.end("cancelled")
+            lifecycle.trace.close()
+            self._cancel = None
 
 
 class JobStream:
