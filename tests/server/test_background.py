@@ -66,8 +66,10 @@ async def test_once_it_is_over_only_its_events_are_kept() -> None:
         before = answers()
         made = await begun(served)
         await over(served, made["id"])
-        assert served.service.jobs.get(made["id"]) is not None
+        job = served.service.jobs.get(made["id"])
+        assert job is not None
         assert answers() == before, "the prompt and the request of a job that is over stay in memory"
+        assert [frames async for frames in job.log.read(0)] == [], "nobody can read them: it is not streamed"
 
 
 async def test_its_events_can_be_read_from_any_of_them() -> None:

@@ -38,12 +38,13 @@ _ROUTE = "/v1/responses (background)"
 
 
 class EventLog(SendBuffer):
-    """A send buffer that keeps all events for any number of readers. The producer never waits."""
+    """A send buffer that keeps all events for any number of readers, if it ``is_read``. The producer never waits."""
 
-    __slots__ = ("_ended", "_grown", "_log")
+    __slots__ = ("_ended", "_grown", "_is_read", "_log")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_read: bool) -> None:
         super().__init__()
+        self._is_read = is_read
         self._log: list[Frame] = []
         self._grown = asyncio.Event()
         self._ended = False
@@ -54,8 +55,9 @@ class EventLog(SendBuffer):
         return False
 
     def put(self, frames: list[Frame]) -> None:
-        self._log += frames
-        self._wake()
+        if self._is_read:
+            self._log += frames
+            self._wake()
 
     def close(self) -> None:
         self._ended = True
@@ -84,8 +86,8 @@ class Job:
     def __init__(self, lifecycle: Lifecycle, tracing: Tracing) -> None:
         choices = replace(lifecycle.choices, keep=partial(self._finish, lifecycle.choices.keep))
         self.id = choices.id
-        self.log = EventLog()
         self.is_streamed = choices.first.request.stream
+        self.log = EventLog(is_read=self.is_streamed)
         self._body = responses.encode_in_progress(choices.contexts()[0])
         self._is_over = False
         trace = Trace(tracing, "POST", _ROUTE, new_id("req_"))
