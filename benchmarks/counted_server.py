@@ -3,26 +3,33 @@
     python -c "from benchmarks.counted_server import main; main('counts.json')" serve ...
 
 With caches of their usual sizes the memory of a server grows for hours until they are full, which hides what has no
-limit. SIGUSR1 makes the server write its counts to the file.
+limit. So are the pages that SQLite keeps, the texts of the vocabulary, and the background responses that are over.
+What is left is the cache of words that a tokenizer has for each thread. SIGUSR1 makes the server write its counts to
+the file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import gc
 import json
 import signal
+import sqlite3
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from singletree.lru import LruCache
 
 _CACHE_BYTES = 2**20
 _CACHE_ENTRIES = 100
+_CACHE_PAGES = 16
+_JOBS = 2
 _BLOCK_BYTES = 100
 """What an object of Python takes, about, where it is too small for the C library."""
 
@@ -40,19 +47,49 @@ class _Mallinfo(ctypes.Structure):
 
 def main(report: str) -> None:
     """Run the command line of singletree, and write counts to ``report``."""
-    make = LruCache.__init__
+    _shrink_caches()
+    # What makes caches when it is imported comes after the change.
+    from singletree.cli import main as run
+
+    _shrink_tables()
+    signal.signal(signal.SIGUSR1, lambda *_: _count(Path(report)))
+    run()
+
+
+def _shrink_caches() -> None:
+    make, memoize, connect = LruCache.__init__, functools.lru_cache, sqlite3.connect
 
     def make_small(cache: LruCache[str, str], limit: float = inf, *, entries: float = inf) -> None:
         make(cache, min(limit, _CACHE_BYTES), entries=min(entries, _CACHE_ENTRIES))
 
+    def memoize_few(maxsize: Any = _CACHE_ENTRIES, typed: bool = False) -> Any:
+        return memoize(min(maxsize, _CACHE_ENTRIES) if type(maxsize) is int else maxsize, typed)
+
+    def connect_small(*args: Any, **options: Any) -> sqlite3.Connection:
+        database: sqlite3.Connection = connect(*args, **options)
+        database.execute(f"PRAGMA cache_size = {_CACHE_PAGES}")
+        return database
+
     LruCache.__init__ = make_small  # type: ignore[method-assign, assignment]
-    # What makes caches when it is imported comes after the change.
-    from singletree.cli import main as run
+    functools.lru_cache = memoize_few
+    sqlite3.connect = connect_small  # type: ignore[assignment]
+
+
+def _shrink_tables() -> None:
+    from singletree.prompts.tokenizer.detokenizer import TokenTexts
+    from singletree.server.answers import background_jobs
     from singletree.server.models import chat_format
 
+    find = TokenTexts.__missing__
+
+    def find_again(texts: Any, token_id: int) -> Any:
+        piece = find(texts, token_id)
+        texts.pop(token_id, None)
+        return piece
+
+    TokenTexts.__missing__ = find_again  # type: ignore[method-assign, assignment]
     chat_format._PROMPT_BYTES = _CACHE_BYTES
-    signal.signal(signal.SIGUSR1, lambda *_: _count(Path(report)))
-    run()
+    background_jobs._FINISHED_JOBS = _JOBS
 
 
 def _count(report: Path) -> None:

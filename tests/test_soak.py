@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from benchmarks.counted_server import _count
+from benchmarks.counted_server import _CACHE_ENTRIES, _CACHE_PAGES, _count, _shrink_caches, _shrink_tables
 from benchmarks.soak import Client, Reading, Troubles, Wrong, growth
 from benchmarks.vllm_stub import Asked, Player
 from tokenizers import Tokenizer
@@ -16,6 +19,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from singletree.checking.returned_turns import ReturnedBlock
+from singletree.lru import LruCache
+from singletree.prompts.tokenizer.detokenizer import TokenTexts
+from singletree.server.answers import background_jobs
+from singletree.server.models import chat_format
 
 FLAT = [300, 400, 401, 400, 402, 401, 400, 401, 400, 401]
 SWINGING = [9, 3, 5, 4, 6, 3, 5, 4, 5, 4]
@@ -51,6 +58,26 @@ async def test_a_pool_may_have_as_many_threads_as_it_states(tmp_path: Path) -> N
         pool.submit(int).result()
         assert room() == before + 2
     assert room() == before
+
+
+def test_nothing_that_has_a_limit_takes_hours_to_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {
+        (LruCache, "__init__"),
+        (functools, "lru_cache"),
+        (sqlite3, "connect"),
+        (TokenTexts, "__missing__"),
+        (background_jobs, "_FINISHED_JOBS"),
+        (chat_format, "_PROMPT_BYTES"),
+    }
+    for owner, name in changed:
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # It is put back at the end.
+    _shrink_caches()
+    _shrink_tables()
+    assert functools.lru_cache(1024)(abs).cache_info().maxsize == _CACHE_ENTRIES
+    with closing(sqlite3.connect(":memory:")) as database:
+        assert database.execute("PRAGMA cache_size").fetchone() == (_CACHE_PAGES,)
+    texts = TokenTexts((), {7: "a"}.get, "byte_level")
+    assert (texts[7], texts[8], len(texts)) == ("a", "", 0)
 
 
 def test_a_failure_is_excused_only_in_a_trouble() -> None:
