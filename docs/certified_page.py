@@ -28,10 +28,10 @@ class Cell(NamedTuple):
         return float(self.found.get(name, 0))
 
 
-def cells_of(results: Path) -> dict[tuple[str, str], Cell]:
-    """Return the runs by family and harness."""
+def cells_of(results: Sequence[str]) -> dict[tuple[str, str], Cell]:
+    """Return the runs in the files ``results`` by row, which is a family and perhaps an engine, and harness."""
     cells = {}
-    for case in ElementTree.parse(results).iter("testcase"):
+    for case in (each for path in results for each in ElementTree.parse(path).iter("testcase")):
         found = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}
         family, _, harness = case.get("name", "").partition("[")[2].removesuffix("]").partition("-")
         failed = next((each.get("message", "") for each in case if each.tag in ("failure", "error")), "")
@@ -87,5 +87,5 @@ def _sums(harness: str, cells: Sequence[Cell]) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_parts(PAGE, {"certified": report(cells_of(Path(sys.argv[1])))}), encoding="utf-8")
+    PAGE.write_text(with_parts(PAGE, {"certified": report(cells_of(sys.argv[1:]))}), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(DOCS.parent)}")

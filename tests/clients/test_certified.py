@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from os.path import commonprefix
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,7 +20,7 @@ from clients.harness import HARNESSES, Call, Harness
 from clients.ran import packed, perform, script_names
 from clients.scenarios import ANSWER, COMMAND, PRINTED
 from clients.scripts import Style
-from clients.served import Play, Server, serving
+from clients.served import Play, Server, serving, serving_scripted_vllm
 from clients.turns import Stage, Turn
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, ToolCall
@@ -28,24 +30,39 @@ from singletree.parsing.render_turn import render_turn
 pytestmark = pytest.mark.certify
 
 TEMPLATES = Path(__file__).parent.parent / "families" / "templates"
+ON_VLLM = ("qwen3_coder", "gpt_oss")
+"""Families whose models play on a real vLLM, whose sampler writes the scripts, as well as on the scripted engine."""
 FAMILIES = [family for family in families.table() if (TEMPLATES / f"{family.name}.jinja").exists()]
+
+
+class Row(NamedTuple):
+    """A row of the table: the family of the model, and how a server of it is started."""
+
+    title: str
+    family: Family
+    serve: Callable[[Path, Path, Sequence[str]], AbstractContextManager[Server]]
+
+
+ROWS = [
+    *(Row(family.name, family, serving) for family in FAMILIES),
+    *(Row(f"{name} on vllm", families.get(name), serving_scripted_vllm) for name in ON_VLLM),
+]
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(family, marks=pytest.mark.xdist_group(family.name)) for family in FAMILIES],
-    ids=lambda family: family.name,
+    params=[pytest.param(row, id=row.title, marks=pytest.mark.xdist_group(row.title)) for row in ROWS],
 )
-def family(request: pytest.FixtureRequest) -> Family:
-    found: Family = request.param
+def row(request: pytest.FixtureRequest) -> Row:
+    found: Row = request.param
     return found
 
 
 @pytest.fixture(scope="module")
-def of_family(family: Family, installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def of_row(row: Row, installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of a model of the family; its chat template alone says which one that is."""
-    template = ("--chat-template", str(TEMPLATES / f"{family.name}.jinja"))
-    with serving(installed / TOKENIZER, tmp_path_factory.mktemp(family.name), template) as server:
+    template = ("--chat-template", str(TEMPLATES / f"{row.family.name}.jinja"))
+    with row.serve(installed / TOKENIZER, tmp_path_factory.mktemp(row.family.name), template) as server:
         yield server
 
 
@@ -70,15 +87,16 @@ def _says(family: Family, thought: str, words: str = "", *calls: Call) -> Turn:
 
 @pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.title)
 def test_cell(
-    family: Family,
+    row: Row,
     harness: Harness,
-    of_family: Server,
+    of_row: Server,
     workspace: Workspace,
     tokens: Callable[[str], int],
     tmp_path: Path,
     logs: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
+    family = row.family
     calls = harness.shell(f"{COMMAND}; cat next.txt"), harness.read(workspace.notes)
     turns = (
         _says(family, "I run the command first.", "", calls[0]),
@@ -93,12 +111,12 @@ def test_cell(
     home = tmp_path / "home"
     home.mkdir()
     stage = Stage(Style(family.name, (), lambda name, arguments: "", ""), harness, workspace.notes)
-    before = of_family.dispatched()
-    ran = perform(of_family, stage, turns, home, tokens, names=names)
-    (logs / f"{family.name}-{harness.title}.txt").write_text(ran.outcome.output, encoding="utf-8")
-    count, seconds = (now - then for now, then in zip(of_family.dispatched(), before, strict=True))
+    before = of_row.dispatched()
+    ran = perform(of_row, stage, turns, home, tokens, names=names)
+    (logs / f"{row.title}-{harness.title}.txt").write_text(ran.outcome.output, encoding="utf-8")
+    count, seconds = (now - then for now, then in zip(of_row.dispatched(), before, strict=True))
     generated, kept, again = _replayed(ran.plays)
-    record_property("family", family.name)
+    record_property("family", row.title)
     record_property("harness", harness.title)
     record_property("finished", ran.outcome.answer == ANSWER)
     record_property("retries", len(ran.plays) - len(turns) + sum(ran.refused.values()))
