@@ -1,4 +1,4 @@
-"""Count what a server for engines at --engine-url loads, and the lines of the core and of all."""
+"""Count what a server for engines at --engine-url loads until it has answered Claude Code, and the lines of all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCRIPT = """\
 import json, sys
 import singletree.cli.serve, singletree.server.http.run, singletree.server.models.model_source
 from singletree.server.doors import open_door
-for feature in ("engine URLs", "kind of a server", "server vllm", "router", "model files"):
+for feature in ("engine URLs", "kind of a server", "server vllm", "router", "model files", "protocol messages"):
     open_door(feature)
 print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "singletree" and m.__file__]))
 """
@@ -25,7 +25,7 @@ print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition(".")
 
 @cache
 def loaded() -> tuple[int, int]:
-    """Return how many modules and lines ``serve --engine-url`` has loaded when it has connected to a vLLM."""
+    """Return how many modules and lines ``serve --engine-url`` has loaded for a vLLM and clients of Messages alone."""
     run = subprocess.run([sys.executable, "-c", _SCRIPT], check=True, stdout=subprocess.PIPE)
     paths = [Path(each) for each in json.loads(run.stdout)]
     return len(paths), sum(_lines(path) for path in paths)
@@ -49,7 +49,8 @@ def sentence() -> str:
     files, total, core = sizes()
     return (
         f"The source has about {_round(total)} lines in {round(files, -1)} modules, the core {_round(core)}. A server "
-        f"for engines at\n`--engine-url` loads about {_round(lines)} lines in {round(count, -1)} modules.\n"
+        f"for engines at\n`--engine-url` whose clients use Messages loads about {_round(lines)} lines in "
+        f"{round(count, -1)} modules.\n"
     )
 
 

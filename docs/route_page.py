@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from singletree.inspector.routes import INSPECT_ROUTES
-from singletree.raw_tokens.routes import PROTOCOLS as OF_RAW_TOKENS
 from singletree.server.http.route_table import ROUTES
 from singletree.server.http.service import SCOPES
-from singletree.server.turn.protocol import PROTOCOLS as OF_THE_CORE
+from singletree.server.turn.protocol import PROTOCOLS
 from singletree.training.routes import CAPTURE_ROUTES
 
 _HEAD = """\
@@ -35,8 +32,6 @@ def page() -> str:
 
 
 def _protocol(path: str) -> str:
-    protocols = {**OF_THE_CORE, **OF_RAW_TOKENS}
-    found = next(
-        (each for start, each in protocols.items() if path == start or path.startswith(f"{start}/")), None
+    return next(
+        (e.name for start, e in PROTOCOLS.items() if path == start or path.startswith(f"{start}/")), ""
     )
-    return found.__name__.rpartition(".")[2] if isinstance(found, ModuleType) else ""

@@ -19,6 +19,7 @@ SHARED: dict[str, str] = {
     "Encoder": _PROTOCOL,
     "decode": _PROTOCOL,
     "encode": _PROTOCOL,
+    "encode_count": _PROTOCOL,
     "encode_error": _PROTOCOL,
     "parse": _COMMAND,
     "main": "the entry point of a process",

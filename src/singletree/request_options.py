@@ -7,7 +7,7 @@ keeps its default. Edits change the prompt of a conversation, options never do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 _NO_ECHO = b'{"metadata":{}}'
@@ -61,6 +61,26 @@ class StoredStateOptions:
     conversation_id: str | None = None
     store: bool = False
     background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The ids that a request refers to; all are empty for a self-contained request."""
+
+    previous_response: str | None = None
+    conversation: str | None = None
+    items: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.previous_response or self.conversation or self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItems:
+    """The items that were found, as JSON: the history before the request's own items, and referenced items by id."""
+
+    history: Sequence[bytes] = ()
+    items: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,11 @@ from singletree.gguf import read_metadata
 from singletree.prompts.replay.turn_memory import GenerationPrompt
 from singletree.prompts.template.chat_template import CHATML, ChatTemplate, RenderPrompt
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
+from singletree.protocols import chat, messages, responses
+from singletree.protocols.openai import answers
+from singletree.protocols.responses import compact
 from singletree.routing.event_cache import EventCache, KvEventStream
 from singletree.routing.predicted_cache import PrefixIndex
-from singletree.server.turn.protocol import CHAT, COMPACT, MESSAGES, RESPONSES
 from singletree.server.turns.capsule import PREFIX, Capsules, Span, Tampered
 from tiny_gguf import tiny_gguf
 
@@ -202,7 +204,7 @@ def _names() -> frozenset[str]:
     return frozenset({*own, *(key for body in _BODIES for _, key in _places(body) if isinstance(key, str))})
 
 
-_PROTOCOLS = (MESSAGES, CHAT, RESPONSES, COMPACT)
+_PROTOCOLS = (messages, chat, responses, compact)
 
 
 _PLAIN = [bytes([at, 1]) + json.dumps(body).encode() for at, body in enumerate(_BODIES)]
@@ -218,7 +220,8 @@ def decoders(data: bytes) -> None:
         protocol.decode(body, {})
     except SingletreeError as error:
         _check(error)
-        protocol.encode_error(error)
+        messages.encode_error(error)
+        answers.encode_error(error)
 
 
 _SOURCES = (CHATML, HERMES, XML, KIMI, PARTS, ALTERNATING)

@@ -35,6 +35,7 @@ from singletree.events import (
     fold,
 )
 from singletree.protocols import chat
+from singletree.protocols.openai.answers import encode_error
 from singletree.request_options import RequestOptions
 
 ID = "chatcmpl-0123456789abcdefghijklmn"
@@ -332,7 +333,7 @@ def test_half_a_surrogate_pair_does_not_raise() -> None:
 )
 def test_errors_reach_the_sdk(error: Any, raised: type[openai.APIStatusError], code: str, words: str) -> None:
     # C43 C44
-    status, data = chat.encode_error(error)
+    status, data = encode_error(error)
     with pytest.raises(raised, match=words) as caught:
         openai_sdk(data, status).chat.completions.create(model="m", messages=[])
     assert caught.value.code == code

@@ -13,9 +13,10 @@ from singletree.lru import LruCache
 from singletree.protocols import responses, wire
 from singletree.protocols.responses import input as responses_input
 from singletree.protocols.responses import state
-from singletree.protocols.responses.state import InputForms, StoredItems, input_forms, item_form, joined_forms
+from singletree.protocols.responses.state import InputForms, input_forms, item_form, joined_forms
 from singletree.protocols.responses.tools import declared_tools, joined_name
 from singletree.protocols.wire import KnownPrefix, KnownPrefixes
+from singletree.request_options import StoredItems
 
 LS = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
 NAMESPACE = {"type": "namespace", "name": "disk", "tools": [LS]}

@@ -19,7 +19,8 @@ from protocols.judge_responses import wrong_stored
 from protocols.test_responses_encode import body, encoded, request, stream
 from singletree.conversation import Request, ToolCall, ToolResult, Turn
 from singletree.protocols import responses
-from singletree.protocols.responses.state import StoredItems, with_id
+from singletree.protocols.responses.state import with_id
+from singletree.request_options import StoredItems
 
 CUSTOM: Json = {"type": "custom", "name": "apply_patch", "format": {"type": "text"}}
 AGENTS: Json = {

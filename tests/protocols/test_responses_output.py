@@ -32,7 +32,8 @@ from singletree.errors import (
 )
 from singletree.events import Finished, FinishReason, Markup, ReasoningDelta, TextDelta, Token, TokenLogprobs
 from singletree.protocols import responses
-from singletree.protocols.responses.state import StoredItems
+from singletree.protocols.openai.answers import encode_error
+from singletree.request_options import StoredItems
 
 
 def test_usage() -> None:  # C8
@@ -194,14 +195,14 @@ ERRORS: list[tuple[SingletreeError, type[openai.APIStatusError], str | None]] = 
 def test_errors_before_the_stream(
     error: SingletreeError, kind: type[openai.APIStatusError], code: str | None
 ) -> None:  # C39 C43
-    status, data = responses.encode_error(error)
+    status, data = encode_error(error, prompt="input")
     with pytest.raises(kind) as caught:
         openai_sdk(data, status).responses.create(model="m", input="")
     assert caught.value.code == code
 
 
 def test_an_overflow_names_the_input() -> None:  # C43
-    answer = json.loads(responses.encode_error(ContextOverflow(9, 8))[1])["error"]
+    answer = json.loads(encode_error(ContextOverflow(9, 8), prompt="input")[1])["error"]
     assert answer["param"] == "input"
 
 

@@ -31,6 +31,7 @@ from singletree.events import (
     fold,
 )
 from singletree.protocols import responses
+from singletree.protocols.openai.answers import encode_error
 
 TEXT = st.text(max_size=8)
 NAMES = st.sampled_from(["f", "apply_patch", "multi_agent_v1__spawn", "local_shell"])
@@ -271,7 +272,7 @@ def answered_or_refused(data: bytes) -> None:
     try:
         decoded = responses.decode(data)
     except InvalidRequest as error:
-        json.loads(responses.encode_error(error)[1])
+        json.loads(encode_error(error, prompt="input")[1])
         return
     shape = shapes.by_name["interleaved"]
     encoding = encoder(decoded)

@@ -9,7 +9,8 @@ import pytest
 
 from singletree.errors import InvalidRequest
 from singletree.protocols import responses
-from singletree.protocols.responses.state import References, StoredItems, with_id
+from singletree.protocols.responses.state import with_id
+from singletree.request_options import References, StoredItems
 
 ASKED = {"type": "message", "role": "user", "content": "What is here?"}
 THOUGHT = {

@@ -360,5 +360,5 @@ def test_every_route_is_listed_once_and_explained() -> None:
         ("/v1/models", protocol.MESSAGES),
     ],
 )
-def test_a_path_of_its_own_wins_over_the_version_header(path: str, expected: protocol.WireProtocol) -> None:
+def test_a_path_of_its_own_wins_over_the_version_header(path: str, expected: protocol.ProtocolEntry) -> None:
     assert protocol.protocol_for(path, {"anthropic-version": "2023-06-01"}) is expected

@@ -17,9 +17,10 @@ from singletree.lru import LruCache
 from singletree.prompts.prompt_cache import Continuation, PromptCache
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
-from singletree.protocols import wire
+from singletree.protocols import chat, wire
+from singletree.server.doors import open_door
 from singletree.server.turn.prompt import prompt_work, write_prompt
-from singletree.server.turn.protocol import protocol_for
+from singletree.server.turn.protocol import WireProtocol, protocol_for
 
 from .carrying import FUNCTION, INTERLEAVED, LAYOUT, ONE, TOOL, capsules
 from .serving import MODEL, TOKENIZER, Served, serving
@@ -141,7 +142,8 @@ def written_anew(
     """The prompt for a server that remembers turns, and nothing else."""
     with monkeypatch.context() as patched:
         patched.setattr(wire, "_KNOWN", LruCache(0))
-        request = protocol_for(path, {}).decode(json.dumps(body).encode(), {})
+        protocol: WireProtocol = open_door(f"protocol {protocol_for(path, {}).name}")
+        request = protocol.decode(json.dumps(body).encode(), {})
     speech = replace(served.model, prompt_cache=PromptCache(0))
     return write_prompt(speech, request).token_ids.tolist()
 
@@ -220,9 +222,7 @@ async def test_only_what_is_new_takes_work() -> None:
                 "messages": [*asked, *more],
                 "tools": [{"type": "function", "function": FUNCTION}],
             }
-            return protocol_for("/v1/chat/completions", {}).decode(
-                json.dumps({**body, **options}).encode(), {}
-            )
+            return chat.decode(json.dumps({**body, **options}).encode(), {})
 
         assert prompt_work(served.model, request(), size) == size
         write_prompt(served.model, request())

@@ -15,8 +15,8 @@ from protocols import event_stream
 from protocols.shapes import USAGE
 from singletree.conversation import Conversation, Request
 from singletree.errors import EngineFailed
+from singletree.protocols import chat, messages, responses
 from singletree.raw_tokens import completions
-from singletree.server.turn.protocol import CHAT, MESSAGES, RESPONSES
 from singletree.testing.scripts import Script
 
 from .memory import events
@@ -60,7 +60,7 @@ async def test_every_line_reader_finds_the_same_lines(path: str, chunk: int) -> 
     assert "\u2027" in "".join(strings_in(events(reply.body)))
 
 
-@pytest.mark.parametrize("protocol", [CHAT, MESSAGES, RESPONSES, completions], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("protocol", [chat, messages, responses, completions], ids=lambda p: p.__name__)
 def test_an_error_inside_a_stream_too(protocol: Any) -> None:
     request = Request("org/model", Conversation(()))
     encoder = event_stream.encoder(protocol, request, usage=USAGE)

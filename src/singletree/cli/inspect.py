@@ -134,13 +134,12 @@ def render(
     from singletree.cli.progress_bar import TerminalProgress
     from singletree.engines.checkpoint import DEFAULT_MODEL
     from singletree.prompts.tokenizer.added_tokens import strip_guards
-    from singletree.protocols.messages.request import decode_count
+    from singletree.protocols import chat, messages, responses
     from singletree.server.models import model_source
     from singletree.server.models.chat_format import load_chat_format
     from singletree.server.turn.prompt import write_prompt
-    from singletree.server.turn.protocol import CHAT, RESPONSES
 
-    decode = {"messages": decode_count, "chat": CHAT.decode, "responses": RESPONSES.decode}[protocol]
+    decode = {"messages": messages.decode_count, "chat": chat.decode, "responses": responses.decode}[protocol]
     try:
         request = decode(_with_model(read_text(file).encode(), model or DEFAULT_MODEL))
     except InvalidRequest as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from singletree.conversation import Conversation, Request, Turn
@@ -28,7 +27,7 @@ from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
 from singletree.protocols.chat import request as chat
 from singletree.protocols.limits import MAX_CHOICES, check_logprobs, refused
-from singletree.protocols.openai import answers, engine_fields
+from singletree.protocols.openai import engine_fields
 from singletree.protocols.openai.answers import (
     FINISH_REASONS,
     CompletionStream,
@@ -42,10 +41,9 @@ from singletree.protocols.openai.nvext import agent_of, cache_salt_of, hints_of,
 from singletree.protocols.wire import encode_ascii
 from singletree.request_options import CompletionOptions
 
-__all__ = ["ID_PREFIX", "Encoder", "decode", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "Body", "Encoder", "decode", "encode"]
 
 ID_PREFIX = "cmpl-"
-encode_error = partial(answers.encode_error, prompt="prompt")
 
 _DEFAULT_TOKENS = 16
 
@@ -63,6 +61,9 @@ class CompletionsBody(chat.SamplingFields, kw_only=True):
     best_of: int | None = None
     skip_special_tokens: bool | None = None
     session_id: str | None = None
+
+
+Body = CompletionsBody
 
 
 def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -29,7 +28,6 @@ from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, FinishedChoice, Frame
 from singletree.protocols.chat import request as chat
 from singletree.protocols.limits import CacheSalt, check_logprobs, malformed
-from singletree.protocols.openai import answers
 from singletree.protocols.openai.answers import (
     DONE,
     ChunkStream,
@@ -41,10 +39,9 @@ from singletree.protocols.openai.answers import (
 )
 from singletree.request_options import CompletionOptions, RequestOptions
 
-__all__ = ["ID_PREFIX", "Encoder", "decode", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "Body", "Encoder", "decode", "encode"]
 
 ID_PREFIX = "generate-"
-encode_error = partial(answers.encode_error, prompt="token_ids")
 
 _NO_LOGPROB = -9999.0
 """vLLM's value for an unknown log-probability; the field has to be a number."""
@@ -84,6 +81,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     cache_salt: CacheSalt | None = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
+
+
+Body = GenerateBody
 
 
 def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:

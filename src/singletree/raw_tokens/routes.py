@@ -48,9 +48,6 @@ from singletree.server.turn.constraints import (
 from singletree.server.turn.decoder import LogprobReader, make_logprob_reader
 from singletree.server.turn.generation import Generation, check_token_ids, fit_sampling, make_decoder
 from singletree.server.turn.prompt import refuse_long_text, write_prompt
-from singletree.server.turn.protocol import WireProtocol
-
-PROTOCOLS: Mapping[str, WireProtocol] = {"/v1/completions": completions, "/inference/v1/generate": generate}
 
 
 class RawText:
@@ -73,9 +70,9 @@ class RawText:
 
 async def complete(call: Call) -> ASGIApp:
     """Answer one or more raw prompts, streamed or as one body."""
-    call.protocol = PROTOCOLS[call.trace.route]
+    protocol = await call.load_protocol()
     service, body = call.service, await call.body()
-    request = with_hints(await call.decode(body, call.protocol.decode), call)
+    request = with_hints(await call.decode(body, protocol.decode), call)
     if service.shutdown.begun:
         raise Overloaded("the server is shutting down; try again in a moment")
     call.admit()
@@ -85,7 +82,7 @@ async def complete(call: Call) -> ASGIApp:
     generations = await offload(len(body), begin, waits=loads_package(request))
     lifecycle = Lifecycle(
         Choices(
-            call.protocol,
+            protocol,
             generations,
             call.trace.new_id,
             kept=(request.choices, request.options.completion.best_of),
@@ -258,8 +255,8 @@ def encode_detokenize(text: str) -> bytes:
 
 
 ROUTES = (
-    RouteRow("POST", "/v1/completions", complete, body=completions.CompletionsBody),
-    RouteRow("POST", "/inference/v1/generate", complete, body=generate.GenerateBody),
+    RouteRow("POST", "/v1/completions", complete, body=completions.Body),
+    RouteRow("POST", "/inference/v1/generate", complete, body=generate.Body),
     RouteRow("POST", "/v1/tokenize", tokenize_text, body=TokenizeBody),
     RouteRow("POST", "/v1/detokenize", detokenize, body=DetokenizeBody),
     RouteRow("POST", "/tokenize", tokenize_text, body=TokenizeBody),

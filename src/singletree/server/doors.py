@@ -21,6 +21,8 @@ from singletree.errors import BadConfiguration
 class Door:
     """Where a feature is entered: at the value ``name`` of ``module``, whose type is ``interface``.
 
+    Without a name it is the module itself.
+
     ``setting`` asks for it; ``extra`` is the extra of the installation that has its packages, or empty.
     """
 
@@ -34,6 +36,7 @@ class Door:
 _ENGINE = "server.models.model_source.LocalEngine"
 _SERVER = "remote.wire.MakeServer"
 _ROUTES = "server.http.service.DoorRoutes"
+_PROTOCOL = "server.turn.protocol.WireProtocol"
 
 DOORS: Mapping[str, Door] = {
     "engine llamacpp": Door(
@@ -116,6 +119,12 @@ DOORS: Mapping[str, Door] = {
         "server.http.run.OpenRecords",
         "--trace-path, --otel",
     ),
+    "protocol messages": Door("singletree.protocols.messages", "", _PROTOCOL, "a request of Messages"),
+    "protocol chat": Door("singletree.protocols.chat", "", _PROTOCOL, "a request of Chat Completions"),
+    "protocol responses": Door("singletree.protocols.responses", "", _PROTOCOL, "a request of Responses"),
+    "protocol compact": Door("singletree.protocols.responses.compact", "", _PROTOCOL, "a compaction"),
+    "protocol completions": Door("singletree.raw_tokens.completions", "", _PROTOCOL, "a prompt as text"),
+    "protocol generate": Door("singletree.raw_tokens.generate", "", _PROTOCOL, "a prompt as token ids"),
     "raw tokens": Door(
         "singletree.raw_tokens.routes", "ROUTES", _ROUTES, "a request with a prompt as text or token ids"
     ),
@@ -127,6 +136,18 @@ DOORS: Mapping[str, Door] = {
         "open_store",
         "server.answers.observer.OpenStore",
         "--store: a response that is stored or continued",
+    ),
+    "requests of Responses": Door(
+        "singletree.server.http.response_requests",
+        "read_response",
+        "server.http.service.ReadResponse",
+        "a request of Responses",
+    ),
+    "compaction": Door(
+        "singletree.server.turn.compaction",
+        "with_compaction",
+        "server.turn.generation.WithCompaction",
+        "a request for a summary of its conversation",
     ),
     "responses of a connection": Door(
         "singletree.stored_responses.store",
@@ -202,14 +223,14 @@ def open_door(feature: str) -> Any:
     """
     door = DOORS[feature]
     try:
-        entry = getattr(import_module(door.module), door.name)
+        module = import_module(door.module)
     except ModuleNotFoundError as error:
         package = "singletree" + (f"[{door.extra}]" if door.extra else "")
         raise BadConfiguration(
             f"{door.setting}: {error.name} is not installed; pip install '{package}'"
         ) from None
     _OPENED.add(feature)
-    return entry
+    return getattr(module, door.name) if door.name else module
 
 
 def is_open(feature: str) -> bool:

@@ -44,12 +44,11 @@ from singletree.protocols import wire
 from singletree.protocols.answer import EncodedItem, EncodedResponse
 from singletree.protocols.responses.state import (
     REASONING_FIELD,
-    References,
-    StoredItems,
     StoredReasoning,
     input_forms,
     item_form,
 )
+from singletree.request_options import References, StoredItems
 from singletree.server.answers.observer import KeepResponse
 from singletree.server.ids import NewId
 from singletree.server.settings.config import Config

@@ -25,10 +25,10 @@ from singletree.conversation import Request
 from singletree.engines.engine import GenerationJob
 from singletree.errors import BodyTooLarge, InvalidRequest, Overloaded, SingletreeError, Unauthorized
 from singletree.events import Finished
-from singletree.protocols import wire
+from singletree.protocols import responses, wire
 from singletree.protocols.answer import Frame
 from singletree.protocols.limits import check_values
-from singletree.protocols.openai.answers import error_object
+from singletree.protocols.openai.answers import encode_error, error_object
 from singletree.server.answers.background_jobs import JobStream
 from singletree.server.answers.choices import Choices, DispatchOptions
 from singletree.server.answers.client_link import ResponseHeader
@@ -37,13 +37,12 @@ from singletree.server.answers.request_body import ArrivingBody, ClientLeft, ove
 from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.stream import client_error
 from singletree.server.doors import open_door_in_thread
-from singletree.server.http.routes import answer_turn, read_response, recall_waits
+from singletree.server.http.routes import answer_turn, recall_waits
 from singletree.server.http.service import WEBSOCKET_PATH as PATH
-from singletree.server.http.service import Call, Service, offload
+from singletree.server.http.service import Call, ReadResponse, Service, offload
 from singletree.server.ids import new_id
 from singletree.server.telemetry.tracing import Trace
 from singletree.server.turn import pipeline
-from singletree.server.turn.protocol import RESPONSES
 
 _MOST_WAITING = 16
 """Most messages in the queue; further ones stay in the network."""
@@ -70,7 +69,7 @@ async def _refuse(error: SingletreeError, scope: Scope, receive: Receive, send: 
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         return
-    status, body = RESPONSES.encode_error(error)
+    status, body = encode_error(error, prompt="input")
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})
@@ -170,7 +169,9 @@ class Socket:
         await call.begin_work(len(body))
         try:
             warms_up = await offload(len(body), partial(_warms_up, body))
-            request = replace(await read_response(call, body, self._recent), stream=True)
+            await call.load_protocol()
+            read: ReadResponse = await open_door_in_thread("requests of Responses")
+            request = replace(await read(call, body, self._recent), stream=True)
             if warms_up:
                 await self._warm_up(request, len(body), call)
                 return None
@@ -188,7 +189,7 @@ class Socket:
         generation = await offload(size, prepare, waits=recall_waits(model))
         call.end_work()
         keep = self._recent.keeper(request, None)
-        [encoder] = Choices(RESPONSES, [generation], new_id, keep=keep).encoders(DispatchOptions())
+        [encoder] = Choices(responses, [generation], new_id, keep=keep).encoders(DispatchOptions())
         await self.write(encoder.start())
         one_token = replace(generation.sampling, max_tokens=1)
         job = GenerationJob(

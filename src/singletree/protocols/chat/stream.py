@@ -33,7 +33,6 @@ from singletree.protocols.openai.answers import (
     FINISH_REASONS,
     CompletionStream,
     TokenDetails,
-    encode_error,
     ids_of,
     response_diagnostics,
     tokens_of,
@@ -41,7 +40,7 @@ from singletree.protocols.openai.answers import (
 )
 from singletree.protocols.wire import encode_ascii
 
-__all__ = ["ID_PREFIX", "Encoder", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "Encoder", "encode"]
 
 ID_PREFIX = "chatcmpl-"
 

@@ -17,11 +17,11 @@ from singletree.protocols.answer import FinishedChoice
 from singletree.protocols.responses.output import Output, usage_of
 from singletree.protocols.responses.state import summary_request, with_id
 
-__all__ = ["ID_PREFIX", "Encoder", "decode", "encode", "encode_error"]
+__all__ = ["ID_PREFIX", "Body", "Encoder", "decode", "encode"]
 
 ID_PREFIX = responses.ID_PREFIX
+Body = responses.Body
 Encoder = responses.Encoder
-encode_error = responses.encode_error
 
 
 def decode(body: bytes, headers: Mapping[str, str] = {}) -> Request:

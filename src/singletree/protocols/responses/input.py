@@ -48,8 +48,6 @@ from singletree.protocols.responses.state import (
     REASONING_FIELD,
     TRIGGER,
     OpenSummary,
-    References,
-    StoredItems,
     StoredReasoning,
     conversation_id,
     is_reference,
@@ -57,6 +55,7 @@ from singletree.protocols.responses.state import (
     shorten,
 )
 from singletree.protocols.responses.tools import Toolbox, joined_name
+from singletree.request_options import References, StoredItems
 
 
 class _Message(Struct):

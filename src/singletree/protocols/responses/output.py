@@ -7,7 +7,7 @@ and response objects from here, so that it always ends with the same object that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -23,8 +23,6 @@ from singletree.protocols.responses.native_tools import NATIVE, call_fields
 OutputItem = dict[str, Any]
 WireText = str | msgspec.Raw
 """A text, or the same as JSON."""
-
-encode_error = partial(answers.encode_error, prompt="input")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -266,6 +264,11 @@ def encode(choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
 def encode_in_progress(context: AnswerContext) -> bytes:
     """Encode the response object before its end, without output items, as a stream begins with it."""
     return Output(context).response()
+
+
+def encode_count(tokens: int, original: int | None = None) -> bytes:
+    """Encode the number of tokens of a prompt; this API has no context editing, so no ``original`` count."""
+    return b'{"object":"response.input_tokens","input_tokens":%d}' % tokens
 
 
 def usage_of(usage: Usage) -> OutputItem:

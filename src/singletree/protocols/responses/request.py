@@ -28,15 +28,13 @@ from singletree.protocols.responses.input import InputItems
 from singletree.protocols.responses.native_tools import WireObject
 from singletree.protocols.responses.state import (
     OpenSummary,
-    References,
-    StoredItems,
     conversation_id,
     is_triggered,
     no_summaries,
     summary_request,
 )
 from singletree.protocols.responses.tools import declared_tools, decode_choice, repeated_choice
-from singletree.request_options import RequestOptions, StoredStateOptions
+from singletree.request_options import References, RequestOptions, StoredItems, StoredStateOptions
 
 _ABSENT = msgspec.Raw()
 _NO_THRESHOLD = (

@@ -1,7 +1,6 @@
 """State of a Responses conversation: what a request refers to by id, and the summary that stands for the rest.
 
-https://platform.openai.com/docs/guides/conversation-state. ``References`` holds the ids to look up.
-``StoredItems`` holds the items that were found; ``resolve_request`` takes it.
+https://platform.openai.com/docs/guides/conversation-state.
 
 In a compaction, a summary replaces what the model did (https://developers.openai.com/api/docs/guides/compaction). A
 ``compaction_trigger`` at the end of the input (as Codex sends it), a request to ``/v1/responses/compact`` or a
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -37,26 +36,6 @@ class StoredReasoning(Struct, omit_defaults=True):
 
     text: str = ""
     encrypted_content: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class References:
-    """The ids that a request refers to; all are empty for a self-contained request."""
-
-    previous_response: str | None = None
-    conversation: str | None = None
-    items: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.previous_response or self.conversation or self.items)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredItems:
-    """The items that were found, as JSON: the history before the request's own items, and referenced items by id."""
-
-    history: Sequence[bytes] = ()
-    items: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def conversation_id(conversation: str | Mapping[str, Any] | None) -> str | None:

@@ -18,7 +18,7 @@ from singletree.conversation import Conversation, Document, Image, Request, Tool
 from singletree.events import Finished, FinishReason
 from singletree.prompts.replay.turn_keys import Fingerprint
 from singletree.protocols.answer import EncodedResponse, EventEncoder, Frame
-from singletree.protocols.responses.state import References, StoredItems
+from singletree.request_options import References, StoredItems
 from singletree.server.doors import open_door_in_thread
 from singletree.server.models.chat_format import ChatFormat
 from singletree.server.sessions.request_headers import InFlight

@@ -124,7 +124,7 @@ class App:
         except ClientLeft:
             pass
         except Exception as error:
-            response = _error_response(HttpRequest(scope), error)
+            response = await _error_response(HttpRequest(scope), error)
             if not started:
                 await response(scope, receive, send_marked)
         finally:
@@ -228,11 +228,11 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def _error_response(http: HttpRequest, error: Exception) -> Response:
+async def _error_response(http: HttpRequest, error: Exception) -> Response:
     known = _as_singletree_error(http, error)
     trace: Trace = http.scope["trace"]
     trace.failed(known)
-    status, body = encode_error(known, http.url.path, http.scope["headers_by_name"], trace.request_id)
+    status, body = await encode_error(known, http.url.path, http.scope["headers_by_name"], trace.request_id)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(known, Overloaded | RateLimited):
         headers["retry-after"] = str(max(1, round(known.retry_after)))

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from singletree.protocols.chat.request import ChatBody
-from singletree.protocols.messages.request import MessagesBody
-from singletree.protocols.responses.request import ResponsesBody
 from singletree.server.http import routes
 from singletree.server.http.service import (
     LaterOperation,
+    ProtocolBody,
     RouteEntry,
     RouteRow,
     ScopeName,
@@ -37,13 +35,13 @@ ROUTES: Sequence[RouteRow] = [
     *_rows(
         "api",
         [
-            ("POST", "/v1/messages", routes.create, MessagesBody),
-            ("POST", "/v1/messages/count_tokens", routes.count_tokens, MessagesBody),
-            ("POST", "/v1/chat/completions", routes.create, ChatBody),
-            ("POST", "/v1/responses", routes.create, ResponsesBody),
+            ("POST", "/v1/messages", routes.create, ProtocolBody),
+            ("POST", "/v1/messages/count_tokens", routes.count_tokens, ProtocolBody),
+            ("POST", "/v1/chat/completions", routes.create, ProtocolBody),
+            ("POST", "/v1/responses", routes.create, ProtocolBody),
             ("GET", "/v1/responses", routes.refuse_upgrade),
-            ("POST", "/v1/responses/input_tokens", routes.count_tokens, ResponsesBody),
-            ("POST", "/v1/responses/compact", routes.create, ResponsesBody),
+            ("POST", "/v1/responses/input_tokens", routes.count_tokens, ProtocolBody),
+            ("POST", "/v1/responses/compact", routes.create, ProtocolBody),
             ("GET", _RESPONSE, _STORED),
             ("DELETE", _RESPONSE, _STORED),
             ("POST", f"{_RESPONSE}/cancel", _STORED),

@@ -14,17 +14,23 @@ from singletree import __version__
 from singletree.conversation import Request
 from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, RouteNotFound
 from singletree.prompts.prompt_writer import Prompt
-from singletree.protocols import messages, models, responses
+from singletree.protocols import models
 from singletree.protocols.openai import nvext
-from singletree.protocols.responses import compact
-from singletree.protocols.responses.output import INCLUDE_REASONING
 from singletree.server.answers.background_jobs import Job, JobStream
 from singletree.server.answers.choices import REASONING_HEADER, TOOL_HEADER, Choices, DispatchOptions, fan_out
 from singletree.server.answers.client_link import ResponseHeader
 from singletree.server.answers.observer import Arrival, KnownResponses
 from singletree.server.answers.response import Lifecycle, SessionStep, TurnResponse
 from singletree.server.doors import open_door_in_thread
-from singletree.server.http.service import BUDGET_HEADERS, LARGE_BYTES, Call, OpenBudgets, Service, offload
+from singletree.server.http.service import (
+    BUDGET_HEADERS,
+    LARGE_BYTES,
+    Call,
+    OpenBudgets,
+    ReadResponse,
+    Service,
+    offload,
+)
 from singletree.server.models.chat_format import exact_length
 from singletree.server.models.model import Model
 from singletree.server.sessions.divergence import wait_for_explanations
@@ -43,9 +49,9 @@ from singletree.server.sessions.session_report import (
 )
 from singletree.server.sessions.sessions import Opened
 from singletree.server.settings.config import REASONING_FIELD_NAMES, Config
-from singletree.server.turn import compaction, complete_calls, pipeline
+from singletree.server.turn import complete_calls, pipeline
 from singletree.server.turn.constraints import loads_package, may_restrict
-from singletree.server.turn.generation import Generation
+from singletree.server.turn.generation import Generation, WithCompaction
 from singletree.server.turn.prompt import fit_prompt, prompt_work, refuse_long_conversation, write_prompt
 from singletree.server.turn.protocol import CHAT, COMPACT, RESPONSES
 
@@ -60,23 +66,10 @@ _USUAL_FIELD = "reasoning_content"
 """The value of ``--reasoning-field`` that Chat Completions uses where a request has none set."""
 
 
-def _input_tokens(tokens: int, original: int | None = None) -> bytes:
-    return b'{"object":"response.input_tokens","input_tokens":%d}' % tokens
-
-
-COUNTING: dict[
-    str, tuple[Callable[[bytes, Mapping[str, str]], Request] | None, Callable[[int, int | None], bytes]]
-] = {
-    "/v1/messages/count_tokens": (messages.decode_count, messages.encode_count),
-    "/v1/responses/input_tokens": (None, _input_tokens),
-}
-"""For the routes that only count tokens: the decoder (None: that of a normal request) and the encoder of the answer."""
-
-
 async def create(call: Call) -> ASGIApp:
     """Answer a request for one turn, streamed or as one body."""
     body = await call.body()
-    return await answer_turn(call, body, await _read(call, body))
+    return await answer_turn(call, body, await _read(call, body, (await call.load_protocol()).decode))
 
 
 async def answer_turn(
@@ -105,7 +98,9 @@ async def answer_turn(
     prepare = partial(pipeline.prepare, model, request, tools_of)
     waits = recall_waits(model) or loads_package(request)
     generation = await offload(_work(model, request, max(size, len(body))), prepare, waits=waits)
-    generation = compaction.with_compaction(generation)
+    if request.options.compacts:
+        with_compaction: WithCompaction = await open_door_in_thread("compaction")
+        generation = with_compaction(generation)
     opened = service.sessions.open(session, model, generation.prompt, request.cache_salt)
     warnings = await check_budgets(call, opened, request)
     await _foresee(service, opened, generation)
@@ -115,7 +110,7 @@ async def answer_turn(
         _compare_answers(service, generation, request.options.compared_answer)
     state, known = request.options.stored_state, recent
     if known is None and (state.store or state.conversation_id is not None):
-        known = await _opened_store(service)
+        known = None if service.store is None else await service.store.opened()
     keep = None if known is None else known.keeper(request, generation)
     generations = [generation]
     if request.choices > 1:
@@ -229,48 +224,11 @@ def dispatch_options(config: Config, headers: Mapping[str, str]) -> DispatchOpti
     )
 
 
-async def _read(call: Call, body: bytes) -> Request:
-    protocol = call.protocol
-    if protocol not in (RESPONSES, COMPACT):
-        return await call.decode(body, protocol.decode)
-    request = await read_response(call, body)
-    return compact.compaction_request(request) if protocol is COMPACT else request
-
-
-async def read_response(call: Call, body: bytes, recent: KnownResponses | None = None) -> Request:
-    """Decode ``body`` as a Responses request; ``recent`` has the responses of its connection.
-
-    Raises:
-        InvalidRequest: the body is wrong, or names a response or an item that is not stored.
-        NotStored: the conversation does not exist.
-    """
-    catalog = call.service.catalog
-    if catalog.loads_later:
-        # A summary in the request is opened with the keys of its model, while the request is decoded.
-        await catalog.ready(await offload(len(body), partial(models.requested_model, body)))
-    summaries = partial(compaction.summary_opener, catalog)
-    sent = await offload(len(body), partial(responses.parse_body, body))
-    references, store = sent.references, None
-    if sent.body.store is not False or sent.body.background or references:
-        store = await _opened_store(call.service)
-    known = recent or store
-    found = None if known is None else await known.look_up(references)
-    size = len(body) + (0 if found is None else sum(map(len, found.history)))
-    resolve = partial(responses.resolve_request, sent, found, summaries, stores=store is not None)
-    request = await offload(size, resolve)
-    state = request.options.stored_state
-    if known is not None and state.background and not state.store:
-        raise InvalidRequest(
-            "background needs store: true; otherwise the response could not be retrieved", param="background"
-        )
-    if not call.service.config.raw_reasoning:
-        return request
-    include = (*request.options.include, INCLUDE_REASONING)
-    return replace(request, options=replace(request.options, include=include))
-
-
-async def _opened_store(service: Service) -> KnownResponses | None:
-    return None if service.store is None else await service.store.opened()
+async def _read(call: Call, body: bytes, decode: Callable[[bytes, Mapping[str, str]], Request]) -> Request:
+    if call.api not in (RESPONSES, COMPACT):
+        return await call.decode(body, decode)
+    read: ReadResponse = await open_door_in_thread("requests of Responses")
+    return await read(call, body, None)
 
 
 async def fetch_session(call: Call, key: str | None) -> None:
@@ -299,9 +257,9 @@ def _work(model: Model, request: Request, size: int) -> int:
 
 async def count_tokens(call: Call) -> ASGIApp:
     """Answer with the exact number of tokens in the prompt of a request."""
-    decode, encode = COUNTING[call.trace.route]
     body = await call.body()
-    request = await (_read(call, body) if decode is None else call.decode(body, decode))
+    protocol: Any = await call.load_protocol()
+    request = await _read(call, body, getattr(protocol, "decode_count", protocol.decode))
     session = session_key(call.headers, request)
     model, request = await call.service.catalog.ready_for(replace(request, session=session))
     await fetch_session(call, session)
@@ -315,7 +273,8 @@ async def count_tokens(call: Call) -> ASGIApp:
         unedited = replace(request, context_edits=())
         whole = await offload(len(body), partial(write_prompt, model, unedited, tools_of), waits=waits)
     original = await _exact_length(model, whole) if request.context_edits else None
-    return Response(encode(await _exact_length(model, prompt), original), media_type=JSON)
+    tokens = await _exact_length(model, prompt)
+    return Response(protocol.encode_count(tokens, original), media_type=JSON)
 
 
 async def _exact_length(model: Model, prompt: Prompt) -> int:
@@ -416,7 +375,7 @@ def with_hints(request: Request, call: Call) -> Request:
     The trace gets the hints and the agent's context. Raises InvalidRequest for a header with a wrong value.
     """
     options, headers, config = request.options, nvext.with_agent_hint(call.headers), call.service.config
-    if options.reasoning_fields is None and call.protocol is CHAT and config.reasoning_field != _USUAL_FIELD:
+    if options.reasoning_fields is None and call.api is CHAT and config.reasoning_field != _USUAL_FIELD:
         options = replace(options, reasoning_fields=REASONING_FIELD_NAMES[config.reasoning_field])
     hints = nvext.with_headers(request.hints, nvext.HINTS, headers)
     agent = nvext.with_headers(request.agent, nvext.AGENT, headers)

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import ipaddress
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +22,7 @@ from singletree.server.answers.observer import (
     AnswerRecorder,
     Capture,
     Foresees,
+    KnownResponses,
     MediaPreparer,
     Observer,
     OtherProcesses,
@@ -39,7 +40,7 @@ from singletree.server.settings.api_keys import ApiKey, ApiKeys, Right
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Trace, Tracing
 from singletree.server.turn.generation import Generation
-from singletree.server.turn.protocol import WireProtocol, protocol_for
+from singletree.server.turn.protocol import ProtocolEntry, WireProtocol, protocol_for
 
 T = TypeVar("T")
 
@@ -188,7 +189,8 @@ AnswerSocket = Callable[[Service, SingletreeError | None, Scope, Receive, Send],
 class Call:
     """One HTTP request. ``headers`` have lower-case names.
 
-    ``in_work`` is how many bytes of its body count as in work (``BodyAdmission``).
+    ``in_work`` is how many bytes of its body count as in work (``BodyAdmission``). ``protocol`` is set by
+    ``load_protocol``.
     """
 
     service: Service
@@ -196,12 +198,18 @@ class Call:
     receive: Receive
     headers: Mapping[str, str]
     trace: Trace
+    api: ProtocolEntry = field(init=False)
     protocol: WireProtocol = field(init=False)
     key: ApiKey | None = field(init=False, default=None)
     in_work: int = 0
 
     def __post_init__(self) -> None:
-        self.protocol = protocol_for(self.scope["path"], self.headers)
+        self.api = protocol_for(self.scope["path"], self.headers)
+
+    async def load_protocol(self) -> WireProtocol:
+        """Return ``protocol``, the module of ``api``; set it first."""
+        self.protocol = await self.api.load()
+        return self.protocol
 
     @property
     def http(self) -> HttpRequest:
@@ -271,6 +279,9 @@ class Call:
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+ReadResponse = Callable[[Call, bytes, KnownResponses | None], Awaitable[Request]]
+"""Decodes a request of Responses, with what it refers to; a connection brings its own responses."""
+
 Operation = Callable[[Call], Awaitable[ASGIApp]]
 
 RouteEntry = tuple[str, str, Operation] | tuple[str, str, Operation, type[Struct]]
@@ -337,10 +348,17 @@ class RouteRow:
         return (self.operation.__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".")
 
     def loaded(self) -> RouteRow:
-        """Return the row with its own operation and body, where the operation is behind a door: that is opened."""
+        """Return the row with its own operation and body, where these are loaded later: their doors are opened."""
+        if self.body is ProtocolBody:
+            entry = protocol_for(self.path, {})
+            return replace(self, body=open_door(f"protocol {entry.name}").Body)
         if not isinstance(self.operation, LaterOperation):
             return self
         return self.operation.row(open_door(self.operation.feature), self.method, self.path)
+
+
+class ProtocolBody(Struct):
+    """Stands for the body of the protocol, which is loaded later (``RouteRow.loaded``)."""
 
 
 DoorRoutes = Sequence[RouteRow]

@@ -59,13 +59,11 @@ def seal_summary(capsules: Capsules, summary: str) -> str:
 
 
 def with_compaction(generation: Generation) -> Generation:
-    """Set up ``generation`` to send the turn as an encrypted summary if the request asks for one.
+    """Set up ``generation`` to send the turn as an encrypted summary.
 
     Raises:
         InvalidRequest: this server cannot encrypt.
     """
-    if not generation.request.options.compacts:
-        return generation
     if generation.model.capsules is None:
         raise InvalidRequest(
             "this server cannot compact conversations, because it cannot encrypt them; on the server: pip install "

@@ -140,6 +140,7 @@ DeliverEvents = Callable[[list[Event]], bool]
 again after it returned False, before one has been yielded. The first batch is yielded."""
 Batches = AsyncGenerator[list[Event] | Finished, None]
 Runner = Callable[[Generation, str], Batches]
+WithCompaction = Callable[[Generation], Generation]
 
 
 _TAIL = 32_768

@@ -1,23 +1,29 @@
-"""The interface of a protocol module for the server, and which module answers which path."""
+"""The protocols by path, and the interface of their modules, each of which the first request for it loads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from singletree.conversation import Request
 from singletree.errors import SingletreeError
 from singletree.events import Usage
-from singletree.protocols import chat, messages, responses
 from singletree.protocols.answer import AnswerContext, EventEncoder, FinishedChoice
 from singletree.protocols.openai import answers
-from singletree.protocols.responses import compact
+from singletree.server.doors import open_door_in_thread
 
 
 class WireProtocol(Protocol):
-    """A module of ``protocols`` for one API."""
+    """A module of ``protocols`` or ``raw_tokens`` for one API."""
 
     ID_PREFIX: str
+
+    @property
+    def Body(self) -> type[Struct]:
+        """The type of the body of a request."""
 
     @property
     def Encoder(self) -> Callable[[AnswerContext], EventEncoder]:
@@ -29,30 +35,43 @@ class WireProtocol(Protocol):
     def encode(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         """Return the body of a response that is not streamed; ``usage`` is the sum over all choices."""
 
-    def encode_error(self, error: SingletreeError) -> tuple[int, bytes]:
-        """Return the HTTP status and the body for ``error``."""
+
+@dataclass(frozen=True, slots=True)
+class ProtocolEntry:
+    """A protocol of the server. Most servers have clients of one or two, so each is loaded when it is asked for.
+
+    Attributes:
+        name: of its module, and of its door (``server.doors``).
+        prompt: the field of the prompt, which errors in OpenAI's form name; empty for a protocol with its own form.
+    """
+
+    name: str
+    prompt: str = ""
+
+    async def load(self) -> WireProtocol:
+        """Return the module; load it in a thread, unless it is loaded."""
+        protocol: WireProtocol = await open_door_in_thread(f"protocol {self.name}")
+        return protocol
 
 
-MESSAGES: WireProtocol = messages
-CHAT: WireProtocol = chat
-RESPONSES: WireProtocol = responses
-COMPACT: WireProtocol = compact
+MESSAGES = ProtocolEntry("messages")
+CHAT = ProtocolEntry("chat", "messages")
+RESPONSES = ProtocolEntry("responses", "input")
+COMPACT = ProtocolEntry("compact", "input")
 
-
-PROTOCOLS: Mapping[str, WireProtocol] = {
+PROTOCOLS: Mapping[str, ProtocolEntry] = {
     "/v1/messages": MESSAGES,
     "/v1/chat/completions": CHAT,
     "/v1/responses/compact": COMPACT,
     "/v1/responses": RESPONSES,
     "/v1/conversations": RESPONSES,
+    "/v1/completions": ProtocolEntry("completions", "prompt"),
+    "/inference/v1/generate": ProtocolEntry("generate", "token_ids"),
 }
 """The protocols, by the path that the routes of each begin with."""
 
-_RAW_PROMPTS: Mapping[str, str] = {"/v1/completions": "prompt", "/inference/v1/generate": "token_ids"}
-"""The field of the prompt, by the path of a protocol that is behind a door (``raw_tokens``): errors name it."""
 
-
-def protocol_for(path: str, headers: Mapping[str, str]) -> WireProtocol:
+def protocol_for(path: str, headers: Mapping[str, str]) -> ProtocolEntry:
     """Return the protocol to respond in: by path; on shared paths by a header that only one of them sends."""
     known = PROTOCOLS.get(path)
     if known is not None:
@@ -63,14 +82,14 @@ def protocol_for(path: str, headers: Mapping[str, str]) -> WireProtocol:
     return MESSAGES if "anthropic-version" in headers else CHAT
 
 
-def encode_error(
+async def encode_error(
     error: SingletreeError, path: str, headers: Mapping[str, str], request_id: str
 ) -> tuple[int, bytes]:
     """Return the HTTP status and the body for ``error``, in the protocol of the request."""
-    if (prompt := _RAW_PROMPTS.get(path)) is not None:
-        return answers.encode_error(error, prompt=prompt)
     protocol = protocol_for(path, headers)
-    if protocol is MESSAGES:
-        # Only this API has the request's id in the body; qwen-code does not parse an error without it.
-        return messages.encode_error(error, request_id=request_id)
-    return protocol.encode_error(error)
+    if protocol.prompt:
+        return answers.encode_error(error, prompt=protocol.prompt)
+    messages: Any = await protocol.load()
+    # Only this API has the request's id in the body; qwen-code does not parse an error without it.
+    status, body = messages.encode_error(error, request_id=request_id)
+    return status, body
