@@ -41,7 +41,9 @@ async def over(served: Served, id: str) -> dict[str, Any]:
     """The response once it has an end."""
     job = served.service.jobs.get(id)
     assert job is not None
-    await asyncio.wait_for(job.closed(), 5)
+    async with asyncio.timeout(5):
+        async for _ in job.events(0):
+            pass
     return await state(served, id)
 
 
@@ -69,7 +71,7 @@ async def test_once_it_is_over_only_its_events_are_kept() -> None:
         job = served.service.jobs.get(made["id"])
         assert job is not None
         assert answers() == before, "the prompt and the request of a job that is over stay in memory"
-        assert [frames async for frames in job.log.read(0)] == [], "nobody can read them: it is not streamed"
+        assert [frames async for frames in job.events(0)] == [], "nobody can read them: it is not streamed"
 
 
 async def test_its_events_can_be_read_from_any_of_them() -> None:

@@ -166,5 +166,5 @@ async def _cancel(service: Service, id: str) -> bytes | None:
 async def _events(service: Service, id: str, start: int) -> AsyncIterator[list[Frame]]:
     job = service.jobs.get(id)
     if job is not None:
-        async for frames in job.log.read(start):
+        async for frames in job.events(start):
             yield frames

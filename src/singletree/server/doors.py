@@ -149,6 +149,12 @@ DOORS: Mapping[str, Door] = {
         "server.turn.generation.WithCompaction",
         "a request for a summary of its conversation",
     ),
+    "background responses": Door(
+        "singletree.stored_responses.background_jobs",
+        "start_job",
+        "server.http.service.StartJob",
+        "a response that is generated in the background",
+    ),
     "responses of a connection": Door(
         "singletree.stored_responses.store",
         "ConnectionResponses",

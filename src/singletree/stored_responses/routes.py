@@ -18,10 +18,10 @@ from starlette.types import ASGIApp
 from singletree.errors import InvalidRequest, NotStored
 from singletree.protocols import limits, wire
 from singletree.protocols.responses.state import client_item
-from singletree.server.answers.background_jobs import JobStream
 from singletree.server.http.routes import JSON
 from singletree.server.http.service import Call, RouteRow
 from singletree.server.ids import new_id
+from singletree.stored_responses.background_jobs import JobStream
 from singletree.stored_responses.store import Store, as_item
 from singletree.stored_responses.tables import StoredConversation, StoredItem
 
@@ -80,7 +80,7 @@ async def get_response(call: Call) -> ASGIApp:
     job, others = call.service.jobs.get(id), call.service.others
     if query.get("stream") in ("true", "1"):
         start = _after(query) + 1
-        events = job.log.read(start) if job is not None and job.is_streamed else None
+        events = job.events(start) if job is not None and job.is_streamed else None
         if job is None and others is not None:
             events = await others.job_events(id, start)
         if events is None:

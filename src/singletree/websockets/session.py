@@ -29,12 +29,10 @@ from singletree.protocols import responses, wire
 from singletree.protocols.answer import Frame
 from singletree.protocols.limits import check_values
 from singletree.protocols.openai.answers import encode_error, error_object
-from singletree.server.answers.background_jobs import JobStream
 from singletree.server.answers.choices import Choices, DispatchOptions
-from singletree.server.answers.client_link import ResponseHeader
+from singletree.server.answers.client_link import ResponseHeader, StreamedAnswer
 from singletree.server.answers.observer import KnownResponses, OpenConnection
 from singletree.server.answers.request_body import ArrivingBody, ClientLeft, overloaded
-from singletree.server.answers.response import TurnResponse
 from singletree.server.answers.stream import client_error
 from singletree.server.doors import open_door_in_thread
 from singletree.server.http.routes import answer_turn, recall_waits
@@ -154,7 +152,7 @@ class Socket:
         finally:
             trace.close()
 
-    async def _create(self, message: ArrivingBody, trace: Trace) -> TurnResponse | JobStream | None:
+    async def _create(self, message: ArrivingBody, trace: Trace) -> StreamedAnswer | None:
         """Prepare the answer to a message; None if there is nothing to stream. Nothing keeps the message."""
         if message.is_refused:
             raise overloaded()

@@ -1,1 +1,1 @@
-"""Send answers: streams, whole bodies, background jobs and side events."""
+"""Send answers: streams, whole bodies and side events."""

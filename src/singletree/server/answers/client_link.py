@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from singletree.protocols.answer import Frame, encode_sse
 from singletree.server.answers.request_body import ClientLeft
@@ -66,6 +66,18 @@ client is still connected.
 """
 
 OnDisconnect = Callable[[Callable[[], None] | None], bool]
+
+
+class StreamedAnswer(Protocol):
+    """The ASGI application of an answer, whose stream may go to any sink."""
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Send the answer over HTTP. Raises ClientLeft when the client disconnects."""
+
+    def stream_to(
+        self, sink: FrameSink, receive: Receive, on_disconnect: OnDisconnect | None = None
+    ) -> Awaitable[None]:
+        """Send the answer as a stream to ``sink``. Raises ClientLeft when the client disconnects."""
 
 
 class WhileConnected:

@@ -16,9 +16,8 @@ from singletree.errors import InvalidRequest, MethodNotAllowed, Overloaded, Rout
 from singletree.prompts.prompt_writer import Prompt
 from singletree.protocols import models
 from singletree.protocols.openai import nvext
-from singletree.server.answers.background_jobs import Job, JobStream
 from singletree.server.answers.choices import REASONING_HEADER, TOOL_HEADER, Choices, DispatchOptions, fan_out
-from singletree.server.answers.client_link import ResponseHeader
+from singletree.server.answers.client_link import ResponseHeader, StreamedAnswer
 from singletree.server.answers.observer import Arrival, KnownResponses
 from singletree.server.answers.response import Lifecycle, SessionStep, TurnResponse
 from singletree.server.doors import open_door_in_thread
@@ -29,6 +28,7 @@ from singletree.server.http.service import (
     OpenBudgets,
     ReadResponse,
     Service,
+    StartJob,
     offload,
 )
 from singletree.server.models.chat_format import exact_length
@@ -74,7 +74,7 @@ async def create(call: Call) -> ASGIApp:
 
 async def answer_turn(
     call: Call, body: bytes, request: Request, recent: KnownResponses | None = None, *, size: int = 0
-) -> TurnResponse | JobStream | Response:
+) -> StreamedAnswer | Response:
     """Prepare the turn that ``request``, the decoded ``body``, asks for, and return what answers with it.
 
     ``recent`` keeps the response for its connection; ``size`` is about how many bytes the conversation has where that
@@ -140,9 +140,8 @@ async def answer_turn(
     )
     choices.settle = _settle(service, step, lifecycle)
     if keep is not None and state.background:
-        job = Job(lifecycle, service.tracing)
-        service.jobs.add(job)
-        return JobStream(job.log.read(0)) if job.is_streamed else Response(job.body(), media_type=JSON)
+        start: StartJob = await open_door_in_thread("background responses")
+        return start(service, lifecycle)
     return respond(call, lifecycle)
 
 

@@ -12,16 +12,18 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from singletree.conversation import Request
 from singletree.errors import ForbiddenAddress, SingletreeError
-from singletree.server.answers.background_jobs import Jobs
+from singletree.server.answers.client_link import StreamedAnswer
 from singletree.server.answers.observer import (
     AnswerCapture,
     AnswerRecorder,
     Capture,
     Foresees,
+    Jobs,
     KnownResponses,
     MediaPreparer,
     Observer,
@@ -31,6 +33,7 @@ from singletree.server.answers.observer import (
     SessionPlace,
 )
 from singletree.server.answers.request_body import BodyAdmission, read_body
+from singletree.server.answers.response import Lifecycle
 from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.models.catalog import Catalog
 from singletree.server.sessions.request_headers import InFlight
@@ -126,8 +129,8 @@ class Service:
             part.catalog = self.catalog.of(owner)
             part.sessions = self.sessions.of(owner)
             part.in_flight = InFlight()
-            part.store = None if self.store is None else self.store.of(owner)
             part.jobs = self.jobs.of(owner)
+            part.store = None if self.store is None else self.store.of(owner)
             part.foresight = None  # Names of sessions and tools are the owner's.
             part.inspector = None if self.inspector is None else self.inspector.of(owner)
             part.capture = None if self.capture is None else self.capture.of(owner)
@@ -278,6 +281,9 @@ class Call:
             return False
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
+
+StartJob = Callable[[Service, Lifecycle], StreamedAnswer | Response]
+"""Begins a background response, and returns the answer to its request."""
 
 ReadResponse = Callable[[Call, bytes, KnownResponses | None], Awaitable[Request]]
 """Decodes a request of Responses, with what it refers to; a connection brings its own responses."""

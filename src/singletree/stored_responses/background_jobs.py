@@ -7,15 +7,13 @@ https://platform.openai.com/docs/guides/background. The events of such a respons
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from singletree.owners import owned_id
 from singletree.protocols import responses
 from singletree.protocols.answer import EncodedResponse, Frame
 from singletree.server.answers.client_link import (
@@ -23,16 +21,16 @@ from singletree.server.answers.client_link import (
     EventStream,
     FrameSink,
     OnDisconnect,
+    StreamedAnswer,
     WhileConnected,
 )
 from singletree.server.answers.observer import KeepResponse
 from singletree.server.answers.response import Lifecycle
 from singletree.server.answers.stream import SendBuffer, Stream
+from singletree.server.http.routes import JSON
+from singletree.server.http.service import Service
 from singletree.server.ids import new_id
 from singletree.server.telemetry.tracing import Trace, Tracing
-
-_FINISHED_JOBS = 64
-"""How many finished jobs keep their events, so that they can be streamed again; all responses are in the store."""
 
 _ROUTE = "/v1/responses (background)"
 
@@ -87,12 +85,12 @@ class Job:
         choices = replace(lifecycle.choices, keep=partial(self._finish, lifecycle.choices.keep))
         self.id = choices.id
         self.is_streamed = choices.first.request.stream
-        self.log = EventLog(is_read=self.is_streamed)
+        self._log = EventLog(is_read=self.is_streamed)
         self._body = responses.encode_in_progress(choices.contexts()[0])
         self._is_over = False
         trace = Trace(tracing, "POST", _ROUTE, new_id("req_"))
         trace.route = _ROUTE
-        stream = Stream(choices, trace, buffer=self.log)
+        stream = Stream(choices, trace, buffer=self._log)
         # Opened at once, so that every failure ends the response and not this call.
         stream.open()
         self._cancel: Callable[[], None] | None = stream.cancel
@@ -106,15 +104,15 @@ class Job:
     def body(self) -> bytes:
         return self._body
 
+    def events(self, start: int) -> AsyncIterator[list[Frame]]:
+        return self._log.read(start)
+
     async def cancel(self) -> bytes:
         """Cancel the response if it is not over, and return the response object."""
         if not self._is_over and self._cancel is not None:
             self._cancel()
             await asyncio.wait({self._task})
         return self.body()
-
-    async def closed(self) -> None:
-        await asyncio.wait({self._task})
 
     def _finish(self, keep: KeepResponse | None, response: EncodedResponse) -> None:
         self._body, self._is_over = response.json, True
@@ -153,35 +151,8 @@ class JobStream:
             await sink.write([], is_last=True)
 
 
-class Jobs:
-    """The running background responses, and the most recent finished ones."""
-
-    def __init__(self) -> None:
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
-        self._owner = ""
-
-    def of(self, owner: str) -> Jobs:
-        """Return the jobs of one owner; these ones for an empty name."""
-        if not owner:
-            return self
-        part = copy.copy(self)
-        part._owner = owner
-        return part
-
-    def add(self, job: Job) -> None:
-        """Add a job, and drop the oldest finished ones."""
-        over = [id for id, known in self._jobs.items() if known.is_over]
-        for id in over[: max(0, len(over) - _FINISHED_JOBS + 1)]:
-            del self._jobs[id]
-        self._jobs[owned_id(self._owner, job.id)] = job
-
-    def get(self, id: str) -> Job | None:
-        return self._jobs.get(owned_id(self._owner, id))
-
-    def drop(self, id: str) -> None:
-        """Remove the job of the response ``id`` if it is over."""
-        if (job := self.get(id)) is not None and job.is_over:
-            del self._jobs[owned_id(self._owner, id)]
-
-    async def close(self) -> None:
-        await asyncio.gather(*(job.cancel() for job in self._jobs.values()))
+def start_job(service: Service, lifecycle: Lifecycle) -> StreamedAnswer | Response:
+    """Begin a response that no connection has to wait for, and return the answer: its events, or the object so far."""
+    job = Job(lifecycle, service.tracing)
+    service.jobs.add(job)
+    return JobStream(job.events(0)) if job.is_streamed else Response(job.body(), media_type=JSON)
