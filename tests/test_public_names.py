@@ -14,6 +14,7 @@ MOST_PROMISED = 80
 """How many names programs may rely on: each one is a thing that cannot change freely."""
 
 _PROTOCOL = "the interface of a protocol module, which server.turn.protocol declares"
+_NOTATION = "the interface of a notation of arguments, which parsing.arguments describes"
 _COMMAND = "the command has the name of what it runs"
 SHARED: dict[str, str] = {
     "Encoder": _PROTOCOL,
@@ -21,6 +22,7 @@ SHARED: dict[str, str] = {
     "encode": _PROTOCOL,
     "encode_count": _PROTOCOL,
     "encode_error": _PROTOCOL,
+    "compile_arguments": _NOTATION,
     "parse": _COMMAND,
     "main": "the entry point of a process",
 }

@@ -12,13 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from importlib import import_module
 
 from singletree.parsing import patterns
-from singletree.parsing.arguments import ArgumentReader, coercion
-from singletree.parsing.arguments.json_arguments import JsonArguments
-from singletree.parsing.arguments.pythonic import LiteralArguments
-from singletree.parsing.arguments.tag_parameters import ParameterPatterns, TagParameters, parameter_patterns
+from singletree.parsing.arguments import MakeReader, coercion
 from singletree.parsing.family import SLOT, Family, Form, markers
 from singletree.parsing.patterns import SPACE, Either, Element, Exact, Match, Pattern, Scalar, TextSearch
 
@@ -79,9 +76,7 @@ class CallPatterns:
     closer: Pattern | None
     pair_closers: tuple[Pattern, ...]
     id: re.Pattern[str] | None
-    end: str
-    quote: str
-    parameters: ParameterPatterns | None
+    reader: MakeReader
 
     def may_close(self, held: str) -> bool:
         """Return whether ``held``, after a call, is a cut closer and not the beginning of text."""
@@ -324,22 +319,26 @@ def _call_patterns(form: Form, coded: _Coded, header: str) -> CallPatterns:
         closer = Pattern([SPACE, *patterns.literal(coded(tail).strip())])
     # Parameters without a closing tag of their own run up to the pair's closer, which ends the call and the pair.
     ends_with_pair = body == "params" and not end.strip()
+    pair_closers = tuple(Pattern([SPACE, *_around(c)]) for c in closers if c and not ends_with_pair)
+    notation = import_module(f"singletree.parsing.arguments.{_NOTATIONS[body]}")
     goes_on = bool(pair[0] or mark in _PUNCTUATION)
     return CallPatterns(
         form=form,
         entries=tuple(entries),
         following=tuple(following) if goes_on and not ends_with_pair else (),
         closer=closer,
-        pair_closers=tuple(Pattern([SPACE, *_around(c)]) for c in closers if c and not ends_with_pair),
+        pair_closers=pair_closers,
         id=re.compile(form.id) if form.id else None,
-        end=end,
-        quote=coded(form.literals.quote) if form.literals else "",
-        parameters=parameter_patterns(form, coded(end), closers, coded) if body == "params" else None,
+        reader=notation.compile_arguments(form, end, closers, pair_closers, coded),
     )
 
 
+_NOTATIONS = {"args": "json_arguments", "params": "tag_parameters", "literals": "literal_arguments"}
+"""The modules that read arguments, by what stands for them in ``Form.call``. A family loads those that it needs."""
+
+
 def _split_call(form: Form) -> tuple[str, str, str]:
-    body = next(b for b in ("args", "params", "literals") if "{" + b + "}" in form.call)
+    body = next(b for b in _NOTATIONS if "{" + b + "}" in form.call)
     head, _, tail = form.call.partition("{" + body + "}")
     return head, body, tail
 
@@ -417,13 +416,3 @@ def _rest_of_object(braces: int) -> Pattern:
     value = Scalar(words=r"[-+.\w]")
     member: list[Element] = [Exact(","), SPACE, Scalar(), SPACE, Exact(":"), SPACE, value]
     return Pattern(member, until="}", behind=[SPACE, Exact("}")] * (braces - 1))
-
-
-def reader_for(form: CallPatterns, parameters: Mapping[str, Any] | None) -> ArgumentReader:
-    """Return a new reader of arguments for one call of ``form``; ``parameters`` is the tool's schema, if known."""
-    if form.parameters:
-        return TagParameters(form.parameters, parameters)
-    if form.form.literals:
-        keys = coercion.property_names(parameters) if form.form.literals.nested_quotes else frozenset()
-        return LiteralArguments(form.form.literals, form.quote, form.end, form.pair_closers, keys)
-    return JsonArguments()

@@ -30,6 +30,8 @@ from singletree.errors import BadFamily
 
 SLOT = re.compile(r"\{(name|id|args|params|literals|key|value|string|type|index|any|sources)\}")
 _BODIES = ("args", "params", "literals")
+ITEM = "item"
+"""The name of the elements of an array, where a value is made of elements."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from singletree.parsing.compiled import (
     Marker,
     Region,
     compile_family,
-    reader_for,
 )
 from singletree.parsing.emitter import (
     EventEmitter,
@@ -450,7 +449,7 @@ class Parser:
         else:
             name = slots["name"]
             self._start_call(name, slots.get("id", "").strip(), raw)
-            self._reader = reader_for(form, self._schemas.get(name))
+            self._reader = form.reader(self._schemas.get(name))
         self._step = Parser._arguments
 
     def _arguments(self, text: str, position: int) -> int:

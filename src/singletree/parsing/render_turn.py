@@ -9,8 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from singletree.conversation import Part, Reasoning, Text, ToolCall
-from singletree.parsing.arguments.tag_parameters import ITEM
-from singletree.parsing.family import SLOT, Family, Form, Literals
+from singletree.parsing.family import ITEM, SLOT, Family, Form, Literals
 
 _BARE_KEY = re.compile(r"[A-Za-z_][\w.-]*\Z")
 

@@ -1,14 +1,16 @@
 """Reads arguments as models write them, and passes them on as pieces of JSON text, as they arrive.
 
 A reader takes characters from the parser's text and passes on what it read through ``Sink``. Every character that it
-takes is in the ``raw`` of exactly one call of a function of the sink.
+takes is in the ``raw`` of exactly one call of a function of the sink. ``compile_arguments`` of each notation's module
+returns what makes its readers for a form: ``end`` is the closing tag or bracket of a call, ``closers`` are those of its
+pair, ``pair_closers`` their patterns, and ``coded`` replaces special tokens by codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from singletree.parsing.patterns import Found, Match, Pattern
 
@@ -56,3 +58,7 @@ class ArgumentReader(Protocol):
 
     def close(self) -> str:
         """Return the text that was taken and not passed on yet: the model's text has ended."""
+
+
+MakeReader = Callable[[Mapping[str, Any] | None], ArgumentReader]
+"""Makes the reader for one call, from the schema of the tool's parameters, if it is known."""

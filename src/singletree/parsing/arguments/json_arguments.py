@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
-from singletree.parsing.arguments import LONGEST_VALUE, FindBreak, Sink, coercion
+from singletree.parsing.arguments import LONGEST_VALUE, FindBreak, MakeReader, Sink, coercion
+from singletree.parsing.family import Form
+from singletree.parsing.patterns import Pattern
 
 _STRING_BREAK = re.compile(f"[{coercion.UNLIKE_JSON}]")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
@@ -153,6 +156,17 @@ class JsonScanner:
         self._stack.pop()
         self._at = _At.AFTER
         self.done = not self._stack
+
+
+def compile_arguments(
+    form: Form,
+    end: str,
+    closers: Sequence[str],
+    pair_closers: Sequence[Pattern],
+    coded: Callable[[str], str],
+) -> MakeReader:
+    """Return what makes a reader of an object: JSON is the same in each form."""
+    return lambda schema: JsonArguments()
 
 
 class JsonArguments:

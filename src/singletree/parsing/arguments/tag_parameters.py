@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from singletree.parsing import patterns
-from singletree.parsing.arguments import LONGEST_VALUE, FindBreak, Sink, coercion
-from singletree.parsing.family import SLOT, Form
+from singletree.parsing.arguments import LONGEST_VALUE, FindBreak, MakeReader, Sink, coercion
+from singletree.parsing.family import ITEM, SLOT, Form
 from singletree.parsing.patterns import SPACE, Either, Element, Found, Match, Pattern, TextSearch
 
 _SPACED = ("key", "type")
@@ -63,6 +63,17 @@ class NextParameter:
         while ends >= 0 and rest[:ends] not in keys:
             ends = rest.find(self.tail, ends + 1)
         return ends >= 0
+
+
+def compile_arguments(
+    form: Form,
+    end: str,
+    closers: Sequence[str],
+    pair_closers: Sequence[Pattern],
+    coded: Callable[[str], str],
+) -> MakeReader:
+    """Return what makes a reader of the parameters of one call of ``form``."""
+    return partial(TagParameters, parameter_patterns(form, coded(end), closers, coded))
 
 
 @dataclass(frozen=True)
@@ -315,8 +326,6 @@ class TagParameters:
         return position
 
 
-ITEM = "item"
-"""The name of the elements of an array."""
 _SPACE = re.compile(r"\s*")
 _DEPTH = 64
 

@@ -7,13 +7,14 @@ dialect renders: models mix them. Strings are passed on as they are decoded; mem
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
+from typing import Any
 
 from singletree.parsing import patterns
-from singletree.parsing.arguments import Sink, coercion
-from singletree.parsing.family import Literals
+from singletree.parsing.arguments import MakeReader, Sink, coercion
+from singletree.parsing.family import Form, Literals
 from singletree.parsing.patterns import SPACE, Either, Exact, Match, Pattern, Scalar
 
 _LONGEST_ATOM = 4096
@@ -54,6 +55,25 @@ class _At(IntEnum):
     VALUE = 2
     AFTER = 3
     STRING = 4
+
+
+def compile_arguments(
+    form: Form,
+    end: str,
+    closers: Sequence[str],
+    pair_closers: Sequence[Pattern],
+    coded: Callable[[str], str],
+) -> MakeReader:
+    """Return what makes a reader of the literals of one call of ``form``."""
+    dialect = form.literals
+    assert dialect is not None
+    quote = coded(dialect.quote)
+
+    def make(parameters: Mapping[str, Any] | None) -> LiteralArguments:
+        keys = coercion.property_names(parameters) if dialect.nested_quotes else frozenset()
+        return LiteralArguments(dialect, quote, end, pair_closers, keys)
+
+    return make
 
 
 class LiteralArguments:
