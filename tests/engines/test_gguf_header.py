@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from singletree.model_files.headers import read_header
+from singletree.gguf import read_header
 from tiny_gguf import tiny_gguf
 
 LLAMA: dict[str, Any] = {

@@ -8,9 +8,9 @@ import pytest
 
 from singletree.engines import devices
 from singletree.errors import BadConfiguration
+from singletree.gguf import GgufHeader
 from singletree.llamacpp import engine, process
 from singletree.llamacpp.engine import LlamaCppEngine
-from singletree.model_files.headers import GgufHeader
 
 GIB = 2**30
 

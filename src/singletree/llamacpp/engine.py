@@ -28,6 +28,7 @@ from singletree.engines.devices import KV_SHARE, usable_cores, usable_memory
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, token_limit
 from singletree.engines.lifetime import RestartBackoff
 from singletree.errors import BadConfiguration, EngineFailed, EngineUnfit, SingletreeError
+from singletree.gguf import GgufHeader, read_header
 from singletree.llamacpp import wire
 from singletree.llamacpp.admission import Admission, Ticket
 from singletree.llamacpp.parking import ParkedStates, parking_root
@@ -38,7 +39,6 @@ from singletree.llamacpp.process import LlamaProcess
 from singletree.llamacpp.slot_states import PrefillEstimator, PrefillSpeed, SlotStates, keep_seconds
 from singletree.llamacpp.slots import Claim, SlotActions
 from singletree.lru import LruCache
-from singletree.model_files.headers import GgufHeader, read_header
 from singletree.pictures import PromptPicture, comparable_tokens
 from singletree.remote.http_client import HttpTransport, over_unix
 from singletree.remote.transport import ConnectionLost, InFlightRequest, Pieces, StreamedResponse, ask, begun

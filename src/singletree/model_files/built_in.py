@@ -14,8 +14,7 @@ from singletree.engines.checkpoint import (
     cache_folder,
 )
 from singletree.engines.progress import Progress
-from singletree.model_files.headers import window_of
-from singletree.model_files.hub import Hub, HubUnreachable, HuggingFaceHub, find_in_hub
+from singletree.model_files.hub import Hub, HubUnreachable, HuggingFaceHub, find_in_hub, window_of
 from singletree.model_files.wheels import PACKAGED_FILES, Fetch, fetch_file, is_complete, pip_download
 
 _LOG = logging.getLogger(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from typing import Any, Protocol, TypeVar
 from singletree.engines.checkpoint import Checkpoint
 from singletree.engines.progress import Progress, in_own_thread, looking
 from singletree.errors import WeightsUnavailable
-from singletree.model_files.headers import window_of
 
 _CURES = {
     errno.ENOSPC: "free some space",
@@ -191,6 +191,26 @@ def _weights(names: Iterable[str]) -> list[str]:
     known = list(names)
     kinds = ([name for name in known if kind.fullmatch(name)] for kind in _WEIGHTS)
     return [*next(filter(None, kinds), []), *filter(_CODE.fullmatch, known)]
+
+
+def window_of(path: Path) -> int | None:
+    """Return the context window of the model, None if unknown. Raises WeightsUnavailable for a bad GGUF file."""
+    if path.is_file():
+        from singletree.gguf import read_header
+
+        return read_header(path).context_window
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    nested = config.get("text_config")  # of multimodal models
+    for each in (config, nested if isinstance(nested, dict) else {}):
+        window = each.get("max_position_embeddings")
+        if isinstance(window, int) and window > 0:
+            return window
+    return None
 
 
 def offers_gguf(repo: str, quant: str | None, hub: Hub) -> bool:

@@ -13,7 +13,7 @@ from singletree.engines.checkpoint import (
 from singletree.engines.progress import Progress, no_progress
 from singletree.errors import WeightsUnavailable
 from singletree.model_files import hub as hubs
-from singletree.model_files.headers import window_of
+from singletree.model_files.hub import window_of
 
 
 def resolve(

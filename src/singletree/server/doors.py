@@ -155,6 +155,12 @@ DOORS: Mapping[str, Door] = {
         "server.http.service.StartJob",
         "a response that is generated in the background",
     ),
+    "side events": Door(
+        "singletree.server.answers.dispatch",
+        "DispatchEncoder",
+        "server.answers.choices.MakeDispatch",
+        "--enable-streaming-tool-dispatch, --enable-streaming-reasoning-dispatch, and their headers",
+    ),
     "responses of a connection": Door(
         "singletree.stored_responses.store",
         "ConnectionResponses",
