@@ -83,7 +83,6 @@ class _Reader:
         return value
 
     def _skip(self, size: int) -> int:
-        """Go ``size`` bytes on, and return the position before."""
         begin, end = self._position, self._position + size
         if end > len(self._data):
             raise ValueError("a value reaches past the end of the file")

@@ -108,11 +108,9 @@ class LruCache(Generic[Key, Value]):
             self._evict()
 
     def cost(self, keys: Iterable[Key]) -> int:
-        """Return the size of the entries of ``keys``."""
         return sum(self._costs.get(key, 0) for key in keys)
 
     def pop(self, key: Key) -> Value | None:
-        """Remove ``key`` and return its value; None when it is not cached."""
         with self._lock:
             return self._remove(key)
 
@@ -138,7 +136,6 @@ class _Part(LruCache[Key, Value]):
 
     @property
     def bytes(self) -> int:  # type: ignore[override]
-        """Return the size of all entries now."""
         return self._whole.cost(self._own(each) for each in self.keys())
 
     def get(self, key: Key) -> Value | None:

@@ -77,16 +77,14 @@ EVERYTHING = Sampling(
 class CompletionsOnly(VllmServer):
     """A vLLM whose better endpoint is left aside."""
 
-    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
-        served = await super().look_up(url, get, model)
+    async def look_up(self, url: str, get: GetPage) -> ServerOffer:
+        served = await super().look_up(url, get)
         return replace(served, wires=served.wires[1:])
 
 
-def vllm_engine(
-    url: str = URL, model: str | None = None, api_key: str | None = None, **more: Any
-) -> RemoteEngine:
+def vllm_engine(url: str = URL, api_key: str | None = None, **more: Any) -> RemoteEngine:
     """An engine on a vLLM server, not started."""
-    return RemoteEngine(VllmServer(), url, model, api_key, **more)
+    return RemoteEngine(VllmServer(), url, api_key, **more)
 
 
 def greedy(max_tokens: int | None = None, **more: Any) -> Sampling:

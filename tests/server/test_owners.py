@@ -383,10 +383,10 @@ async def test_one_limit_holds_for_all_keys() -> None:
                 await chat(who, f"{number} {QUESTION}", **{"x-session-id": f"s{number}"})
         sessions = many.served.service.sessions
         assert 0 < memory.bytes <= 6000
-        assert 0 < sessions.memory_bytes <= 20_000
+        assert 0 < sessions._sessions.bytes <= 20_000
         owners = [many.served.service.of(owner).sessions for owner in many.served.service.keys.owners]
         assert sum(len(list(each)) for each in owners) == len(list(sessions)) < 24
-        assert sum(each.memory_bytes for each in owners) == sessions.memory_bytes
+        assert sum(each._sessions.bytes for each in owners) == sessions._sessions.bytes
 
 
 async def test_a_part_that_cannot_be_made_is_not_kept_half_made(tmp_path: Path) -> None:

@@ -360,13 +360,13 @@ async def test_room_is_bounded() -> None:
         for n in range(40):
             await Harness(served, "x" * 500, {"x-session-id": f"s{n}"}).go_on()
         sessions = served.service.sessions
-        assert sessions.memory_bytes <= 20_000
+        assert sessions._sessions.bytes <= 20_000
         kept = list(sessions)
         assert kept[0].key == "s39"
         assert 2 < len(kept) < 40
-        assert sessions.memory_bytes == sum(each.bytes + ENTRY_BYTES for each in kept)
+        assert sessions._sessions.bytes == sum(each.bytes + ENTRY_BYTES for each in kept)
         await Harness(served, "x" * 6000, {"x-session-id": "large"}).go_on()
-        assert sessions.memory_bytes <= 20_000
+        assert sessions._sessions.bytes <= 20_000
 
 
 async def test_lines_of_one_session_are_bounded() -> None:

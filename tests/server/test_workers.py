@@ -139,7 +139,7 @@ def test_equal_requests_of_other_processes_are_looked_for_once() -> None:
     requests = InFlight(now=lambda: 5.0)
     requests.repeat_elsewhere = asked.append
     key = RequestKey(b"d", certain=True)
-    with requests.guard(None, lambda: None), requests.guard(key, lambda: cancelled.append("first")):
+    with requests.guard(key, lambda: cancelled.append("first")):
         assert (asked, requests.starts(b"d")) == ([key], [5.0])
         requests.cancel(b"d")
         requests.cancel(b"other")

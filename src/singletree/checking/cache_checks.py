@@ -117,7 +117,6 @@ def check_tenants(endpoint: Endpoint, protocol: TurnProtocol) -> str:
 
 
 def _stored_response(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """Return the path of a response that the endpoint stores; empty if it stores none."""
     answer = endpoint.turn(protocol, endpoint.request(protocol, "Hi", store=True))
     path = f"/v1/responses/{answer.json['id']}"
     return path if endpoint.get(path).status == 200 else ""

@@ -96,7 +96,6 @@ def _arguments(block: ReturnedBlock) -> Any:
 
 
 def _messages_of(blocks: Sequence[ReturnedBlock]) -> list[tuple[list[ReturnedBlock], list[ReturnedBlock]]]:
-    """Return the blocks of each message, and the calls whose results follow it."""
     messages: list[tuple[list[ReturnedBlock], list[ReturnedBlock]]] = []
     open_blocks: list[ReturnedBlock] = []
     unanswered: list[ReturnedBlock] = []

@@ -151,7 +151,6 @@ fi
 
 
 def _zsh_function(script: str) -> str:
-    """Return the name of the function that completes."""
     import re
 
     [name] = re.findall(r"^(\w+)\(\) \{$", script, re.MULTILINE)

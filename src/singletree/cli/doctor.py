@@ -100,7 +100,6 @@ _MARKS = {"good": "", "note": "[yellow]note[/]", "wrong": "[red bold]wrong[/]"}
 
 
 def _print(name: str, findings: list[Finding]) -> None:
-    """Print a table of the findings, then each problem with its cure."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

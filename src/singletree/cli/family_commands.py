@@ -149,7 +149,6 @@ def draft(
 
 
 def _report(trials: list[Trial], *, prints_calls: bool, has_calls: bool) -> list[str]:
-    """Return lines that report which of the template's turns the draft parses correctly."""
     good = [trial.rendered.case for trial in trials if trial.agrees]
     lines = [
         f"Parses {len(good)} of {len(trials)} turns that the template rendered: {', '.join(good) or 'none'}."

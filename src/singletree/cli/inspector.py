@@ -68,7 +68,6 @@ def _session_id(session: str) -> str:
 
 
 def _open(url: str) -> None:
-    """Open ``url`` in a browser, where there is one."""
     try:
         webbrowser.get()
     except webbrowser.Error:

@@ -112,7 +112,6 @@ class Harness:
         return lines
 
     def _window_problem(self, model: str, window: int) -> str:
-        """Return why the preamble does not fit the window, and the cure."""
         need = 2 * self.preamble_tokens  # as much again for the work itself
         fitting = [each.title for each in HARNESSES if 2 * each.preamble_tokens <= window]
         other = f", or use {' or '.join(fitting)}" if fitting else ""

@@ -200,7 +200,6 @@ def _refuse_duplicates(each: Sequence[Config], places: Sequence[str]) -> None:
 
 
 def _reader() -> App:
-    """Return an application that knows the flags."""
     app = App()
 
     @app.default
@@ -211,7 +210,6 @@ def _reader() -> App:
 
 
 def _arguments() -> dict[str, Argument]:
-    """Return the arguments of all flags, by each of their names."""
     collection = _reader().assemble_argument_collection()
     return {name: each for each in collection if each.parse and each.keys for name in each.names}
 

@@ -98,7 +98,6 @@ def _domain() -> str:
 
 
 def _definition() -> Path:
-    """Return the path of the file that describes the service."""
     if _is_mac():
         return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
     folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"

@@ -153,7 +153,6 @@ def _written(reasoning: str, text: str, calls: Sequence[dict[str, str]]) -> Iter
 
 
 def _printable(text: str) -> str:
-    """Return ``text`` as ``printable`` does, but with its line breaks."""
     return "\n".join(map(printable, text.strip().split("\n")))
 
 

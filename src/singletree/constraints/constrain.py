@@ -95,7 +95,6 @@ def _marked_text(
 def _messages(
     family: Family, run: _Pieces, tools: Sequence[Tool], thinking: ReasoningState, parallel: bool
 ) -> Expression:
-    """Return messages; the header of each tells whether it is text, reasoning or a call."""
     opener, closer = family.text or ("", "")
     kinds = [(begin, closer) for begin in (opener, *family.also_text)]
     thought = [family.reasoning] if family.reasoning and thinking != "over" else []

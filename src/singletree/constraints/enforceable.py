@@ -364,7 +364,6 @@ def _check_body(name: str, body: list[_Token], rules: dict[str, list[_Token]]) -
 
 
 def _with_empty_alternatives(body: list[_Token]) -> Iterator[_Token]:
-    """Yield the tokens, with an empty text for each alternative that is empty."""
     empty = _Token("text", _NOTHING)
     ends = [_Token("operator", "|"), *body, _Token("operator", "|")]
     for before, token in pairwise(ends):

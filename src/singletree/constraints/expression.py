@@ -213,7 +213,6 @@ class _Writer:
         return name
 
     def _pieces(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """Yield ``text`` in pieces, each with the id of its special token or None for plain text."""
         end = 0
         for found in self._special.finditer(text):
             if found.start() > end:

@@ -163,7 +163,6 @@ class GrammarMatcher:
     def go_on(
         self, job: GenerationJob, generated: array[int], ask: Ask, info: EngineInfo
     ) -> AsyncGenerator[Chunk, None]:
-        """Generate the rest of the turn; see ``TurnMatcher``."""
         return continue_constrained(job, generated, self, ask, info)
 
 
@@ -311,7 +310,6 @@ def _chunk_of(job: GenerationJob, token: int, found: Chunk | None) -> Chunk:
 
 
 def _ranges(tokens: Sequence[int]) -> str:
-    """Return sorted token ids in llguidance's notation of ranges: ``1-3,7``."""
     runs = [
         [token for _, token in run] for _, run in groupby(enumerate(sorted(tokens)), lambda at: at[1] - at[0])
     ]

@@ -108,7 +108,6 @@ def _message_header(turns: Turns, header: str) -> str:
 
 
 def _in_one(turns: Turns, header: str, again: str) -> Turns:
-    """Return ``turns`` with ``_NEXT`` in place of the header of each message but the first."""
     cut = len(header)
     texts = [getattr(turns, field.name) for field in fields(turns)]
     return Turns(*(text[:cut] + text[cut:].replace(again, _NEXT) for text in texts))
@@ -133,7 +132,6 @@ def turn_end_of(turns: Turns) -> str:
 
 
 def _reasoning(turns: Turns, header: str) -> tuple[str, str] | None:
-    """Return opener and closer of reasoning, from turns that show it."""
     lead = (turns.thought_call if THOUGHT in turns.thought_call else turns.thought).partition(THOUGHT)[0]
     gaps = [_gap(turns.thought, THOUGHT, TEXT), _gap(turns.thought_call, THOUGHT, TOOL_NAMES[0])]
     shown = [gap for gap in gaps if gap.strip()]
@@ -158,7 +156,6 @@ def _opened_reasoning(turns: Turns, header: str) -> tuple[str, str] | None:
 def _text(
     turns: Turns, header: str, reasoning: tuple[str, str] | None, *, several: bool
 ) -> tuple[str, str] | None:
-    """Return opener and closer of text, when the format marks it."""
     lead = _after(turns.text.partition(TEXT)[0], header)
     if reasoning is not None and THOUGHT in turns.thought:
         behind = _gap(turns.thought, THOUGHT, TEXT)
@@ -201,7 +198,6 @@ def _between_calls(opening: str, between: str, ending: str, *, alone: bool) -> t
 
 
 def _opening(turns: Turns, header: str, reasoning: tuple[str, str] | None, lead: str) -> str:
-    """Return the text before the first call of a turn that has only calls."""
     if reasoning is not None and THOUGHT in turns.thought_call:
         shown = _slotted(turns.thought_call)
         core = find_call(shown, TOOL_NAMES[0], turns.typed)
@@ -223,7 +219,6 @@ def _before_calls(turns: Turns, opening: str) -> str:
 
 
 def _counted(first: DraftedCall, second: DraftedCall | None) -> DraftedCall:
-    """Return ``first`` with a slot for the number of the call."""
     if second is None or first.pattern == second.pattern:
         return first
     ones, twos = atoms_of(first.pattern), atoms_of(second.pattern)
@@ -244,7 +239,6 @@ def _in_section(core: DraftedCall, section: tuple[str, str], around: tuple[str, 
 
 
 def _on_its_own(core: DraftedCall, around: tuple[str, str], joiner: str) -> Form:
-    """Return the form of calls that each have a pair of markers, or none."""
     opener, closer = around
     if core.whole:
         return _built(core, core.pattern, around, joiner, wraps_each=True)
@@ -273,7 +267,6 @@ def _built(
 
 
 def _slotted(text: str) -> str:
-    """Return ``text`` with slots for the ids of its calls."""
     text = _COUNTED_ID.sub("{id}", text)
     for id in IDS:
         text = text.replace(id, "{id}")
@@ -285,7 +278,6 @@ def _after(text: str, start: str) -> str:
 
 
 def _gap(text: str, one: str, other: str) -> str:
-    """Return the text between two words; empty when one is missing."""
     before, found, _ = text.partition(one)[2].partition(other)
     return before if found else ""
 
@@ -320,10 +312,10 @@ def _written(value: Any, depth: int) -> str:
     if isinstance(value, Family | Form | Literals):
         set_fields = [field for field in fields(value) if getattr(value, field.name) != field.default]
         items = [f"{field.name}={_written(getattr(value, field.name), depth + 1)}" for field in set_fields]
-        return _laid_out(f"{type(value).__name__}(", items, ")", depth)
+        return _laid_out(f"{type(value).__name__}(", items, depth)
     if isinstance(value, tuple):
         items = [_written(item, depth + 1) for item in value]
-        return _laid_out("(", [*items[:-1], f"{items[-1]},"] if len(items) == 1 else items, ")", depth)
+        return _laid_out("(", [*items[:-1], f"{items[-1]},"] if len(items) == 1 else items, depth)
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 
@@ -332,13 +324,13 @@ def _quoted(text: str) -> str:
     return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in text and "\\'" not in written else written
 
 
-def _laid_out(opener: str, items: list[str], closer: str, depth: int) -> str:
-    line = opener + ", ".join(items).removesuffix(",)") + closer
+def _laid_out(opener: str, items: list[str], depth: int) -> str:
+    line = opener + ", ".join(items).removesuffix(",)") + ")"
     if "\n" not in line and len(line) + 4 * depth <= _WIDTH and depth:
         return line
     indent = "    " * depth
     inside = "".join(f"\n    {indent}{item.removesuffix(',')}," for item in items)
-    return f"{opener}{inside}\n{indent}{closer}"
+    return f"{opener}{inside}\n{indent})"
 
 
 def sample_of(case: str, text: str, tail: str, parts: Iterable[Part]) -> str:

@@ -58,7 +58,6 @@ def _named(text: str, name: str) -> str:
 
 
 def _json_arguments(text: str, start: int) -> tuple[int, int] | None:
-    """Return the place of the arguments, if they are a JSON object."""
     for found in re.compile(r"\{").finditer(text, start):
         value, end = _decoded(text, found.start())
         if value == STRINGS:
@@ -67,7 +66,6 @@ def _json_arguments(text: str, start: int) -> tuple[int, int] | None:
 
 
 def _json_call(text: str, name: str, at: int, arguments: tuple[int, int], start: int) -> DraftedCall | None:
-    """Return the call, if it is one JSON object with the name and the arguments in it."""
     for found in re.compile(r"\{").finditer(text, start, min(at, arguments[0])):
         begin = found.start()
         value, end = _decoded(text, begin)
@@ -120,7 +118,6 @@ def _notation(assign: str, separator: str, quote: str, typed: str) -> Literals:
 
 
 def _parameters(text: str, name: str, at: int, typed: str) -> DraftedCall | None:
-    """Return the call, if its arguments are a run of parameters."""
     places = _places(text, at, STRINGS)
     if not places:
         return None

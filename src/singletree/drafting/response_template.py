@@ -120,7 +120,6 @@ def _unclosed(opener: str, closer: str) -> str:
 
 
 def _object(function: object) -> str:
-    """Return the pattern of a call that is one JSON object."""
     keys = ["name", "arguments"]
     if isinstance(function, Mapping):
         keys = [str(function.get(key, "")).removeprefix("{content.").rstrip("}") for key in keys]
@@ -150,7 +149,6 @@ def _literals(options: Mapping[str, Any]) -> Literals | None:
 
 
 def _parameter(pattern: str) -> str:
-    """Return the pattern of a parameter, from the regular expression of one."""
     pieces = list(_pieces(pattern, "parameters"))
     slotted = _joined(pieces)
     is_plain = {"open", "close", "either"}.isdisjoint(kind for kind, _ in pieces)

@@ -30,7 +30,6 @@ class Correction:
     temperature: float
 
     def correct(self, chat_template: str) -> str:
-        """Return ``chat_template`` with the passages replaced."""
         for wrong, right in self.passages:
             chat_template = chat_template.replace(wrong, right)
         return chat_template
@@ -58,7 +57,6 @@ class Checkpoint:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether ``path`` is a GGUF file."""
         return self.path.is_file()
 
 

@@ -78,17 +78,6 @@ class Chunk:
     weight_versions: Sequence[WeightVersion] = ()
     routed_experts: str | None = None
 
-    def has_only_tokens(self) -> bool:
-        """Return whether it reports nothing but tokens."""
-        return (
-            self.finish is None
-            and self.logprobs is None
-            and self.cached_tokens is None
-            and self.prompt_logprobs is None
-            and self.prompt_tokens is None
-            and self.route is None
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class PictureSupport:

@@ -220,7 +220,6 @@ class ReconnectingEngine:
             await self._close_unused(old)
 
     async def close(self) -> None:
-        """Close the engine; generations in flight end with EngineFailed."""
         self._closed = True
         self._engine = None
         engines, self._users = tuple(self._users), {}

@@ -109,7 +109,6 @@ class Foresight:
 
 
 def _called(generation: Generation) -> tuple[str, ...]:
-    """Return the names of the tools that a turn has called, each once."""
     if not generation.decoder.has_calls:
         return ()
     return tuple(sorted({each.name for each in generation.events if isinstance(each, ToolCallStart)}))

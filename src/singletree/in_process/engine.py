@@ -214,7 +214,6 @@ class InProcessEngine:
         return self._engine
 
     def _converted(self, error: Exception, prompt_tokens: int) -> SingletreeError:
-        """Return the error for one that the engine raised."""
         raise NotImplementedError
 
     def _rank_of(self, job: GenerationJob) -> int | None:

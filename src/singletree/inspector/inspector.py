@@ -90,7 +90,6 @@ class Inspector:
 
     @property
     def used(self) -> int:
-        """Return the approximate memory in bytes."""
         if self.owner:
             return sum(session.counted for session in self.sessions())
         return self._size + self._bodies.bytes

@@ -120,7 +120,6 @@ def _allow(call: Call) -> Inspector:
 
 
 def _view(call: Call) -> WholeView:
-    """Return what a client may see. Raises as ``_allow``."""
     _allow(call)
     return WholeView(call.service)
 

@@ -278,7 +278,6 @@ class LlamaCppEngine:
         return min(window, room), room
 
     async def close(self) -> None:
-        """End the process; running generations end with EngineFailed."""
         self._closed = True
         for request in tuple(self._in_flight):
             request.end(EngineFailed("the engine was closed"))

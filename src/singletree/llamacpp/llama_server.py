@@ -92,10 +92,9 @@ class LlamaServerReader:
             return None
         if chunk is None:
             return []
-        return list(chunk.token_ids) if chunk.has_only_tokens() else chunk
+        return list(chunk.token_ids) if _has_only_tokens(chunk) else chunk
 
     def resolve(self, status: int, body: bytes) -> Chunk | None:
-        """Take the tokens of one text and return what ``feed`` could not."""
         event = self._pending.popleft()
         try:
             if status != 200:
@@ -119,7 +118,6 @@ class LlamaServerReader:
         return chunk
 
     def close(self, unfinished: SingletreeError | StopKind | None = None) -> Chunk | None:
-        """Return the last chunk at the end of the stream, or None with ``failure`` set."""
         self.lookup = None
         if self.done:
             return None
@@ -170,7 +168,7 @@ class LlamaServer:
     title = "llama.cpp"
     hint = "start it with `llama-server -m MODEL.gguf`, or correct the URL"
 
-    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
+    async def look_up(self, url: str, get: GetPage) -> ServerOffer:
         status, body = await get("/props")
         check_status(url, status, self.title)
         try:
@@ -183,8 +181,6 @@ class LlamaServer:
         names = [each.id for each in decode_models(listed)]
         path = properties.model_path or ""
         name = properties.model_alias or (names[0] if names else path)
-        if model is not None and model not in (name, *names):
-            raise BadConfiguration(f"llama.cpp at {url} does not serve {model!r}; it serves: {name}")
         return ServerOffer(
             _file_name(name),
             (LlamaServerWire(),),
@@ -194,6 +190,17 @@ class LlamaServer:
             checkpoint=path or None,
             tokenize=lambda text: Lookup(TOKENIZE, encode_prompt_tokenize_request(text)),
         )
+
+
+def _has_only_tokens(chunk: Chunk) -> bool:
+    return (
+        chunk.finish is None
+        and chunk.logprobs is None
+        and chunk.cached_tokens is None
+        and chunk.prompt_logprobs is None
+        and chunk.prompt_tokens is None
+        and chunk.route is None
+    )
 
 
 def _file_name(name: str) -> str:

@@ -304,7 +304,6 @@ def _is_listed(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _reached(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address | IPv6Address]:
-    """Yield the addresses that are reached through ``address``."""
     if isinstance(address, IPv6Address):
         last = IPv4Address(int(address) & 0xFFFFFFFF)
         if any(address in network for network in _IPV4_IN_LAST_BITS):

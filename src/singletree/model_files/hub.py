@@ -187,7 +187,6 @@ def _description(names: Iterable[str]) -> list[str]:
 
 
 def _weights(names: Iterable[str]) -> list[str]:
-    """Return the files of the weights in Hugging Face's layout, and of the model's own code."""
     known = list(names)
     kinds = ([name for name in known if kind.fullmatch(name)] for kind in _WEIGHTS)
     return [*next(filter(None, kinds), []), *filter(_CODE.fullmatch, known)]
@@ -294,7 +293,6 @@ def _library() -> Any:
 
 
 def _unavailable(repo: str, error: BaseException) -> WeightsUnavailable:
-    """Return the error with its cause and the cure."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -332,7 +330,6 @@ def _unavailable(repo: str, error: BaseException) -> WeightsUnavailable:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield ``error`` and those that it was raised from."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -364,7 +361,6 @@ class HuggingFaceHub:
         self._answer_seconds = answer_seconds
 
     def files(self, repo: str) -> Mapping[str, int]:
-        """See ``Hub``."""
         huggingface_hub = _library()
         from huggingface_hub.errors import DryRunError
 
@@ -380,7 +376,6 @@ class HuggingFaceHub:
             raise _unavailable(repo, error) from error
 
     def cached(self, repo: str) -> Mapping[str, Path]:
-        """See ``Hub``."""
         try:
             from huggingface_hub import CacheNotFound, scan_cache_dir
         except ImportError:
@@ -398,7 +393,6 @@ class HuggingFaceHub:
         }
 
     def fetch(self, repo: str, files: Sequence[str], progress: Progress) -> Path:
-        """See ``Hub``."""
         huggingface_hub = _library()
         from huggingface_hub.constants import HF_HUB_CACHE
         from huggingface_hub.file_download import repo_folder_name

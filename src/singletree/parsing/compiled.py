@@ -85,7 +85,6 @@ class CallPatterns:
 
     @property
     def block_closers(self) -> tuple[Pattern, ...]:
-        """Return the patterns that close the block which the call's opener began."""
         if self.form.unmarked:
             return ()
         return self.pair_closers or (() if self.closer is None or self.form.is_json else (self.closer,))

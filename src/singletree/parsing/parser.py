@@ -430,7 +430,6 @@ class Parser:
         return Match.NONE
 
     def _fill_in_name(self, form: CallPatterns, slots: dict[str, str]) -> bool:
-        """Fill in ``slots['name']``; return False when the header has no name."""
         if form.id is not None and "id" in slots:
             named = form.id.fullmatch(slots["id"].strip())
             if named is None:

@@ -200,7 +200,6 @@ class BreakContext:
         return difference(before, (now,), self._format.family, record.tools.tools) == "none"
 
     def _turn_at(self, tokens: bytes, start: int | None = None) -> Turn:
-        """Parse the turn at ``start``; by default the one that contains the divergence."""
         record = self.divergence.record
         if start is None:
             start = turn_start(record.tokens, self.divergence.matched, self._format)

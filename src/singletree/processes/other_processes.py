@@ -203,7 +203,6 @@ class PeerProcesses:
         return await self._ask(f"inspector {question}", *arguments, seconds=_INSPECTOR_SECONDS)
 
     def inspector_changes(self, number: int, silence_seconds: float) -> AsyncIterator[Any]:
-        """Return an iterator of what changes in the process ``number``. It raises OSError or EOFError at its end."""
         return self._stream(number, "inspector changes", silence_seconds)
 
     async def job_body(self, id: str) -> bytes | None:
@@ -211,10 +210,6 @@ class PeerProcesses:
         return None if found is None else found[1]
 
     async def job_events(self, id: str, start: int) -> AsyncIterator[list[Frame]] | None:
-        """Return an iterator of the events of the background response ``id`` from index ``start`` on.
-
-        None when no other process has it, or it is not streamed.
-        """
         found = _first(await self._ask("job", id, seconds=_JOB_SECONDS))
         if found is None or not found[2]:
             return None
@@ -225,7 +220,6 @@ class PeerProcesses:
         return body
 
     async def drop_job(self, id: str) -> None:
-        """Cancel the background response ``id``, and forget its events."""
         await self.cancel_job(id)
         await self._ask("drop a job", id, seconds=_JOB_SECONDS)
 

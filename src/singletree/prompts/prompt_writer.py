@@ -299,7 +299,6 @@ class PromptWriter:
 
 
 def _settings(request: Request) -> object:
-    """Return what the text of a prompt depends on beside the conversation."""
     return request.thinking, request.opens_turn, request.continues
 
 

@@ -313,7 +313,6 @@ class KnownPrefixes(Generic[Built]):
         self._known: LruCache[tuple[int, int], KnownPrefix[Built]] = LruCache(limit)
 
     def longest(self, items: Sequence[object]) -> KnownPrefix[Built] | None:
-        """Return the longest prefix of ``items`` that is known; None if there is none."""
         for length in range(len(items), 0, -1):
             # While the prefix is kept, no other object has the id of its last item.
             known = self._known.peek((length, id(items[length - 1])))

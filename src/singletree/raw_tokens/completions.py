@@ -209,7 +209,6 @@ class Encoder(CompletionStream):
         return {"logprobs": self._details.legacy(tokens, offset)}
 
     def _detailed_chunk(self, text: str, **more: Any) -> Frame:
-        """Return a chunk with the text and the details that were kept for it, and the counts."""
         beside, self._beside = self._beside, {}
         text, self._waiting = self._waiting + text, ""
         return self._chunk(text, self._counted, **{**beside, **more})

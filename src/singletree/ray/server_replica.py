@@ -106,7 +106,6 @@ class RayEngine:
             raise
 
     def _failure(self, error: BaseException) -> SingletreeError:
-        """Return the error for one of Ray's: that of the engine, if it raised it."""
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, SingletreeError):
             return cause

@@ -138,7 +138,6 @@ class Invocations:
         )
 
     def _above(self, answer: AnswerRecords) -> Invocation | None:
-        """Return the last invocation of the agent that started the agent of a request; None for none."""
         record = answer.records[-1]
         agent = record["agent_context"]
         run = agent.get("parent_trajectory_id", "")

@@ -96,7 +96,6 @@ class RequestRecords:
         self._queue.put(AnswerRecords([*tools, record], prompt.turns, prompt.tools, generation.events, run))
 
     def close(self) -> None:
-        """Write what waits; nothing may be added after that."""
         self._queue.close()
 
     def _tools(self, session: str, turns: Sequence[Turn], received: int) -> Iterable[RequestRecord]:

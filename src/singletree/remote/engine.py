@@ -68,7 +68,6 @@ class RemoteEngine:
     Args:
         server: the kind of server.
         url: address of the server, such as ``http://127.0.0.1:8000``; ``/v1`` at the end is accepted.
-        model: which of the served names to use; None for the first that the server lists.
         api_key: the server's API key.
         slots: how many generations the server runs at once; None for what it reports, else 256.
         read_timeout: seconds without a byte after which a generation counts as lost; None for no limit. The wait in
@@ -82,7 +81,6 @@ class RemoteEngine:
         self,
         server: Server,
         url: str,
-        model: str | None = None,
         api_key: str | None = None,
         *,
         slots: int | None = None,
@@ -92,7 +90,6 @@ class RemoteEngine:
         self._server = server
         self._url = root_url(url, server.title)
         check_key(api_key)
-        self._requested_model = model
         self._slots = slots
         self._transport = transport or HttpTransport(self._url, api_key=api_key, read_timeout=read_timeout)
         self._served = ServerOffer("", ())
@@ -109,11 +106,11 @@ class RemoteEngine:
         """Look up the model, and generate one token to check that the server returns token ids.
 
         Raises EngineFailed when the server cannot be reached or is not ready, BadConfiguration when it refuses the
-        key, does not serve the model, or is a server of another kind.
+        key, or is a server of another kind.
         """
         await self._transport.open()
         try:
-            self._served = await self._server.look_up(self._url, self._get, self._requested_model)
+            self._served = await self._server.look_up(self._url, self._get)
             self._window = self._served.window or _UNKNOWN_WINDOW
             await self._choose_wires()
             self._blindness = await self._find_blindness()
@@ -298,7 +295,6 @@ class RemoteEngine:
         raise ConnectionLost("the generation was ended while its request was sent")
 
     async def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Return the status and the body of a short answer. Raises ConnectionLost."""
         return await ask(self._transport, path, body, _MAX_ERROR_BYTES)
 
     async def _find_blindness(self) -> str | None:

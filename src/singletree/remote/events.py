@@ -157,11 +157,6 @@ class EventReader:
         self._finish, self.failure = finish, None
 
     def close(self, unfinished: SingletreeError | StopKind | None = None) -> Chunk | None:
-        """Return the last chunk at the end of the stream, or None with ``failure`` set.
-
-        ``unfinished`` is the outcome if the server has sent no finish reason; None stands for the failure that the
-        stream ended too early.
-        """
         self._end(unfinished)
         return self._chunk([], [])
 
@@ -221,7 +216,6 @@ class EventReader:
         self._fail(converted)
 
     def _take_usage(self, error: ServerRefusal | None, usage: TokenUsage | None, *, has_tokens: bool) -> None:
-        """Take what an event has beside tokens: an error, or counts."""
         if error is not None:
             self._stream_error(error, has_tokens)
         elif usage is not None and usage.prompt_tokens_details is not None:

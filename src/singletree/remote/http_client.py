@@ -64,11 +64,9 @@ class HttpTransport:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """See ``Transport``."""
         self._loop = asyncio.get_running_loop()
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """See ``Transport``."""
         response = self.stream(path)
         try:
             await response.begin()
@@ -84,7 +82,6 @@ class HttpTransport:
         return self._send(b"GET", path, b"", b"")
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> StreamedResponse:
-        """See ``Transport``."""
         more = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
         for name, value in headers.items():
             more += b"%b: %b\r\n" % (name.encode(), value.encode())
@@ -135,7 +132,6 @@ class HttpTransport:
         return HttpConnection(self, self._read_timeout)
 
     async def close(self) -> None:
-        """See ``Transport``."""
         self._loop = None
         for response in tuple(self._opening):
             response.close()
@@ -169,7 +165,6 @@ class HttpTransport:
         self._start_opening(response, request, ConnectionLost("the connection broke"))
 
     def lost(self, connection: HttpConnection) -> None:
-        """Forget the connection."""
         self._connections.discard(connection)
         with suppress(ValueError):
             self._idle.remove(connection)
@@ -201,7 +196,6 @@ def _target(path: str) -> bytes:
 
 
 def _common_head(url: str, api_key: str | None) -> bytes:
-    """Return the headers of all requests."""
     parts = urlsplit(url)
     host = (parts.hostname or "").encode("idna").decode()
     host = f"[{host}]" if ":" in host else host

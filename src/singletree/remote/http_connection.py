@@ -68,14 +68,12 @@ class HttpResponse:
         self._waiter: asyncio.Future[None] | None = None
 
     async def begin(self) -> None:
-        """See ``StreamedResponse``."""
         if self._failure is not None:
             raise self._failure
         if not self.status:
             await self._wait()
 
     async def relay(self, take: Take) -> None:
-        """See ``StreamedResponse``."""
         if self._unread:
             data = b"".join(self._unread)
             self._unread.clear()
@@ -104,14 +102,12 @@ class HttpResponse:
             self._waiter = None
 
     def finish(self) -> None:
-        """See ``StreamedResponse``."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._unread.clear()
             connection.drain()
 
     def close(self) -> None:
-        """See ``StreamedResponse``."""
         if self._opening is not None:
             self._opening.cancel()
             self.fail(ConnectionLost(_BROKE))
@@ -130,7 +126,6 @@ class HttpResponse:
         self._opening, self._connection = None, connection
 
     def begun(self, status: int, retry_after: str) -> None:
-        """Note the head."""
         self.status, self.retry_after = status, retry_after
         self.wake()
 
@@ -376,7 +371,6 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _stop(self, take: Take, error: Exception | None = None) -> None:
-        """Take note that ``take`` takes no more, and wake what waits for that."""
         if self._take is take:
             self._take = None
             if self._response is not None:

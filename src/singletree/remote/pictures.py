@@ -57,7 +57,6 @@ class SentPictures:
         return bool(self._keys.get(picture.key))
 
     def note(self, pictures: Sequence[PromptPicture]) -> None:
-        """Note that the engine has the bytes of ``pictures``."""
         for picture in pictures:
             self._keys.put(picture.key, True, len(picture.key))
 

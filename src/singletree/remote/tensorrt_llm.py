@@ -172,8 +172,8 @@ class TensorRtServer:
     title = _WORDS.title
     hint = "start it with `trtllm-serve MODEL` (1.0 or newer), or correct the URL"
 
-    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
-        chosen, window = await find_model(url, get, self.title, model)
+    async def look_up(self, url: str, get: GetPage) -> ServerOffer:
+        chosen, window = await find_model(url, get, self.title)
         wire = TensorRtWire(chosen.id)
         wire.takes_sessions = "conversation_params" in await body_fields(get, wire.path)
         return ServerOffer(chosen.id, (wire,), window=window, checkpoint=chosen.root or chosen.id)

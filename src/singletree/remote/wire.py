@@ -216,11 +216,10 @@ class Server(Protocol):
     def hint(self) -> str:
         """How to start it so that singletree can use it, for messages."""
 
-    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
-        """Find out what the server at ``url`` serves; ``model`` is the wanted name, None for the first.
+    async def look_up(self, url: str, get: GetPage) -> ServerOffer:
+        """Find out what the server at ``url`` serves: the first model that it lists.
 
-        Raises EngineFailed when it is not ready, BadConfiguration when it refuses the key, does not serve the model
-        or is of another kind.
+        Raises EngineFailed when it is not ready, BadConfiguration when it refuses the key or is of another kind.
         """
 
 
@@ -245,12 +244,10 @@ class _ModelList(msgspec.Struct):
     data: list[ServedModel]
 
 
-async def find_model(
-    url: str, get: GetPage, title: str, wanted: str | None
-) -> tuple[ServedModel, int | None]:
-    """Return the wanted model, or the first for None, and its context window in tokens, None if it is not listed.
+async def find_model(url: str, get: GetPage, title: str) -> tuple[ServedModel, int | None]:
+    """Return the first model, and its context window in tokens, None if that is not listed.
 
-    Raises EngineFailed when the server is not ready, BadConfiguration when it refuses the key or does not list it.
+    Raises EngineFailed when the server is not ready, BadConfiguration when it refuses the key or lists no models.
     """
     status, body = await get(MODELS)
     check_status(url, status, title)
@@ -259,10 +256,7 @@ async def find_model(
         raise BadConfiguration(
             f"{url}{MODELS} lists no models (HTTP {status}): {title} does not run there; correct the URL"
         )
-    chosen = next((each for each in models if wanted in (None, each.id)), None)
-    if chosen is None:
-        served = ", ".join(each.id for each in models)
-        raise BadConfiguration(f"{title} at {url} does not serve {wanted!r}; it serves: {served}")
+    chosen = models[0]
     # The card of an adapter leaves the window to the card of its parent.
     cards = (chosen, *(each for each in models if each.id == chosen.parent))
     return chosen, next((each.max_model_len for each in cards if each.max_model_len), None)

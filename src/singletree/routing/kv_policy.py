@@ -164,7 +164,7 @@ class KvAwarePolicy:
         sizes = [size for worker in workers if (size := _details(worker, "kv_block_size"))]
         self._unit = unit_of(max(sizes)) if sizes else MIN_UNIT
         for worker in workers:
-            self._cache_of(worker)
+            self.cache_of(worker)
         for number, (worker, endpoint) in enumerate(zip(workers, self._endpoints, strict=False)):
             if endpoint:
                 self._follow(worker, KvPublisher(endpoint, self._replays[number] if self._replays else ""))
@@ -232,7 +232,7 @@ class KvAwarePolicy:
         return Choice(worker, have, _reason(have, length, max(cached), len(near), worker))
 
     def sent(self, job: GenerationJob, choice: Choice) -> None:
-        cache, chain = self._cache_of(choice.worker), self._chain(job)
+        cache, chain = self.cache_of(choice.worker), self._chain(job)
         if job.session:
             own = self._private(job, len(chain))
             self._residency.began(_session_of(job), cache.number, own, self._room(cache), self._clock())
@@ -251,7 +251,7 @@ class KvAwarePolicy:
         flight.corrected = True
         self._measure(len(flight.chain) - chunk.cached_tokens, self._clock() - flight.began)
         used = None if flight.before is None else flight.before[1]
-        self._cache_of(choice.worker).predicted.reported(
+        self.cache_of(choice.worker).predicted.reported(
             used, choice.predicted_cached_tokens, chunk.cached_tokens
         )
 
@@ -266,7 +266,7 @@ class KvAwarePolicy:
         flight = self._in_flight.pop(id(choice), None)
         if flight is None:
             return
-        cache = self._cache_of(choice.worker)
+        cache = self.cache_of(choice.worker)
         predicted, length = cache.predicted, len(job.prompt_token_ids) + len(generated)
         if job.session:
             own = self._private(job, length) if flight.read else 0
@@ -279,15 +279,12 @@ class KvAwarePolicy:
 
     def worker_lost(self, worker: Worker) -> None:
         """Forget the engine's cache. If the engine now publishes elsewhere, its events are received from there."""
-        cache = self._cache_of(worker)
+        cache = self.cache_of(worker)
         cache.predicted.clear()
         self._residency.lost(cache.number)
         if cache.stream is not None:
             cache.stream.restart()
         self._follow_reported(worker)
-
-    def cache_of(self, worker: Worker) -> WorkerCache:
-        return self._cache_of(worker)
 
     def _private(self, job: GenerationJob, length: int) -> int:
         """Return how many of so many tokens of a session are not those of others: what it adds to a cache."""
@@ -324,7 +321,7 @@ class KvAwarePolicy:
         decode, budget, known = self._weights.decode, self._weights.budget, self._caches
         cached, costs, caches = list[int](), list[float](), list[WorkerCache]()
         for worker in workers:
-            cache = known.get(worker) or self._cache_of(worker)
+            cache = known.get(worker) or self.cache_of(worker)
             load, have = worker.load, 0
             if cache.number in holding:
                 # An engine reads at least the last token, with its whole block.
@@ -341,7 +338,7 @@ class KvAwarePolicy:
             caches.append(cache)
         return cached, costs, caches
 
-    def _cache_of(self, worker: Worker) -> WorkerCache:
+    def cache_of(self, worker: Worker) -> WorkerCache:
         cache = self._caches.get(worker)
         if cache is None:
             number = len(self._caches)
@@ -359,7 +356,7 @@ class KvAwarePolicy:
 
     def _follow_reported(self, worker: Worker) -> None:
         """Receive the engine's events from where it reports that it publishes, unless the endpoints were given."""
-        publisher, cache = worker.engine.info().kv_publisher, self._cache_of(worker)
+        publisher, cache = worker.engine.info().kv_publisher, self.cache_of(worker)
         if self._endpoints or publisher is None or publisher == cache.publisher:
             return
         try:
@@ -368,7 +365,7 @@ class KvAwarePolicy:
             _LOG.warning("the cache of engine %s is predicted: %s", worker.name, error.message)
 
     def _follow(self, worker: Worker, publisher: KvPublisher) -> None:
-        cache = self._cache_of(worker)
+        cache = self.cache_of(worker)
         cache.publisher = publisher
         if cache.subscriber is not None:
             cache.subscriber.move(publisher.events, publisher.replay)
@@ -386,7 +383,7 @@ class KvAwarePolicy:
 
     def follow(self, worker: Worker, *, can_replay: bool = False) -> WorkerCache:
         """Expect events of the engine: pass its messages to the ``stream`` of the returned cache."""
-        cache = self._cache_of(worker)
+        cache = self.cache_of(worker)
         cache.events = EventCache(self.index, 2 * cache.number, self._model)
         cache.stream = KvEventStream(cache.events, worker.name, can_replay=can_replay)
         self._followed.append(cache)

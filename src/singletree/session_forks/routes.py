@@ -139,7 +139,6 @@ async def move_requests(call: Call) -> ASGIApp:
 
 
 async def _session(call: Call) -> Session:
-    """Return the session of the path. Raises RouteNotFound, and as ``Call.authorize_reader``."""
     call.authorize_reader("inspect")
     id = call.http.path_params["id"]
     await fetch_session(call, id)

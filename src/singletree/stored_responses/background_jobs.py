@@ -108,7 +108,6 @@ class Job:
         return self._log.read(start)
 
     async def cancel(self) -> bytes:
-        """Cancel the response if it is not over, and return the response object."""
         if not self._is_over and self._cancel is not None:
             self._cancel()
             await asyncio.wait({self._task})
@@ -143,7 +142,6 @@ class JobStream:
     async def stream_to(
         self, sink: FrameSink, receive: Receive, on_disconnect: OnDisconnect | None = None
     ) -> None:
-        """Send the events to ``sink``. Raises ClientLeft when the client disconnects, as ``WhileConnected`` does."""
         with WhileConnected(receive, on_disconnect):
             await sink.open(())
             async for frames in self._events:

@@ -212,13 +212,11 @@ class Store:
         return self
 
     def of(self, owner: str) -> Store:
-        """Return what the owner has in the store."""
         part = copy.copy(self)
         part._owner = owner
         return part
 
     async def look_up(self, named: References) -> StoredItems:
-        """Return what a request refers to. Raises PreviousResponseNotFound, or NotStored for a conversation."""
         history: list[bytes] = []
         if named.previous_response is not None:
             found = await self.history(named.previous_response)
@@ -233,7 +231,6 @@ class Store:
         return StoredItems(history, items)
 
     def keeper(self, request: Request, generation: Generation | None) -> KeepResponse:
-        """Return the function that stores the response to ``request``, with the whole reasoning of ``generation``."""
         return lambda finished: self.put_soon(stored_response(request, finished, generation))
 
     async def put(self, response: StoredResponse) -> None:
@@ -359,7 +356,6 @@ class ConnectionResponses:
         self._items: LruCache[str, list[bytes]] = LruCache(entries=_RECENT)
 
     async def look_up(self, named: References) -> StoredItems:
-        """Return what a request refers to. Raises PreviousResponseNotFound, or NotStored for a conversation."""
         previous = named.previous_response
         history = None if previous is None else self._items.get(previous)
         rest = named if history is None else replace(named, previous_response=None, conversation=None)

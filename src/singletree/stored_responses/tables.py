@@ -219,7 +219,6 @@ class Tables:
         return stretch.id
 
     def _use(self, input: str, rows: _Rows) -> bool:
-        """Count a use of ``input``; return False when it is not stored."""
         if input in rows.uses:
             rows.uses[input] += 1
             return True

@@ -110,7 +110,6 @@ def _traces(graph: SessionGraph, form: TraceForm, since: float, limit: int | Non
 
 
 async def _answer(make: Callable[[], bytes]) -> Response:
-    """Answer with what ``make`` returns, from a thread: sessions may be long, and many."""
     return Response(await asyncio.to_thread(make), media_type=JSON)
 
 

@@ -281,7 +281,6 @@ class SessionFile:
             raise
 
     def _take(self, data: bytes) -> None:
-        """Take over what is in the file behind what is known of it."""
         self._size += len(data)
         for line in self._reader.feed(data):
             if isinstance(line, CallStart):
@@ -320,7 +319,6 @@ def make_folder(folder: Path) -> None:
 
 
 def _has_answer(turns: Sequence[Turn], count: int | None) -> bool:
-    """Return whether the last of the first ``count`` turns is one of the assistant."""
     return count is not None and 0 < count <= len(turns) and turns[count - 1].role == "assistant"
 
 

@@ -109,7 +109,6 @@ class WeightsEngine(EngineView):
             await self._ended.wait()
 
     async def resume(self) -> None:
-        """Let generations begin and go on."""
         held, self._is_held = self._is_held, False
         if held:
             await self._change("continue")

@@ -60,5 +60,6 @@ class ArgumentReader(Protocol):
         """Return the text that was taken and not passed on yet: the model's text has ended."""
 
 
+Coded = Callable[[str], str]
 MakeReader = Callable[[Mapping[str, Any] | None], ArgumentReader]
 """Makes the reader for one call, from the schema of the tool's parameters, if it is known."""

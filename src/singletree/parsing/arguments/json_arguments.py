@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
-from singletree.parsing.arguments import LONGEST_VALUE, FindBreak, MakeReader, Sink, coercion
+from singletree.parsing.arguments import LONGEST_VALUE, Coded, FindBreak, MakeReader, Sink, coercion
 from singletree.parsing.family import Form
 from singletree.parsing.patterns import Pattern
 
@@ -159,11 +159,7 @@ class JsonScanner:
 
 
 def compile_arguments(
-    form: Form,
-    end: str,
-    closers: Sequence[str],
-    pair_closers: Sequence[Pattern],
-    coded: Callable[[str], str],
+    form: Form, end: str, closers: Sequence[str], pair_closers: Sequence[Pattern], coded: Coded
 ) -> MakeReader:
     """Return what makes a reader of an object: JSON is the same in each form."""
     return lambda schema: JsonArguments()

@@ -7,13 +7,13 @@ dialect renders: models mix them. Strings are passed on as they are decoded; mem
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
 from singletree.parsing import patterns
-from singletree.parsing.arguments import MakeReader, Sink, coercion
+from singletree.parsing.arguments import Coded, MakeReader, Sink, coercion
 from singletree.parsing.family import Form, Literals
 from singletree.parsing.patterns import SPACE, Either, Exact, Match, Pattern, Scalar
 
@@ -58,11 +58,7 @@ class _At(IntEnum):
 
 
 def compile_arguments(
-    form: Form,
-    end: str,
-    closers: Sequence[str],
-    pair_closers: Sequence[Pattern],
-    coded: Callable[[str], str],
+    form: Form, end: str, closers: Sequence[str], pair_closers: Sequence[Pattern], coded: Coded
 ) -> MakeReader:
     """Return what makes a reader of the literals of one call of ``form``."""
     dialect = form.literals
@@ -353,7 +349,6 @@ def _before_prefix(text: str, position: int, quote: str) -> int:
 
 
 def _decoded(found: re.Match[str]) -> str:
-    """Return an escape as the inside of a JSON string."""
     short, long, byte, octal, other = found.groups()
     if other is not None:
         return coercion.quoted(_PLAIN_ESCAPES.get(other, "\\" + other))[1:-1]
@@ -364,7 +359,6 @@ def _decoded(found: re.Match[str]) -> str:
 
 
 def _literal(word: str, bare_words: bool) -> str | None:
-    """Return a word as JSON text; None when it is not a literal."""
     if word in _WORDS:
         return _WORDS[word]
     if coercion.NUMBER.match(word):

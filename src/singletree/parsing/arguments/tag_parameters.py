@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from singletree.parsing import patterns
-from singletree.parsing.arguments import LONGEST_VALUE, FindBreak, MakeReader, Sink, coercion
+from singletree.parsing.arguments import LONGEST_VALUE, Coded, FindBreak, MakeReader, Sink, coercion
 from singletree.parsing.family import ITEM, SLOT, Form
 from singletree.parsing.patterns import SPACE, Either, Element, Found, Match, Pattern, TextSearch
 
@@ -58,7 +58,6 @@ class NextParameter:
         return len(text), len(text)
 
     def _names_one(self, rest: str, keys: Collection[str]) -> bool:
-        """Return whether ``rest`` begins with one of ``keys`` and the text behind it."""
         ends = rest.find(self.tail)
         while ends >= 0 and rest[:ends] not in keys:
             ends = rest.find(self.tail, ends + 1)
@@ -66,11 +65,7 @@ class NextParameter:
 
 
 def compile_arguments(
-    form: Form,
-    end: str,
-    closers: Sequence[str],
-    pair_closers: Sequence[Pattern],
-    coded: Callable[[str], str],
+    form: Form, end: str, closers: Sequence[str], pair_closers: Sequence[Pattern], coded: Coded
 ) -> MakeReader:
     """Return what makes a reader of the parameters of one call of ``form``."""
     return partial(TagParameters, parameter_patterns(form, coded(end), closers, coded))

@@ -387,7 +387,6 @@ _SHORTEST_REMOVED = {"replace": 0, "split": 3, "rsplit": 3, "partition": 3, "rpa
 
 
 def _removed_texts(tree: nodes.Template) -> tuple[str, ...]:
-    """Return the texts that the template removes from content (``/no_think``)."""
     below = nodes_below(tree)
     calls = [(each.name, each.args) for each in below if isinstance(each, nodes.Filter)]
     calls += [(method, call.args) for method, call in method_calls(below)]

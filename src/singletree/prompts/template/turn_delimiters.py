@@ -107,7 +107,6 @@ class _Probe:
         return self._render(list(messages), **({"add_generation_prompt": False} | arguments))
 
     def _opened(self, *messages: MessageDict) -> list[str]:
-        """Return the generation prompts, one for each setting of thinking."""
         opened = []
         for thinking in self._thinking:
             question = self._text(*messages, **thinking)

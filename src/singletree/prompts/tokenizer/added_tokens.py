@@ -179,7 +179,6 @@ def _overlaps(text: str, other: str) -> bool:
 
 
 def _alternation(tokens: Iterable[AddedToken]) -> str:
-    """Return a regular expression that matches the longest of ``tokens`` at a position."""
     trie: dict[str, object] = {}
     stripped_left: list[str] = []
     single: list[str] = []

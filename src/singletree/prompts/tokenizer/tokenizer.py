@@ -194,11 +194,6 @@ class Tokenizer:
         self._encoded: LruCache[str, array[int]] = LruCache(self._cache_bytes // 2)
         self._guarded: LruCache[tuple[GuardFunction | None, str], str] = LruCache(self._cache_bytes // 2)
 
-    @property
-    def cached_bytes(self) -> int:
-        """Return the size of the caches of encoded and guarded texts, in bytes."""
-        return self._encoded.bytes + self._guarded.bytes
-
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a rendered prompt.
 

@@ -159,7 +159,6 @@ def _result(message: ChatMessage, at: str, call_id: str) -> Turn:
 
 
 def _visible_parts(message: ChatMessage, at: str) -> Iterator[Text | Image | Document]:
-    """Yield the parts of a message that may not hold reasoning."""
     for part in _parts(message.content, f"{at}.content"):
         if not isinstance(part, Text | Image | Document):
             raise malformed(f"{at}.content", "only a message of role 'assistant' may contain thinking")
@@ -205,7 +204,6 @@ def _arguments(raw: msgspec.Raw, at: str) -> tuple[str, bool]:
 
 
 def _parts(sent: str | list[_ContentPart] | None, at: str) -> Iterator[Part]:
-    """Yield the parts without empty text."""
     if isinstance(sent, str):
         sent = [_ContentPart("text", sent)]
     for i, part in enumerate(sent or ()):

@@ -99,7 +99,6 @@ def decode_tool(definition: ToolDefinition, at: str, notes: RequestNotes) -> Too
 
 
 def _client_tool(definition: ToolDefinition, known: Tool, at: str) -> Tool:
-    """Return the tool ``known`` with the changes that the client's definition makes."""
     named = replace_fields(definition, type=None, name=definition.name or known.name)
     own = decode_tool(named, at, RequestNotes())
     assert own is not None

@@ -82,7 +82,6 @@ class InputText:
         self._read = self._opener
 
     def feed(self, piece: str) -> str:
-        """Add the next piece of the arguments; return the text that is complete by it."""
         return self._read(piece)
 
     def close(self, arguments: str, *, complete: bool) -> str:

@@ -119,7 +119,6 @@ class Output:
     def message(
         self, id: str, text: WireText, status: str, logprobs: Sequence[OutputItem] = ()
     ) -> OutputItem:
-        """Return a message item; without content while it is in progress."""
         content = [text_part(text, logprobs)] if status != "in_progress" else []
         return {"id": id, "type": "message", "status": status, "role": "assistant", "content": content}
 

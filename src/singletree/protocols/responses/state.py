@@ -112,7 +112,6 @@ class ItemForm(NamedTuple):
     digest: bytes
 
     def encode(self, new_id: Callable[[str], str]) -> tuple[str, bytes]:
-        """Return the id of the item, made by ``new_id`` if it has none, and the item as JSON."""
         if self.id:
             return self.id, self.head
         id = new_id(self.prefix)
@@ -190,7 +189,6 @@ _FORMS: wire.KnownPrefixes[InputForms] = wire.KnownPrefixes(32 * 2**20)
 
 
 def _with_defaults(item: Any, defaults: Mapping[str, WireObject]) -> Any:
-    """Return ``item`` with the default fields of its type that it does not set."""
     kind = item.get("type") if isinstance(item, Mapping) else None
     missing = defaults.get(kind, {}) if isinstance(kind, str) else {}
     if not missing:

@@ -158,7 +158,6 @@ class Encoder:
         return self._item_event("response.output_text.delta", **at, delta=text)
 
     def _open(self, item: OutputItem, deltas: str, **fields: Any) -> Frame:
-        """Open ``item``; its delta events will have the type ``deltas``."""
         self._id = item["id"]
         self._delta_name, self._delta_start = deltas, self._delta_head(deltas, **fields)
         return self._event("response.output_item.added", output_index=len(self._items), item=item)

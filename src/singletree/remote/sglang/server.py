@@ -51,8 +51,8 @@ class SglangServer:
         "start it with `python -m sglang.launch_server --model-path MODEL` (0.5 or newer), or correct the URL"
     )
 
-    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
-        chosen, window = await find_model(url, get, self.title, model)
+    async def look_up(self, url: str, get: GetPage) -> ServerOffer:
+        chosen, window = await find_model(url, get, self.title)
         if chosen.parent is not None:
             raise BadConfiguration(
                 f"{chosen.id!r} at {url} is an adapter: {SGLANG_WORDS.path} is asked for the model itself; name "

@@ -265,7 +265,6 @@ class SglangReader(EventReader):
 def _rows(
     ids: Sequence[int], own: Sequence[_Candidate], top: Sequence[Sequence[_Candidate] | None], begin: int
 ) -> list[LogprobRow]:
-    """Return one row of (token id, logprob) for each of ``ids``, or none where there are none."""
     if not own:
         return []
     own, top = own[begin : begin + len(ids)], top[begin : begin + len(ids)]

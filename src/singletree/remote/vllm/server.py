@@ -256,8 +256,8 @@ class VllmServer:
     title = CompletionsWire.words.title
     hint = "start it with `vllm serve MODEL` (0.11 or newer), or correct the URL"
 
-    async def look_up(self, url: str, get: GetPage, model: str | None) -> ServerOffer:
-        chosen, window = await find_model(url, get, self.title, model)
+    async def look_up(self, url: str, get: GetPage) -> ServerOffer:
+        chosen, window = await find_model(url, get, self.title)
         if window is None:
             raise BadConfiguration(
                 f"{url} reports no max_model_len for {chosen.id!r}: it is not a vLLM server; correct the URL"

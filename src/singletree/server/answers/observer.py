@@ -344,7 +344,6 @@ class Jobs:
         self._owner = ""
 
     def of(self, owner: str) -> Jobs:
-        """Return the jobs of one owner; these ones for an empty name."""
         if not owner:
             return self
         part = copy.copy(self)
@@ -362,7 +361,6 @@ class Jobs:
         return self._jobs.get(owned_id(self._owner, id))
 
     def drop(self, id: str) -> None:
-        """Remove the job of the response ``id`` if it is over."""
         if (job := self.get(id)) is not None and job.is_over:
             del self._jobs[owned_id(self._owner, id)]
 

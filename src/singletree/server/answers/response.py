@@ -214,7 +214,6 @@ class TurnResponse:
     def stream_to(
         self, sink: FrameSink, receive: Receive, on_disconnect: OnDisconnect | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Send the answer as a stream to ``sink``. Raises the same errors as a call."""
         return self._follow(partial(self._send_stream, sink), WhileConnected(receive, on_disconnect))
 
     async def _follow(
@@ -241,7 +240,6 @@ class TurnResponse:
                 self._cancel = None  # It refers to what has ended, and that to this response.
 
     def _supersede(self) -> None:
-        """End this request: another one repeats it."""
         self._superseded = True
         if self._choices.inspection is not None:
             self._choices.inspection.supersede()
@@ -249,7 +247,6 @@ class TurnResponse:
             self._cancel()
 
     def _set_cancel(self, cancel: Cancel) -> None:
-        """Set the function that ends the work, and call it at once if the request is superseded already."""
         self._cancel = cancel
         if self._superseded:
             cancel()

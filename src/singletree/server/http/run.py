@@ -281,7 +281,6 @@ def stop_signals() -> Iterator[StopSignals]:
 async def _wait_until_idle(
     tracing: Tracing, seconds: float, signalled: asyncio.Semaphore | None = None
 ) -> None:
-    """Wait until no generation runs, ``seconds`` have passed, or another signal comes."""
     end = asyncio.get_running_loop().time() + seconds
     while tracing.running and asyncio.get_running_loop().time() < end:
         if signalled is not None and not signalled.locked():

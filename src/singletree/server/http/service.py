@@ -210,7 +210,6 @@ class Call:
         self.api = protocol_for(self.scope["path"], self.headers)
 
     async def load_protocol(self) -> WireProtocol:
-        """Return ``protocol``, the module of ``api``; set it first."""
         self.protocol = await self.api.load()
         return self.protocol
 
@@ -383,7 +382,6 @@ class LaterOperation:
         return await self.row(rows, method, call.trace.route).operation(call)
 
     def row(self, rows: DoorRoutes, method: str, path: str) -> RouteRow:
-        """Return the row of ``rows`` for ``method`` and ``path``."""
         [found] = [row for row in rows if (row.method, row.path) == (method, path)]
         return found
 

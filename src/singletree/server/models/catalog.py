@@ -123,7 +123,6 @@ class Catalog:
         return model, request if request.model else replace(request, model=model.name)
 
     def _answering(self, name: str, session: str) -> str:
-        """Return the name of the model that answers requests for the model ``name``, after ``moves``."""
         if not len(self.moves) + len(self._drains):
             return name
         asked, main = self._find(name).name, session.partition("/")[0]
@@ -158,7 +157,6 @@ class Catalog:
         index.arrange()
 
     def states(self) -> list[tuple[str, str]]:
-        """Return the name of each model and the state that it is in, for metrics."""
         return [(each.name, each.state) for each in self._index.known]
 
     @property

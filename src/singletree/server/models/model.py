@@ -225,7 +225,6 @@ class Model(ChatFormat):
 
     @property
     def state(self) -> str:
-        """One of ``MODEL_STATES``, for metrics."""
         return "loaded" if self.unloading is None or self.unloading.is_loaded else "unloaded"
 
     def kept_conversation(self, messages: tuple[Fingerprint, ...]) -> Conversation | None:

@@ -277,7 +277,6 @@ def assistant_places(messages: Iterable[Turn | Fingerprint]) -> list[int]:
 
 
 def _runs(turns: Sequence[Turn]) -> list[range]:
-    """Return the index ranges of adjacent assistant turns."""
     runs: list[range] = []
     for i in assistant_places(turns):
         follows = bool(runs) and runs[-1].stop == i

@@ -177,14 +177,8 @@ class InFlight:
         self.repeat_elsewhere: Callable[[RequestKey], None] | None = None
 
     @contextmanager
-    def guard(self, identity: RequestKey | None, cancel: Cancel) -> Iterator[None]:
-        """Register a request while the context lasts, and cancel an earlier request that it repeats.
-
-        A request without ``identity`` is never treated as a repetition.
-        """
-        if identity is None:
-            yield
-            return
+    def guard(self, identity: RequestKey, cancel: Cancel) -> Iterator[None]:
+        """Register a request while the context lasts, and cancel an earlier request that it repeats."""
         this = _Running(cancel, self._now())
         running = self._held.setdefault(identity.digest, [])
         ages = [this.since - each.since for each in running]

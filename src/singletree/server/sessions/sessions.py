@@ -89,7 +89,6 @@ class Session:
         return self.records.bytes + tools + _STEP_BYTES * (1 + len(self.steps))
 
     def keep(self, number: int, record: PromptRecord) -> None:
-        """Keep ``record`` as the one with this number, the most recently used."""
         self.records.put(number, record, record.bytes)
         self.first_end = min(self.first_end, record.ends[0][0])
 
@@ -200,10 +199,6 @@ class Sessions:
     def costs_here(self) -> Cost:
         """Return what the turns of all owners have cost in this process."""
         return total(sums.all for sums in (self.costs, *self._owned_costs.values()))
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._sessions.bytes
 
     def get(self, key: str) -> Session | None:
         return self._sessions.peek(key)

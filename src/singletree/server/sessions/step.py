@@ -80,7 +80,6 @@ class Cost(NamedTuple):
         return self.prefill_seconds + self.decode_seconds
 
     def encode(self) -> dict[str, Any]:
-        """Return the cost as JSON values."""
         reread = self.reread
         return {
             "turns": self.turns,
@@ -127,7 +126,6 @@ class CostSums:
 
     @property
     def spent(self) -> Cost:
-        """Return what all turns have cost."""
         return Cost._make(self.all)
 
     def place(self, session: str, agent: AgentContext) -> tuple[str, str]:
@@ -144,7 +142,6 @@ class CostSums:
         return root, agent.trajectory_id or own
 
     def charge(self, root: str, agent: str, cost: Cost) -> None:
-        """Add what a turn cost."""
         agents = self._sessions.peek(root)
         if agents is not None and agent in agents:
             agents[agent][:] = map(add, agents[agent], cost)
@@ -245,7 +242,6 @@ class Step(Struct):
         return self._broken
 
     def without_excerpts(self) -> Step:
-        """Return the step without texts of prompts."""
         broken = self.broken
         return (
             self
