@@ -23,13 +23,13 @@ SOURCE = {
     "lines": 70_547,
     "modules": 348,
     "lines of the core": 35_220,
-    "lines that --engine-url loads": 38_989,
+    "lines that --engine-url loads": 33_795,
 }
 """The most that the source may have. A change that adds a feature names the lines that it removes, until there are
-52,000 lines in 280 modules, and 34,000 that --engine-url loads. The core is within its 36,000. Since 67,367 lines in
-429 modules, 5,000 were removed, and capture for training (2,020), checks of any endpoint (2,400), the service and the
-first screen (190), the file of keys (360), receipts and budgets (1,020, with several processes), forks (530), saved
-sessions (480), foresight (340) and what trainers need (300) were added."""
+52,000 lines in 280 modules. The core is within its 36,000, and what --engine-url loads within its 34,000.
+Since 67,367 lines in 429 modules, 5,000 were removed, and capture for training (2,020), checks of any endpoint
+(2,400), the service and the first screen (190), the file of keys (360), receipts and budgets (1,020, with several
+processes), forks (530), saved sessions (480), foresight (340) and what trainers need (300) were added."""
 
 FEWEST_LINES = 40
 SMALL: dict[str, str] = {
