@@ -5,8 +5,6 @@ pictures and documents, and ask the other processes of the server. Each is behin
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, repeat
@@ -18,7 +16,6 @@ from starlette.types import Scope
 
 from singletree.conversation import Conversation, Document, Image, Request, ToolResult, Turn
 from singletree.events import Finished, FinishReason
-from singletree.owners import owned_id
 from singletree.prompts.replay.turn_keys import Fingerprint
 from singletree.protocols.answer import EncodedResponse, EventEncoder, Frame
 from singletree.request_options import References, StoredItems
@@ -311,61 +308,6 @@ class LaterStore:
         opening = self._opening
         is_open = opening is not None and opening.done() and opening.exception() is None
         return opening.result() if opening is not None and is_open else None
-
-
-_FINISHED_JOBS = 64
-"""How many finished jobs keep their events, so that they can be streamed again; all responses are in the store."""
-
-
-class BackgroundJob(Protocol):
-    """One background response (``stored_responses``)."""
-
-    id: str
-    is_streamed: bool
-
-    @property
-    def is_over(self) -> bool: ...
-
-    def body(self) -> bytes:
-        """Return the response object, as it is now."""
-
-    def events(self, start: int) -> AsyncIterator[list[Frame]]:
-        """Yield the events from number ``start`` on, until the last."""
-
-    async def cancel(self) -> bytes:
-        """Cancel the response if it is not over, and return the response object."""
-
-
-class Jobs:
-    """The running background responses, and the most recent finished ones."""
-
-    def __init__(self) -> None:
-        self._jobs: OrderedDict[str, BackgroundJob] = OrderedDict()
-        self._owner = ""
-
-    def of(self, owner: str) -> Jobs:
-        if not owner:
-            return self
-        part = copy.copy(self)
-        part._owner = owner
-        return part
-
-    def add(self, job: BackgroundJob) -> None:
-        """Add a job, and drop the oldest finished ones."""
-        over = [id for id, known in self._jobs.items() if known.is_over]
-        for id in over[: max(0, len(over) - _FINISHED_JOBS + 1)]:
-            del self._jobs[id]
-        self._jobs[owned_id(self._owner, job.id)] = job
-
-    def get(self, id: str) -> BackgroundJob | None:
-        return self._jobs.get(owned_id(self._owner, id))
-
-    def drop(self, id: str) -> None:
-        if (job := self.get(id)) is not None and job.is_over:
-            del self._jobs[owned_id(self._owner, id)]
-
-    async def close(self) -> None:
-        await asyncio.gather(*(job.cancel() for job in self._jobs.values()))
 
 
 class MediaPreparer(Protocol):

@@ -5,17 +5,20 @@ besides sending it: metrics, session, headers, repetitions.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from singletree.errors import Superseded
 from singletree.events import Finished, FinishReason, Fold, Usage
+from singletree.owners import owned_id
 from singletree.protocols.answer import Frame, encode_sse
 from singletree.server.answers.choices import Choices, DispatchOptions, run_together
 from singletree.server.answers.client_link import (
@@ -316,3 +319,58 @@ class TurnResponse:
         for each in self._choices.take_completed_calls():
             self._trace.dispatched(each)
         return True
+
+
+_FINISHED_JOBS = 64
+"""How many finished jobs keep their events, so that they can be streamed again; all responses are in the store."""
+
+
+class BackgroundJob(Protocol):
+    """One background response (``stored_responses``)."""
+
+    id: str
+    is_streamed: bool
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def body(self) -> bytes:
+        """Return the response object, as it is now."""
+
+    def events(self, start: int) -> AsyncIterator[list[Frame]]:
+        """Yield the events from number ``start`` on, until the last."""
+
+    async def cancel(self) -> bytes:
+        """Cancel the response if it is not over, and return the response object."""
+
+
+class Jobs:
+    """The running background responses, and the most recent finished ones."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, BackgroundJob] = OrderedDict()
+        self._owner = ""
+
+    def of(self, owner: str) -> Jobs:
+        if not owner:
+            return self
+        part = copy.copy(self)
+        part._owner = owner
+        return part
+
+    def add(self, job: BackgroundJob) -> None:
+        """Add a job, and drop the oldest finished ones."""
+        over = [id for id, known in self._jobs.items() if known.is_over]
+        for id in over[: max(0, len(over) - _FINISHED_JOBS + 1)]:
+            del self._jobs[id]
+        self._jobs[owned_id(self._owner, job.id)] = job
+
+    def get(self, id: str) -> BackgroundJob | None:
+        return self._jobs.get(owned_id(self._owner, id))
+
+    def drop(self, id: str) -> None:
+        if (job := self.get(id)) is not None and job.is_over:
+            del self._jobs[owned_id(self._owner, id)]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(job.cancel() for job in self._jobs.values()))

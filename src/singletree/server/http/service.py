@@ -23,7 +23,6 @@ from singletree.server.answers.observer import (
     AnswerRecorder,
     Capture,
     Foresees,
-    Jobs,
     KnownResponses,
     MediaPreparer,
     Observer,
@@ -33,7 +32,7 @@ from singletree.server.answers.observer import (
     SessionPlace,
 )
 from singletree.server.answers.request_body import BodyAdmission, read_body
-from singletree.server.answers.response import Lifecycle
+from singletree.server.answers.response import Jobs, Lifecycle
 from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.models.catalog import Catalog
 from singletree.server.sessions.request_headers import InFlight
