@@ -70,7 +70,7 @@ class RawText:
 
 async def complete(call: Call) -> ASGIApp:
     """Answer one or more raw prompts, streamed or as one body."""
-    protocol = await call.load_protocol()
+    protocol = await call.api.load()
     service, body = call.service, await call.body()
     request = with_hints(await call.decode(body, protocol.decode), call)
     if service.shutdown.begun:

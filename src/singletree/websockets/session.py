@@ -167,7 +167,6 @@ class Socket:
         await call.begin_work(len(body))
         try:
             warms_up = await offload(len(body), partial(_warms_up, body))
-            await call.load_protocol()
             read: ReadResponse = await open_door_in_thread("requests of Responses")
             request = replace(await read(call, body, self._recent), stream=True)
             if warms_up:

@@ -69,7 +69,7 @@ _USUAL_FIELD = "reasoning_content"
 async def create(call: Call) -> ASGIApp:
     """Answer a request for one turn, streamed or as one body."""
     body = await call.body()
-    return await answer_turn(call, body, await _read(call, body, (await call.load_protocol()).decode))
+    return await answer_turn(call, body, await _read(call, body, (await call.api.load()).decode))
 
 
 async def answer_turn(
@@ -80,7 +80,7 @@ async def answer_turn(
     ``recent`` keeps the response for its connection; ``size`` is about how many bytes the conversation has where that
     is more than the body. Raises SingletreeError where the request is wrong, or cannot be answered now.
     """
-    service, protocol = call.service, call.protocol
+    service, protocol = call.service, await call.api.load()
     if service.shutdown.begun:
         raise Overloaded("the server is shutting down; try again in a moment")
     call.admit()
@@ -257,7 +257,7 @@ def _work(model: Model, request: Request, size: int) -> int:
 async def count_tokens(call: Call) -> ASGIApp:
     """Answer with the exact number of tokens in the prompt of a request."""
     body = await call.body()
-    protocol: Any = await call.load_protocol()
+    protocol: Any = await call.api.load()
     request = await _read(call, body, getattr(protocol, "decode_count", protocol.decode))
     session = session_key(call.headers, request)
     model, request = await call.service.catalog.ready_for(replace(request, session=session))

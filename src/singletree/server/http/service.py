@@ -42,7 +42,7 @@ from singletree.server.settings.api_keys import ApiKey, ApiKeys, Right
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Trace, Tracing
 from singletree.server.turn.generation import Generation
-from singletree.server.turn.protocol import ProtocolEntry, WireProtocol, protocol_for
+from singletree.server.turn.protocol import ProtocolEntry, protocol_for
 
 T = TypeVar("T")
 
@@ -191,8 +191,7 @@ AnswerSocket = Callable[[Service, SingletreeError | None, Scope, Receive, Send],
 class Call:
     """One HTTP request. ``headers`` have lower-case names.
 
-    ``in_work`` is how many bytes of its body count as in work (``BodyAdmission``). ``protocol`` is set by
-    ``load_protocol``.
+    ``in_work`` is how many bytes of its body count as in work (``BodyAdmission``).
     """
 
     service: Service
@@ -201,16 +200,11 @@ class Call:
     headers: Mapping[str, str]
     trace: Trace
     api: ProtocolEntry = field(init=False)
-    protocol: WireProtocol = field(init=False)
     key: ApiKey | None = field(init=False, default=None)
     in_work: int = 0
 
     def __post_init__(self) -> None:
         self.api = protocol_for(self.scope["path"], self.headers)
-
-    async def load_protocol(self) -> WireProtocol:
-        self.protocol = await self.api.load()
-        return self.protocol
 
     @property
     def http(self) -> HttpRequest:
