@@ -77,7 +77,7 @@ def _shrink_caches() -> None:
 
 def _shrink_tables() -> None:
     from singletree.prompts.tokenizer.detokenizer import TokenTexts
-    from singletree.server.answers import background_jobs
+    from singletree.server.answers import response
     from singletree.server.models import chat_format
 
     find = TokenTexts.__missing__
@@ -89,7 +89,7 @@ def _shrink_tables() -> None:
 
     TokenTexts.__missing__ = find_again  # type: ignore[method-assign, assignment]
     chat_format._PROMPT_BYTES = _CACHE_BYTES
-    background_jobs._FINISHED_JOBS = _JOBS
+    response._FINISHED_JOBS = _JOBS
 
 
 def _count(report: Path) -> None:

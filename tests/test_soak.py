@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from singletree.checking.returned_turns import ReturnedBlock
 from singletree.lru import LruCache
 from singletree.prompts.tokenizer.detokenizer import TokenTexts
-from singletree.server.answers import background_jobs
+from singletree.server.answers import response
 from singletree.server.models import chat_format
 
 FLAT = [300, 400, 401, 400, 402, 401, 400, 401, 400, 401]
@@ -66,7 +66,7 @@ def test_nothing_that_has_a_limit_takes_hours_to_fill(monkeypatch: pytest.Monkey
         (functools, "lru_cache"),
         (sqlite3, "connect"),
         (TokenTexts, "__missing__"),
-        (background_jobs, "_FINISHED_JOBS"),
+        (response, "_FINISHED_JOBS"),
         (chat_format, "_PROMPT_BYTES"),
     }
     for owner, name in changed:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from singletree.parsing import compiled, emitter, family, parser, patterns
-from singletree.parsing.arguments import coercion, json_arguments, pythonic, tag_parameters
+from singletree.parsing.arguments import coercion, json_arguments, literal_arguments, tag_parameters
 
 MODULES = (
     coercion,
@@ -23,7 +23,7 @@ MODULES = (
     json_arguments,
     parser,
     patterns,
-    pythonic,
+    literal_arguments,
     tag_parameters,
 )
 

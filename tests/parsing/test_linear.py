@@ -13,7 +13,7 @@ from singletree import families
 from singletree.conversation import Reasoning, Text, Tool, ToolCall
 from singletree.events import Event, TextDelta, fold
 from singletree.parsing import compiled
-from singletree.parsing.arguments import coercion, json_arguments, pythonic, tag_parameters
+from singletree.parsing.arguments import coercion, json_arguments, literal_arguments, tag_parameters
 from singletree.parsing.family import Family, markers
 from singletree.parsing.parser import Parser
 from singletree.parsing.patterns import LONGEST_MARKUP
@@ -87,10 +87,10 @@ def spend(family: Family, begun: str, pieces: list[str], count: Count) -> int:
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
     compiled._compiled.cache_clear()
-    pythonic._closing.cache_clear()
+    literal_arguments._closing.cache_clear()
     yield count_patterns(monkeypatch)
     compiled._compiled.cache_clear()
-    pythonic._closing.cache_clear()
+    literal_arguments._closing.cache_clear()
 
 
 def repeated(filler: str, length: int) -> str:
