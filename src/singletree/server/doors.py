@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 from singletree.errors import BadConfiguration
@@ -225,7 +226,7 @@ DOORS: Mapping[str, Door] = {
     ),
 }
 
-_OPENED: set[str] = set()
+_OPENED: dict[str, ModuleType] = {}
 
 
 def open_door(feature: str) -> Any:
@@ -234,15 +235,15 @@ def open_door(feature: str) -> Any:
     Raises BadConfiguration where the feature, or a package that it needs, is not installed.
     """
     door = DOORS[feature]
-    try:
-        module = import_module(door.module)
-    except ModuleNotFoundError as error:
-        package = "singletree" + (f"[{door.extra}]" if door.extra else "")
-        raise BadConfiguration(
-            f"{door.setting}: {error.name} is not installed; pip install '{package}'"
-        ) from None
-    _OPENED.add(feature)
-    return getattr(module, door.name) if door.name else module
+    if feature not in _OPENED:
+        try:
+            _OPENED[feature] = import_module(door.module)
+        except ModuleNotFoundError as error:
+            package = "singletree" + (f"[{door.extra}]" if door.extra else "")
+            raise BadConfiguration(
+                f"{door.setting}: {error.name} is not installed; pip install '{package}'"
+            ) from None
+    return getattr(_OPENED[feature], door.name) if door.name else _OPENED[feature]
 
 
 def is_open(feature: str) -> bool:
@@ -255,7 +256,7 @@ async def open_door_in_thread(feature: str) -> Any:
 
     For what a request asks for. What is loaded already is returned at once. Raises BadConfiguration as ``open_door``.
     """
-    if is_open(feature):
+    if feature in _OPENED:
         return open_door(feature)
     return await asyncio.to_thread(open_door, feature)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -36,7 +36,7 @@ class WireProtocol(Protocol):
         """Return the body of a response that is not streamed; ``usage`` is the sum over all choices."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ProtocolEntry:
     """A protocol of the server. Most servers have clients of one or two, so each is loaded when it is asked for.
 
@@ -47,11 +47,13 @@ class ProtocolEntry:
 
     name: str
     prompt: str = ""
+    _module: WireProtocol | None = field(default=None, init=False)
 
     async def load(self) -> WireProtocol:
         """Return the module; load it in a thread, unless it is loaded."""
-        protocol: WireProtocol = await open_door_in_thread(f"protocol {self.name}")
-        return protocol
+        if self._module is None:
+            self._module = await open_door_in_thread(f"protocol {self.name}")
+        return self._module
 
 
 MESSAGES = ProtocolEntry("messages")
