@@ -113,7 +113,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"sessions"},
         {"turn"},
         {"models"},
-        {"turns"},
+        {"capsules"},
         {"settings"},
         {"cross_origin", "doors", "ids", "sparse_log"},
     ],

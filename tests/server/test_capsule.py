@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import GenerationPrompt
-from singletree.server.models.catalog import load_models
-from singletree.server.settings.config import Config
-from singletree.server.turns import capsule
-from singletree.server.turns.capsule import (
+from singletree.server.capsules import capsule
+from singletree.server.capsules.capsule import (
     Capsules,
     Span,
     Tampered,
@@ -25,6 +23,8 @@ from singletree.server.turns.capsule import (
     model_fingerprint,
     parse_keys,
 )
+from singletree.server.models.catalog import load_models
+from singletree.server.settings.config import Config
 
 from .serving import TEMPLATE, TOKENIZER
 from .test_config import read

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Text, Tool, ToolCall, Turn
+from singletree.server.capsules.capsule import PREFIX
 from singletree.server.turn.round_trip import survives_round_trip
-from singletree.server.turns.capsule import PREFIX
 from singletree.testing.scripts import Script
 
 from .carrying import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from singletree.errors import BadConfiguration
-from singletree.server.turns.capsule import Capsules, Tampered, parse_keys
+from singletree.server.capsules.capsule import Capsules, Tampered, parse_keys
 
 _PURPOSE = b"singletree state 1"
 _PIECE = 1 << 20

@@ -17,10 +17,10 @@ from msgspec import structs
 from singletree.errors import EngineFailed, InvalidRequest
 from singletree.events import Compacted, Finished, Fold
 from singletree.protocols.responses.state import OpenSummary, no_summary, summary_of
+from singletree.server.capsules.capsule import Capsules, Tampered
 from singletree.server.models.catalog import Catalog
 from singletree.server.turn import pipeline
 from singletree.server.turn.generation import Batches, Generation
-from singletree.server.turns.capsule import Capsules, Tampered
 
 _PURPOSE = b"compaction"
 

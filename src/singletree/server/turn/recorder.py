@@ -18,11 +18,11 @@ from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPromp
 from singletree.prompts.replay.turn_places import TurnDelimiters, anchor_digest, anchor_end, anchor_of
 from singletree.prompts.tokenizer.added_tokens import PICTURE_MARK, strip_guards
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
+from singletree.server.capsules.capsule import Span
 from singletree.server.ids import NewId, TurnCallIds, new_id
 from singletree.server.models.chat_format import ChatFormat
 from singletree.server.turn.decoder import DecodedTurn
 from singletree.server.turn.round_trip import RenderedTurnParser, survives_round_trip
-from singletree.server.turns.capsule import Span
 
 _JOINT_TOKENS = 16
 """How many tokens before the end of a turn are compared with it."""

@@ -1,1 +1,0 @@
-"""Generated turns that outlive a request: capsules that clients carry, and the stores of turns."""
