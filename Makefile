@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check clients certify bench bench-gpu compare compare-gpu counts soak fuzz golden docs site engines scale ray inspector browser deploy judges lock wheel release clean
+.PHONY: help serve test embedded check clients certify bench bench-gpu compare compare-gpu counts soak fuzz golden docs site engines scale ray inspector browser deploy judges lock wheel release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +39,9 @@ RULES := $(patsubst %,tests/test_%.py,layers sizes public_names docs_current wor
 # Tests wait for processes, too: one worker more than cores. Files with few and long tests must not come last.
 test: $(READY) ## the tests that need no network and no harness
 	$(BIN)/python -m pytest -n $$(( $$(nproc 2>/dev/null || echo 2) + 1 )) --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(RULES)) $(ARGS)
+
+embedded: $(READY) ## the embedded llama.cpp on its real model: grammars, restarts, saved and parked states, pictures
+	$(BIN)/python -m pytest -m "embedded and not slow" -n auto --dist loadfile tests/engines $(ARGS)
 
 check: $(READY) ## ruff, mypy, layers, sizes, public names, words, links, documents, counts of work
 	$(BIN)/ruff check

@@ -24,7 +24,7 @@ from singletree.parsing.render_turn import render_turn
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from singletree.server.turn.constraints import ReasoningState
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.embedded, pytest.mark.asyncio(loop_scope="module")]
 
 WEATHER = Tool(
     "get_weather",

@@ -24,6 +24,8 @@ from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.tokenizer import MarkupDecoder, Tokenizer, load_tokenizer
 from singletree.server.models.chat_format import find_eyes
 
+pytestmark = pytest.mark.embedded
+
 MESSAGES = "/v1/messages"
 SESSION = {"x-singletree-session": "s", "x-singletree-explain": "1"}
 

@@ -30,7 +30,7 @@ from singletree.prompts.tokenizer.tokenizer import load_tokenizer
 from singletree.remote.transport import ask
 from singletree.routing.pool import EnginePool
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.embedded, pytest.mark.asyncio(loop_scope="module")]
 
 GREEDY = Sampling(temperature=0.0, max_tokens=100)
 ENDLESS = Sampling(temperature=0.0, max_tokens=400, ignore_eos=True)

@@ -21,6 +21,8 @@ from singletree.llamacpp.prefix_files import pack_ids
 from singletree.llamacpp.slot_states import keep_seconds
 from singletree.llamacpp.slots import HeldState, SavedState, SlotActions
 
+pytestmark = pytest.mark.embedded
+
 PREAMBLE = [5 + at * 7919 % 1009 for at in range(60)]
 OTHER = [6 + at * 6007 % 1013 for at in range(60)]
 ANSWER = Sampling(temperature=0.0, max_tokens=3, ignore_eos=True)

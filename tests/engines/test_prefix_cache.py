@@ -24,6 +24,8 @@ from singletree.llamacpp.prefix_cache import PrefixCache
 from singletree.llamacpp.prefix_files import PrefixFiles, open_folder, pack_ids
 from singletree.llamacpp.state_files import StateOrigin, read_state_origin
 
+pytestmark = pytest.mark.embedded
+
 PREAMBLE = [5 + at * 79 % 241 for at in range(60)]
 OTHER = [6 + at * 60 % 239 for at in range(60)]
 ITALY = [200, 11, 17, 202, 42, 31, 201]

@@ -18,6 +18,8 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.llamacpp.engine import LlamaCppEngine
 
+pytestmark = pytest.mark.embedded
+
 _NUMBERS = random.Random(1)
 PROMPT = [_NUMBERS.randrange(1, VOCABULARY) for _ in range(900)]
 MORE = PROMPT[100:140]

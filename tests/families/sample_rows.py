@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ EVERY_PLACE = "SINGLETREE_EXAMPLES" in os.environ
 Row = dict[str, Any]
 Tools = tuple[Tool, ...]
 Check = Callable[[str, Row, Tools], None]
+
+_SEEN: set[tuple[object, ...]] = set()
 
 
 @cache
@@ -46,6 +49,18 @@ def places(name: str, before: int, after: int) -> dict[str, list[int]]:
         found.setdefault(text, new)
         seen.update(beside)
     return found
+
+
+def is_new(by: str, name: str, events: Iterable[object]) -> bool:
+    """Return whether no earlier sample of the family had events of the same kinds in a row, for the test ``by``.
+
+    What an API makes of events does not depend on the markers that they come from. With ``SINGLETREE_EXAMPLES`` all
+    are new.
+    """
+    key = by, name, *(kind for kind, _ in groupby(events, type))
+    new = key not in _SEEN or EVERY_PLACE
+    _SEEN.add(key)
+    return new
 
 
 def all_rows() -> Iterator[tuple[str, Row, Tools]]:
