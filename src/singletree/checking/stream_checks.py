@@ -91,6 +91,7 @@ def check_call_delay(endpoint: Endpoint, protocol: TurnProtocol) -> str:
 
 
 def _measure_delay(endpoint: Endpoint, protocol: TurnProtocol) -> tuple[bool, str]:
+    """Return whether the first call of a turn came late, and what was seen."""
     if endpoint.plays_calls:
         played = f"I look.\n{play_call('Oslo')}\n{_ASIDE}"
         body = endpoint.request(protocol, f"[[echo@{PACE}:{played}]]", tools=[LOOKUP], tokens=2000)

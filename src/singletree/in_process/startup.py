@@ -232,6 +232,7 @@ def follow_steps(
 
 
 def _complete_lines(path: Path, position: int) -> tuple[list[str], int]:
+    """Return the whole lines after byte ``position``, and the position behind them."""
     try:
         with path.open("rb") as file:
             file.seek(position)

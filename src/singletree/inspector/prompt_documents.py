@@ -254,6 +254,7 @@ def _spans(
 
 
 def _inside(ranges: Sequence[Any], at: int) -> Any:
+    """Return the one of ``ranges``, which are in order, that contains ``at``; None for none."""
     number = bisect_right(ranges, at, key=itemgetter(0)) - 1
     return ranges[number] if number >= 0 and ranges[number][0] <= at < ranges[number][1] else None
 

@@ -93,6 +93,7 @@ class MediaReader:
         self._fetching = asyncio.Semaphore(_FETCHED_AT_ONCE)
 
     def of(self, owner: str) -> MediaReader:
+        """Return the reader of one owner: what was fetched for others is not found by its URL."""
         part = copy.copy(self)
         part._fetched = self._fetched.part(owner)
         return part

@@ -94,6 +94,7 @@ class EventEmitter:
         return [e for e in out if e.raw or not isinstance(e, TextDelta | ReasoningDelta | Markup)]
 
     def prose(self, piece: str, reasoning: bool) -> str:
+        """Add reasoning or visible text; return it with codes decoded."""
         self.has_output = True
         raw = text = self._decoded(piece)
         if self._markup:

@@ -226,9 +226,11 @@ class Pattern:
         self._begins = first[0] if first and isinstance(first[0], Exact) else None
 
     def begins(self, text: str, position: int) -> bool:
+        """Return whether the character at ``position`` may be the first of a match."""
         return self._begins is None or position >= len(text) or self._begins.may_begin(text[position])
 
     def match(self, text: str, position: int = 0) -> tuple[Match, Found | None]:
+        """Match ``text`` at ``position``; return the result, and the match when it is a full one."""
         attempt = _Attempt(0)
         self.go_on(attempt, text, position)
         return attempt.result, attempt.found(position)

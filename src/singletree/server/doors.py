@@ -1,4 +1,4 @@
-"""The packages behind doors: features that the core does not import, each loaded when a setting asks for it.
+"""What is behind doors: features, and parts of the core that few requests need, each loaded when it is asked for.
 
 A door is entered by one name, whose type the core owns; of a kind of inference server, ``remote`` owns it. To add a
 feature behind a door, add an entry to ``DOORS``; nothing else in the core knows where the feature is.
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from threading import Thread
-from types import ModuleType
 from typing import Any
 
 from singletree.errors import BadConfiguration
@@ -20,9 +19,7 @@ from singletree.errors import BadConfiguration
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where a feature is entered: at the value ``name`` of ``module``, whose type is ``interface``.
-
-    Without a name it is the module itself.
+    """Where a feature is entered: at the value ``name`` of ``module``, or at the module, whose type is ``interface``.
 
     ``setting`` asks for it; ``extra`` is the extra of the installation that has its packages, or empty.
     """
@@ -226,7 +223,7 @@ DOORS: Mapping[str, Door] = {
     ),
 }
 
-_OPENED: dict[str, ModuleType] = {}
+_OPENED: set[str] = set()
 
 
 def open_door(feature: str) -> Any:
@@ -235,15 +232,15 @@ def open_door(feature: str) -> Any:
     Raises BadConfiguration where the feature, or a package that it needs, is not installed.
     """
     door = DOORS[feature]
-    if feature not in _OPENED:
-        try:
-            _OPENED[feature] = import_module(door.module)
-        except ModuleNotFoundError as error:
-            package = "singletree" + (f"[{door.extra}]" if door.extra else "")
-            raise BadConfiguration(
-                f"{door.setting}: {error.name} is not installed; pip install '{package}'"
-            ) from None
-    return getattr(_OPENED[feature], door.name) if door.name else _OPENED[feature]
+    try:
+        module = import_module(door.module)
+    except ModuleNotFoundError as error:
+        package = "singletree" + (f"[{door.extra}]" if door.extra else "")
+        raise BadConfiguration(
+            f"{door.setting}: {error.name} is not installed; pip install '{package}'"
+        ) from None
+    _OPENED.add(feature)
+    return getattr(module, door.name) if door.name else module
 
 
 def is_open(feature: str) -> bool:
@@ -256,7 +253,7 @@ async def open_door_in_thread(feature: str) -> Any:
 
     For what a request asks for. What is loaded already is returned at once. Raises BadConfiguration as ``open_door``.
     """
-    if feature in _OPENED:
+    if is_open(feature):
         return open_door(feature)
     return await asyncio.to_thread(open_door, feature)
 

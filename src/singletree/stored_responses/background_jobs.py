@@ -87,7 +87,7 @@ class Job:
         self.is_streamed = choices.first.request.stream
         self._log = EventLog(is_read=self.is_streamed)
         self._body = responses.encode_in_progress(choices.contexts()[0])
-        self._is_over = False
+        self.is_over = False
         trace = Trace(tracing, "POST", _ROUTE, new_id("req_"))
         trace.route = _ROUTE
         stream = Stream(choices, trace, buffer=self._log)
@@ -97,10 +97,6 @@ class Job:
         # Only the task has what the answer is made from, such as its prompt: a job that is over keeps its events.
         self._task = asyncio.create_task(self._run(stream, replace(lifecycle, choices=choices, trace=trace)))
 
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
-
     def body(self) -> bytes:
         return self._body
 
@@ -108,13 +104,13 @@ class Job:
         return self._log.read(start)
 
     async def cancel(self) -> bytes:
-        if not self._is_over and self._cancel is not None:
+        if not self.is_over and self._cancel is not None:
             self._cancel()
             await asyncio.wait({self._task})
         return self.body()
 
     def _finish(self, keep: KeepResponse | None, response: EncodedResponse) -> None:
-        self._body, self._is_over = response.json, True
+        self._body, self.is_over = response.json, True
         if keep is not None:
             keep(response)
 

@@ -72,6 +72,7 @@ class Detokenizer:
         return self._feed_many(token_ids)
 
     def whole_text(self, token_ids: Sequence[int]) -> str | None:
+        """Return what ``feed`` would for ordinary tokens of whole characters; None for others. Nothing is fed."""
         if self._held or self._strip:
             return None
         if self._after_added and not self._texts.added_ids.isdisjoint(token_ids):

@@ -112,6 +112,7 @@ class ItemForm(NamedTuple):
     digest: bytes
 
     def encode(self, new_id: Callable[[str], str]) -> tuple[str, bytes]:
+        """Return the id of the item, made by ``new_id`` if it has none, and the item as JSON."""
         if self.id:
             return self.id, self.head
         id = new_id(self.prefix)

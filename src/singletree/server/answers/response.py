@@ -250,6 +250,7 @@ class TurnResponse:
             self._cancel()
 
     def _set_cancel(self, cancel: Cancel) -> None:
+        """Set the function that ends the work, and call it at once if the request is superseded already."""
         self._cancel = cancel
         if self._superseded:
             cancel()
@@ -330,9 +331,7 @@ class BackgroundJob(Protocol):
 
     id: str
     is_streamed: bool
-
-    @property
-    def is_over(self) -> bool: ...
+    is_over: bool
 
     def body(self) -> bytes:
         """Return the response object, as it is now."""

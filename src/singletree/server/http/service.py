@@ -128,8 +128,8 @@ class Service:
             part.catalog = self.catalog.of(owner)
             part.sessions = self.sessions.of(owner)
             part.in_flight = InFlight()
-            part.jobs = self.jobs.of(owner)
             part.store = None if self.store is None else self.store.of(owner)
+            part.jobs = self.jobs.of(owner)
             part.foresight = None  # Names of sessions and tools are the owner's.
             part.inspector = None if self.inspector is None else self.inspector.of(owner)
             part.capture = None if self.capture is None else self.capture.of(owner)
