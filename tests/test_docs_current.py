@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 
@@ -46,3 +47,26 @@ def test_each_module_that_a_page_names_exists() -> None:
                     and ("/" in name or not any(any((root / folder).rglob(name)) for folder in _FOLDERS))
                 ]
     assert set(missing) <= _OF_OTHERS
+
+
+def test_each_commit_that_a_page_names_is_in_the_history() -> None:
+    root = DOCS.parent
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+
+    shallow = git("rev-parse", "--is-shallow-repository").stdout.strip()
+    if shallow != "false":
+        pytest.skip("the history is not here: this is a shallow clone or an archive")
+    named = {
+        (page.relative_to(root).as_posix(), commit)
+        for page in DOCS.rglob("*.md")
+        for commit in re.findall(r"(?:as of |\()([0-9a-f]{7})\b", page.read_text(encoding="utf-8"))
+    }
+    assert ("docs/decisions/parser.md", "f6c1e9e") in named
+    lost = {
+        (page, commit)
+        for page, commit in named
+        if git("merge-base", "--is-ancestor", commit, "HEAD").returncode
+    }
+    assert lost == set()
