@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test embedded check clients certify bench bench-gpu compare compare-gpu counts soak fuzz golden docs site engines scale ray inspector browser deploy judges lock wheel release clean
+.PHONY: help serve test embedded check clients certify bench compare compare-gpu counts soak fuzz golden docs site engines scale ray inspector browser deploy judges lock wheel release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 18
@@ -62,9 +62,6 @@ certify: $(READY) ## each harness with a model of each family; writes docs/certi
 
 bench: $(READY) ## all figures beside the peers, which this installs; a quarter of an hour (ARGS=--quick: 2 minutes)
 	$(BIN)/python -m benchmarks.product $(ARGS)
-
-bench-gpu: $(READY) ## the experiments with prompts of 52,000 tokens, on vLLM and the GPU of this machine
-	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 compare: $(READY) ## one session of real harnesses behind several servers, on vLLM, llama.cpp and SGLang; two hours (ARGS=--quick: 10 minutes)
 	$(BIN)/python -m benchmarks.compare $(ARGS)

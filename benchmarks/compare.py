@@ -45,15 +45,14 @@ from benchmarks.compare_servers import (
     sglang_engine,
     versions,
 )
-from benchmarks.compare_sessions import COMPACT, SESSIONS, asked
+from benchmarks.compare_sessions import COMPACT, SESSIONS, asked, conversation
 from benchmarks.replay import same
-from benchmarks.session_report import Play, conversation
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from clients import install, session_script
 from clients.harness import CLAUDE, Outcome, Task, run
 from clients.recording import Sent, sent_through
 from clients.relay import Relay
-from clients.served import TURNS
+from clients.served import TURNS, Play
 from singletree.conversation import Part
 
 _SECONDS = 900.0

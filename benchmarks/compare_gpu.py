@@ -32,12 +32,13 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import compare_report, compare_servers, documents, gpu, peers, processor
+from benchmarks import compare_report, compare_servers, documents, peers, processor
 from benchmarks.compare import Bench, is_turn
 from benchmarks.compare_report import Cell, Comparison
 from benchmarks.compare_servers import NAMES, ROWS, Host
 from benchmarks.compare_sessions import SESSIONS
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
+from benchmarks.vllm_api import TINY
 from clients import install, served, session_script
 from clients.harness import Task, run
 from clients.recording import Sent, sent_through
@@ -54,7 +55,17 @@ _CACHE_GIB = {"8b": 20, "hybrid": 12}
 """More than a session of 60,000 tokens; fixed, because the engines of all shapes start together on one GPU."""
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "8b": gpu.SHAPES["8b"],
+    # https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json, with a window for the prompts.
+    "8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 131_072,
+    },
     # https://huggingface.co/Qwen/Qwen3.5-9B/blob/main/config.json: three layers of four keep a state, not the keys.
     "hybrid": {
         "architectures": ["Qwen3_5ForCausalLM"],
@@ -71,7 +82,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 262_144,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
     },
-    "tiny": gpu.SHAPES["tiny"],
+    "tiny": TINY,
 }
 
 
@@ -167,7 +178,7 @@ _HEADERS = ("content-type", "anthropic-version", "anthropic-beta", "user-agent",
 
 def _handbook() -> str:
     """Return the text of a long CLAUDE.md: pages of this project."""
-    docs = gpu.ROOT / "docs"
+    docs = real_vllm.ROOT / "docs"
     return "\n\n".join((docs / name).read_text(encoding="utf-8") for name in _HANDBOOK)[:_HANDBOOK_CHARACTERS]
 
 
@@ -178,7 +189,7 @@ def _host(shape: str, python: str | None, flags: Sequence[str]) -> Host:
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([real_vllm.PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # as in gpu.py
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the newer runner takes logits processors of another interface only
     }
     command = [python or sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
     size = str(_CACHE_GIB.get(shape, 1) * 2**30)

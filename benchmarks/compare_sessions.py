@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from benchmarks.compare_servers import NAMES
+from benchmarks.replay import same
 from clients import session_script
 from clients.harness import CLAUDE, CODEX, OPENCLAW, OPENCODE, PI, QWEN, Events, Harness
+from clients.served import Play
 from singletree.conversation import Part, Reasoning, Text, ToolCall
 
 COMPACT = "/compact"
@@ -146,3 +148,25 @@ def _delegated(name: str, first: int, turns: Sequence[Sequence[Part]]) -> tuple[
 
 def _marker(scripts: Scripts) -> str:
     return f"[[script:{','.join(scripts)}]]"
+
+
+def conversation(plays: Sequence[Play], scripts: Sequence[str]) -> list[Play]:
+    """Return the plays of the one conversation in which the model wrote ``scripts``, in order.
+
+    A side request may quote the prompt and so play a script as well: of several that did, the one with which the
+    next prompt begins is the conversation's. Raises ValueError when a script was never played.
+    """
+    following: Play | None = None
+    found: list[Play] = []
+    for script in reversed(scripts):
+        candidates = [play for play in plays if play.script == script]
+        if not candidates:
+            raise ValueError(f"the session never came to {script}")
+        following = max(candidates, key=lambda play: _kinship(play, following))
+        found.append(following)
+    return found[::-1]
+
+
+def _kinship(play: Play, following: Play | None) -> tuple[int, int]:
+    size = len(play.prompt_token_ids)
+    return (0 if following is None else same(play.prompt_token_ids, following.prompt_token_ids), size)

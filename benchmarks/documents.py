@@ -6,13 +6,6 @@ import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_PREFIX = Path(__file__).resolve().parent.parent / "docs" / "prefix.md"
-
-
-def replace_in_prefix(name: str, text: str) -> None:
-    """Put ``text`` between the marks of that name in docs/prefix.md."""
-    _PREFIX.write_text(with_parts(_PREFIX, {name: text}), encoding="utf-8")
-
 
 def with_parts(path: Path, parts: Mapping[str, str]) -> str:
     """Return the text of the document at ``path`` with each of ``parts`` between the marks of its name.

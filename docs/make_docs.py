@@ -174,13 +174,6 @@ def comparison() -> str:
     return comparison()
 
 
-def prefix() -> str:
-    """Return the page of prefix reuse, with the times on a GPU."""
-    from benchmark_figures import prefix
-
-    return prefix()
-
-
 def charts() -> dict[str, Callable[[], str]]:
     """Return what makes each chart of that page, by file name."""
     from benchmark_figures import charts
@@ -236,7 +229,6 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "families.md": families,
     "flags.md": flags,
     "metrics.md": metrics,
-    "prefix.md": prefix,
     "public-names.txt": public_names,
     "routes.md": routes,
     "serving.md": serving,
