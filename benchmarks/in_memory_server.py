@@ -15,6 +15,7 @@ from typing import Any
 
 from engines.vllm_memory import MemoryAnswer
 from engines.wire_servers import DIALECTS, DialectTransport, Step, remote_engine
+from server.memory import Client, Exchange, scope
 from singletree.engines.engine import Engine
 from singletree.engines.lifetime import ReconnectingEngine
 from singletree.engines.progress import Progress
@@ -102,13 +103,12 @@ class InMemoryServer:
         assert self._app is not None
         engine_answer = MemoryAnswer()
         self._transport.answers.append(engine_answer)
-        client = _Client(json.dumps({"model": MODEL, "stream": True, **body}).encode())
-        answering = asyncio.ensure_future(self._app(_scope(path, client.body), client.receive, client.send))
+        data = json.dumps({"model": MODEL, "stream": True, **body}).encode()
+        exchange, headers = Exchange(data), {"content-type": "application/json"}
+        answering = Client(self._app).ask(exchange, scope("POST", path, headers, data))
         await _settle()
         if not self._transport.bodies:
-            raise RuntimeError(
-                f"{path} asked the engine for nothing and answered {b''.join(client.received)!r}"
-            )
+            raise RuntimeError(f"{path} asked the engine for nothing and answered {await exchange.rest()!r}")
         asked = self._dialect.read(self._transport.bodies.pop())
         before: list[int] = []
         for number, piece in enumerate(pieces, 1):
@@ -119,45 +119,7 @@ class InMemoryServer:
         # As an engine that has read all prompts before: what it did not have would have to be explained in each turn.
         engine_answer.write(self._dialect.ending(len(asked.prompt) - 1), b"")
         await answering
-        return b"".join(client.received)
-
-
-def _scope(path: str, body: bytes) -> dict[str, Any]:
-    length = str(len(body)).encode()
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", length)],
-        "client": ("127.0.0.1", 50000),
-        "server": ("127.0.0.1", 8000),
-    }
-
-
-class _Client:
-    """One request, and what was received."""
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-        self.received: list[bytes] = []
-        self._is_sent = False
-
-    async def receive(self) -> dict[str, Any]:
-        """See ASGI."""
-        if self._is_sent:
-            await asyncio.Event().wait()  # It never hangs up.
-        self._is_sent = True
-        return {"type": "http.request", "body": self.body, "more_body": False}
-
-    async def send(self, message: Any) -> None:
-        """See ASGI."""
-        self.received.append(message.get("body", b""))
+        return await exchange.rest()
 
 
 async def _settle() -> None:

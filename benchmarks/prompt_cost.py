@@ -155,8 +155,8 @@ def count_costs(
         at += len(result)
         counted += len(tokenizer.encode(result, add_special_tokens=False)) + 70
         session = grown(session, result, f"{number}_{at}")
-    body = tool_session.body_of_messages(session)
-    later = tool_session.body_of_messages(grown(session, source[:8000], "last"))
+    body = tool_session.MESSAGES.body(session)
+    later = tool_session.MESSAGES.body(grown(session, source[:8000], "last"))
     yield "cold", _count_cost(server, [body])
     wait_idle(server.pid)  # singletree makes its tokenizer faster after the first long prompt.
     for _ in range(repeats):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import sysconfig
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.servers import MODEL
 from benchmarks.stream_reader import Answer, post
+from singletree.checking import returned_turns
+from singletree.checking.returned_turns import Reply, ReturnedBlock, TurnProtocol, WireBody
 
 _TOOLS = 20
 _STEPS = 25
@@ -78,7 +79,7 @@ class Sessions:
         system = f"You are the coding agent of project {number}. {_lines(source, 40)}"
         session = Session(system, tools(number), f"Find out why test {number} fails, and mend it.", ())
         rest = source[len(system) :]
-        spare = self._tokens - self._count(json.dumps(body_of_chat(session))) - _STEPS * 70
+        spare = self._tokens - self._count(json.dumps(CHAT.body(session))) - _STEPS * 70
         ids = self._tokenizer.encode(rest, add_special_tokens=False)
         each = spare // _STEPS
         for at in range(_STEPS):
@@ -133,70 +134,6 @@ def _lines(text: str, count: int) -> str:
     return "\n".join(text.split("\n")[:count])
 
 
-def body_of_chat(session: Session) -> dict[str, Any]:
-    """As OpenAI Chat Completions has it."""
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": session.system},
-        {"role": "user", "content": session.question},
-    ]
-    for step in session.steps:
-        call = {"name": step.tool, "arguments": step.arguments}
-        messages += [
-            {
-                "role": "assistant",
-                "content": step.text,
-                **({"reasoning_content": step.thought} if step.thought else {}),
-                "tool_calls": [{"id": step.call_id, "type": "function", "function": call}],
-            },
-            {"role": "tool", "tool_call_id": step.call_id, "content": step.result},
-        ]
-    tools = [
-        {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
-        for name, description, schema in session.tools
-    ]
-    return {"messages": messages, "tools": tools}
-
-
-def body_of_messages(session: Session) -> dict[str, Any]:
-    """As Anthropic Messages has it."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": session.question}]
-    for step in session.steps:
-        use = {"type": "tool_use", "id": step.call_id, "name": step.tool, "input": json.loads(step.arguments)}
-        given = {"type": "tool_result", "tool_use_id": step.call_id, "content": step.result}
-        thinking = {"type": "thinking", "thinking": step.thought, "signature": ""}
-        thought = [thinking] if step.thought else []
-        messages += [
-            {"role": "assistant", "content": [*thought, {"type": "text", "text": step.text}, use]},
-            {"role": "user", "content": [given]},
-        ]
-    tools = [
-        {"name": name, "description": description, "input_schema": schema}
-        for name, description, schema in session.tools
-    ]
-    return {"system": session.system, "messages": messages, "tools": tools}
-
-
-def body_of_responses(session: Session) -> dict[str, Any]:
-    """As OpenAI Responses has it."""
-    items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": session.question}]
-    for step in session.steps:
-        message = {"type": "output_text", "text": step.text, "annotations": []}
-        called = {"call_id": step.call_id, "name": step.tool, "arguments": step.arguments}
-        thinking = {"type": "reasoning_text", "text": step.thought}
-        thought = {"type": "reasoning", "id": f"rs_{step.call_id}", "summary": [], "content": [thinking]}
-        items += [
-            *([thought] if step.thought else []),
-            {"type": "message", "role": "assistant", "content": [message]},
-            {"type": "function_call", **called},
-            {"type": "function_call_output", "call_id": step.call_id, "output": step.result},
-        ]
-    tools = [
-        {"type": "function", "name": name, "description": description, "parameters": schema}
-        for name, description, schema in session.tools
-    ]
-    return {"instructions": session.system, "input": items, "tools": tools}
-
-
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":(\d+)')
 # Messages counts what came from the cache beside input_tokens.
 _CACHED_TOKENS = re.compile(rb'"cache_read_input_tokens":(\d+)')
@@ -207,20 +144,48 @@ class Protocol:
     """One of them.
 
     Attributes:
+        turns: how it writes the turns of a session.
         mark: bytes that only an event with the answer's text has.
         limit: the field for the longest answer.
-        body: a session's own fields.
         more: fields of every request.
         headers: of every request.
     """
 
-    name: str
-    path: str
+    turns: TurnProtocol
     mark: bytes
-    limit: str
-    body: Callable[[Session], dict[str, Any]]
+    limit: str = "max_tokens"
     more: tuple[tuple[str, Any], ...] = ()
     headers: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.turns.name
+
+    @property
+    def path(self) -> str:
+        """Its route."""
+        return self.turns.path
+
+    def body(self, session: Session) -> WireBody:
+        """Return a session's own fields."""
+        first: WireBody = {"role": "user", "content": session.question}
+        is_responses = self.name == "responses"
+        history = [{"type": "message", **first} if is_responses else first]
+        for step in session.steps:
+            thought = [ReturnedBlock("thought", step.thought)] if step.thought else []
+            call = ReturnedBlock("call", step.arguments, step.call_id, step.tool)
+            blocks = [*thought, ReturnedBlock("text", step.text), call]
+            history += self.turns.written(blocks, Reply(result=step.result, listed=is_responses))
+        for item in history if is_responses else ():
+            if item.get("role") == "assistant":
+                item["content"][0]["annotations"] = []
+        tools = [self.turns.tool(*tool) for tool in session.tools]
+        if self.name == "chat":
+            history.insert(0, {"role": "system", "content": session.system})
+            return {"messages": history, "tools": tools}
+        instructions = "instructions" if is_responses else "system"
+        return {instructions: session.system, self.turns.history: history, "tools": tools}
 
     def request(self, session: Session, tokens: int) -> bytes:
         """A request for the next turn, streamed, of at most so many tokens and a few."""
@@ -246,28 +211,10 @@ def marker(tokens: int, delay: float = 0.0) -> str:
     return f"[[gen:{tokens}:1:{delay:g}]]"
 
 
-PROTOCOLS = (
+MESSAGES, CHAT, RESPONSES = PROTOCOLS = (
+    Protocol(returned_turns.PROTOCOLS[0], b'"text_delta"', headers="anthropic-version: 2023-06-01\r\n"),
     Protocol(
-        "messages",
-        "/v1/messages",
-        b'"text_delta"',
-        "max_tokens",
-        body_of_messages,
-        headers="anthropic-version: 2023-06-01\r\n",
+        returned_turns.PROTOCOLS[1], b'"content":"R', more=(("stream_options", {"include_usage": True}),)
     ),
-    Protocol(
-        "chat",
-        "/v1/chat/completions",
-        b'"content":"R',
-        "max_tokens",
-        body_of_chat,
-        (("stream_options", {"include_usage": True}),),
-    ),
-    Protocol(
-        "responses",
-        "/v1/responses",
-        b"response.output_text.delta",
-        "max_output_tokens",
-        body_of_responses,
-    ),
+    Protocol(returned_turns.PROTOCOLS[2], b"response.output_text.delta", "max_output_tokens"),
 )
