@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-_CHAT, _RESPONSES, _MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+from benchmarks.stream_reader import post
+
+_CHAT, _RESPONSES, _MESSAGES, _TEXT = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/completions",
+)
 _MIB = 2**20
+_WORDS = "lorem ipsum "
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,31 +27,23 @@ class Attack:
     """What a hostile client sends.
 
     Attributes:
-        path: of the route.
         name: what it does, in words.
         body: makes the body.
+        path: of the route.
         encoding: the Content-Encoding of the body; empty for none.
         at_once: how many connections send it at the same time.
     """
 
-    path: str
     name: str
     body: Callable[[], bytes]
+    path: str = _CHAT
     encoding: str = ""
     at_once: int = 1
 
     def request(self, headers: str = "") -> bytes:
         """Return the HTTP request, with further ``headers`` and their line ends. The connection is for it alone."""
-        body = self.body()
         encoding = f"Content-Encoding: {self.encoding}\r\n" if self.encoding else ""
-        head = (
-            f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{encoding}"
-            f"{headers}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        return head.encode() + body
-
-
-_chat_attack = partial(Attack, _CHAT)
+        return post(self.path, self.body(), f"{encoding}{headers}")
 
 
 def _chat(content: Any = "[[gen:64:1:0]]", **fields: Any) -> bytes:
@@ -54,12 +54,16 @@ def _json(**fields: Any) -> bytes:
     return json.dumps({"model": "qwen3", **fields}).encode()
 
 
+def _raw(fields: bytes) -> bytes:
+    return _chat()[:-1] + b"," + fields + b"}"
+
+
 def _stops(count: int, length: int) -> list[str]:
     """Return ``count`` stop strings of ``length`` characters, all different and none in the answer."""
     return [f"{number:07d}".rjust(length, "~") for number in range(count)]
 
 
-def _gzip_of(beginning: bytes, unit: bytes, times: int, end: bytes) -> bytes:
+def _gzip_of(unit: bytes, times: int, beginning: bytes = b"", end: bytes = b"") -> bytes:
     """Return what decompresses to ``beginning``, ``unit`` many times, and ``end``, without making all of it."""
     packer = zlib.compressobj(9, wbits=31)
     piece = unit * (_MIB // len(unit))
@@ -68,16 +72,16 @@ def _gzip_of(beginning: bytes, unit: bytes, times: int, end: bytes) -> bytes:
     return b"".join([*parts, packer.compress(piece[:rest]), packer.compress(end), packer.flush()])
 
 
-def _long_text(unit: bytes, size: int, path: str = _CHAT) -> bytes:
+def _long_text(unit: str | bytes, size: int, path: str = _CHAT) -> bytes:
     """Return a packed request whose text is about ``size`` bytes of ``unit``, in the protocol of ``path``."""
-    before, after = {
-        _CHAT: (b'{"model":"qwen3","messages":[{"role":"user","content":"', b'"}]}'),
-        _MESSAGES: (b'{"model":"qwen3","max_tokens":9,"messages":[{"role":"user","content":"', b'"}]}'),
-        _RESPONSES: (b'{"model":"qwen3","input":"', b'"}'),
-        "/v1/completions": (b'{"model":"qwen3","prompt":"', b'"}'),
-        "/tokenize": (b'{"model":"qwen3","prompt":"', b'"}'),
-    }[path]
-    return _gzip_of(before, unit, size // len(unit), after)
+    bodies = {
+        _CHAT: _chat("TEXT"),
+        _MESSAGES: _chat("TEXT", max_tokens=9),
+        _RESPONSES: _json(input="TEXT"),
+    }
+    before, _, after = bodies.get(path, _json(prompt="TEXT")).partition(b"TEXT")
+    unit = unit if isinstance(unit, bytes) else unit.encode()
+    return _gzip_of(unit, size // len(unit), before, after)
 
 
 def _packed_again(times: int) -> bytes:
@@ -87,214 +91,156 @@ def _packed_again(times: int) -> bytes:
     return body
 
 
-def _tools(count: int, properties: int) -> list[dict[str, Any]]:
+def _schema(properties: int) -> dict[str, Any]:
     fields = {f"field{number}": {"type": "string"} for number in range(properties)}
-    schema = {"type": "object", "properties": fields}
-    return [
-        {"type": "function", "function": {"name": f"tool{number}", "parameters": schema}}
-        for number in range(count)
-    ]
+    return {"type": "object", "properties": fields}
 
 
-STOP_STRINGS = (
-    _chat_attack("stop: one of 60,000 characters", lambda: _chat(stop=_stops(1, 60_000))),
-    _chat_attack("stop: 4,000 characters, n 64", lambda: _chat(stop=_stops(1, 4000), n=64)),
-    _chat_attack("stop: 64 of 64 characters, n 64", lambda: _chat(stop=_stops(64, 64), n=64)),
-    _chat_attack("stop: 100,000 strings", lambda: _chat("[[gen:1000:1:0]]", stop=_stops(100_000, 8))),
-    _chat_attack("stop: a million strings", lambda: _chat(stop=_stops(1_000_000, 8))),
-)
-ENCODINGS = (
-    _chat_attack("gzip, 40 times", lambda: _packed_again(40), "gzip" + ", gzip" * 39),
-    _chat_attack("gzip, 3 times", lambda: _packed_again(3), "gzip, gzip, gzip"),
-    _chat_attack("gzip of 64 MB of zeros", lambda: _gzip_of(b"", b"\0", 64_000_000, b""), "gzip"),
-    _chat_attack("gzip of 1 GB of zeros", lambda: _gzip_of(b"", b"\0", 1_000_000_000, b""), "gzip"),
-    _chat_attack("gzip of empty members", lambda: gzip.compress(b"") * 500_000, "gzip"),
-)
-LONG_TEXTS = (
-    *(
-        _chat_attack(f"30 MB of {name}", partial(_long_text, unit, 30_000_000), "gzip")
-        for name, unit in {
-            "one letter": b"a",
-            "spaces": b" ",
-            "words": b"lorem ipsum dolor sit amet, ",
-            "digits": b"0123456789",
-            "line breaks": b"\\n",
-            "an accent": "\u0301".encode(),
-            "emoji": "\U0001f469\u200d".encode(),
-            "markers": b"<|im_start|>",
-            "half markers": b"<|im_",
-            "brackets": b"<",
-        }.items()
-    ),
-    *(
-        Attack(
-            path, f"30 MB of words, {path}", partial(_long_text, b"lorem ipsum ", 30_000_000, path), "gzip"
-        )
-        for path in (_MESSAGES, _RESPONSES, "/v1/completions", "/tokenize")
-    ),
-    _chat_attack("5 MB of words", lambda: _long_text(b"lorem ipsum dolor ", 5_000_000), "gzip"),
-    _chat_attack("5 MB of one letter", lambda: _long_text(b"a", 5_000_000), "gzip"),
-    *(
-        _chat_attack(f"{name}, plain", partial(_chat, text))
-        for name, text in {
-            "30 MB of one letter": "a" * 30_000_000,
-            "4 MB of one letter": "a" * 4_100_000,
-            "4 MB of spaces": " " * 4_100_000,
-            "4 MB of words": "lorem ipsum " * 340_000,
-            "4 MB of ideographs": "\u4e2d\u6587" * 650_000,
-            "4 MB of markers": "<|im_start|>" * 340_000,
-        }.items()
-    ),
-    _chat_attack("30 MB of words, plain, ten", lambda: _chat("lorem ipsum " * 2_500_000), at_once=10),
-    _chat_attack("4 MB of words, plain, ten", lambda: _chat("lorem ipsum " * 340_000), at_once=10),
-    _chat_attack("30 MB of one letter, ten", lambda: _long_text(b"a", 30_000_000), "gzip", 10),
-    _chat_attack("30 MB of words, ten", lambda: _long_text(b"lorem ipsum ", 30_000_000), "gzip", 10),
-    _chat_attack("1 MB of words, sixty", lambda: _long_text(b"lorem ipsum ", 1_000_000), "gzip", 60),
-)
-LARGE_VALUES = (
-    _chat_attack(
-        "12 MB of half surrogate pairs",
-        lambda: _chat("REPLACED").replace(b"REPLACED", rb"\ud800" * 2_000_000),
-    ),
-    _chat_attack(
-        "a million messages", lambda: _json(messages=[{"role": "user", "content": "x"}] * 1_000_000)
-    ),
-    _chat_attack("a million blocks", lambda: _chat([{"type": "text", "text": "x"}] * 1_000_000)),
-    _chat_attack(
-        "a grammar of 100,000 rules",
-        lambda: _chat(
-            guided_grammar="root ::= r0\n" + "".join(f'r{n} ::= "x" r{n + 1}\n' for n in range(100_000))
-        ),
-    ),
-    _chat_attack("a regex of 1 MB", lambda: _chat(guided_regex="(a|b)?" * 170_000)),
-    Attack(
-        "/tokenize", "token strings of 0.6 MB", lambda: _json(prompt="a b " * 150_000, return_token_strs=True)
-    ),
-    Attack("/detokenize", "a million ids to text", lambda: _json(tokens=[7] * 1_000_000)),
-    Attack("/v1/completions", "five million prompt ids", lambda: _json(prompt=[7] * 5_000_000)),
-    _chat_attack(
-        "a logit_bias of a million", lambda: _chat(logit_bias={str(number): 1 for number in range(1_000_000)})
-    ),
-    _chat_attack("100,000 tools", lambda: _chat(tools=_tools(100_000, 1))),
-    _chat_attack("a tool of 100,000 properties", lambda: _chat(tools=_tools(1, 100_000))),
-    _chat_attack(
-        "100,000 unknown keys", lambda: _chat(**{f"key{number}": number for number in range(100_000)})
-    ),
-    _chat_attack(
-        "a response format of 100,000 properties",
-        lambda: _chat(
-            response_format={
-                "type": "json_schema",
-                "json_schema": {
-                    "name": "x",
-                    "schema": {
-                        "type": "object",
-                        "properties": {f"p{n}": {"type": "string"} for n in range(100_000)},
-                    },
-                },
-            }
-        ),
-    ),
-)
-_WORD = {"role": "user", "content": "x"}
-_PDF = {"type": "application/pdf", "data": "JVBERi0xLjQKJQ=="}
+def _tools(count: int, properties: int) -> list[dict[str, Any]]:
+    functions = ({"name": f"tool{n}", "parameters": _schema(properties)} for n in range(count))
+    return [{"type": "function", "function": function} for function in functions]
 
 
-def _raw(fields: bytes) -> bytes:
-    return _chat()[:-1] + b"," + fields + b"}"
+def _grammar(rules: int, end: str = "") -> str:
+    return "root ::= r0\n" + "".join(f'r{n} ::= "x" r{n + 1}\n' for n in range(rules)) + end
 
 
 def _calls(count: int) -> list[dict[str, Any]]:
-    pairs = (
-        ({"type": "function_call", "call_id": f"c{n}", "name": f"u{n}", "arguments": "{}"}, n)
-        for n in range(count)
-    )
-    return [
-        item
-        for call, n in pairs
-        for item in (call, {"type": "function_call_output", "call_id": f"c{n}", "output": "x"})
-    ]
+    items: list[dict[str, Any]] = []
+    for n in range(count):
+        items.append({"type": "function_call", "call_id": f"c{n}", "name": f"u{n}", "arguments": "{}"})
+        items.append({"type": "function_call_output", "call_id": f"c{n}", "output": "x"})
+    return [*items, _WORD]
 
 
-AT_THE_LIMITS = (
-    _chat_attack("30 MB of opened lists", lambda: _raw(b'"x":' + b"[" * 30 * _MIB)),
-    _chat_attack("30 MB of empty lists", lambda: _raw(b'"x":[' + b"[]," * 10 * _MIB + b"0]")),
-    _chat_attack("30 MB of empty texts", lambda: _raw(b'"x":[' + b'"",' * 10 * _MIB + b"0]")),
-    _chat_attack(
-        "240,000 keys",
-        lambda: _raw(b'"documents":' + json.dumps({str(n): 0 for n in range(240_000)}).encode()),
+def _namespaces(count: int) -> list[dict[str, Any]]:
+    tool = {"type": "function", "name": "t", "parameters": {}}
+    return [{"type": "namespace", "name": f"n{n}", "tools": [tool]} for n in range(count)]
+
+
+_WORD = {"role": "user", "content": "x"}
+_BLOCK = {"type": "text", "text": "x"}
+_EDIT = {"type": "clear_tool_uses_20250919"}
+_SOURCE = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQKJQ=="}
+_PDF = {"type": "document", "source": _SOURCE}
+
+STOP_STRINGS = (
+    Attack("stop: one of 60,000 characters", lambda: _chat(stop=_stops(1, 60_000))),
+    Attack("stop: 4,000 characters, n 64", lambda: _chat(stop=_stops(1, 4000), n=64)),
+    Attack("stop: 64 of 64 characters, n 64", lambda: _chat(stop=_stops(64, 64), n=64)),
+    Attack("stop: 100,000 strings", lambda: _chat("[[gen:1000:1:0]]", stop=_stops(100_000, 8))),
+    Attack("stop: a million strings", lambda: _chat(stop=_stops(1_000_000, 8))),
+)
+ENCODINGS = (
+    Attack("gzip, 40 times", lambda: _packed_again(40), encoding="gzip" + ", gzip" * 39),
+    Attack("gzip, 3 times", lambda: _packed_again(3), encoding="gzip, gzip, gzip"),
+    Attack("gzip of 64 MB of zeros", lambda: _gzip_of(b"\0", 64_000_000), encoding="gzip"),
+    Attack("gzip of 1 GB of zeros", lambda: _gzip_of(b"\0", 1_000_000_000), encoding="gzip"),
+    Attack("gzip of empty members", lambda: gzip.compress(b"") * 500_000, encoding="gzip"),
+)
+_UNITS = {
+    "one letter": "a",
+    "spaces": " ",
+    "words": "lorem ipsum dolor sit amet, ",
+    "digits": "0123456789",
+    "line breaks": "\\n",
+    "an accent": "\u0301",
+    "emoji": "\U0001f469\u200d",
+    "markers": "<|im_start|>",
+    "half markers": "<|im_",
+    "brackets": "<",
+}
+_PACKED = {
+    **{f"30 MB of {name}": (unit, 30_000_000, _CHAT, 1) for name, unit in _UNITS.items()},
+    **{
+        f"30 MB of words, {path}": (_WORDS, 30_000_000, path, 1)
+        for path in (_MESSAGES, _RESPONSES, _TEXT, "/tokenize")
+    },
+    "5 MB of words": ("lorem ipsum dolor ", 5_000_000, _CHAT, 1),
+    "5 MB of one letter": ("a", 5_000_000, _CHAT, 1),
+    "30 MB of one letter, ten": ("a", 30_000_000, _CHAT, 10),
+    "30 MB of words, ten": (_WORDS, 30_000_000, _CHAT, 10),
+    "1 MB of words, sixty": (_WORDS, 1_000_000, _CHAT, 60),
+}
+_PLAIN = {
+    "30 MB of one letter, plain": ("a", 30_000_000, 1),
+    "4 MB of one letter, plain": ("a", 4_100_000, 1),
+    "4 MB of spaces, plain": (" ", 4_100_000, 1),
+    "4 MB of words, plain": (_WORDS, 340_000, 1),
+    "4 MB of ideographs, plain": ("\u4e2d\u6587", 650_000, 1),
+    "4 MB of markers, plain": ("<|im_start|>", 340_000, 1),
+    "30 MB of words, plain, ten": (_WORDS, 2_500_000, 10),
+    "4 MB of words, plain, ten": (_WORDS, 340_000, 10),
+}
+
+
+def _plain(unit: str, times: int) -> bytes:
+    return _chat(unit * times)
+
+
+LONG_TEXTS = (
+    *(
+        Attack(name, partial(_long_text, unit, size, path), path, "gzip", at_once)
+        for name, (unit, size, path, at_once) in _PACKED.items()
     ),
-    _chat_attack("1.9 million numbers", lambda: _raw(b'"documents":[' + b"0," * 1_900_000 + b"0]")),
-    _chat_attack(
-        "30 MB of escapes, one half a pair",
-        lambda: _chat("REPLACED").replace(b"REPLACED", rb"\n" * 15_000_000 + rb"\ud800"),
+    *(
+        Attack(name, partial(_plain, unit, times), at_once=at_once)
+        for name, (unit, times, at_once) in _PLAIN.items()
     ),
-    _chat_attack(
-        "10,000 messages", lambda: _json(messages=[_WORD | {"content": f"x{n}"} for n in range(10_000)])
-    ),
-    Attack(_RESPONSES, "10,000 calls and results", lambda: _json(input=[*_calls(4999), _WORD])),
-    _chat_attack("80,000 blocks", lambda: _chat([{"type": "text", "text": "x"}] * 80_000)),
-    _chat_attack("2,000 tools, one required", lambda: _chat(tools=_tools(2000, 1), tool_choice="required")),
-    _chat_attack("a tool of 12,000 properties", lambda: _chat(tools=_tools(1, 12_000))),
+)
+LARGE_VALUES = (
+    Attack("12 MB of half surrogate pairs", lambda: _chat("X").replace(b"X", rb"\ud800" * 2_000_000)),
+    Attack("a million messages", lambda: _json(messages=[_WORD] * 1_000_000)),
+    Attack("a million blocks", lambda: _chat([_BLOCK] * 1_000_000)),
+    Attack("a grammar of 100,000 rules", lambda: _chat(guided_grammar=_grammar(100_000))),
+    Attack("a regex of 1 MB", lambda: _chat(guided_regex="(a|b)?" * 170_000)),
     Attack(
-        _RESPONSES,
-        "1,900 namespaces",
-        lambda: _json(
-            input=[*_calls(4000), _WORD],
-            tools=[
-                {
-                    "type": "namespace",
-                    "name": f"n{n}",
-                    "tools": [{"type": "function", "name": "t", "parameters": {}}],
-                }
-                for n in range(1900)
-            ],
-        ),
+        "token strings of 0.6 MB", lambda: _json(prompt="a b " * 150_000, return_token_strs=True), "/tokenize"
     ),
-    _chat_attack("a regex of 20,000 characters", lambda: _chat(guided_regex="[a-z]" * 3999)),
-    _chat_attack(
-        "a grammar of 5,000 rules",
+    Attack("a million ids to text", lambda: _json(tokens=[7] * 1_000_000), "/detokenize"),
+    Attack("five million prompt ids", lambda: _json(prompt=[7] * 5_000_000), _TEXT),
+    Attack("a logit_bias of a million", lambda: _chat(logit_bias={str(n): 1 for n in range(1_000_000)})),
+    Attack("100,000 tools", lambda: _chat(tools=_tools(100_000, 1))),
+    Attack("a tool of 100,000 properties", lambda: _chat(tools=_tools(1, 100_000))),
+    Attack("100,000 unknown keys", lambda: _chat(**{f"key{n}": n for n in range(100_000)})),
+    Attack(
+        "a response format of 100,000 properties",
         lambda: _chat(
-            guided_grammar="root ::= r0\n"
-            + "".join(f'r{n} ::= "x" r{n + 1}\n' for n in range(5000))
-            + 'r5000 ::= "x"\n'
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": _schema(100_000)}}
         ),
     ),
-    Attack("/v1/completions", "1.9 million prompt ids", lambda: _json(prompt=[7] * 1_900_000)),
-    Attack("/detokenize", "1.9 million ids to text", lambda: _json(tokens=[7] * 1_900_000)),
-    _chat_attack("10,000 biases", lambda: _chat(logit_bias={str(n): 1 for n in range(10_000)})),
+)
+AT_THE_LIMITS = (
+    Attack("30 MB of opened lists", lambda: _raw(b'"x":' + b"[" * 30 * _MIB)),
+    Attack("30 MB of empty lists", lambda: _raw(b'"x":[' + b"[]," * 10 * _MIB + b"0]")),
+    Attack("30 MB of empty texts", lambda: _raw(b'"x":[' + b'"",' * 10 * _MIB + b"0]")),
+    Attack("240,000 keys", lambda: _chat(documents={str(n): 0 for n in range(240_000)})),
+    Attack("1.9 million numbers", lambda: _raw(b'"documents":[' + b"0," * 1_900_000 + b"0]")),
     Attack(
-        _MESSAGES,
+        "30 MB of escapes, one half a pair",
+        lambda: _chat("X").replace(b"X", rb"\n" * 15_000_000 + rb"\ud800"),
+    ),
+    Attack("10,000 messages", lambda: _json(messages=[_WORD | {"content": f"x{n}"} for n in range(10_000)])),
+    Attack("10,000 calls and results", lambda: _json(input=_calls(4999)), _RESPONSES),
+    Attack("80,000 blocks", lambda: _chat([_BLOCK] * 80_000)),
+    Attack("2,000 tools, one required", lambda: _chat(tools=_tools(2000, 1), tool_choice="required")),
+    Attack("a tool of 12,000 properties", lambda: _chat(tools=_tools(1, 12_000))),
+    Attack("1,900 namespaces", lambda: _json(input=_calls(4000), tools=_namespaces(1900)), _RESPONSES),
+    Attack("a regex of 20,000 characters", lambda: _chat(guided_regex="[a-z]" * 3999)),
+    Attack("a grammar of 5,000 rules", lambda: _chat(guided_grammar=_grammar(5000, 'r5000 ::= "x"\n'))),
+    Attack("1.9 million prompt ids", lambda: _json(prompt=[7] * 1_900_000), _TEXT),
+    Attack("1.9 million ids to text", lambda: _json(tokens=[7] * 1_900_000), "/detokenize"),
+    Attack("10,000 biases", lambda: _chat(logit_bias={str(n): 1 for n in range(10_000)})),
+    Attack(
         "20,000 context edits",
-        lambda: _json(
-            max_tokens=9,
-            messages=[_WORD],
-            context_management={"edits": [{"type": "clear_tool_uses_20250919"}] * 20_000},
-        ),
-    ),
-    Attack(
+        lambda: _json(max_tokens=9, messages=[_WORD], context_management={"edits": [_EDIT] * 20_000}),
         _MESSAGES,
-        "5,000 damaged PDFs",
-        lambda: _json(
-            max_tokens=9,
-            messages=[
-                {
-                    "role": "user",
-                    "content": [
-                        {
-                            "type": "document",
-                            "source": {"type": "base64", "media_type": _PDF["type"], "data": _PDF["data"]},
-                        }
-                    ]
-                    * 5000,
-                }
-            ],
-        ),
     ),
+    Attack("5,000 damaged PDFs", lambda: _chat([_PDF] * 5000, max_tokens=9), _MESSAGES),
     Attack(
-        "/v1/completions",
         "20 log probabilities of 8,000 tokens, n 128",
         lambda: _json(prompt=[7] * 8000, n=128, prompt_logprobs=20, max_tokens=4),
+        _TEXT,
     ),
 )
 ATTACKS = (*STOP_STRINGS, *ENCODINGS, *LONG_TEXTS, *LARGE_VALUES, *AT_THE_LIMITS)

@@ -15,7 +15,8 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -33,7 +34,6 @@ _FIRST = b'{"model":"qwen3","messages":[{"role":"user","content":"%b [[gen:4:1:0
 )
 """Long enough for the server to load its faster encoder, which it does once."""
 _PIECE = 2**16
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,12 @@ class Effect:
     @property
     def misses(self) -> str:
         """Return which parts of the goal it misses, in words."""
-        found = []
-        if self.share(0.99) > P99_SECONDS:
-            found.append("p99")
-        if max(self.health) > WORST_SECONDS:
-            found.append("max")
-        if self.growth > GROWTH_MIB:
-            found.append("memory")
-        return ", ".join(found)
+        missed = {
+            "p99": self.share(0.99) > P99_SECONDS,
+            "max": max(self.health) > WORST_SECONDS,
+            "memory": self.growth > GROWTH_MIB,
+        }
+        return ", ".join(name for name, is_missed in missed.items() if is_missed)
 
 
 class HealthWatch(Thread):
@@ -104,46 +102,42 @@ class HealthWatch(Thread):
         return self.seconds
 
 
-def try_attack(attack: Attack, flags: Sequence[str], patience: float) -> Effect:
+def try_attack(attack: Attack, patience: float = 120.0) -> Effect:
     """Start a server, send the attack, and return what it did."""
     request = attack.request()
-    with servers.singletree(flags=flags) as server:
+    with servers.singletree() as server:
         read_streams(server.port, [post("/v1/chat/completions", _FIRST)], b"{")
         wait_idle(server.pid)
         watch = HealthWatch(server.port)
         watch.start()
         time.sleep(0.5)
-        loop, cpu = _loop_seconds(server.pid), cpu_seconds(server.pid)
-        with _peak(server.pid) as growth:
-            began = time.perf_counter()
-            answers = [""] * attack.at_once
-            clients = [
-                Thread(target=send, args=(server.port, request, patience, answers, number), daemon=True)
-                for number in range(attack.at_once)
-            ]
-            for client in clients:
-                client.start()
-            for client in clients:
-                client.join()
-            seconds = time.perf_counter() - began
-            time.sleep(0.5)
+        loop, cpu, before = _loop_seconds(server.pid), cpu_seconds(server.pid), _memory(server.pid, "VmRSS")
+        for each in before:
+            Path(f"/proc/{each}/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew.
+        began = time.perf_counter()
+        with ThreadPoolExecutor(attack.at_once) as pool:
+            answers = list(pool.map(lambda _: send(server.port, request, patience), range(attack.at_once)))
+        seconds = time.perf_counter() - began
+        time.sleep(0.5)
+        peaks = _memory(server.pid, "VmHWM")
+        growth = sum(max(0.0, peaks[each] - before.get(each, 0.0)) for each in peaks)
         loop, cpu = _loop_seconds(server.pid) - loop, cpu_seconds(server.pid) - cpu
-        return Effect(answers, watch.stop(), loop, cpu, growth[0], seconds)
+        return Effect(answers, watch.stop(), loop, cpu, growth, seconds)
 
 
-def send(port: int, request: bytes, patience: float, answers: list[str], number: int) -> None:
-    """Send ``request``, and put the status of the answer into ``answers[number]``; "-" for none."""
+def send(port: int, request: bytes, patience: float) -> str:
+    """Send ``request``, and return the status of the answer; "-" for none."""
     answer = b""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=patience) as connection:
-            with contextlib.suppress(ConnectionError):  # it may have answered before it read all
-                connection.sendall(request)
-            answer = connection.recv(_PIECE)
-            while connection.recv(_PIECE):
-                pass
-    except OSError:
-        pass
-    answers[number] = answer[9:12].decode("ascii", "replace") or "-"
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=patience) as connection,
+    ):
+        with contextlib.suppress(ConnectionError):  # it may have answered before it read all
+            connection.sendall(request)
+        answer = connection.recv(_PIECE)
+        while connection.recv(_PIECE):
+            pass
+    return answer[9:12].decode("ascii", "replace") or "-"
 
 
 def _loop_seconds(pid: int) -> float:
@@ -151,55 +145,36 @@ def _loop_seconds(pid: int) -> float:
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
 
 
-@contextlib.contextmanager
-def _peak(pid: int) -> Iterator[list[float]]:
-    """Measure by how many MiB a process and its children grow at most; yield a list that has it at the end."""
-    growth: list[float] = []
-    before = {each: _memory(each, "VmRSS") for each in (pid, *children(pid))}
-    for each in before:
-        Path(f"/proc/{each}/clear_refs").write_text("5", encoding="ascii")
-    yield growth
-    after = {each: _memory(each, "VmHWM") for each in (pid, *children(pid))}
-    growth.append(sum(max(0.0, after[each] - before.get(each, 0.0)) for each in after))
-
-
-def _memory(pid: int, name: str) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+def _memory(pid: int, name: str) -> dict[int, float]:
+    """Return a figure of /proc/PID/status of a process and of its children, in MiB by process."""
+    sizes = {}
+    for each in (pid, *children(pid)):
+        lines = Path(f"/proc/{each}/status").read_text(encoding="ascii").splitlines()
+        sizes[each] = next(
+            (int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:")), 0.0
+        )
+    return sizes
 
 
 def main() -> None:
     """Try the attacks, and print what each did."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__)
     parser.add_argument("words", nargs="*", help="only attacks with one of these in their names")
-    parser.add_argument("--model", type=Path, help="its tokenizer and template; by default Qwen3's")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds for one attack")
-    parser.add_argument("--quick", action="store_true", help="without those that take many connections")
-    options = parser.parse_args()
-    if options.model is None:
-        peers.ensure_tokenizer()
-    flags = ("--engine", "scripted", "--model", str(options.model or peers.QWEN3))
-    chosen = [
-        each for each in ATTACKS if not options.words or any(word in each.name for word in options.words)
-    ]
-    if options.quick:
-        chosen = [each for each in chosen if each.at_once == 1]
+    words = parser.parse_args().words
+    peers.ensure_tokenizer()
+    chosen = [each for each in ATTACKS if not words or any(word in each.name for word in words)]
     print(
         f"{'attack':<42}{'status':>9}{'p50 ms':>8}{'p99 ms':>9}{'max ms':>9}{'loop s':>8}{'CPU s':>8}{'MiB':>7}"
     )
     missed = 0
     for attack in chosen:
-        effect = try_attack(attack, flags, options.patience)
-        misses = effect.misses
-        missed += bool(misses)
-        statuses = ",".join(sorted(set(effect.statuses)))
-        times = (1000 * each for each in (effect.share(0.5), effect.share(0.99), max(effect.health)))
-        p50, p99, worst = times
+        effect = try_attack(attack)
+        missed += bool(effect.misses)
+        p50, p99, worst = (1000 * effect.share(part) for part in (0.5, 0.99, 1.0))
         print(
-            f"{attack.name:<42}{statuses:>9}{p50:>8.1f}{p99:>9.1f}{worst:>9.1f}{effect.loop:>8.2f}"
-            f"{effect.cpu:>8.2f}{effect.growth:>7.0f}  {'misses: ' + misses if misses else ''}",
+            f"{attack.name:<42}{','.join(sorted({*effect.statuses})):>9}{p50:>8.1f}{p99:>9.1f}{worst:>9.1f}"
+            f"{effect.loop:>8.2f}{effect.cpu:>8.2f}{effect.growth:>7.0f}  "
+            f"{'misses: ' + effect.misses if effect.misses else ''}",
             flush=True,
         )
     print(

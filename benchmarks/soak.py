@@ -25,8 +25,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -101,53 +101,48 @@ class Troubles:
         return any(start <= time.monotonic() and began <= end for start, end in self._spans[-2:])
 
 
-@dataclass
 class Line:
     """A connector (`checking.endpoint`) that keeps the last answer, and may read it slowly.
 
     Attributes:
-        port: of the server.
         slow: whether to read a little at a time, and to let the network hold no more.
         kept: the last answer as bytes.
     """
 
-    port: int
-    slow: bool = False
-    kept: bytearray = field(default_factory=bytearray)
-    status: int = 0
-    _connection: HTTPConnection | None = None
-    _response: HTTPResponse | None = None
+    def __init__(self, port: int) -> None:
+        self._port, self.slow, self.kept, self.status = port, False, bytearray(), 0
 
     def open(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Line:
-        connection = self._connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
+        connection = self._connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
+        with _closed_without_answer(self._connection):
             connection.connect()
             if self.slow:
                 connection.sock.setsockopt(SOL_SOCKET, SO_RCVBUF, 4096)
             connection.request(method, path, body or None, dict(headers))
             self._response = connection.getresponse()
-        except (OSError, HTTPException) as error:
-            connection.close()
-            raise NoAnswer(error) from None
         self.status, self.kept = self._response.status, bytearray()
         return self
 
     def read(self) -> bytes:
-        assert self._response is not None
         if self.slow:
             time.sleep(0.05)
-        try:
+        with _closed_without_answer(self._connection):
             data = self._response.read1(4096 if self.slow else 65_536)
-        except (OSError, HTTPException) as error:
-            raise NoAnswer(error) from None
         self.kept += data
         return data
 
     def close(self) -> None:
-        assert self._response is not None
-        assert self._connection is not None
         self._response.close()
         self._connection.close()
+
+
+@contextlib.contextmanager
+def _closed_without_answer(connection: HTTPConnection) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, HTTPException) as error:
+        connection.close()
+        raise NoAnswer(error) from None
 
 
 class Client:
@@ -373,10 +368,8 @@ class Soak:
         chosen = [each for each in ATTACKS if any(name in each.name for name in _ATTACKS)]
         requests = [each.request(f"Authorization: Bearer {_KEYS[2]}\r\n") for each in chosen]
         for request in self._random.sample([*requests, *_NO_REQUESTS], len(requests) + len(_NO_REQUESTS)):
-            answer = [""]
             if time.monotonic() < until:
-                send(self._server.port, request, 5.0, answer, 0)
-                self.statuses[answer[0]] += 1
+                self.statuses[send(self._server.port, request, 5.0)] += 1
 
     def _disturb(self) -> None:
         time.sleep(ROUND_SECONDS * 0.25)
