@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import date
@@ -17,30 +16,29 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import compare_servers, peers, servers
-from engines import real_sglang, real_vllm
+from engines import real_sglang, real_vllm, scripted_llama
 from singletree.checking.contract import CHECKS
 
 CARDS = Path(__file__).with_name("results") / "check"
 SECONDS = 600
 """The limit of one card: the machine may be busy."""
 
-_LLAMA_SERVER = """
-import sys, time, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.hostnames, params.port = sys.argv[1], ["127.0.0.1"], int(sys.argv[2])
-params.model_alias = {"org/smollm2"}
-params.n_parallel, params.n_ctx, params.kv_unified = 2, 8192, True
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-params.use_jinja, params.endpoint_metrics = True, True
-server = xllamacpp.Server(params)
-time.sleep(1e6)
-"""
+_LLAMA_SERVER = {
+    "model_alias": "org/smollm2",
+    "n_parallel": 2,
+    "n_ctx": 8192,
+    "kv_unified": True,
+    "cpuparams.n_threads": 1,
+    "cpuparams_batch.n_threads": 1,
+    "use_jinja": True,
+    "endpoint_metrics": True,
+}
 
 
 @contextmanager
 def _singletree(*flags: str) -> Iterator[str]:
     with servers.singletree(flags=flags, patience=300) as server:
-        yield f"http://127.0.0.1:{server.port}"
+        yield server.url
 
 
 @contextmanager
@@ -48,14 +46,11 @@ def _llama_server() -> Iterator[str]:
     from singletree.engines.checkpoint import DEFAULT_MODEL
     from singletree.model_files.resolve import resolve
 
-    model, port = resolve(DEFAULT_MODEL, gguf=True).path, real_vllm.free_port()
-    command = [sys.executable, "-c", _LLAMA_SERVER, str(model), str(port)]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        servers.process_of(command, Path(folder) / "log") as process,
-    ):
-        servers.wait_ready("llama-server", port, process, Path(folder) / "log", 300)
-        yield f"http://127.0.0.1:{port}"
+    port, model = real_vllm.free_port(), str(resolve(DEFAULT_MODEL, gguf=True).path)
+    settings = {**_LLAMA_SERVER, "model.path": model, "hostnames": ["127.0.0.1"], "port": port}
+    command = [sys.executable, "-c", scripted_llama.SERVE, json.dumps(settings)]
+    with servers.running("llama-server", port, command, patience=300) as server:
+        yield server.url
 
 
 @contextmanager
@@ -86,7 +81,7 @@ def _sglang() -> Iterator[str]:
 @contextmanager
 def _dynamo() -> Iterator[str]:
     with servers.dynamo("Dynamo", servers.filler()) as server:
-        yield f"http://127.0.0.1:{server.port}"
+        yield server.url
 
 
 _WORKER_LACKS = ("overflow-words", "cached-tokens")
@@ -107,11 +102,7 @@ SERVERS: dict[str, tuple[str, Callable[[], AbstractContextManager[str]], Callabl
     "vllm": ("vLLM's own server, SmolLM2", _vllm, lambda: real_vllm.VLLM),
     "sglang": ("SGLang's own server, SmolLM2", _sglang, lambda: real_sglang.SGLANG),
     "litellm": ("LiteLLM before vLLM, SmolLM2", _litellm, lambda: compare_servers.LITELLM),
-    "dynamo": (
-        "Dynamo's frontend, scripted worker",
-        _dynamo,
-        lambda: peers.DYNAMO_VERSION,
-    ),
+    "dynamo": ("Dynamo's frontend, scripted worker", _dynamo, lambda: peers.DYNAMO_VERSION),
 }
 """By the name of the card: what it is, how it is started, its version."""
 
@@ -120,9 +111,6 @@ def measure(name: str) -> None:
     """Start a server, check it, and write its card."""
     title, start, version_of = SERVERS[name]
     file = CARDS / f"{name}.json"
-    skipped = [
-        check.name for check in CHECKS if check.name in _WORKER_LACKS or check.name.startswith("loop-")
-    ]
     with start() as url:
         command = [
             sys.executable,
@@ -135,7 +123,9 @@ def measure(name: str) -> None:
             "--seconds",
             str(SECONDS),
         ]
-        command += ["--skip", ",".join(skipped)] if name == "dynamo" else []
+        if name == "dynamo":
+            loops = [check.name for check in CHECKS if check.name.startswith("loop-")]
+            command += ["--skip", ",".join((*_WORKER_LACKS, *loops))]
         done = subprocess.run(command, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(f"{name}: the check ended with {done.returncode}")

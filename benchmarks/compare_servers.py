@@ -39,10 +39,6 @@ _READY_SECONDS = 600.0
 _PARSERS = {"qwen3_coder": "qwen3_coder", "hermes": "hermes", "qwen3": "hermes"}
 """By family: vLLM's parser of calls, as the recipe of the model names it."""
 
-_COUNTER = re.compile(
-    r"^vllm:(?P<name>prefix_cache_(?:queries|hits)_total)\{.*\} (?P<value>\S+)$", re.MULTILINE
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Counted:
@@ -63,6 +59,8 @@ class Engine:
     """
 
     kind = "vllm"
+    counters = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    reset = "reset_prefix_cache"
 
     def __init__(self, url: str, model: Path, calls: str, scripts: Path, log: Path) -> None:
         self.url, self.model, self.calls = url, model, calls
@@ -72,14 +70,14 @@ class Engine:
     def counted(self) -> Counted:
         """Read its counters."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
-            found = dict(_COUNTER.findall(answer.read().decode()))
-        return Counted(*(int(float(found[f"prefix_cache_{name}_total"])) for name in ("queries", "hits")))
+            found = re.findall(r"^(\S+)\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
+        sums = (sum(float(value) for name, value in found if name == counter) for counter in self.counters)
+        return Counted(*map(int, sums))
 
     def forget(self, name: str = NAMES[0]) -> None:
         """Empty its prefix cache and its log; an engine that has but one name takes this one."""
-        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", b"", method="POST")
-        with urllib.request.urlopen(request, timeout=30):
-            self._log.unlink(missing_ok=True)
+        urllib.request.urlopen(f"{self.url}/{self.reset}", b"", timeout=60).close()
+        self._log.unlink(missing_ok=True)
 
     def plays(self) -> list[Play]:
         """Return the generations since ``forget``, oldest first."""
@@ -162,28 +160,20 @@ def engine(model: Scripted, host: Host, scripts: Path) -> Iterator[Engine]:
     known = json.loads((peers.QWEN3 / "config.json").read_text(encoding="utf-8"))
     (model.folder / "config.json").write_text(json.dumps(known | dict(host.shape)), encoding="utf-8")
     port = real_vllm.free_port()
-    with tempfile.TemporaryDirectory(prefix="singletree-compare-") as place:
-        folder = Path(place)
-        log = folder / "plays.jsonl"
-        command = [*host.command, str(model.folder), "--served-model-name", *NAMES]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(WINDOW)]
-        command += ["--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "8", "--enable-scale-out"]
-        command += ["--enable-prompt-tokens-details", "--logits-processors", SAMPLER]
-        command += ["--enable-auto-tool-choice", "--tool-call-parser", calls]
-        # With a parser of reasoning, vLLM applies the grammars of a request only behind it, unless this is set.
-        command += ["--reasoning-parser", "qwen3"]
-        command += ["--structured-outputs-config", json.dumps({"enable_in_reasoning": True})]
-        command += host.flags
-        variables = {
-            **host.environment,
-            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-            SAMPLER_SCRIPTS: str(scripts),
-            SAMPLER_LOG: str(log),
-        }
-        output = folder / "vllm.log"
-        with servers.process_of(command, output, variables) as process:
-            servers.wait_ready("vLLM", port, process, output, _READY_SECONDS)
-            yield Engine(f"http://127.0.0.1:{port}", model.folder, calls, scripts, log)
+    command = [*host.command, str(model.folder), "--served-model-name", *NAMES]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(WINDOW)]
+    command += ["--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "8", "--enable-scale-out"]
+    command += ["--enable-prompt-tokens-details", "--logits-processors", SAMPLER]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", calls]
+    # With a parser of reasoning, vLLM applies the grammars of a request only behind it, unless this is set.
+    command += ["--reasoning-parser", "qwen3"]
+    command += ["--structured-outputs-config", json.dumps({"enable_in_reasoning": True}), *host.flags]
+    with tempfile.TemporaryDirectory(prefix="singletree-compare-") as folder:
+        log = Path(folder) / "plays.jsonl"
+        variables = {**host.environment, SAMPLER_SCRIPTS: str(scripts), SAMPLER_LOG: str(log)}
+        variables["VLLM_SERVER_DEV_MODE"] = "1"  # for /reset_prefix_cache
+        with servers.running("vLLM", port, command, variables, _READY_SECONDS) as server:
+            yield Engine(server.url, model.folder, calls, scripts, log)
 
 
 class _Llama(Engine):
@@ -215,22 +205,10 @@ def llama_engine(model: Scripted, shape: str, settings: Mapping[str, Any], scrip
             running.stop()
 
 
-_SGLANG_COUNTER = re.compile(r"^sglang:(prompt|cached)_tokens_total\{.*\} (\S+)$", re.MULTILINE)
-
-
 class _SGLang(Engine):
     kind = "sglang"
-
-    def counted(self) -> Counted:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
-            found = _SGLANG_COUNTER.findall(answer.read().decode())
-        sums = (
-            sum(float(value) for name, value in found if name == wanted) for wanted in ("prompt", "cached")
-        )
-        return Counted(*map(int, sums))
-
-    def forget(self, name: str = NAMES[0]) -> None:
-        urllib.request.urlopen(f"{self.url}/flush_cache", b"", timeout=60).close()
+    counters = ("sglang:prompt_tokens_total", "sglang:cached_tokens_total")
+    reset = "flush_cache"
 
 
 @contextmanager
@@ -240,7 +218,7 @@ def sglang_engine(model: Scripted, scripts: Path) -> Iterator[Engine]:
     flags += ["--enable-metrics", "--served-model-name", NAMES[0]]
     flags += ["--tool-call-parser", _PARSERS[model.name], "--reasoning-parser", "qwen3"]
     with real_sglang.running_sglang(*flags, folder=model.folder) as server:
-        yield _SGLang(server.url, model.folder, "", scripts, Path())
+        yield _SGLang(server.url, model.folder, "", scripts, scripts / "nothing")
 
 
 @contextmanager
@@ -257,7 +235,7 @@ def _singletree(engine: Engine) -> Iterator[str]:
     names = ("--model-name", NAMES[0], "--model-name", NAMES[1])
     key = ("--capsule-key", _KEY)
     with servers.singletree(flags=(*flags, *names, *key), patience=_READY_SECONDS) as server:
-        yield f"http://127.0.0.1:{server.port}"
+        yield server.url
 
 
 @contextmanager
@@ -272,21 +250,21 @@ def litellm(engine: str, model: str, names: Sequence[str]) -> Iterator[str]:
     port = real_vllm.free_port()
     parameters = {"model": f"hosted_vllm/{model}", "api_base": f"{engine}/v1", "api_key": "none"}
     models = [{"model_name": name, "litellm_params": parameters} for name in names]
-    with tempfile.TemporaryDirectory(prefix="singletree-compare-") as place:
-        settings, output = Path(place) / "config.yaml", Path(place) / "litellm.log"
+    with tempfile.TemporaryDirectory(prefix="singletree-compare-") as folder:
+        settings = Path(folder) / "config.yaml"
         settings.write_text(json.dumps({"model_list": models}), encoding="utf-8")
         command = [str(_LITELLM / "bin" / "litellm"), "--config", str(settings), "--port", str(port)]
         command += ["--host", "127.0.0.1", "--telemetry", "False"]
-        with servers.process_of(command, output, os.environ | _LITELLM_SETTINGS) as process:
-            servers.wait_ready("LiteLLM", port, process, output, _READY_SECONDS)
-            yield f"http://127.0.0.1:{port}"
+        environment = os.environ | _LITELLM_SETTINGS
+        with servers.running("LiteLLM", port, command, environment, _READY_SECONDS) as server:
+            yield server.url
 
 
 @contextmanager
 def _dynamo(engine: Engine) -> Iterator[str]:
     settings = {"WORKER_ENGINE": engine.url, "WORKER_CALLS": engine.calls}
     with servers.dynamo("Dynamo", [], model=engine.model, names=NAMES, settings=settings) as server:
-        yield f"http://127.0.0.1:{server.port}"
+        yield server.url
 
 
 _LITELLM_SETTINGS = {
@@ -376,15 +354,10 @@ def versions() -> Mapping[str, str]:
 def missing(wanted: Sequence[str]) -> list[str]:
     """Install what ``wanted`` servers need; return the names of those that could not be installed."""
     absent = []
-    for name, install in (("LiteLLM", _install_litellm), ("Dynamo", _install_dynamo)):
+    for name, install in (("LiteLLM", _install_litellm), ("Dynamo", peers.install_dynamo)):
         try:
             if name in wanted:
                 install()
         except (SystemExit, OSError, subprocess.SubprocessError):
             absent.append(name)
     return absent
-
-
-def _install_dynamo() -> None:
-    if not peers.has_dynamo():
-        peers.install_dynamo()

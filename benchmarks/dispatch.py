@@ -166,8 +166,8 @@ def main() -> None:
     options = parser.parse_args()
     if not install.is_installed():
         raise SystemExit("the harnesses are not installed: python tests/clients/install.py")
-    if not peers.has_dynamo():
-        peers.main()
+    peers.ensure_tokenizer()
+    peers.install_dynamo()
     rounds, sentences = (1, 3) if options.quick else (options.rounds, 10)
     table = report(measure_all(rounds, sentences), rounds)
     print(product_report.experiment(table))

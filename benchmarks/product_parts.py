@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from benchmarks import memory, parse, peers, prompt_cost, servers, token_cost, tool_session, vllm_api
+from benchmarks import memory, parse, prompt_cost, servers, token_cost, tool_session, vllm_api
 from benchmarks.figures import DYNAMO, DYNAMO_AND_VLLM, OWN, VLLM, Result, missing_peers
 from benchmarks.processor import Watch, resident_bytes, wait_idle
 from benchmarks.servers import Server
@@ -55,8 +56,7 @@ def tokens(bench: Bench) -> None:
     """CPU of a streamed token, and of a request of almost none."""
     for server in bench.running[:2]:
         for protocol in PROTOCOLS:
-            idle = (0.0,) * len(server.pids)
-            token_cost.token_cost(server, protocol, Load(4, 100, _PACE), idle, 0.5)
+            token_cost.token_cost(server, protocol, Load(4, 100, _PACE), (0.0,), 0.5)
         for pid in server.pids:
             wait_idle(pid)  # What a process does after its first requests is not its idle work.
         bench.idle[server.name] = token_cost.idle_rates(server)
@@ -68,14 +68,13 @@ def tokens(bench: Bench) -> None:
                     title = f"a token, {protocol.name}, {count} streams"
                     load = Load(count, max(length, token_cost.LEAST_TOKENS // count), _PACE)
                     try:
-                        cost = token_cost.token_cost(
-                            server, protocol, load, bench.idle[server.name], _LEAST_EVENTS
-                        )
+                        idle = bench.idle[server.name]
+                        cost, others = token_cost.token_cost(server, protocol, load, idle, _LEAST_EVENTS)
                     except WrongAnswer as error:  # Too few events: the machine is too busy.
                         bench.result.failed[f"{title}, {server.name}"] = str(error)[:120]
                         continue
-                    bench.result.add(title, "CPU µs", server.name, cost.server)
-                    bench.others.append(cost.others)
+                    bench.result.add(title, "CPU µs", server.name, cost)
+                    bench.others.append(others)
 
 
 def requests(bench: Bench) -> None:
@@ -101,21 +100,20 @@ def prompts(bench: Bench) -> None:
     sessions = tool_session.Sessions(bench.tokenizer, _PROMPT_TOKENS)
     for server in bench.running:
         # singletree makes its tokenizer faster beside the first long prompt after a start: that is a figure of its own.
-        [cost, *_] = prompt_cost.prompt_costs(server, PROTOCOLS[0], sessions.session(0, prompt_cost.MARKER))
-        bench.result.add(
-            "CPU to the first token, first long prompt of a process", "ms", server.name, cost.cpu
-        )
+        costs = prompt_cost.prompt_costs(server, PROTOCOLS[0], sessions.session(0, prompt_cost.MARKER))
+        cpu = costs["cold"][0].cpu
+        bench.result.add("CPU to the first token, first long prompt of a process", "ms", server.name, cpu)
         wait_idle(server.pid)
     for number in range(bench.rounds):
         for at, protocol in enumerate(PROTOCOLS):
             session = sessions.session(number * len(PROTOCOLS) + at + 1, prompt_cost.MARKER)
             for server in bench.alternated(number):
                 costs = prompt_cost.prompt_costs(server, protocol, session)
-                for kind in prompt_cost.KINDS:
-                    cost = prompt_cost.median_of(costs, kind)
+                for kind, each in costs.items():
+                    cpu, first = (statistics.median(column) for column in zip(*each, strict=True))
                     where = f"{kind}, {protocol.name}"
-                    bench.result.add(f"CPU to the first token, {where}", "ms", server.name, cost.cpu)
-                    bench.result.add(f"time to the first token, {where}", "ms", server.name, cost.first)
+                    bench.result.add(f"CPU to the first token, {where}", "ms", server.name, cpu)
+                    bench.result.add(f"time to the first token, {where}", "ms", server.name, first)
 
 
 def slopes(bench: Bench) -> None:
@@ -140,8 +138,8 @@ def counts(bench: Bench) -> None:
 def starts(bench: Bench) -> None:
     """From the start of a process to its readiness, and the memory that it takes then."""
     tries = 2 if bench.is_quick else 5
-    with servers.vllm_stub(bench.played) as (url, _):
-        flags = ("--engine-url", url, "--engine", "vllm", "--model", str(peers.QWEN3))
+    with servers.vllm_stub(bench.played) as engine:
+        flags = servers.before_vllm(engine.url)
         for number in range(tries + 1):
             with servers.started(flags) as (seconds, cpu, pid):
                 if number == 0:

@@ -6,8 +6,9 @@ import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -17,50 +18,34 @@ from benchmarks.servers import MODEL, Server
 from benchmarks.stream_reader import Answer, WrongAnswer, post, read_streams
 from benchmarks.tool_session import Protocol, Session, Step, grown, marker, prompt_tokens
 
-KINDS = ("cold", "repeat", "grown")
 _ANSWER = 4  # tokens
 MARKER = marker(_ANSWER)
 _RESULT = 2000  # characters that a further step adds
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCost:
+class PromptCost(NamedTuple):
     """One request with a long prompt.
 
     Attributes:
-        kind: ``cold``, a session of which nothing was ever sent; ``repeat``, the same bytes again; ``grown``,
-            the session one step later.
-        first: ms from the first byte sent to the first text read.
         cpu: CPU ms of the measured process for the whole request, with an answer of four tokens.
+        first: ms from the first byte sent to the first text read.
     """
 
-    kind: str
-    first: float
     cpu: float
+    first: float
 
 
-def prompt_costs(server: Server, protocol: Protocol, session: Session) -> list[PromptCost]:
-    """Send one session cold, twice again, and then longer by one step and by two."""
+def prompt_costs(server: Server, protocol: Protocol, session: Session) -> dict[str, list[PromptCost]]:
+    """Send one session cold, twice again (``repeat``), and then longer by one step and by two (``grown``)."""
     longer = grown(session, f"{session.steps[3].result[:_RESULT]} {MARKER}", "next")
     longest = grown(longer, f"{session.steps[5].result[:_RESULT]} {MARKER}", "last")
-    sessions = zip(
-        ("cold", "repeat", "repeat", "grown", "grown"), (*(session,) * 3, longer, longest), strict=True
-    )
-    return [_prompt_cost(server, protocol, kind, each) for kind, each in sessions]
-
-
-def _prompt_cost(server: Server, protocol: Protocol, kind: str, session: Session) -> PromptCost:
-    watch = Watch((server.pid,))
-    (answer,) = read_streams(server.port, [protocol.request(session, _ANSWER)], protocol.mark)
-    return PromptCost(kind, answer.first * 1e3, watch.stop().cpu[0] * 1e3)
-
-
-def median_of(costs: Sequence[PromptCost], kind: str) -> PromptCost:
-    """The medians of one kind."""
-    chosen = [cost for cost in costs if cost.kind == kind]
-    return PromptCost(
-        kind, statistics.median(cost.first for cost in chosen), statistics.median(cost.cpu for cost in chosen)
-    )
+    costs: dict[str, list[PromptCost]] = {}
+    sessions = (session, session, session, longer, longest)
+    for kind, each in zip(("cold", "repeat", "repeat", "grown", "grown"), sessions, strict=True):
+        watch = Watch((server.pid,))
+        (answer,) = read_streams(server.port, [protocol.request(each, _ANSWER)], protocol.mark)
+        costs.setdefault(kind, []).append(PromptCost(watch.stop().cpu[0] * 1e3, answer.first * 1e3))
+    return costs
 
 
 _TURNS = 100
@@ -169,14 +154,8 @@ def count_costs(
 
 
 def _count_cost(server: Server, bodies: Sequence[Mapping[str, object]]) -> float:
-    requests = [
-        post(
-            "/v1/messages/count_tokens",
-            json.dumps({"model": MODEL, **body}).encode(),
-            "anthropic-version: 2023-06-01\r\n",
-        )
-        for body in bodies
-    ]
+    path, headers = f"{tool_session.MESSAGES.path}/count_tokens", tool_session.MESSAGES.headers
+    requests = [post(path, json.dumps({"model": MODEL, **body}).encode(), headers) for body in bodies]
     watch = Watch((server.pid,))
     read_streams(server.port, requests, b'"input_tokens":')
     return watch.stop().cpu[0] * 1e3

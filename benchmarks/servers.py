@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.processor import cpu_seconds
-from engines.real_vllm import free_port
+from engines.real_vllm import free_port, stop_server
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
@@ -47,6 +45,11 @@ class Server:
     log: Path = Path(os.devnull)
 
     @property
+    def url(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Both, the measured one first."""
         return (self.pid,) if self.engine is None else (self.pid, self.engine)
@@ -70,6 +73,21 @@ SCRIPTED = ("--engine", "scripted", "--model", str(peers.QWEN3))
 
 
 @contextmanager
+def running(
+    name: str,
+    port: int,
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    patience: float = START_SECONDS,
+    key: str = "",
+) -> Iterator[Server]:
+    """Start a server that listens on ``port``, and wait until it lists a model: ``patience`` seconds."""
+    with _folder() as folder, process_of(command, folder / "server.log", environment) as process:
+        wait_ready(name, port, process, folder / "server.log", patience, key)
+        yield Server(name, port, process.pid, log=folder / "server.log")
+
+
+@contextmanager
 def singletree(
     name: str = "singletree",
     flags: Sequence[str] = SCRIPTED,
@@ -84,31 +102,33 @@ def singletree(
         key: of its API, where it needs one.
     """
     port = free_port()
-    with _folder() as folder, process_of(_serve(port, flags, start), folder / "server.log") as process:
-        wait_ready(name, port, process, folder / "server.log", patience, key)
-        yield Server(name, port, process.pid, log=folder / "server.log")
+    with running(name, port, _serve(port, flags, start), patience=patience, key=key) as server:
+        yield server
 
 
 @contextmanager
-def vllm_stub(filler: Sequence[int], model: Path = peers.QWEN3, port: int = 0) -> Iterator[tuple[str, int]]:
-    """The URL and the process of a server without a model that plays ``filler`` over vLLM's wire; at any port for 0."""
+def vllm_stub(filler: Sequence[int], model: Path = peers.QWEN3, port: int = 0) -> Iterator[Server]:
+    """A server without a model that plays ``filler`` over vLLM's wire; at any port for 0."""
     port = port or free_port()
-    with _folder() as folder:
-        ids, log = folder / "filler.json", folder / "stub.log"
-        ids.write_text(json.dumps(list(filler)), encoding="utf-8")
+    with _written(filler) as ids:
         command = [sys.executable, "-m", "benchmarks.vllm_stub", str(port), str(model), str(ids)]
-        with process_of(command, log) as process:
-            wait_ready("the stub of vLLM", port, process, log)
-            yield f"http://127.0.0.1:{port}", process.pid
+        with running("the stub of vLLM", port, command) as server:
+            yield server
 
 
 @contextmanager
 def singletree_before_vllm(filler: Sequence[int], flags: Sequence[str] = ()) -> Iterator[Server]:
     """singletree with an engine in another process, as users run it: a server that speaks vLLM's wire."""
-    with vllm_stub(filler) as (url, engine):
-        where = ("--engine-url", url, "--engine", "vllm", "--model", str(peers.QWEN3))
-        with singletree(flags=(*where, *flags)) as server:
-            yield replace(server, engine=engine)
+    with (
+        vllm_stub(filler) as engine,
+        singletree(flags=(*before_vllm(engine.url), *flags)) as server,
+    ):
+        yield replace(server, engine=engine.pid)
+
+
+def before_vllm(url: str) -> list[str]:
+    """Return the flags with which singletree stands before a vLLM that has Qwen3's tokenizer."""
+    return ["--engine-url", url, "--engine", "vllm", "--model", str(peers.QWEN3)]
 
 
 @contextmanager
@@ -127,10 +147,16 @@ def started(flags: Sequence[str]) -> Iterator[tuple[float, float, int]]:
 
 
 def _serve(port: int, flags: Sequence[str], start: str = _START) -> list[str]:
-    return [
-        *(sys.executable, "-c", start, "serve"),
-        *("--model-name", MODEL, "--port", str(port), *flags),
-    ]
+    return [sys.executable, "-c", start, "serve", "--model-name", MODEL, "--port", str(port), *flags]
+
+
+_DYNAMO = {
+    "DYN_DISCOVERY_BACKEND": "file",
+    "DYN_REQUEST_PLANE": "tcp",
+    "DYN_EVENT_PLANE": "zmq",
+    "DYN_TCP_RPC_HOST": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 @contextmanager
@@ -150,42 +176,23 @@ def dynamo(
         names: of the model.
         settings: further variables of both environments.
     """
-    port = free_port()
-    with _folder() as folder:
-        ids, log = folder / "filler.json", folder / "server.log"
-        ids.write_text(json.dumps(list(filler)), encoding="utf-8")
-        environment = {
-            **os.environ,
-            "DYN_DISCOVERY_BACKEND": "file",
-            "DYN_FILE_KV": str(folder),
-            "DYN_REQUEST_PLANE": "tcp",
-            "DYN_EVENT_PLANE": "zmq",
-            "DYN_TCP_RPC_HOST": "127.0.0.1",
-            "HF_HUB_OFFLINE": "1",
-            **(settings or {}),
-        }
+    port, python = free_port(), str(peers.PYTHON)
+    frontend = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
+    frontend += ["--discovery-backend", "file", "--request-plane", "tcp", "--enable-anthropic-api", *flags]
+    with _folder() as folder, _written(filler) as ids:
+        environment = {**os.environ, **_DYNAMO, "DYN_FILE_KV": str(folder), **(settings or {})}
         worker = [
-            *(str(peers.PYTHON), str(Path(__file__).with_name("dynamo_worker.py"))),
-            *(str(model), ",".join(names), str(ids)),
-        ]
-        frontend = [
-            *(
-                str(peers.PYTHON),
-                "-m",
-                "dynamo.frontend",
-                "--http-host",
-                "127.0.0.1",
-                "--http-port",
-                str(port),
-            ),
-            *("--discovery-backend", "file", "--request-plane", "tcp", "--enable-anthropic-api", *flags),
+            python,
+            str(Path(__file__).with_name("dynamo_worker.py")),
+            str(model),
+            ",".join(names),
+            str(ids),
         ]
         with (
             process_of(worker, folder / "worker.log", environment) as engine,
-            process_of(frontend, log, environment) as process,
+            running(name, port, frontend, environment) as server,
         ):
-            wait_ready(name, port, process, log)
-            yield Server(name, port, process.pid, engine.pid)
+            yield replace(server, engine=engine.pid)
 
 
 @contextmanager
@@ -204,20 +211,7 @@ def process_of(
     try:
         yield process
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for how, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 8.0)):
-        try:
-            os.killpg(process.pid, how)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+        stop_server(process)
 
 
 def wait_ready(
@@ -245,8 +239,12 @@ def wait_ready(
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="singletree-bench-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="singletree-bench-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _written(filler: Sequence[int]) -> Iterator[Path]:
+    with _folder() as folder:
+        (folder / "filler.json").write_text(json.dumps(list(filler)), encoding="utf-8")
+        yield folder / "filler.json"

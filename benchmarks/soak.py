@@ -351,7 +351,9 @@ class Soak:
 
     def start_engine(self) -> None:
         """Start the engine, at its port."""
-        self._pid = self._engine.enter_context(servers.vllm_stub(range(100, 1100), port=self._engine_port))[1]
+        self._pid = self._engine.enter_context(
+            servers.vllm_stub(range(100, 1100), port=self._engine_port)
+        ).pid
 
     def round(self) -> Reading:
         """Let the clients work for a round, and return what the server holds then."""
@@ -419,7 +421,7 @@ def soak(seconds: float) -> list[str]:
         keys = "".join(f'[{key}]\nsha256 = "{digest}"\n' for key, digest in digests.items())
         (folder / "keys.toml").write_text(keys, encoding="utf-8")
         flags = [
-            *("--engine-url", f"http://127.0.0.1:{port}", "--engine", "vllm", "--model", str(peers.QWEN3)),
+            *servers.before_vllm(f"http://127.0.0.1:{port}"),
             *("--key-file", str(folder / "keys.toml"), "--store-path", str(folder / "responses.sqlite")),
             *("--turn-memory-path", str(folder / "turns.sqlite"), "--capsule-key", "5" * 64),
             *("--trace-path", str(folder / "trace.jsonl"), "--trace-limit", "4MiB", "--inspect"),

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks import servers, tool_session
-from benchmarks.processor import Spent, Watch, resident_bytes
+from benchmarks.processor import Watch, resident_bytes
 from benchmarks.servers import Server
 from benchmarks.stream_reader import Answer, WrongAnswer, read_streams
 from benchmarks.tool_session import PROTOCOLS, Protocol, marker
@@ -24,8 +24,7 @@ _BATCH = 250  # streams opened together
 _BATCHES_A_SECOND = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """A number of streams at once, each of ``tokens`` tokens, ``delay`` seconds apart."""
 
     streams: int
@@ -33,17 +32,9 @@ class Load:
     delay: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCost:
-    """CPU µs a token of the measured process, and how many cores everything else kept busy meanwhile."""
-
-    server: float
-    others: float
-
-
 def token_cost(
     server: Server, protocol: Protocol, load: Load, idle: Sequence[float], least_events: float = 1.0
-) -> TokenCost:
+) -> tuple[float, float]:
     """Measure once: the difference between long answers and short ones, so that tokens alone count.
 
     Args:
@@ -51,27 +42,26 @@ def token_cost(
         least_events: how many events there must be for each token. Where the engine is another process, tokens that
             came together leave together if the server had no time in between.
 
+    Returns:
+        CPU µs a token of the measured process, and how many cores everything else kept busy meanwhile.
+
     Raises:
         WrongAnswer: also when tokens did not come as an event each.
     """
-    short = _run(server, protocol, load, _SHORT, idle, least_events)
-    long = _run(server, protocol, load, load.tokens + _SHORT, idle, least_events)
-    cpu = (long.cpu[0] - short.cpu[0]) / (load.streams * load.tokens)
-    return TokenCost(cpu * 1e6, long.others / long.wall)
 
+    def run(tokens: int) -> tuple[float, float]:
+        request = protocol.request(tool_session.opening(marker(tokens, load.delay)), tokens)
+        watch = Watch(server.pids)
+        answers = read_streams(server.port, [request] * load.streams, protocol.mark)
+        spent = watch.stop()
+        for answer in answers:
+            if not tokens * least_events <= answer.events <= tokens + 16:
+                raise WrongAnswer(f"{server.name} sent {answer.events} events, not {tokens}: {answer.end!r}")
+        return spent.cpu[0] - idle[0] * spent.wall, spent.others / spent.wall
 
-def _run(
-    server: Server, protocol: Protocol, load: Load, tokens: int, idle: Sequence[float], least_events: float
-) -> Spent:
-    request = protocol.request(tool_session.opening(marker(tokens, load.delay)), tokens)
-    watch = Watch(server.pids)
-    answers = read_streams(server.port, [request] * load.streams, protocol.mark)
-    spent = watch.stop()
-    for answer in answers:
-        if not tokens * least_events <= answer.events <= tokens + 16:
-            raise WrongAnswer(f"{server.name} sent {answer.events} events, not {tokens}: {answer.end!r}")
-    cpu = tuple(seconds - rate * spent.wall for seconds, rate in zip(spent.cpu, idle, strict=True))
-    return Spent(spent.wall, cpu, spent.client, spent.others)
+    short, _ = run(_SHORT)
+    long, others = run(load.tokens + _SHORT)
+    return (long - short) / (load.streams * load.tokens) * 1e6, others
 
 
 def idle_rates(server: Server, seconds: float = 2.0) -> tuple[float, ...]:
@@ -82,8 +72,7 @@ def idle_rates(server: Server, seconds: float = 2.0) -> tuple[float, ...]:
     return tuple(cpu / spent.wall for cpu in spent.cpu)
 
 
-@dataclass(frozen=True, slots=True)
-class Many:
+class Many(NamedTuple):
     """What many streams cost: KB of memory and CPU ms a second for each, seconds to 99 % of the first tokens."""
 
     kilobytes: float

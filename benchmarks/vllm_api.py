@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,52 +35,38 @@ TINY: dict[str, Any] = {
 }
 
 
-def write_model(folder: Path, shape: dict[str, Any]) -> Path:
-    """Write a folder that vLLM loads with ``--load-format dummy``: a configuration and Qwen3's tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(peers.QWEN3 / name, folder)
-    known = json.loads((peers.QWEN3 / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(known | shape), encoding="utf-8")
-    # Greedy: random weights end no turn then.
-    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.0}), encoding="utf-8")
-    return folder
-
-
-@contextmanager
-def running() -> Iterator[Server]:
+def running() -> AbstractContextManager[Server]:
     """Start ``vllm serve`` on the tiny model."""
     venv, _ = real_vllm.install()
     port = real_vllm.free_port()
     command = [str(venv / "bin" / "vllm"), "serve", str(_model()), "--port", str(port), "--host", "127.0.0.1"]
     command += ["--served-model-name", MODEL, "--max-num-seqs", str(_STREAMS), "--max-model-len", _WINDOW]
     command += [*_ENGINE, "--disable-log-stats"]
-    with _started("vLLM", port, command, real_vllm.environment()) as server:
-        yield server
+    return servers.running("vLLM", port, command, real_vllm.environment(), real_vllm.READY_SECONDS)
 
 
-@contextmanager
-def running_in_process() -> Iterator[Server]:
+def running_in_process() -> AbstractContextManager[Server]:
     """Start singletree with vLLM in its process, on the tiny model."""
     python, environment = real_vllm.program()
     port = real_vllm.free_port()
     command = [str(python), "-m", "singletree", "serve", "--engine", "vllm", "--model", str(_model())]
     command += ["--port", str(port), "--model-name", MODEL, "--slots", str(_STREAMS)]
     command += ["--context-window", _WINDOW, "--", *_ENGINE]
-    with _started("singletree with vLLM in its process", port, command, environment) as server:
-        yield server
+    title = "singletree with vLLM in its process"
+    return servers.running(title, port, command, environment, real_vllm.READY_SECONDS)
 
 
 def _model() -> Path:
-    return write_model(peers.HOME.parent / "tiny-qwen3", TINY)
-
-
-@contextmanager
-def _started(name: str, port: int, command: list[str], environment: dict[str, str]) -> Iterator[Server]:
-    log = peers.HOME.parent / f"{name.partition(' ')[0].lower()}-front-end.log"
-    with servers.process_of(command, log, environment) as process:
-        servers.wait_ready(name, port, process, log, real_vllm.READY_SECONDS)
-        yield Server(name, port, process.pid)
+    """Write a folder that vLLM loads with ``--load-format dummy``: a configuration and Qwen3's tokenizer."""
+    folder = peers.HOME.parent / "tiny-qwen3"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(peers.QWEN3 / name, folder)
+    known = json.loads((peers.QWEN3 / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(known | TINY), encoding="utf-8")
+    # Greedy: random weights end no turn then.
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.0}), encoding="utf-8")
+    return folder
 
 
 def token_cost(server: Server, protocol: Protocol, streams: int, tokens: int) -> float:
