@@ -80,7 +80,7 @@ def _sglang() -> Iterator[str]:
 
 @contextmanager
 def _dynamo() -> Iterator[str]:
-    with servers.dynamo("Dynamo", servers.filler()) as server:
+    with servers.dynamo("Dynamo") as server:
         yield server.url
 
 

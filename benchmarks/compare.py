@@ -21,10 +21,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import compare_report, documents, peers, processor
 from benchmarks.compare_report import Cell, Comparison
@@ -101,17 +101,15 @@ class Bench:
         self._model, self.engine, self._count, self._folder = model, engine, count, folder
         self._title = f"{model.name}-{shape}" if shape else model.name
         self.shape = shape
-        self.scripts: list[str] = []  # of the last session
 
     def live(
         self,
         name: str,
         server: str,
         url: str,
-        relay: Relay | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> Cell:
-        """Let the harness of a session work behind ``url`` or ``relay``, with ``settings`` in its environment."""
+        """Let the harness of a session work behind ``url``, with ``settings`` in its environment."""
         session, cell = SESSIONS[name], Cell(self._title, name, server, "live")
         folder = self._folder / "session"  # the same for all: its path is in their prompts
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,16 +117,18 @@ class Bench:
         session_script.make_workspace(workspace)
         home.mkdir()
         prompts, scripts = asked(name, workspace, self._count, self._write)
-        self.scripts = scripts
         self.engine.forget(session.model)
         with Watch(self.engine) as watch:
             for number, prompt in enumerate(prompts):
-                task = Task(relay.url if relay else url, session.model, prompt, home, workspace)
+                task = Task(url, session.model, prompt, home, workspace)
                 try:
                     outcome = run(session.started(number, task.base_url), task, _SECONDS, settings=settings)
                 except subprocess.TimeoutExpired:
                     outcome = Outcome("", [f"it did not end in {_SECONDS:.0f} s"], "")
-                self._complain(cell, outcome, prompt)
+                cell.complaints += outcome.complaints
+                if prompt != COMPACT and outcome.answer.strip() != session_script.answer(self._count):
+                    cell.complaints.append(f"its last words are {outcome.answer[:200]!r}")
+                    print(outcome.output[-_SHOWN:])
         plays = self.engine.plays()
         try:
             turns = plays if session.kind == "compacts" else conversation(plays, scripts)
@@ -142,12 +142,6 @@ class Bench:
 
     def _write(self, script: str, parts: Sequence[Part]) -> None:
         (self.engine.scripts / f"{script}.txt").write_bytes(self._model.writes(parts).encode())
-
-    def _complain(self, cell: Cell, outcome: Outcome, prompt: str) -> None:
-        cell.complaints += outcome.complaints
-        if prompt != COMPACT and outcome.answer.strip() != session_script.answer(self._count):
-            cell.complaints.append(f"its last words are {outcome.answer[:200]!r}")
-            print(outcome.output[-_SHOWN:])
 
     def recorded(
         self,
@@ -171,11 +165,9 @@ class Bench:
             body = sent.json
             absent = [field for field in refuses if leave_out(body, field.split("."))]
             cell.without += [field for field in absent if field not in cell.without]
-            answered = _send(url, sent._replace(body=json.dumps(body).encode()) if absent else sent)
-            if answered.problem:
-                cell.complaints.append(answered.problem)
-            if timed:
-                cell.first_ms.append(answered.first_ms)
+            problem, first_ms = _send(url, sent._replace(body=json.dumps(body).encode()) if absent else sent)
+            cell.complaints += [problem] if problem else []
+            cell.first_ms += [first_ms] if timed else []
             after = self.engine.counted()
             steps.append(Counted(after.prompt - before.prompt, after.cached - before.cached))
         cell.prompts = [step.prompt for step in steps]
@@ -183,19 +175,16 @@ class Bench:
         return cell
 
 
-class Answered(NamedTuple):
-    """What went wrong with a request, if anything, and when the first words of its answer came; 0 if none did."""
-
-    problem: str = ""
-    first_ms: float = 0.0
-
-
 _WORDS = (b'"content_block_delta"', b'"delta":{"content":"', b'"delta":{"reasoning')
 """What a line of a stream has that brings words of the model."""
 
 
-def _send(url: str, sent: Sent) -> Answered:
-    """Send a request and read its answer to the end."""
+def _send(url: str, sent: Sent) -> tuple[str, float]:
+    """Send a request and read its answer to the end.
+
+    Returns:
+        What went wrong, if anything, and the ms until the first words of the answer; 0 if none came.
+    """
     headers = {
         name: value
         for name, value in sent.headers.items()
@@ -209,9 +198,9 @@ def _send(url: str, sent: Sent) -> Answered:
                 if not first_ms and any(words in line for words in _WORDS):
                     first_ms = round((time.perf_counter() - began) * 1e3, 1)
     except urllib.error.HTTPError as error:
-        return Answered(f"{error.code}: {error.read(300).decode(errors='replace')}")
+        return f"{error.code}: {error.read(300).decode(errors='replace')}", 0.0
     time.sleep(0.3)  # vLLM publishes its counters once a step of the engine.
-    return Answered(first_ms=first_ms)
+    return "", first_ms
 
 
 _UNABLE = (SystemExit, RuntimeError)  # what ends an installation or a start
@@ -321,35 +310,34 @@ def _row(
         if row.settings and SESSIONS[name].model == NAMES[0]:
             continue  # It has no countdown under that name.
         if server == "singletree":
-            yield _record(bench, name, url, bodies)
+            with recording(url) as (relayed, bodies[name]):
+                cell = bench.live(name, server, relayed)
+            yield cell
         else:
-            yield bench.live(name, server, url, settings=row.settings)
+            yield bench.live(name, server, url, row.settings)
         if bodies.get(name) and not (bench.shape or row.settings):
             yield bench.recorded(name, server, url, bodies[name], row.refuses)
 
 
-def _record(bench: Bench, name: str, url: str, bodies: dict[str, list[Sent]]) -> Cell:
-    """Measure singletree live, and keep what the harness sent."""
-    relay = Relay(url)
+@contextmanager
+def recording(url: str) -> Iterator[tuple[str, list[Sent]]]:
+    """Yield a URL that passes on to ``url``, and a list that has the requests for turns at the end."""
+    relay, sent = Relay(url), list[Sent]()
     threading.Thread(target=relay.listen, daemon=True).start()
     try:
-        cell = bench.live(name, "singletree", url, relay)
+        yield relay.url, sent
     finally:
         relay.close()
-    bodies[name] = [sent for sent in sent_through(relay) if sent.method == "POST" and is_turn(sent)]
-    return cell
-
-
-def is_turn(sent: Sent) -> bool:
-    """Return whether a request asks for a turn."""
-    return sent.path.split("?")[0] in TURNS
+    sent += [
+        each for each in sent_through(relay) if each.method == "POST" and each.path.split("?")[0] in TURNS
+    ]
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="10 turns, one model, two sessions, two servers")
     parser.add_argument("--turns", type=int, help="turns with calls of a session (20)")
-    parser.add_argument("--servers", action="append", help=f"one of {'; '.join(_SERVERS)}")
+    parser.add_argument("--servers", action="append", choices=_SERVERS, help="may be given several times")
     parser.add_argument("--sessions", help=f"of {', '.join(SESSIONS)}")
     parser.add_argument(
         "--models", help=f"chat templates, FOLDER/NAME or FOLDER/NAME@SHAPE ({','.join(MODELS)})"
@@ -358,21 +346,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="keep the run for docs/comparison.md")
     options = parser.parse_args()
     options.turns = options.turns or (10 if options.quick else 20)
-    for name, all_of, few in (
-        ("servers", _SERVERS, _QUICK_SERVERS),
-        ("sessions", SESSIONS, _QUICK_SESSIONS),
-        ("models", MODELS, MODELS[:1]),
-    ):
+    options.servers = options.servers or (_QUICK_SERVERS if options.quick else _SERVERS)
+    for name, every, few in (("sessions", SESSIONS, _QUICK_SESSIONS), ("models", MODELS, MODELS[:1])):
         given = getattr(options, name)
-        chosen = given.split(",") if isinstance(given, str) else given or (few if options.quick else all_of)
-        setattr(options, name, tuple(chosen))
-        if name != "models" and (unknown := set(chosen) - set(all_of)):
-            parser.error(f"--{name} has no {', '.join(sorted(unknown))}; there are {', '.join(all_of)}")
+        setattr(options, name, tuple(given.split(",")) if given else few if options.quick else tuple(every))
+    if unknown := set(options.sessions) - set(SESSIONS):
+        parser.error(f"--sessions has no {', '.join(sorted(unknown))}; there are {', '.join(SESSIONS)}")
     return options
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def main() -> None:
@@ -390,7 +370,10 @@ def main() -> None:
         processor.machine(),
         options.turns,
         {name: version for name, version in versions().items() if any(row.startswith(name) for row in rows)},
-        {name: _digest(options.templates / f"{name}.jinja") for name in templates},
+        {
+            name: hashlib.sha256((options.templates / f"{name}.jinja").read_bytes()).hexdigest()
+            for name in templates
+        },
         {name: SESSIONS[name].title for name in options.sessions}
         | {_CROWDED_TITLE: "Claude Code and qwen-code in turn, in a cache of 60 % of both"},
     )

@@ -23,7 +23,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -32,8 +31,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import compare_report, compare_servers, documents, peers, processor
-from benchmarks.compare import Bench, is_turn
+from benchmarks import compare, compare_report, compare_servers, documents, peers, processor
+from benchmarks.compare import Bench
 from benchmarks.compare_report import Cell, Comparison
 from benchmarks.compare_servers import NAMES, ROWS, Host
 from benchmarks.compare_sessions import SESSIONS
@@ -41,8 +40,7 @@ from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from benchmarks.vllm_api import TINY
 from clients import install, served, session_script
 from clients.harness import Task, run
-from clients.recording import Sent, sent_through
-from clients.relay import Relay
+from clients.recording import Sent
 from engines import real_vllm
 
 _TEMPLATE = "llama.cpp/Qwen3.5-4B"
@@ -86,14 +84,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class Request(msgspec.Struct):
-    """What a harness sent."""
-
-    path: str
-    headers: dict[str, str]
-    body: str
-
-
 class Recording(msgspec.Struct):
     """Sessions of a harness, with all that a server needs to play them again.
 
@@ -108,7 +98,7 @@ class Recording(msgspec.Struct):
     turns: int
     template: tuple[str, str]
     scripts: dict[str, str]
-    sessions: dict[str, list[Request]]
+    sessions: dict[str, list[Sent]]
 
     def model(self, folder: Path) -> Scripted:
         """Write the model that plays it into ``folder``."""
@@ -116,15 +106,6 @@ class Recording(msgspec.Struct):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.template[1], encoding="utf-8")
         return scripted(file, folder)
-
-    def sent(self, name: str) -> list[Sent]:
-        """Return the requests of a session."""
-        return [Sent("POST", each.path, each.headers, each.body.encode(), 0) for each in self.sessions[name]]
-
-
-def read(file: Path) -> Recording:
-    """Return the recording in a file."""
-    return msgspec.json.decode(lzma.decompress(file.read_bytes()), type=Recording)
 
 
 def record(template: Path, count: int, root: Path) -> Recording:
@@ -139,15 +120,13 @@ def record(template: Path, count: int, root: Path) -> Recording:
     folder.mkdir()
     with served.serving(model.folder, folder, names) as server:
         for session in _SESSIONS:
-            found.sessions[session] = list(_play(session, model, server, root / session, found))
+            found.sessions[session] = _play(session, model, server, root / session, found)
             print(f"recorded {session}: {len(found.sessions[session])} requests", flush=True)
     found.harness = f"Claude Code {SESSIONS[_SESSIONS[0]].harness.version}"
     return found
 
 
-def _play(
-    name: str, model: Scripted, server: served.Server, folder: Path, found: Recording
-) -> Iterator[Request]:
+def _play(name: str, model: Scripted, server: served.Server, folder: Path, found: Recording) -> list[Sent]:
     session = SESSIONS[name]
     workspace, home = folder / "workspace", folder / "home"
     session_script.make_workspace(workspace)
@@ -158,19 +137,15 @@ def _play(
     for script, text in scripts.items():
         (server.scripts / f"{script}.txt").write_bytes(text.encode())
     found.scripts |= scripts
-    relay = Relay(server.url)
-    threading.Thread(target=relay.listen, daemon=True).start()
-    try:
+    with compare.recording(server.url) as (url, sent):
         prompt = f"Look after the modules here, one after another. [[script:{','.join(scripts)}]]"
-        outcome = run(session.harness, Task(relay.url, session.model, prompt, home, workspace), _SECONDS)
-    finally:
-        relay.close()
+        outcome = run(session.harness, Task(url, session.model, prompt, home, workspace), _SECONDS)
     if outcome.answer.strip() != session_script.answer(found.turns):
         raise SystemExit(f"{name}: Claude Code ended otherwise: {outcome.complaints} {outcome.output[-800:]}")
-    for sent in sent_through(relay):
-        if sent.method == "POST" and is_turn(sent):
-            kept = {key: sent.headers[key] for key in _HEADERS if key in sent.headers}
-            yield Request(sent.path, kept, sent.body.decode())
+    return [
+        each._replace(headers={key: each.headers[key] for key in _HEADERS if key in each.headers})
+        for each in sent
+    ]
 
 
 _HEADERS = ("content-type", "anthropic-version", "anthropic-beta", "user-agent", "x-api-key", "authorization")
@@ -220,12 +195,12 @@ def measure(
             if real is None:
                 continue
             bench = Bench(recording.model(root / f"{shape}-again"), real, recording.turns, root)
-            bench.recorded("warm-up", "vLLM", real.url, recording.sent(_SESSIONS[0])[:1])
+            bench.recorded("warm-up", "vLLM", real.url, recording.sessions[_SESSIONS[0]][:1])
             with ExitStack() as running:
                 urls = {server: running.enter_context(ROWS[server].front(real)) for server in _SERVERS}
-                for session in recording.sessions:
+                for session, sent in recording.sessions.items():
                     for server, url in urls.items():
-                        cell = bench.recorded(session, server, url, recording.sent(session), timed=True)
+                        cell = bench.recorded(session, server, url, sent, timed=True)
                         cell.model = shape
                         yield cell
 
@@ -258,7 +233,7 @@ def main() -> None:
         if options.recording is None:
             recording = record(options.templates / f"{_TEMPLATE}.jinja", options.turns, root / "recorded")
         else:
-            recording = read(options.recording)
+            recording = msgspec.json.decode(lzma.decompress(options.recording.read_bytes()), type=Recording)
         if options.record:
             options.record.write_bytes(lzma.compress(msgspec.json.encode(recording)))
             print(f"wrote {options.record}")

@@ -263,7 +263,7 @@ def litellm(engine: str, model: str, names: Sequence[str]) -> Iterator[str]:
 @contextmanager
 def _dynamo(engine: Engine) -> Iterator[str]:
     settings = {"WORKER_ENGINE": engine.url, "WORKER_CALLS": engine.calls}
-    with servers.dynamo("Dynamo", [], model=engine.model, names=NAMES, settings=settings) as server:
+    with servers.dynamo("Dynamo", model=engine.model, names=NAMES, settings=settings) as server:
         yield server.url
 
 

@@ -105,7 +105,7 @@ def both(folder: Path) -> Iterator[AbstractContextManager[Server]]:
     scripts = ["--script-dir", str(folder), "--script-log", str(folder / "singletree.jsonl")]
     yield servers.singletree(flags=[*servers.SCRIPTED, "--script-delay", str(_DELAY), *scripts])
     settings = {"WORKER_SCRIPTS": str(folder), "WORKER_END_LOG": str(folder / "Dynamo.jsonl")}
-    yield servers.dynamo("Dynamo", [0], settings={"WORKER_DELAY": str(_DELAY), **settings})
+    yield servers.dynamo("Dynamo", settings={"WORKER_DELAY": str(_DELAY), **settings})
 
 
 def measure_all(rounds: int, sentences: int) -> Measured:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tokenizers import Tokenizer
@@ -23,16 +23,14 @@ _ANSWER = 4
 _DIFFERENT = 40  # sessions that are made; the others differ from them in their first words
 
 
-def measure(
-    played: Sequence[int], tokenizer: Tokenizer, count: int, tokens: int
-) -> tuple[dict[int, float], float]:
+def measure(tokenizer: Tokenizer, count: int, tokens: int) -> tuple[dict[int, float], float]:
     """Send ``count`` sessions of ``tokens`` tokens, two turns each.
 
     Returns:
         MiB by number of sessions, and what the idle server and the flags allow together.
     """
     flags = [word for name, size in _BOUNDS.items() for word in (name, f"{size // _MIB}MiB")]
-    with servers.singletree_before_vllm(played, flags) as server:
+    with servers.singletree_before_vllm(flags) as server:
         wait_idle(server.pid)  # The tokenizer is loaded in the background.
         idle = resident_bytes(server.pid) / _MIB
         after: dict[int, float] = {}

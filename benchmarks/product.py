@@ -58,15 +58,14 @@ def run(bench: Bench, names: list[str]) -> None:
 
 def _measure(result: Result, names: list[str], rounds: int) -> Bench:
     tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
-    played = servers.filler()
-    bench = Bench(result, (), tokenizer, played, rounds, result.is_quick)
+    bench = Bench(result, (), tokenizer, rounds, result.is_quick)
     with ExitStack() as stack:
         together = [name for name in names if name not in _ALONE]
         if together:
-            bench.running = [stack.enter_context(servers.singletree_before_vllm(played))]
+            bench.running = [stack.enter_context(servers.singletree_before_vllm())]
             if DYNAMO not in figures.missing_peers(result.peers):
-                bench.running.append(stack.enter_context(servers.dynamo(DYNAMO, played)))
-                fast = servers.dynamo(FAST_DYNAMO, played, ("--tokenizer", "fastokens"))
+                bench.running.append(stack.enter_context(servers.dynamo(DYNAMO)))
+                fast = servers.dynamo(FAST_DYNAMO, ("--tokenizer", "fastokens"))
                 bench.running.append(stack.enter_context(fast))
         run(bench, together)
     run(bench, [name for name in names if name in _ALONE])

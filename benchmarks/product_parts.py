@@ -33,14 +33,12 @@ class Bench:
         result: gets the figures.
         running: singletree first, then Dynamo with each tokenizer, where it is installed.
         rounds: how often each figure is measured.
-        played: the tokens that engines play.
         others: how many cores everything else kept busy, at each measurement.
     """
 
     result: Result
     running: Sequence[Server]
     tokenizer: Tokenizer
-    played: Sequence[int]
     rounds: int
     is_quick: bool
     idle: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -138,7 +136,7 @@ def counts(bench: Bench) -> None:
 def starts(bench: Bench) -> None:
     """From the start of a process to its readiness, and the memory that it takes then."""
     tries = 2 if bench.is_quick else 5
-    with servers.vllm_stub(bench.played) as engine:
+    with servers.vllm_stub() as engine:
         flags = servers.before_vllm(engine.url)
         for number in range(tries + 1):
             with servers.started(flags) as (seconds, cpu, pid):
@@ -152,9 +150,7 @@ def starts(bench: Bench) -> None:
 
 def sessions_memory(bench: Bench) -> None:
     """Memory after many sessions."""
-    after, allowed = memory.measure(
-        bench.played, bench.tokenizer, 20 if bench.is_quick else 1000, _PROMPT_TOKENS
-    )
+    after, allowed = memory.measure(bench.tokenizer, 20 if bench.is_quick else 1000, _PROMPT_TOKENS)
     bench.result.add("memory after sessions", "of what the flags allow", OWN, after[max(after)] / allowed)
     for number, size in after.items():
         bench.result.add(f"memory, after {number} sessions", "MiB", OWN, size)
@@ -163,7 +159,7 @@ def sessions_memory(bench: Bench) -> None:
 def many_streams(bench: Bench) -> None:
     """Thousands of slow streams."""
     full = (token_cost.STREAMS, token_cost.AT_ONCE, token_cost.SECONDS)
-    slow, together = token_cost.many_streams(bench.played, *((500, 200, 4) if bench.is_quick else full))
+    slow, together = token_cost.many_streams(*((500, 200, 4) if bench.is_quick else full))
     bench.result.add("streams, KB each", "KB", OWN, slow.kilobytes)
     bench.result.add("streams, CPU each", "CPU ms a second", OWN, slow.cpu)
     bench.result.add("streams, 99 % of first tokens", "s", OWN, slow.first_99)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -18,11 +17,7 @@ from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.processor import cpu_seconds
-from engines.real_vllm import free_port, stop_server
-from singletree.conversation import Sampling
-from singletree.engines.engine import GenerationJob
-from singletree.prompts.tokenizer.tokenizer import load_tokenizer
-from singletree.testing.scripted_engine import ScriptedEngine
+from engines.real_vllm import ROOT, free_port, stop_server
 
 MODEL = "qwen3"
 START_SECONDS = 90.0
@@ -53,19 +48,6 @@ class Server:
     def pids(self) -> tuple[int, ...]:
         """Both, the measured one first."""
         return (self.pid,) if self.engine is None else (self.pid, self.engine)
-
-
-def filler() -> list[int]:
-    """The tokens that singletree's scripted engine plays, for other engines to play the same."""
-    tokenizer = load_tokenizer(peers.QWEN3)
-    engine = ScriptedEngine(tokenizer.encode, tokenizer.decode)
-
-    async def play() -> list[int]:
-        await engine.start()
-        job = GenerationJob(tokenizer.encode("[[gen:1000:1000:0]]"), Sampling(), "filler")
-        return [token async for chunk in engine.generate(job) for token in chunk.token_ids]
-
-    return asyncio.run(play())
 
 
 _START = "from singletree.cli import main; main()"
@@ -107,20 +89,19 @@ def singletree(
 
 
 @contextmanager
-def vllm_stub(filler: Sequence[int], model: Path = peers.QWEN3, port: int = 0) -> Iterator[Server]:
-    """A server without a model that plays ``filler`` over vLLM's wire; at any port for 0."""
+def vllm_stub(port: int = 0) -> Iterator[Server]:
+    """A server without a model that plays scripts over vLLM's wire; at any port for 0."""
     port = port or free_port()
-    with _written(filler) as ids:
-        command = [sys.executable, "-m", "benchmarks.vllm_stub", str(port), str(model), str(ids)]
-        with running("the stub of vLLM", port, command) as server:
-            yield server
+    command = [sys.executable, "-m", "benchmarks.vllm_stub", str(port), str(peers.QWEN3)]
+    with running("the stub of vLLM", port, command) as server:
+        yield server
 
 
 @contextmanager
-def singletree_before_vllm(filler: Sequence[int], flags: Sequence[str] = ()) -> Iterator[Server]:
+def singletree_before_vllm(flags: Sequence[str] = ()) -> Iterator[Server]:
     """singletree with an engine in another process, as users run it: a server that speaks vLLM's wire."""
     with (
-        vllm_stub(filler) as engine,
+        vllm_stub() as engine,
         singletree(flags=(*before_vllm(engine.url), *flags)) as server,
     ):
         yield replace(server, engine=engine.pid)
@@ -162,14 +143,13 @@ _DYNAMO = {
 @contextmanager
 def dynamo(
     name: str,
-    filler: Sequence[int],
     flags: Sequence[str] = (),
     *,
     model: Path = peers.QWEN3,
     names: Sequence[str] = (MODEL,),
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Dynamo's frontend and a worker that plays ``filler``; neither etcd nor NATS.
+    """Dynamo's frontend and a worker that plays scripts; neither etcd nor NATS.
 
     Args:
         model: folder of the tokenizer and the chat template.
@@ -179,17 +159,12 @@ def dynamo(
     port, python = free_port(), str(peers.PYTHON)
     frontend = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     frontend += ["--discovery-backend", "file", "--request-plane", "tcp", "--enable-anthropic-api", *flags]
-    with _folder() as folder, _written(filler) as ids:
+    with _folder() as folder:
         environment = {**os.environ, **_DYNAMO, "DYN_FILE_KV": str(folder), **(settings or {})}
-        worker = [
-            python,
-            str(Path(__file__).with_name("dynamo_worker.py")),
-            str(model),
-            ",".join(names),
-            str(ids),
-        ]
+        worker = [python, str(Path(__file__).with_name("dynamo_worker.py")), str(model), ",".join(names)]
+        scripts = {**environment, "PYTHONPATH": str(ROOT / "src")}
         with (
-            process_of(worker, folder / "worker.log", environment) as engine,
+            process_of(worker, folder / "worker.log", scripts) as engine,
             running(name, port, frontend, environment) as server,
         ):
             yield replace(server, engine=engine.pid)
@@ -241,10 +216,3 @@ def wait_ready(
 def _folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="singletree-bench-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-@contextmanager
-def _written(filler: Sequence[int]) -> Iterator[Path]:
-    with _folder() as folder:
-        (folder / "filler.json").write_text(json.dumps(list(filler)), encoding="utf-8")
-        yield folder / "filler.json"

@@ -351,9 +351,7 @@ class Soak:
 
     def start_engine(self) -> None:
         """Start the engine, at its port."""
-        self._pid = self._engine.enter_context(
-            servers.vllm_stub(range(100, 1100), port=self._engine_port)
-        ).pid
+        self._pid = self._engine.enter_context(servers.vllm_stub(self._engine_port)).pid
 
     def round(self) -> Reading:
         """Let the clients work for a round, and return what the server holds then."""
@@ -429,7 +427,7 @@ def soak(seconds: float) -> list[str]:
             *(word for flag in _SMALL for word in (flag, "1MiB")),
         ]
         start = f"from benchmarks.counted_server import main; main({str(report)!r})"
-        engine.enter_context(servers.vllm_stub(range(100, 1100), port=port))
+        engine.enter_context(servers.vllm_stub(port))
         with servers.singletree(flags=flags, start=start, key=_KEYS[0]) as server:
             engine.close()
             run = Soak(server, engine, port, report)

@@ -80,11 +80,11 @@ class Many(NamedTuple):
     first_99: float
 
 
-def many_streams(played: Sequence[int], streams: int, at_once: int, seconds: int) -> tuple[Many, Many]:
+def many_streams(streams: int, at_once: int, seconds: int) -> tuple[Many, Many]:
     """Return what streams of one token a second cost that open one after the other, and those that open at once."""
-    with servers.singletree_before_vllm(played, ("--slots", "8192")) as server:
+    with servers.singletree_before_vllm(("--slots", "8192")) as server:
         together = _many(server, at_once, seconds, at_once)
-    with servers.singletree_before_vllm(played, ("--slots", "8192")) as server:
+    with servers.singletree_before_vllm(("--slots", "8192")) as server:
         return _many(server, streams, seconds, min(_BATCH, streams)), together
 
 

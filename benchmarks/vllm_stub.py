@@ -1,12 +1,10 @@
 """A server without a model that speaks vLLM's wire, in a process of its own: what singletree talks to in measurements.
 
-    python -m benchmarks.vllm_stub PORT MODEL_DIR FILLER.json
+    python -m benchmarks.vllm_stub PORT MODEL_DIR
 
-It is to singletree what ``dynamo_worker`` is to Dynamo's frontend, and plays the same. FILLER.json is a list of token
-ids. The last ``[[gen:COUNT:CHUNK:DELAY]]`` in a prompt asks for COUNT tokens of it, CHUNK at once, DELAY seconds apart;
-the pace is kept on average. The last ``[[echo:TEXT]]`` or ``[[echo@DELAY:TEXT]]`` asks for TEXT. A prompt that ends
-with the beginning of such a turn gets the rest. Events are those of ``/v1/completions`` in vLLM 0.32, one for each
-chunk.
+It is to singletree what ``dynamo_worker`` is to Dynamo's frontend, and plays the same: what the markers of the scripted
+engine (``singletree.testing.scripts``) ask for; the pace is kept on average. A prompt that ends with the beginning of
+such a turn gets the rest. Events are those of ``/v1/completions`` in vLLM 0.32, one for each chunk.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ import msgspec
 import uvloop
 from tokenizers import Tokenizer
 
-_GEN = re.compile(r"\[\[gen:(\d+):(\d+):([\d.]+)\]\]")
-_ECHO = re.compile(r"\[\[echo(?:@([\d.]+))?:(.*?)\]\]", re.DOTALL)
-_TAIL = 1024  # tokens at the end of a prompt in which the marker stands
+from singletree.testing.scripts import Script, ScriptBook, ScriptChooser
+
+_TAIL = 1024  # tokens at the end of a prompt that may be the beginning of its turn
 _HEADER = 2  # tokens between <|im_start|> and the turn: "assistant" and a line break
 _WINDOW = 262_144
 _TOGETHER = 16  # chunks without a pace that go out before other streams have their turn
@@ -48,29 +46,30 @@ class Asked(msgspec.Struct):
 class Player:
     """Knows what to play for a prompt, as events that are ready to be sent."""
 
-    def __init__(self, folder: Path, filler: Sequence[int]) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._end: int = self._tokenizer.token_to_id("<|im_end|>") or 0
-        self._start: int = self._tokenizer.token_to_id("<|im_start|>") or 0
-        self._filler = list(filler)
+    def __init__(self, folder: Path, default: str = "Rain") -> None:
+        self._tokenizer = tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._end: int = tokenizer.token_to_id("<|im_end|>") or 0
+        self._start: int = tokenizer.token_to_id("<|im_start|>") or 0
         self._events: dict[tuple[int, ...], bytes] = {}
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+        self._chooser = ScriptChooser(ScriptBook(None, encode), Script(default), encode, decode)
 
     def play(self, asked: Asked) -> tuple[list[bytes], float]:
         """Return the events, the end of the turn included, and the seconds between them."""
+        _, script = self._chooser.choose(asked.prompt)
+        tokens, size, delay = script.tokens, script.chunk or 1, script.delay or 0.0
         ids = asked.prompt[-_TAIL:]
-        tail = self._tokenizer.decode(ids, skip_special_tokens=False)
-        count, size, delay = 1, 1, 0.0
-        if found := _GEN.findall(tail):
-            count, size, delay = int(found[-1][0]), int(found[-1][1]), float(found[-1][2])
-        tokens = (self._filler * (count // len(self._filler) + 1))[:count]
-        if echoes := _ECHO.findall(tail):
-            pace, text = echoes[-1]
-            tokens, size = self._tokenizer.encode(text, add_special_tokens=False).ids, 1
-            delay = float(pace or 0)
         if self._start in ids and (had := ids[len(ids) - ids[::-1].index(self._start) + _HEADER :]):
             # A turn that another engine began goes on where it was.
-            tokens = tokens[len(had) :] if tokens[: len(had)] == had else tokens
-        events = [self._event(tuple(tokens[at : at + size])) for at in range(0, len(tokens), size)]
+            tokens = tokens[len(had) :] if [*tokens[: len(had)]] == had else tokens
+        events = [self._event(tokens[at : at + size]) for at in range(0, len(tokens), size)]
         is_cut = asked.max_tokens <= len(tokens)
         events = events[: asked.max_tokens]
         events.append(self._ending((), "length") if is_cut else self._ending((self._end,), "stop"))
@@ -154,9 +153,9 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"0\r\n\r\n")
 
 
-async def main(port: int, folder: Path, filler: Sequence[int]) -> None:
+async def main(port: int, folder: Path) -> None:
     """Serve until the process ends."""
-    player = Player(folder, filler)
+    player = Player(folder)
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(player), "127.0.0.1", port, backlog=8192
     )
@@ -165,5 +164,5 @@ async def main(port: int, folder: Path, filler: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    own_port, model_folder, played = sys.argv[1:]
-    uvloop.run(main(int(own_port), Path(model_folder), json.loads(Path(played).read_bytes())))
+    own_port, model_folder = sys.argv[1:]
+    uvloop.run(main(int(own_port), Path(model_folder)))

@@ -105,13 +105,13 @@ def test_the_engine_goes_on_with_a_turn_that_another_one_began(tmp_path: Path) -
     tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(words)}, unk_token="newline"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    player = Player(tmp_path, [4, 5, 4, 5])
+    player = Player(tmp_path, "one two")
 
     def played(*had: int) -> list[int]:
         events, _ = player.play(Asked([1, 2, 3, *had]))
         texts = [event.removeprefix(b"data: ").split(b"\n\n")[0] for event in events]
         return [token for text in texts for token in json.loads(text)["choices"][0]["token_ids"]]
 
-    assert played() == [4, 0]
-    assert played(4) == [0]
-    assert played(5) == [4, 0]
+    assert played() == [4, 5, 0]
+    assert played(4) == [5, 0]
+    assert played(5) == [4, 5, 0]
