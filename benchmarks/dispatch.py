@@ -14,8 +14,9 @@ import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,7 +77,7 @@ def measure(
         log = folder / f"{server.name}.jsonl"
         log.write_text("", encoding="utf-8")
         asked = f"Do as you think best. [[script:{script}]]"
-        task = Task(f"http://127.0.0.1:{server.port}", servers.MODEL, asked, home, workspace)
+        task = Task(server.url, servers.MODEL, asked, home, workspace)
         try:
             run(harness, task, _SECONDS)
         except subprocess.TimeoutExpired:
@@ -100,35 +101,25 @@ Measured = dict[tuple[str, str], list[Started | None]]
 """By harness and server."""
 
 
-def both(folder: Path) -> Iterator[AbstractContextManager[Server]]:
-    """The servers, which play the scripts of ``folder`` and write there when a generation ends."""
-    scripts = ["--script-dir", str(folder), "--script-log", str(folder / "singletree.jsonl")]
-    yield servers.singletree(flags=[*servers.SCRIPTED, "--script-delay", str(_DELAY), *scripts])
-    settings = {"WORKER_SCRIPTS": str(folder), "WORKER_END_LOG": str(folder / "Dynamo.jsonl")}
-    yield servers.dynamo("Dynamo", settings={"WORKER_DELAY": str(_DELAY), **settings})
-
-
 def measure_all(rounds: int, sentences: int) -> Measured:
-    """Every harness on both servers, in turn."""
+    """Every harness on both servers, in turn. They play scripts, and write down when a generation ends."""
     tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
     measured: Measured = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="singletree-bench-")))
-        running = [stack.enter_context(started) for started in both(folder)]
-        for _ in range(rounds):
-            for harness in HARNESSES:
-                turn = written(harness, sentences)
-                for server in running:
-                    started = measure(
-                        server, folder, harness, turn, lambda text: len(tokenizer.encode(text).ids)
-                    )
-                    measured.setdefault((_title(harness), server.name), []).append(started)
-                    print(_title(harness), server.name, started, flush=True)
+        flags = ["--script-delay", str(_DELAY), "--script-dir", str(folder)]
+        flags += ["--script-log", str(folder / "singletree.jsonl")]
+        own = servers.singletree(flags=[*servers.SCRIPTED, *flags])
+        settings = {"WORKER_DELAY": str(_DELAY), "WORKER_SCRIPTS": str(folder)}
+        other = servers.dynamo("Dynamo", settings=settings | {"WORKER_END_LOG": str(folder / "Dynamo.jsonl")})
+        running = [stack.enter_context(server) for server in (own, other)]
+        for _, harness in product(range(rounds), HARNESSES):
+            turn, title = written(harness, sentences), " ".join(filter(None, (harness.name, harness.api)))
+            for server in running:
+                started = measure(server, folder, harness, turn, lambda text: len(tokenizer.encode(text).ids))
+                measured.setdefault((title, server.name), []).append(started)
+                print(title, server.name, started, flush=True)
     return measured
-
-
-def _title(harness: Harness) -> str:
-    return " ".join(filter(None, (harness.name, harness.api)))
 
 
 def report(measured: Measured, rounds: int) -> Table:

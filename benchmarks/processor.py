@@ -7,8 +7,8 @@ import os
 import platform
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _LOOP = b"x" * (1 << 20)
@@ -30,15 +30,11 @@ def cpu_seconds(pid: int) -> float:
 
     The figures of /proc/PID/stat, from the clock behind it: its own figures go in steps of 10 ms.
     """
-    return sum(_clock(process) + _of_reaped(process) for process in (pid, *children(pid)))
+    return sum(own_cpu_seconds(process) + _of_reaped(process) for process in (pid, *children(pid)))
 
 
 def own_cpu_seconds(pid: int) -> float:
     """User and system time of all threads of a process, without its children."""
-    return _clock(pid)
-
-
-def _clock(pid: int) -> float:
     # A process's clock as clock_getcpuclockid(3) makes its number: https://man7.org/linux/man-pages/man2/clock_getres.2.html
     try:
         return time.clock_gettime((~pid << 3) | 2)
@@ -91,19 +87,16 @@ def calibrate() -> float:
     return time.thread_time() - began
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """What was spent between two looks: seconds on a clock, and of processor time.
 
     Attributes:
         cpu: of each watched process, in the order in which they were given.
-        client: of this process.
         others: of everything that was not watched, this process not included.
     """
 
     wall: float
     cpu: tuple[float, ...]
-    client: float
     others: float
 
 
@@ -112,31 +105,23 @@ class Watch:
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = tuple(pids)
-        self._cpu = self._seconds()
-        self._busy, self._client, self._wall = busy_seconds(), time.process_time(), time.perf_counter()
+        self._began = self._look()
 
     def stop(self) -> Spent:
         """What was spent since."""
-        wall = time.perf_counter() - self._wall
-        client = time.process_time() - self._client
-        cpu = tuple(now - then for now, then in zip(self._seconds(), self._cpu, strict=True))
-        others = busy_seconds() - self._busy - client - sum(cpu)
-        return Spent(wall, cpu, client, max(0.0, others))
+        wall, client, busy, *cpu = (now - then for now, then in zip(self._look(), self._began, strict=True))
+        return Spent(wall, tuple(cpu), max(0.0, busy - client - sum(cpu)))
 
-    def _seconds(self) -> tuple[float, ...]:
-        return tuple(cpu_seconds(pid) for pid in self._pids)
+    def _look(self) -> tuple[float, ...]:
+        cpu = [cpu_seconds(pid) for pid in self._pids]
+        return time.perf_counter(), time.process_time(), busy_seconds(), *cpu
 
 
 def machine() -> str:
     """The machine in one line."""
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    cpu = next(names, platform.machine())
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return (
         f"{cpu}, {os.cpu_count()} cores, {pages / 2**30:.0f} GiB, Linux {platform.release()}, "

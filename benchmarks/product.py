@@ -56,20 +56,17 @@ def run(bench: Bench, names: list[str]) -> None:
         figures.write(bench.result)  # A run that is cut keeps what it has.
 
 
-def _measure(result: Result, names: list[str], rounds: int) -> Bench:
-    tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
-    bench = Bench(result, (), tokenizer, rounds, result.is_quick)
+def _measure(bench: Bench, names: list[str]) -> None:
+    together = [name for name in names if name not in _ALONE]
     with ExitStack() as stack:
-        together = [name for name in names if name not in _ALONE]
         if together:
             bench.running = [stack.enter_context(servers.singletree_before_vllm())]
-            if DYNAMO not in figures.missing_peers(result.peers):
+            if DYNAMO not in figures.missing_peers(bench.result.peers):
                 bench.running.append(stack.enter_context(servers.dynamo(DYNAMO)))
                 fast = servers.dynamo(FAST_DYNAMO, ("--tokenizer", "fastokens"))
                 bench.running.append(stack.enter_context(fast))
         run(bench, together)
     run(bench, [name for name in names if name in _ALONE])
-    return bench
 
 
 def main() -> None:
@@ -88,21 +85,16 @@ def main() -> None:
     names = options.parts.split(",")
     if unknown := set(names) - set(PARTS):
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    without = (
-        {"all"}
-        if options.without_peers
-        else {figures.VLLM}
-        if options.without_vllm or options.quick
-        else set()
-    )
-    found = peers.install_all(without)
+    without = {figures.VLLM} if options.without_vllm or options.quick else set[str]()
+    found = peers.install_all({"all"} if options.without_peers else without)
     looked = look()
     for complaint in looked.complaints():
         print(f"The machine is not quiet: {complaint}", file=sys.stderr, flush=True)
     if options.require_quiet and not looked.is_quiet:
         raise SystemExit("end what else runs, or leave out --require-quiet: the result is marked then")
     result = Result(__version__, documents.today(), machine(), options.quick, looked, found)
-    _measure(result, names, 1 if options.quick else 3)
+    tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
+    _measure(Bench(result, (), tokenizer, 1 if options.quick else 3, options.quick), names)
     print(product_report.page(result))
     print(f"\nwrote {figures.write(result)}; `make docs` makes the documents from it")
     raise SystemExit(int(bool(result.failed)))

@@ -30,25 +30,16 @@ from benchmarks.template_models import (
     TURNS,
     bos_token,
     counted_on,
-    eos_token,
     first_tail,
     generated_at_best,
-    model,
-    vocabulary,
-    written_as,
+    served_model,
 )
 from clients.returned_turns import EDIT, HABITS, MUTATIONS, edited, one_call, one_new_id, request_of
 from singletree import families
 from singletree.checking.returned_turns import PROTOCOLS, RESULT, Mutation, TurnProtocol, as_given
-from singletree.conversation import (
-    Part,
-    Reasoning,
-    Text,
-    ToolCall,
-)
+from singletree.conversation import Part, Reasoning, Text, ToolCall
 from singletree.errors import SingletreeError
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.prompts.template.chat_template import ChatTemplate
 from singletree.prompts.tokenizer.definition import TokenizerDefinition
 from singletree.prompts.tokenizer.huggingface import read_directory
 from singletree.server.http.app import App
@@ -200,7 +191,7 @@ class Result:
         before = self.habits.get((habit, protocol), (0, 0))
         self.habits[habit, protocol] = (before[0] + generated, before[1] + kept)
 
-    def lines(self, losses: int | None) -> Iterator[str]:
+    def lines(self, losses: int) -> Iterator[str]:
         """Yield what to print, with at most ``losses`` losses."""
         shares = " ".join(
             f"{percent(kept, of)} ({percent(plain, of)})" for of, kept, plain in self.counts.values()
@@ -249,20 +240,13 @@ async def measure(
     name: str, source: str, definition: TokenizerDefinition, mutations: Sequence[Mutation]
 ) -> Result:
     """One template on all protocols."""
-    family = families.find(source).family
-    result = Result(name, family.name)
+    result = Result(name, families.find(source).family.name)
     try:
-        template = ChatTemplate(
-            source, bos_token=bos_token(source), eos_token=eos_token(family), now=lambda: NOON
-        )
-        family = written_as(family, template)
-        tokenizer = vocabulary(definition, template, family)
+        served = served_model(source, bos_token(source), definition, lambda: NOON)
     except SingletreeError as error:
         result.reason = str(error)[:80]
         return result
-    served = model(
-        tokenizer, template, family, ScriptedEngine(tokenizer.encode, tokenizer.decode), remembers=True
-    )
+    family = served.family
     if not family.forms and not family.reasoning:
         result.reason = "neither tools nor reasoning"
         return result
@@ -350,8 +334,6 @@ async def _on_all_protocols(
 
 
 def _paths(options: argparse.Namespace) -> list[Path]:
-    if options.only:
-        return [options.templates / f"{name}.jinja" for name in options.only]
     if options.quick:
         return [options.templates / f"{name}.jinja" for name in CHOSEN]
     contents = {path.read_bytes(): path for path in sorted(options.templates.glob("*/*.jinja"), reverse=True)}
@@ -362,7 +344,6 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="some templates, not all")
     parser.add_argument("--templates", type=Path, default=TEMPLATES, help="a folder of folders of templates")
-    parser.add_argument("--only", nargs="*", metavar="FOLDER/NAME", help="only these templates")
     parser.add_argument("--write", action="store_true", help="keep the totals")
     return parser.parse_args()
 
@@ -377,16 +358,10 @@ def main() -> None:
     definition = read_directory(peers.QWEN3)
     results = []
     for path in _paths(options):
-        result = asyncio.run(
-            measure(
-                f"{path.parent.name}/{path.stem}",
-                path.read_text(encoding="utf-8"),
-                definition,
-                (*MUTATIONS, *HABITS),
-            )
-        )
+        name, source = f"{path.parent.name}/{path.stem}", path.read_text(encoding="utf-8")
+        result = asyncio.run(measure(name, source, definition, (*MUTATIONS, *HABITS)))
         results.append(result)
-        print("\n".join(result.lines(None if options.only else 3)), flush=True)
+        print("\n".join(result.lines(3)), flush=True)
     table = report(results)
     print(f"{habits(results)}\n\n{product_report.experiment(table)}")
     if options.write:

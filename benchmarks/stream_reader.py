@@ -31,14 +31,12 @@ class Answer:
     Attributes:
         first: seconds from the first byte sent to the first piece that holds ``mark``.
         events: lines of data.
-        received: bytes of body and headers.
         tail: the last pieces of it, for looking at what went wrong or what was counted.
     """
 
     status: int = 0
     first: float = 0.0
     events: int = 0
-    received: int = 0
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=_TAIL))
 
     @property
@@ -119,7 +117,6 @@ def _drain(poll: select.epoll, streams: dict[int, _Stream], mark: bytes) -> None
 
 def _count(stream: _Stream, data: bytes, mark: bytes) -> None:
     answer = stream.answer
-    answer.received += len(data)
     joined = stream.seam + data
     stream.seam = joined[-_KEPT:]
     answer.events += joined.count(_EVENT)

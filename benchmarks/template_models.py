@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,20 +239,33 @@ class Scripted(NamedTuple):
         return text
 
 
+def served_model(
+    source: str, bos: str, definition: TokenizerDefinition, now: Callable[[], datetime] = datetime.now
+) -> Model:
+    """Return the model of a chat template, with the vocabulary of ``definition`` and the template's added tokens.
+
+    Args:
+        bos: what the template may call its beginning of sequence.
+        now: the time that it prints.
+    """
+    family = families.find(source).family
+    template = ChatTemplate(source, bos_token=bos, eos_token=eos_token(family), now=now)
+    family = written_as(family, template)
+    tokenizer = vocabulary(definition, template, family)
+    return model(
+        tokenizer, template, family, ScriptedEngine(tokenizer.encode, tokenizer.decode), remembers=True
+    )
+
+
 def scripted(template: Path, folder: Path) -> Scripted:
     """The model of a chat template, with Qwen3's vocabulary and what added tokens the template needs beside it.
 
     ``folder`` is made, for the server.
     """
     source = template.read_text(encoding="utf-8")
-    family = families.find(source).family
-    chat_template = ChatTemplate(source, bos_token="", eos_token=eos_token(family))
-    family = written_as(family, chat_template)
-    tokenizer = vocabulary(read_directory(peers.QWEN3), chat_template, family)
-    _write(tokenizer, source, eos_token(family), folder)
-    engine = ScriptedEngine(tokenizer.encode, tokenizer.decode)
-    served = model(tokenizer, chat_template, family, engine, remembers=True)
-    return Scripted(family.name, folder, served, first_tail(served))
+    served = served_model(source, "", read_directory(peers.QWEN3))
+    _write(served.tokenizer, source, eos_token(served.family), folder)
+    return Scripted(served.family.name, folder, served, first_tail(served))
 
 
 def _write(tokenizer: Tokenizer, source: str, eos: str, folder: Path) -> None:

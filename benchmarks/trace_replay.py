@@ -20,17 +20,19 @@ import random
 import statistics
 import time
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from benchmarks.trace_records import Replay, TraceRecord, read_records
+from singletree.checking.streams import Decoder
 from singletree.errors import BadConfiguration
 from singletree.remote.http_client import HttpTransport
-from singletree.remote.transport import ConnectionLost, Pieces, StreamedResponse, read_answer
+from singletree.remote.transport import ConnectionLost, Pieces, read_answer
 
 _WORDS = (
     "the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he",
@@ -139,19 +141,10 @@ class Replayer:
         model: the model's name; empty for the one that the server lists first.
         key: its API key; empty for none.
         speed: 2 halves all gaps; infinity leaves them out.
-        on_answer: called with each answer, when it has come.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str = "",
-        key: str = "",
-        speed: float = 1.0,
-        on_answer: Callable[[Sent], None] | None = None,
-    ) -> None:
-        self._url, self._model, self._speed, self._on_answer = url, model, speed, on_answer
-        self._key = key
+    def __init__(self, url: str, model: str = "", key: str = "", speed: float = 1.0) -> None:
+        self._url, self._model, self._key, self._speed = url, model, key, speed
 
     async def run(self, records: Sequence[TraceRecord]) -> list[Sent]:
         """Send all requests of ``records`` that have a shape, and return what came, in the order of the answers.
@@ -189,21 +182,13 @@ class Replayer:
             ) from None
 
     async def _send_in_order(
-        self,
-        http: HttpTransport,
-        order: ReplayOrder,
-        record: TraceRecord,
-        begin: float,
-        sent: list[Sent],
+        self, http: HttpTransport, order: ReplayOrder, record: TraceRecord, begin: float, sent: list[Sent]
     ) -> None:
         before = await order.turn_of(record)
         since = begin if before is None else before
         await asyncio.sleep(max(0.0, record.started - since) / 1000 / self._speed)
         try:
-            answer = await self._send(http, record)
-            sent.append(answer)
-            if self._on_answer is not None:
-                self._on_answer(answer)
+            sent.append(await self._send(http, record))
         finally:
             order.end(record)
 
@@ -222,50 +207,36 @@ class Replayer:
             "stream_options": {"include_usage": True},
             **({"n": request.singletree.choices} if request.singletree.choices > 1 else {}),
         }
-        began, first, usage = time.perf_counter(), None, _NO_USAGE
+        began, first, usage, decoder = time.perf_counter(), None, _NO_USAGE, Decoder()
+
+        def ended(error: str = "") -> Sent:
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            counts = (0, 0, 0) if error else (usage["prompt_tokens"], cached, usage["completion_tokens"])
+            prompt, had, completion = counts
+            return Sent(first, time.perf_counter() - began, prompt, had, completion, error)
+
         headers = session_headers(record)
         try:
-            answer = http.post("/v1/chat/completions", json.dumps(body).encode(), headers)
-            try:
+            with closing(http.post("/v1/chat/completions", json.dumps(body).encode(), headers)) as answer:
                 await answer.begin()
                 if answer.status != 200:
                     reason = (await read_answer(answer, _MAX_ERROR_BYTES)).decode(errors="replace")
-                    error = f"status {answer.status}: {reason[:200]}"
-                    return Sent(None, time.perf_counter() - began, 0, 0, 0, error)
-                async for line in _answer_lines(answer):
-                    chunk = _chunk(line)
-                    if chunk.get("error"):
-                        return Sent(first, time.perf_counter() - began, 0, 0, 0, str(chunk["error"])[:200])
-                    if first is None and any(_has_text(choice) for choice in chunk.get("choices") or ()):
-                        first = time.perf_counter() - began
-                    usage = chunk.get("usage") or usage
-            finally:
-                answer.close()
-        except (ConnectionLost, ValueError) as error:
-            return Sent(first, time.perf_counter() - began, 0, 0, 0, f"{type(error).__name__}: {error}")
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        took = time.perf_counter() - began
-        return Sent(first, took, usage["prompt_tokens"], cached, usage["completion_tokens"])
+                    return ended(f"status {answer.status}: {reason[:200]}")
+                async for piece in Pieces(answer):
+                    for event in decoder.feed(piece):
+                        chunk = {} if event.data == "[DONE]" else json.loads(event.data)
+                        if chunk.get("error"):
+                            return ended(str(chunk["error"])[:200])
+                        if first is None and any(_has_text(choice) for choice in chunk.get("choices") or ()):
+                            first = time.perf_counter() - began
+                        usage = chunk.get("usage") or usage
+        except (ConnectionLost, ValueError, AttributeError) as error:
+            return ended(f"{type(error).__name__}: {error}")
+        return ended()
 
 
 _MAX_ERROR_BYTES = 2**16
 _NO_USAGE: Mapping[str, Any] = {"prompt_tokens": 0, "completion_tokens": 0}
-
-
-async def _answer_lines(answer: StreamedResponse) -> AsyncIterator[bytes]:
-    rest = b""
-    async for piece in Pieces(answer):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line
-    yield rest
-
-
-def _chunk(line: bytes) -> Mapping[str, Any]:
-    if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
-        return {}
-    value = json.loads(line[5:])
-    return value if isinstance(value, dict) else {}
 
 
 def _has_text(choice: Mapping[str, Any]) -> bool:
@@ -276,10 +247,7 @@ def summary(sent: Sequence[Sent], records: Sequence[TraceRecord]) -> dict[str, A
     """Return the latencies and the cached share of ``sent``, beside those that ``records`` have. Times in seconds."""
     good = [each for each in sent if not each.error]
     requests = [record.request for record in records if record.request is not None]
-    errors: dict[str, int] = defaultdict(int)
-    for each in sent:
-        if each.error:
-            errors[each.error] += 1
+    errors = Counter(each.error for each in sent if each.error)
     read = sum(each.prompt_tokens for each in good)
     recorded = sum(request.input_tokens or 0 for request in requests)
     return {
@@ -331,7 +299,7 @@ def main() -> None:
     options = parser.parse_args()
     records = read_records(options.files)
     root = options.base_url.rstrip("/").removesuffix("/v1")
-    replayer = Replayer(root, options.model, options.api_key, options.speed, lambda _: None)
+    replayer = Replayer(root, options.model, options.api_key, options.speed)
     found = summary(asyncio.run(replayer.run(records)), records)
     print(json.dumps(found) if options.json else "\n".join(_lines(found)))
 
