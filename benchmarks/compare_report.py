@@ -73,15 +73,8 @@ class Comparison(msgspec.Struct):
 
     def joined(self, run: Comparison) -> Comparison:
         """Return ``run`` with the cells of this one, which ``put`` replaces."""
-        return Comparison(
-            run.date,
-            run.machine,
-            run.turns,
-            self.versions | run.versions,
-            self.templates | run.templates,
-            self.titles | run.titles,
-            self.cells,
-        )
+        known = (self.versions | run.versions, self.templates | run.templates, self.titles | run.titles)
+        return Comparison(run.date, run.machine, run.turns, *known, self.cells)
 
     def groups(self) -> list[list[Cell]]:
         """Return the cells by model, session and mode; those where singletree wins least stand first."""
@@ -170,31 +163,22 @@ def _first_line(text: str) -> str:
 
 
 def _table(cells: Iterable[Cell], today: str) -> str:
-    head = [
-        "server",
-        "turns",
-        "prompt tokens",
-        "prefilled after turn 1",
-        "in the last turn",
-        "generated tokens in place",
-    ]
+    head = ["server", "turns", "prompt tokens", "prefilled after turn 1", "in the last turn"]
     rows = []
     for cell in sorted(cells, key=lambda cell: (bool(cell.complaints), cell.read_again)):
         last = cell.prefilled[-1] if cell.prefilled else None
-        place = f"{cell.in_place / cell.generated:.0%}" if cell.generated else "–"
+        failed, day = " (failed)" if cell.complaints else "", f" ({cell.date})" if cell.date != today else ""
         rows.append(
             [
-                cell.server
-                + (" (failed)" if cell.complaints else "")
-                + (f" ({cell.date})" if cell.date != today else ""),
+                f"{cell.server}{failed}{day}",
                 str(len(cell.prompts)),
                 f"{sum(cell.prompts):,}",
                 f"{'≥ ' if None in cell.prefilled else ''}{cell.read_again:,}",
                 "–" if last is None else f"{last:,}",
-                place,
+                f"{cell.in_place / cell.generated:.0%}" if cell.generated else "–",
             ]
         )
-    return table(head, rows)
+    return table([*head, "generated tokens in place"], rows)
 
 
 def picture_name(cell: Cell) -> str:
@@ -220,21 +204,21 @@ def chart(cells: Sequence[Cell], title: str) -> str:
     def point(turn: int, tokens: float) -> tuple[float, float]:
         return _LEFT + _ACROSS * turn / max(turns - 1, 1), _TOP + down * (1 - tokens / top)
 
-    text = 'font-family="sans-serif" font-size="12" fill="#6b7280"'
-    parts = [
-        f'<text x="{_LEFT}" y="20" {text} font-weight="bold">{title}: tokens prefilled in each turn</text>'
-    ]
+    style = 'font-family="sans-serif" font-size="12" fill="#6b7280"'
+
+    def label(x: float, y: float, words: str, more: str = "") -> str:
+        return f'<text x="{x:.0f}" y="{y:.0f}" {style}{more}>{words}</text>'
+
+    parts = [label(_LEFT, 20, f"{title}: tokens prefilled in each turn", ' font-weight="bold"')]
     for share in (0, 0.5, 1):
         x, y = point(0, share * top)
-        parts.append(
-            f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{_LEFT + _ACROSS}" y2="{y:.0f}" stroke="#d1d5db"/>'
-        )
-        parts.append(
-            f'<text x="{x - 8:.0f}" y="{y + 4:.0f}" {text} text-anchor="end">{share * top:,.0f}</text>'
-        )
+        parts += [
+            f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{_LEFT + _ACROSS}" y2="{y:.0f}" stroke="#d1d5db"/>',
+            label(x - 8, y + 4, f"{share * top:,.0f}", ' text-anchor="end"'),
+        ]
     for turn in (0, turns - 1):
         x, y = point(turn, 0)
-        parts.append(f'<text x="{x:.0f}" y="{y + 18:.0f}" {text} text-anchor="middle">turn {turn + 2}</text>')
+        parts.append(label(x, y + 18, f"turn {turn + 2}", ' text-anchor="middle"'))
     ends: list[float] = []
     for server, line in sorted(lines.items(), key=lambda item: item[1][-1]):
         base, _, workaround = server.partition(", ")
@@ -244,7 +228,7 @@ def chart(cells: Sequence[Cell], title: str) -> str:
         x, y = point(len(line) - 1, line[-1])
         y = min([y, *(end - 14 for end in ends[-1:])])  # Names of lines that end at one place stand apart.
         ends.append(y)
-        parts.append(f'<text x="{x + 8:.0f}" y="{y + 4:.0f}" {text} style="fill:{colour}">{server}</text>')
+        parts.append(label(x + 8, y + 4, server, f' style="fill:{colour}"'))
     right = max([_RIGHT, *(_LETTER * len(server) + 12 for server in lines)])
     width = f"{_LEFT + _ACROSS + right:.0f}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" role="img">'

@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -221,11 +221,6 @@ def sglang_engine(model: Scripted, scripts: Path) -> Iterator[Engine]:
         yield _SGLang(server.url, model.folder, "", scripts, scripts / "nothing")
 
 
-@contextmanager
-def _own(engine: Engine) -> Iterator[str]:
-    yield engine.url
-
-
 _KEY = "one key: each singletree of a run reads the turns that another one generated"
 
 
@@ -236,12 +231,6 @@ def _singletree(engine: Engine) -> Iterator[str]:
     key = ("--capsule-key", _KEY)
     with servers.singletree(flags=(*flags, *names, *key), patience=_READY_SECONDS) as server:
         yield server.url
-
-
-@contextmanager
-def _litellm(engine: Engine) -> Iterator[str]:
-    with litellm(engine.url, NAMES[0], NAMES) as url:
-        yield url
 
 
 @contextmanager
@@ -311,12 +300,16 @@ class Row(NamedTuple):
     refuses: Sequence[str] = ()
 
 
+def _own(engine: Engine) -> AbstractContextManager[str]:
+    return nullcontext(engine.url)
+
+
 _ENCRYPTED = ("input.encrypted_content",)
 _COUNTDOWN_OFF = {"CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off"}
 ROWS: Mapping[str, Row] = {
     "singletree": Row(_singletree),
     "vLLM": Row(_own, refuses=_ENCRYPTED),
-    "LiteLLM": Row(_litellm),
+    "LiteLLM": Row(lambda engine: litellm(engine.url, NAMES[0], NAMES)),
     "Dynamo": Row(_dynamo),
     "vLLM, countdown off": Row(_own, settings=_COUNTDOWN_OFF),
     "vLLM, open template": Row(_own, opens=True, refuses=_ENCRYPTED),

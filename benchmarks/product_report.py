@@ -89,21 +89,13 @@ def _targets(found: Sequence[Verdict]) -> str:
     rows = []
     for target in TARGETS:
         own = [verdict for verdict in found if verdict.target is target]
-        known = [verdict for verdict in own if verdict.value is not None]
+        known = [verdict.value for verdict in own if verdict.value is not None]
         if own:
-            beside = f", beside {target.peer}" if target.peer else ""
-            shown = _range([verdict.value for verdict in known if verdict.value is not None])
-            unit = "" if target.peer else f" {own[0].figure.unit}"
-            met = sum(bool(verdict.is_met) for verdict in known)
-            state = "met" if met == len(known) else f"missed by {len(known) - met} of {len(known)}"
-            rows.append(
-                [
-                    f"{target.title}{beside}",
-                    f"{shown}{unit}" if known else "–",
-                    _bound(target),
-                    state if known else "not measured",
-                ]
-            )
+            beside, unit = (f", beside {target.peer}", "") if target.peer else ("", f" {own[0].figure.unit}")
+            missed = sum(verdict.is_met is False for verdict in own)
+            state = f"missed by {missed} of {len(known)}" if missed else "met" if known else "not measured"
+            shown = f"{_range(known)}{unit}" if known else "–"
+            rows.append([f"{target.title}{beside}", shown, _bound(target), state])
     return documents.table(["figure", "ratio, or value", "target", ""], rows)
 
 

@@ -98,9 +98,8 @@ class Verdict:
     @property
     def is_met(self) -> bool | None:
         """Whether the target is met; None where that is not known."""
-        if self.value is None:
-            return None
-        return self.value >= self.target.bound if self.target.above else self.value <= self.target.bound
+        bound, above = self.target.bound, self.target.above
+        return None if self.value is None else self.value >= bound if above else self.value <= bound
 
 
 def verdicts(result: Result, targets: Sequence[Target] = TARGETS) -> Iterator[Verdict]:
