@@ -2,9 +2,9 @@
 
     python dynamo_worker.py MODEL_DIR NAME[,NAME]
 
-Runs in Dynamo's environment, with the source of singletree on its path. Prompts choose what is played by the markers of
-``singletree.testing.scripts``, with the scripts of $WORKER_SCRIPTS; the pace is kept on average, and is that of
-$WORKER_DELAY unless a marker names one. With the URL of a vLLM in $WORKER_ENGINE, that one generates instead.
+Runs in Dynamo's environment, with this repository and its source on the path. Prompts choose what is played by the
+markers of ``singletree.testing.scripts``, with the scripts of $WORKER_SCRIPTS; the pace is kept on average, and is that
+of $WORKER_DELAY unless a marker names one. With the URL of a vLLM in $WORKER_ENGINE, that one generates instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from dynamo.llm import (  # type: ignore[import-not-found]
 from dynamo.runtime import DistributedRuntime  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
 
-from singletree.testing.scripts import Script, ScriptBook, ScriptChooser
+from benchmarks.vllm_stub import script_chooser
 
 _SCRIPTS = os.environ.get("WORKER_SCRIPTS", "")
 _WINDOW = 262_144
@@ -47,17 +47,9 @@ _CALLS = os.environ.get("WORKER_CALLS", "hermes")
 class Worker:
     """Plays what the scripted engine plays."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        def encode(text: str) -> list[int]:
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
-
-        def decode(token_ids: Sequence[int]) -> str:
-            return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
-
-        book = ScriptBook(Path(_SCRIPTS) if _SCRIPTS else None, encode)
-        self._chooser = ScriptChooser(book, Script("Hello there."), encode, decode)
-        self._decode, self._end = decode, tokenizer.token_to_id("<|im_end|>")
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._end = tokenizer, tokenizer.token_to_id("<|im_end|>")
+        self._chooser = script_chooser(tokenizer, Path(_SCRIPTS) if _SCRIPTS else None, "Hello there.")
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         """Dynamo's interface: a request with token ids in, dictionaries with token ids out."""
@@ -80,7 +72,7 @@ class Worker:
             due += delay
             yield {"token_ids": [*tokens[at : at + size]], "index": 0}
         if _END_LOG:
-            record = {"at": time.time(), "prompt": self._decode(prompt)}
+            record = {"at": time.time(), "prompt": self._tokenizer.decode(prompt, skip_special_tokens=False)}
             with Path(_END_LOG).open("a", encoding="utf-8") as log:  # noqa: ASYNC230 (one line a request)
                 log.write(json.dumps(record) + "\n")
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}

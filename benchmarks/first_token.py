@@ -14,9 +14,9 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from benchmarks.processor import machine
 from clients.served import running
@@ -34,9 +34,6 @@ def measure_killed(serve: Sequence[str], tokens: int, folder: Path) -> str:
     prompt = [numbers.randrange(1000, 40_000) for _ in range(tokens)]
     saved, log = folder / "saved", folder / "log"
 
-    def turn(port: int) -> _Completion:
-        return _complete(port, prompt, 8)
-
     with _killed([*serve, "--prefix-cache-path", str(saved)], log) as port:
         before = log.read_text()
         answer = _complete(port, prompt, 32)
@@ -44,11 +41,11 @@ def measure_killed(serve: Sequence[str], tokens: int, folder: Path) -> str:
             time.sleep(0.1)
         shutil.copytree(saved, folder / "kept")  # The next turn replaces what is saved.
         prompt += [*answer.token_ids, *prompt[:64]]
-        never_killed = turn(port)
+        never_killed = _complete(port, prompt, 8)
     with _killed([*serve, "--prefix-cache-path", str(folder / "kept")], log) as port:
-        restored = turn(port)
+        restored = _complete(port, prompt, 8)
     with _killed(serve, log) as port:
-        cold = turn(port)
+        cold = _complete(port, prompt, 8)
     same = "same answer" if restored.token_ids == never_killed.token_ids else "ANOTHER ANSWER"
     return (
         f"{len(prompt)} tokens, first token: {never_killed.first:.2f} s never killed, {restored.first:.2f} s restored "
@@ -68,8 +65,7 @@ def _killed(serve: Sequence[str], log: Path) -> Iterator[int]:
         process.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class _Completion:
+class _Completion(NamedTuple):
     first: float
     cached: int
     token_ids: list[int]

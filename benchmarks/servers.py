@@ -162,7 +162,7 @@ def dynamo(
     with _folder() as folder:
         environment = {**os.environ, **_DYNAMO, "DYN_FILE_KV": str(folder), **(settings or {})}
         worker = [python, str(Path(__file__).with_name("dynamo_worker.py")), str(model), ",".join(names)]
-        scripts = {**environment, "PYTHONPATH": str(ROOT / "src")}
+        scripts = {**environment, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
         with (
             process_of(worker, folder / "worker.log", scripts) as engine,
             running(name, port, frontend, environment) as server,

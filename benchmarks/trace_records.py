@@ -24,13 +24,8 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 class OwnFields(msgspec.Struct, frozen=True):
-    """What singletree records beside Dynamo's fields; see ``server.answers.request_records``."""
+    """Of what singletree records beside Dynamo's fields (``records.request_records``), that which a replay needs."""
 
-    course: str = ""
-    matched_tokens: int | None = None
-    lost_tokens: int = 0
-    broken: str | None = msgspec.field(name="break", default=None)
-    worker: str = ""
     choices: int = 1
     is_subagent: bool = False
 
@@ -40,7 +35,6 @@ class RequestEnd(msgspec.Struct, frozen=True):
 
     request_id: str
     request_received_ms: int
-    model: str = ""
     input_tokens: int | None = None
     output_tokens: int = 0
     cached_tokens: int | None = None
@@ -53,9 +47,6 @@ class RequestEnd(msgspec.Struct, frozen=True):
 class ToolEnd(msgspec.Struct, frozen=True):
     """One tool that ran at the harness. Times are in milliseconds since 1970."""
 
-    tool_call_id: str
-    tool_class: str = ""
-    status: str = ""
     started_at_unix_ms: int = 0
     ended_at_unix_ms: int = 0
 
