@@ -19,8 +19,6 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from benchmarks import documents, figures, peers, product_report
 from benchmarks.figures import Table
 from benchmarks.template_models import (
@@ -35,6 +33,7 @@ from benchmarks.template_models import (
     served_model,
 )
 from clients.returned_turns import EDIT, HABITS, MUTATIONS, edited, one_call, one_new_id, request_of
+from server.memory import Client
 from singletree import families
 from singletree.checking.returned_turns import PROTOCOLS, RESULT, Mutation, TurnProtocol, as_given
 from singletree.conversation import Part, Reasoning, Text, ToolCall
@@ -77,14 +76,6 @@ _PROSE = (Text, Reasoning)
 _ASKED = "How is it? [[script:SCRIPTS]]"
 
 
-async def _post(client: httpx.AsyncClient, protocol: TurnProtocol, request: dict[str, Any]) -> dict[str, Any]:
-    answer = await client.post(protocol.path, json=request)
-    if answer.status_code != 200:
-        raise ValueError(f"{answer.status_code}: {answer.text[:200]}")
-    body: dict[str, Any] = answer.json()
-    return body
-
-
 @dataclass(frozen=True, slots=True)
 class Played:
     """A tool loop: tokens generated in all turns but the last, those in place in the next prompt, and the prompts."""
@@ -107,12 +98,12 @@ async def play(
     service = Service(Config(), Catalog([replace(served, engine=engine)]), Tracing())
     asked = _ASKED.replace("SCRIPTS", ",".join(names))
     turns: list[dict[str, Any]] = []
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(App(service)), base_url="http://memory"
-    ) as client:
-        for _ in names:
-            answer = await _post(client, protocol, request_of(protocol, asked, turns, TOOLS))
-            turns += protocol.turn(mutate(protocol.blocks(answer)), listed)
+    client = Client(App(service), {"content-type": "application/json"})
+    for _ in names:
+        answer = await client.post(protocol.path, request_of(protocol, asked, turns, TOOLS))
+        if answer.status != 200:
+            raise ValueError(f"{answer.status}: {answer.body[:200]!r}")
+        turns += protocol.turn(mutate(protocol.blocks(answer.json)), listed)
     await engine.close()
     prompts = [list(record.prompt_token_ids) for record in engine.log]
     generated = [list(tokenizer.encode(each)) for each in texts]
@@ -147,9 +138,8 @@ async def fate(served: Model, texts: Sequence[str], parts: Sequence[Part]) -> tu
         return "rewritten", two
     at = _position_after(two, len(before))
     for part in parts:
-        words = (
-            part.name if isinstance(part, ToolCall) else part.text.strip() if isinstance(part, _PROSE) else ""
-        )
+        prose = part.text.strip() if isinstance(part, _PROSE) else ""
+        words = part.name if isinstance(part, ToolCall) else prose
         if words in texts[-1]:
             at = two.find(words, at)
             if at < 0:
@@ -287,12 +277,8 @@ async def _turn_texts(served: Model, parts: Sequence[Part]) -> tuple[str, list[s
 
 def _not_kept(fates: Mapping[str, tuple[str, list[str]]], fate: str) -> list[str]:
     """The turns that the template treats so, the first time or the second time in the same tool loop."""
-    again = f"kept once, {fate}"
-    return sorted(
-        name if what == fate else f"{name} again"
-        for name, (what, _) in fates.items()
-        if what in (fate, again)
-    )
+    endings = {fate: "", f"kept once, {fate}": " again"}
+    return sorted(f"{name}{endings[what]}" for name, (what, _) in fates.items() if what in endings)
 
 
 def _why_none(fates: Mapping[str, str]) -> str:
