@@ -31,7 +31,7 @@ Since 67,367 lines in 429 modules, 5,000 were removed, and capture for training 
 (2,400), the service and the first screen (190), the file of keys (360), receipts and budgets (1,020, with several
 processes), forks (530), saved sessions (480), foresight (340) and what trainers need (300) were added."""
 
-BENCHMARKS = 7_024
+BENCHMARKS = 7_010
 """The most lines that the benchmarks may have: a change that adds one names the lines that it removes, until there are
 5,000. What a finished comparison measured stands in ``docs/decisions``, with the commit that has its program."""
 
@@ -89,7 +89,8 @@ def test_the_source_does_not_grow() -> None:
 
 def test_the_benchmarks_do_not_grow() -> None:
     paths = [path for name, path in FILES.items() if name.startswith("benchmarks/")]
-    assert 0.98 * BENCHMARKS <= sum(path.read_text(encoding="utf-8").count("\n") for path in paths) <= BENCHMARKS
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+    assert 0.98 * BENCHMARKS <= lines <= BENCHMARKS
 
 
 def test_modules_are_no_crumbs() -> None:
