@@ -166,9 +166,11 @@ class Bench:
             absent = [field for field in refuses if leave_out(body, field.split("."))]
             cell.without += [field for field in absent if field not in cell.without]
             problem, first_ms = _send(url, sent._replace(body=json.dumps(body).encode()) if absent else sent)
-            cell.complaints += [problem] if problem else []
             cell.first_ms += [first_ms] if timed else []
             after = self.engine.counted()
+            if not problem and after.prompt == before.prompt:
+                problem = f"the engine counted no prompt; its version may not have {self.engine.counters}"
+            cell.complaints += [problem] if problem else []
             steps.append(Counted(after.prompt - before.prompt, after.cached - before.cached))
         cell.prompts = [step.prompt for step in steps]
         cell.prefilled = [step.prompt - step.cached for step in steps]
