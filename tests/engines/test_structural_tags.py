@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from engines.real_vllm import PEERS
-from parsing.asking import BREAKING, NOON, PARIS, TIME, WEATHER, WITH_CALLS, a_call
+from parsing.asking import (
+    BAD_PATCH,
+    BREAKING,
+    GOOD_PATCH,
+    NOON,
+    PARIS,
+    PATCH,
+    TIME,
+    WEATHER,
+    WITH_CALLS,
+    a_call,
+)
 from singletree import families
 from singletree.constraints.constrain import allow_calls, marks_calls, require_call, require_format
 from singletree.constraints.expression import Expression, NotExpressible, structural_tag
@@ -123,6 +134,22 @@ def test_text_is_held_to_json() -> None:
         ("any object", any_object, [('{"b": [1, {"c": null}]}', True)]),
     ]
     assert asked(cases) == [[wanted for _, wanted in texts] for _, _, texts in cases]
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "deepseek_v3_2"])
+def test_a_call_is_held_to_a_grammar_in_lark(name: str) -> None:
+    family = families.get(name)
+    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    tool = Tool("patch", parameters=parameters, kind="custom", grammar=("lark", PATCH))
+    free = allow_calls(family, [tool], thinking="over", parallel=True)
+    assert free is not None
+    texts = [
+        (render_turn(family, [a_call(family, json.dumps({"input": text}), "patch")]), right)
+        for text, right in ((GOOD_PATCH, True), (GOOD_PATCH + "\n", True), (BAD_PATCH, False))
+    ]
+    forced = require_call(family, [tool], thinking="over", parallel=True)
+    assert asked([("forced", forced, texts), ("free", free, texts)]) == [[right for _, right in texts]] * 2
 
 
 @pytest.mark.parametrize(

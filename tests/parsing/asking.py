@@ -28,3 +28,17 @@ def a_call(family: Family, arguments: str = PARIS.arguments, name: str = "get_we
     """A call with these arguments, under an id that the family can spell."""
     assert family.forms
     return ToolCall(name, arguments, "abcdefghi")
+
+
+PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+hunk: "*** Update File: " filename LF change_line+
+filename: /(.+)/
+change_line: ("+" | "-" | " ") /(.*)/ LF
+%import common.LF
+"""
+GOOD_PATCH = '*** Begin Patch\n*** Update File: a.py\n-x = "1" / 2\n+y = </parameter>\n*** End Patch'
+BAD_PATCH = GOOD_PATCH.replace("Update", "Improve")
+"""A grammar such as that of Codex's ``apply_patch``, a text that it takes, and one that it refuses."""

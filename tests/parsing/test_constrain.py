@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from parsing.asking import BREAKING, NOON, PARIS, TIME, WEATHER, WITH_CALLS, a_call
+from parsing.asking import (
+    BAD_PATCH,
+    BREAKING,
+    GOOD_PATCH,
+    NOON,
+    PARIS,
+    PATCH,
+    TIME,
+    WEATHER,
+    WITH_CALLS,
+    a_call,
+)
 from singletree import families
 from singletree.constraints.constrain import (
     allow_calls,
@@ -294,17 +305,6 @@ def test_a_pattern_that_an_unquoted_string_cannot_be_held_to_is_refused(pattern:
     forced(families.get("hermes"), tool)  # a JSON string can be held to it
 
 
-PATCH = r"""
-start: begin_patch hunk+ end_patch
-begin_patch: "*** Begin Patch" LF
-end_patch: "*** End Patch" LF?
-hunk: "*** Update File: " filename LF change_line+
-filename: /(.+)/
-change_line: ("+" | "-" | " ") /(.*)/ LF
-%import common.LF
-"""
-GOOD_PATCH = '*** Begin Patch\n*** Update File: a.py\n-x = "1" / 2\n+y = </parameter>\n*** End Patch'
-BAD_PATCH = GOOD_PATCH.replace("Update", "Improve")
 INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 

@@ -7,10 +7,11 @@ from contextlib import suppress
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from parsing.asking import BAD_PATCH, GOOD_PATCH, PATCH
 from singletree import families
 from singletree.constraints.constrain import require_format, to_constraint
-from singletree.constraints.enforceable import check_ebnf, syntax_of
-from singletree.constraints.expression import Grammar, lark, structural_tag
+from singletree.constraints.expression import Grammar, NotExpressible, lark, structural_tag
+from singletree.constraints.grammars import check_ebnf, syntax_of, to_ebnf, to_lark
 from singletree.conversation import ResponseFormat
 from singletree.errors import InvalidRequest
 
@@ -102,6 +103,66 @@ def test_lark_is_distinguished_from_ebnf() -> None:
     form = ResponseFormat(grammar='start: "a" b\nb: /[0-9]+/')
     grammar = lark(require_format(QWEN3, form, thinking="open", parallel=True))
     assert takes(grammar, "so\n</think>\n\na12")
+
+
+LARK: list[tuple[str, list[str], list[str]]] = [
+    (
+        'start: "a" [B] "z" | c~2..3 -> named\nB: "0".."4"\n!c: "\\u00e9\\n" // end',
+        ["az", "a4z", "é\né\n"],
+        ["a5z", "é\n"],
+    ),
+    (
+        "?start: /(.+)/ LF | LF /[^\\]\\d-]*\\.\\S{2,}/\n%import common.LF",
+        ["a b\n", "\na.bc"],
+        ["\n", "\n1.bc", "\na.b"],
+    ),
+    (r"start: _x+" + "\n" + r'_x: /\/(?:a|b\t)?\[/ "\""', ['/a["', '/["/b\t["'], ["/c["]),
+    ('start: pair | \npair: "(" start ")"', ["", "(())"], ["(()"]),
+    (PATCH, [GOOD_PATCH, GOOD_PATCH + "\n"], [BAD_PATCH]),
+]
+
+
+@pytest.mark.parametrize(("grammar", "good", "bad"), LARK)
+def test_lark_becomes_ebnf_that_takes_the_same(grammar: str, good: list[str], bad: list[str]) -> None:
+    converted = to_ebnf(grammar)
+    assert converted is not None
+    check_ebnf(converted, "grammar")
+    for text in (*good, *bad):
+        assert takes(grammar, text) is takes(to_lark(converted), text) is (text in good), text
+    assert structural_tag(Grammar(grammar))["format"] == {"type": "grammar", "grammar": converted}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a"i',
+        "start: /a(?=b)/",
+        r"start: /a\b/",
+        "start: /a/i",
+        "start.2: /a/",
+        "start: /a*?b/",
+        "start: /[\\D]/",
+        'start: "a" b',
+        'start: ("a"',
+        '%ignore " "\nstart: "a"',
+        "%import common.ESCAPED_STRING\nstart: ESCAPED_STRING",
+        "start: %json {}",
+        "start: <think>",
+        "start[lazy]: /a*/",
+        'begin: "a"',
+    ],
+)
+def test_lark_that_ebnf_cannot_express_goes_to_no_xgrammar(grammar: str) -> None:
+    assert to_ebnf(grammar) is None
+    with pytest.raises(NotExpressible):
+        structural_tag(Grammar(grammar))
+
+
+@pytest.mark.parametrize("cut", range(len(PATCH)))
+def test_lark_that_is_cut_anywhere_is_converted_or_not(cut: int) -> None:
+    converted = to_ebnf(PATCH[:cut])
+    if converted is not None:
+        check_ebnf(converted, "grammar")
 
 
 CHOICES = ("yes", "yesterday", "a|b", "(c)", "d/e\n")

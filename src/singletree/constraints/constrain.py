@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from singletree.constraints import enforceable
+from singletree.constraints import enforceable, grammars
 from singletree.constraints.expression import (
     NOTHING,
     Expression,
@@ -141,9 +141,9 @@ def _formatted(form: ResponseFormat) -> Expression:
     if form.pattern:
         return Regex(enforceable.whole_pattern(form.pattern, form.at))
     if form.grammar:
-        syntax = enforceable.syntax_of(form.grammar)
+        syntax = grammars.syntax_of(form.grammar)
         if syntax == "ebnf":
-            enforceable.check_ebnf(form.grammar, form.at)
+            grammars.check_ebnf(form.grammar, form.at)
         return Grammar(form.grammar, syntax)
     return Json(_enforceable(form.schema or {"type": "object"}, form.schema_at, form.strict))
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 from typing import Literal as Literal_
 
-from singletree.constraints.enforceable import FORMATS, subschemas, to_lark
+from singletree.constraints.enforceable import FORMATS, subschemas
+from singletree.constraints.grammars import to_ebnf, to_lark
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +311,11 @@ def _format(expression: Expression) -> dict[str, Any]:
             return {"type": "star", "content": _format(item)}
         case Prose():
             return _prose(expression)
-        case Grammar(definition, "ebnf"):
-            return {"type": "grammar", "grammar": definition}
-        case Grammar():
-            raise NotExpressible("XGrammar takes no Lark grammar inside a structural tag")
+        case Grammar(definition, syntax):
+            converted = definition if syntax == "ebnf" else to_ebnf(definition)
+            if converted is None:
+                raise NotExpressible("a grammar in Lark with what XGrammar's EBNF has not")
+            return {"type": "grammar", "grammar": converted}
 
 
 def _sequence(elements: Iterable[dict[str, Any]]) -> dict[str, Any]:
