@@ -136,19 +136,40 @@ def test_text_is_held_to_json() -> None:
     assert asked(cases) == [[wanted for _, wanted in texts] for _, _, texts in cases]
 
 
+INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+PATCHES = Tool("patch", parameters=INPUT, kind="custom", grammar=("lark", PATCH))
+FREE_TEXT = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}
+
+
+@pytest.mark.engines
+def test_every_family_may_call_tools_with_optional_text() -> None:
+    tools = [
+        Tool("write", parameters=FREE_TEXT, strict=True),
+        Tool("stop", parameters={"type": "object"}),
+        PATCHES,
+    ]
+    cases: list[Case] = []
+    for family in WITH_CALLS:
+        free = allow_calls(family, tools, thinking="over", parallel=True)
+        if marks_calls(family) and free is not None:
+            call = a_call(family, json.dumps({"a": "x <y>"}), "write")
+            cases.append((family.name, free, [(render_turn(family, [Text("So."), call]), True)]))
+    verdicts = asked(cases)
+    wrong = [(name, each) for (name, _, _), each in zip(cases, verdicts, strict=True) if each != [True]]
+    assert not wrong
+
+
 @pytest.mark.engines
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "deepseek_v3_2"])
 def test_a_call_is_held_to_a_grammar_in_lark(name: str) -> None:
     family = families.get(name)
-    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    tool = Tool("patch", parameters=parameters, kind="custom", grammar=("lark", PATCH))
-    free = allow_calls(family, [tool], thinking="over", parallel=True)
+    free = allow_calls(family, [PATCHES], thinking="over", parallel=True)
     assert free is not None
     texts = [
         (render_turn(family, [a_call(family, json.dumps({"input": text}), "patch")]), right)
         for text, right in ((GOOD_PATCH, True), (GOOD_PATCH + "\n", True), (BAD_PATCH, False))
     ]
-    forced = require_call(family, [tool], thinking="over", parallel=True)
+    forced = require_call(family, [PATCHES], thinking="over", parallel=True)
     assert asked([("forced", forced, texts), ("free", free, texts)]) == [[right for _, right in texts]] * 2
 
 

@@ -352,9 +352,33 @@ def _prose(prose: Prose) -> dict[str, Any]:
 def _marked(marker: str, what: Expression) -> dict[str, Any]:
     if isinstance(what, Until) and not what.pattern:
         return _tag(marker, _any_text(()), what.stop)
-    if isinstance(what, Sequence) and what.items and isinstance(end := what.items[-1], Literal):
-        return _tag(marker, _format(sequence(what.items[:-1])), end.text)
-    return _tag(marker, _format(what), "")
+    end = _end_of(what)
+    return _tag(marker, _format(_without_end(what, len(end)) if end else what), end)
+
+
+def _end_of(what: Expression) -> str:
+    """Return the text that ends each way of ``what``: XGrammar refuses a tag that has free text and no such end."""
+    match what:
+        case Literal(text):
+            return text
+        case Sequence((*_, last)):
+            return _end_of(last)
+        case OneOf(ways):
+            ends = [_end_of(way) for way in ways]
+            shortest = min(ends, key=len)
+            return shortest if all(end.endswith(shortest) for end in ends) else ""
+    return ""
+
+
+def _without_end(what: Expression, length: int) -> Expression:
+    match what:
+        case Literal(text):
+            return Literal(text[:-length])
+        case Sequence((*items, last)):
+            return sequence([*items, _without_end(last, length)])
+        case OneOf(ways):
+            return OneOf(tuple(_without_end(way, length) for way in ways))
+    raise AssertionError(what)
 
 
 def _prose_with_an_end(prose: Prose) -> dict[str, Any]:

@@ -244,7 +244,7 @@ class VllmServer:
     - ``--structured-outputs-config '{"backend": "xgrammar"}'`` for structural tags. With ``auto``, vLLM validates each
       constraint against the backend that suits it, but then runs all of them on the backend of the first one (0.32,
       ``v1/structured_output/__init__.py``): a constraint that suits only another backend fails with EngineFailed
-      instead of being refused with InvalidRequest. No Lark grammar is sent: XGrammar has no directive ``%llguidance``.
+      instead of being refused with InvalidRequest. Lark is sent as EBNF: XGrammar has no directive ``%llguidance``.
     - not ``--reasoning-parser``: with it vLLM applies constraints only after it considers the reasoning complete,
       or ``"enable_in_reasoning": true`` in ``--structured-outputs-config`` beside it.
     - ``--scheduling-policy priority`` if priorities shall have an effect; otherwise vLLM accepts and ignores them.
