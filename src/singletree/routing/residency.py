@@ -28,7 +28,7 @@ class Patience:
 
     idle: float = 10.0
     wait: float = 30.0
-    reads: float = 8.0
+    reads: float = 2.0
     tokens: int = 2048
 
 
