@@ -5,6 +5,7 @@ token. See ``real_tokenizers`` for where they come from.
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -116,7 +117,7 @@ def test_a_growing_text_is_as_whole(name: str, scratch: Path) -> None:  # C7
     encoded: list[int] = []
     encode = tokenizer._later.encode
 
-    def watch(text: str) -> list[int]:
+    def watch(text: str) -> array[int]:
         encoded.append(len(text))
         return encode(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def longest(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of characters of the longest text that was encoded."""
     found, real = [0], SegmentEncoder._encode
 
-    def encode(self: SegmentEncoder, text: str) -> list[int]:
+    def encode(self: SegmentEncoder, text: str) -> array[int]:
         found[0] = max(found[0], len(text))
         return real(self, text)
 

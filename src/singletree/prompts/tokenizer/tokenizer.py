@@ -342,7 +342,7 @@ class Tokenizer:
         segment = _encodable(segment)
         if len(segment) > SLICE_CHARACTERS:
             return self._later.encode_array(segment)
-        return array("I", self._later.encode(segment))
+        return self._later.encode(segment)
 
     def _cached(self, text: str, make: Callable[[str], array[int]]) -> array[int]:
         """The key is the text with its guards: without them, a guarded token would get the ids of the token itself."""
