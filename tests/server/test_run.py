@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -271,3 +273,22 @@ def test_the_limit_of_open_files_is_raised(
     monkeypatch.setattr(resource, "setrlimit", lambda which, wanted: lines.append(wanted))
     run.allow_open_files()
     assert lines == ([] if raised is None else [(raised, limits[1])])
+
+
+async def test_few_threads_do_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast encoder keeps a cache for each thread that calls it, on a machine with many processors, too."""
+    used: set[int] = set()
+
+    def work() -> None:
+        used.add(threading.get_ident())
+        time.sleep(0.01)
+
+    async def opened(*_: object) -> None:
+        await asyncio.gather(*(asyncio.to_thread(work) for _ in range(4 * run.MOST_THREADS)))
+        raise BadConfiguration("seen")
+
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr(run, "open_service", opened)
+    with pytest.raises(BadConfiguration, match="seen"):
+        await run.run_server(Config(port=0), print)
+    assert len(used) == run.MOST_THREADS

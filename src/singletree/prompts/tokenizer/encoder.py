@@ -116,16 +116,13 @@ class SegmentEncoder:
             if self._pipeline is not None:
                 self._definition = msgspec.json.encode(self._pipeline)
                 self._pipeline = None
-            reference = self._reference
-            if reference is None:
+            if self._reference is None:
                 packed = self._definition
-                reference = tokenizers.Tokenizer.from_buffer(
+                self._reference = tokenizers.Tokenizer.from_buffer(
                     zlib.decompress(packed) if self._is_packed else packed
                 )
-                self._reference = reference
-            if self._vocabulary is None:
-                self._vocabulary = reference
-            return reference
+            self._vocabulary = self._vocabulary or self._reference
+            return self._reference
 
     def load_once(self) -> bool:
         if self._vocabulary is not None:
@@ -138,9 +135,7 @@ class SegmentEncoder:
         return vocabulary.id_to_token(token_id)
 
     def _encode(self, text: str) -> array[int]:
-        reference = self._reference
-        if reference is None:
-            reference = self.load()
+        reference = self._reference or self.load()
         # Unlike encode, it lets other threads run meanwhile.
         [encoding] = reference.encode_batch_fast([text], add_special_tokens=False)
         return array("I", encoding.ids)

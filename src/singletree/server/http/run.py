@@ -10,6 +10,7 @@ import ipaddress
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from singletree.engines.progress import Progress, no_progress
@@ -32,6 +33,9 @@ from singletree.server.models.catalog import load_models
 from singletree.server.models.model_source import FindSource, find_model_source
 from singletree.server.settings.config import Config
 from singletree.server.telemetry.tracing import Tracing
+
+MOST_THREADS = 8
+"""Threads for long work: each that calls fastokens keeps a cache of words there, which grows to 100 MB."""
 
 _FLUSH_SECONDS = 2.0
 """Time for the last events of ended streams to be sent."""
@@ -72,6 +76,7 @@ async def run_server(
         WeightsUnavailable, EngineFailed: the model cannot be loaded.
     """
     allow_open_files()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS, "work"))
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
     service = await open_service(config, report, progress)
