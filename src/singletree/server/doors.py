@@ -199,7 +199,7 @@ DOORS: Mapping[str, Door] = {
         "a request with pictures or documents",
     ),
     "budgets": Door(
-        "singletree.budgets.enforcement",
+        "singletree.budgets.budget",
         "Budgets",
         "server.http.service.OpenBudgets",
         "--session-budget, --subagent-budget, --key-budget, x-singletree-budget",
