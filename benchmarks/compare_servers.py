@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 from benchmarks import peers, servers
 from benchmarks.template_models import Scripted
 from benchmarks.vllm_api import TINY
-from clients.served import SAMPLER, SAMPLER_LOG, SAMPLER_SCRIPTS, Play
+from clients.served import SAMPLER, Play
 from engines import real_sglang, real_vllm, scripted_llama
 from engines.scripted_llama import ScriptedLlama
+from engines.scripted_turns import LOG, SCRIPTS
 
 NAMES = ("local-model", "claude-opus-4-8")
 """Names of the model: its own, and one under which Claude Code writes its countdown of tokens."""
@@ -170,7 +171,7 @@ def engine(model: Scripted, host: Host, scripts: Path) -> Iterator[Engine]:
     command += ["--structured-outputs-config", json.dumps({"enable_in_reasoning": True}), *host.flags]
     with tempfile.TemporaryDirectory(prefix="singletree-compare-") as folder:
         log = Path(folder) / "plays.jsonl"
-        variables = {**host.environment, SAMPLER_SCRIPTS: str(scripts), SAMPLER_LOG: str(log)}
+        variables = {**host.environment, SCRIPTS: str(scripts), LOG: str(log)}
         variables["VLLM_SERVER_DEV_MODE"] = "1"  # for /reset_prefix_cache
         with servers.running("vLLM", port, command, variables, _READY_SECONDS) as server:
             yield Engine(server.url, model.folder, calls, scripts, log)
@@ -180,7 +181,7 @@ class _Llama(Engine):
     kind = "llama-server"
 
     def __init__(self, running: ScriptedLlama, model: Path, scripts: Path) -> None:
-        super().__init__(running.url, model, "", scripts, Path())
+        super().__init__(running.url, model, "", scripts, running.log)
         self._running = running
 
     def counted(self) -> Counted:
@@ -188,9 +189,6 @@ class _Llama(Engine):
 
     def forget(self, name: str = NAMES[0]) -> None:
         self._running.start(name)
-
-    def plays(self) -> list[Play]:
-        return self._running.plays
 
 
 @contextmanager

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from clients.harness import SINGLETREE
 from engines import real_vllm
+from engines.scripted_turns import LOG, SCRIPTS
 from engines.tiny_checkpoint import make_tiny_checkpoint
 
 MODEL = "scripted-qwen3"
 
 SAMPLER = "engines.scripted_sampler:ScriptedSampler"
-SAMPLER_SCRIPTS, SAMPLER_LOG = "SINGLETREE_SAMPLER_SCRIPTS", "SINGLETREE_SAMPLER_LOG"
-"""What ``scripted_sampler`` is called and reads; only vLLM's environment can import it."""
+"""What ``scripted_sampler`` is called; only vLLM's environment can import it."""
 
 TURNS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 """Routes on which a turn is asked for."""
@@ -99,7 +99,7 @@ def explain(url: str, session: str) -> list[dict[str, Any]]:
 def serving(model: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
     """A server that runs until the block ends. ``folder`` takes its scripts, log and output."""
     watched = ["--script-dir", str(folder / "scripts"), "--script-log", str(folder / "plays.jsonl")]
-    with _playing(folder, ["--engine", "scripted", "--model", str(model), *watched, *flags]) as server:
+    with playing(folder, ["--engine", "scripted", "--model", str(model), *watched, *flags]) as server:
         yield server
 
 
@@ -109,20 +109,26 @@ def serving_scripted_vllm(tokenizer: Path, folder: Path, flags: Sequence[str] = 
     python, environment = real_vllm.program()
     model = make_tiny_checkpoint(folder / "tiny-qwen2", tokenizer)
     vllm = ["--enforce-eager", "--load-format", "dummy", "--logits-processors", SAMPLER]
-    environment |= {SAMPLER_SCRIPTS: str(folder / "scripts"), SAMPLER_LOG: str(folder / "plays.jsonl")}
+    environment |= played_from(folder)
     arguments = ["--engine", "vllm", "--model", str(model), "--slots", "8", *flags, "--", *vllm]
-    with _playing(
+    with playing(
         folder, arguments, program=(str(python), "-m", "singletree"), environment=environment
     ) as server:
         yield server
 
 
+def played_from(folder: Path) -> dict[str, str]:
+    """What the process of an engine whose sampler plays scripts reads in its environment."""
+    return {SCRIPTS: str(folder / "scripts"), LOG: str(folder / "plays.jsonl")}
+
+
 @contextmanager
-def _playing(folder: Path, expected: Sequence[str], **more: Any) -> Iterator[Server]:
+def playing(folder: Path, expected: Sequence[str], **more: Any) -> Iterator[Server]:
+    """A server with the flags ``expected``, which keeps all it has in ``folder``."""
     port = real_vllm.free_port()
     url = f"http://127.0.0.1:{port}"
     server = Server(url, folder / "scripts", folder / "plays.jsonl", folder / "output.txt")
-    server.scripts.mkdir(parents=True)
+    server.scripts.mkdir(parents=True, exist_ok=True)
     stored = ["--store-path", str(folder / "responses.sqlite")]
     with running(["--model-name", MODEL, *stored, *expected], port, server.output, **more):
         yield server

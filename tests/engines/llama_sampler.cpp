@@ -36,12 +36,13 @@ static void transfer(bool out, int at, void *data, size_t size) {
     }
 }
 
-static Ids ask(Ids prompt) {
+static Ids ask(Ids prompt, bool ended) {
     sockaddr_un address{AF_UNIX, {}};
     strncpy(address.sun_path, getenv("LLAMA_SAMPLER_SOCKET"), sizeof address.sun_path - 1);
     int at = socket(AF_UNIX, SOCK_STREAM, 0);
     if (connect(at, reinterpret_cast<sockaddr *>(&address), sizeof address)) abort();
-    int32_t count = prompt.size();
+    int32_t count = prompt.size(), flag = ended;
+    transfer(true, at, &flag, sizeof flag);
     transfer(true, at, &count, sizeof count);
     transfer(true, at, prompt.data(), count * sizeof count);
     transfer(false, at, &count, sizeof count);
@@ -83,12 +84,13 @@ float *llama_get_logits_ith(void *context, int32_t row) {
     size_t begin = now.prompt.size(), at = ids.size() - begin;
     if (ids.size() < begin || at >= now.script.size() || !std::equal(ids.begin(), ids.begin() + begin, now.prompt.begin())
         || !std::equal(ids.begin() + begin, ids.end(), now.script.begin())) {
-        now = {ids, ask(ids)};
+        now = {ids, ask(ids, false)};
         at = 0;
     }
     const void *vocabulary = REAL(llama_model_get_vocab)(REAL(llama_get_model)(context));
     std::fill(logits, logits + REAL(llama_vocab_n_tokens)(vocabulary), -INFINITY);
     logits[now.script[at]] = 0;
+    if (at + 1 == now.script.size()) ask(now.prompt, true);
     return logits;
 }
 
@@ -101,6 +103,14 @@ size_t llama_state_seq_get_data_ext(void *context, uint8_t *to, size_t size, int
 size_t llama_state_seq_set_data_ext(void *context, const uint8_t *from, size_t size, int32_t sequence, uint32_t flags) {
     if (!flags && saved.count(from)) held[sequence] = saved[from];
     return REAL(llama_state_seq_set_data_ext)(context, from, size, sequence, flags);
+}
+
+// A slot that was saved in a file, and is restored.
+size_t llama_state_seq_load_file(void *context, const char *path, int32_t sequence, int32_t *tokens, size_t room, size_t *count) {
+    size_t size = REAL(llama_state_seq_load_file)(context, path, sequence, tokens, room, count);
+    // Without room it only asks how many there are.
+    if (size && tokens && *count <= room) held[sequence].assign(tokens, tokens + *count);
+    return size;
 }
 
 // --cache-reuse moves a part of a prompt that stands behind a change.

@@ -12,7 +12,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from engines.real_vllm import (
@@ -146,11 +146,16 @@ def sglang_program() -> tuple[Path, dict[str, str]]:
 
 @contextlib.contextmanager
 def running_sglang(
-    *flags: str, incremental: bool = True, port: int | None = None, folder: Path | None = None
+    *flags: str,
+    incremental: bool = True,
+    port: int | None = None,
+    folder: Path | None = None,
+    variables: Mapping[str, str] = {},
 ) -> Iterator[Server]:
     """A server on a loopback port, by default a free one, until the block is left.
 
     ``incremental``: whether streams send new ids only. ``folder``: of another model, which is served by its name.
+    ``variables``: more of its environment.
     """
     venv, model = install_sglang()
     model = folder or model
@@ -170,7 +175,7 @@ def running_sglang(
             [*map(str, command), *flags],
             stdout=out,
             stderr=out,
-            env=sglang_environment(),
+            env={**sglang_environment(), **variables},
             cwd=model.parent,
             start_new_session=True,
         )

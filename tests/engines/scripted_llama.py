@@ -17,21 +17,18 @@ import sys
 import threading
 import urllib.request
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import xllamacpp
 
-from clients.served import Play
 from engines import real_vllm, tiny_shapes
-from singletree.prompts.tokenizer.huggingface import read_directory
+from engines.scripted_turns import END, ScriptedTurns
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.testing.scripts import Script, ScriptBook, ScriptChooser
 
 VERSION = f"b{xllamacpp.__version__.rpartition('.')[2]}"
 _SLIDING = {"attention.sliding_window": 512}
-_END = "<|im_end|>"
 _COUNTER = re.compile(
     r"^llamacpp:(prompt_tokens|prompt_tokens_cached|requests)_(?:total|processing) (\S+)$", re.MULTILINE
 )
@@ -74,7 +71,7 @@ def write_model(folder: Path, tokenizer: Tokenizer, shape: str, window: int, fil
         "tokenizer.ggml.tokens": [text for text, _ in tokens],
         "tokenizer.ggml.token_type": [kind for _, kind in tokens],
         "tokenizer.ggml.merges": [" ".join(pair) for pair in definition["model"]["merges"]],
-        "tokenizer.ggml.eos_token_id": tokenizer.added_tokens[_END],
+        "tokenizer.ggml.eos_token_id": tokenizer.added_tokens[END],
         "tokenizer.ggml.add_bos_token": False,
     }
     more = {"context_length": window, **(_SLIDING if shape == "sliding" else {})}
@@ -82,33 +79,35 @@ def write_model(folder: Path, tokenizer: Tokenizer, shape: str, window: int, fil
 
 
 class Player(socketserver.ThreadingUnixStreamServer):
-    """Answers the token ids of a prompt with those that follow it; ``plays`` has what it answered."""
+    """Answers the token ids of a prompt with those that follow it, and is told when they were all sampled.
+
+    Args:
+        folder: for its socket and for the library with the sampler, which asks it.
+    """
 
     daemon_threads = True
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, scripts: Path) -> None:
-        self._tokenizer = tokenizer
-        encode, decode = tokenizer.encode, tokenizer.decode
-        self._chooser = ScriptChooser(ScriptBook(scripts, encode), Script("Hello there."), encode, decode)
-        self.plays: list[Play] = []
-        super().__init__(str(path), _Asked)
+    def __init__(self, folder: Path, turns: ScriptedTurns) -> None:
+        self.turns = turns
+        super().__init__(str(folder / "play"), _Asked)
+        self.variables = {
+            "LD_PRELOAD": str(_sampler(folder)),
+            "LLAMA_SAMPLER_LIBRARY": str(Path(xllamacpp.__file__).with_name("xllamacpp.abi3.so")),
+            "LLAMA_SAMPLER_SOCKET": str(folder / "play"),
+        }
+        """The environment of a process that loads llama.cpp."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def play(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return what follows ``prompt``."""
-        name, script = self._chooser.choose(prompt)
-        ids = [*script.tokens, self._tokenizer.added_tokens[_END]]
-        self.plays.append(Play(name, self._tokenizer.decode(prompt), list(prompt), ids, "stop"))
-        return ids
 
 
 class _Asked(socketserver.StreamRequestHandler):
     server: Player
 
     def handle(self) -> None:
-        (count,) = array("i", self.rfile.read(4))
-        ids = array("i", self.server.play(array("i", self.rfile.read(4 * count))))
-        self.wfile.write(array("i", [len(ids)]).tobytes() + ids.tobytes())
+        ended, count = array("i", self.rfile.read(8))
+        playing = self.server.turns.begin(array("i", self.rfile.read(4 * count)))
+        if ended:
+            self.server.turns.write(playing)
+        self.wfile.write(array("i", [len(playing.tokens), *playing.tokens]).tobytes())
 
 
 class ScriptedLlama:
@@ -118,20 +117,20 @@ class ScriptedLlama:
         model: folder of the tokenizer and the chat template.
         shape: of the model, one of ``tiny_shapes.SHAPES``.
         settings: fields of ``xllamacpp.CommonParams`` beside the defaults of ``llama-server``.
-        folder: for the model and the log.
+        folder: for the model and the logs; ``log`` has the generations since the start.
     """
 
     def __init__(
         self, model: Path, shape: str, window: int, settings: Mapping[str, Any], scripts: Path, folder: Path
     ) -> None:
-        tokenizer = Tokenizer(read_directory(model))
         self._folder, self._port = folder, real_vllm.free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self._player = Player(folder / "play", tokenizer, scripts)
-        self._sampler = _sampler(folder)
+        self.log = folder / "plays.jsonl"
+        turns = ScriptedTurns(model, scripts, self.log)
+        self._player = Player(folder, turns)
         self._process: subprocess.Popen[bytes] | None = None
         self._counted = (0, 0)
-        write_model(model, tokenizer, shape, window, folder / "model.gguf")
+        write_model(model, turns.tokenizer, shape, window, folder / "model.gguf")
         self._settings: dict[str, Any] = {
             "model.path": str(folder / "model.gguf"),
             "chat_template": json.loads((model / "tokenizer_config.json").read_bytes())["chat_template"],
@@ -147,27 +146,21 @@ class ScriptedLlama:
             **settings,
         }
 
-    @property
-    def plays(self) -> list[Play]:
-        """The generations since the start, oldest first."""
-        return list(self._player.plays)
-
     def start(self, name: str) -> None:
         """Start it as ``name``, or start it again: nothing else empties its cache in memory."""
         self.stop()
-        variables = {
-            "LD_PRELOAD": str(self._sampler),
-            "LLAMA_SAMPLER_LIBRARY": str(Path(xllamacpp.__file__).with_name("xllamacpp.abi3.so")),
-            "LLAMA_SAMPLER_SOCKET": str(self._folder / "play"),
-        }
         command = [sys.executable, "-c", SERVE, json.dumps({**self._settings, "model_alias": name})]
         log = self._folder / "llama-server.log"
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                command, stdout=out, stderr=out, env=os.environ | variables, start_new_session=True
+                command,
+                stdout=out,
+                stderr=out,
+                env=os.environ | self._player.variables,
+                start_new_session=True,
             )
         real_vllm.wait_until_ready(self.url, self._process, log, "llama.cpp")
-        self._player.plays.clear()
+        self.log.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End it."""
