@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -105,11 +108,20 @@ async def test_a_grammar_that_is_none_is_refused_and_the_server_is_well(subject:
     assert tokens_of(await ask(subject, greedy())) == PARIS
 
 
-async def cached_after_others(engine: RemoteEngine, session: str, first: int) -> int:
-    """The tokens of a prompt that the engine still has after two others, for which its cache has no room beside it."""
+async def cached_after_others(engine: RemoteEngine, session: str, first: int, closes: str = "") -> int:
+    """The tokens of a prompt that the engine still has after two others, for which its cache has no room beside it.
+
+    ``closes`` is the URL of a server that is told after the first one that the session is over.
+    """
     prompts = [[*range(start, start + _PROMPT)] for start in (first, first + 5000, first + 10_000)]
     for prompt, name in zip(prompts, (session, "", ""), strict=True):
         await collect(engine.generate(GenerationJob(prompt, greedy(2), "r", session=name)))
+        if closes and name:
+            body = json.dumps({"session_id": name}).encode()
+            request = urllib.request.Request(
+                f"{closes}/close_session", body, {"content-type": "application/json"}
+            )
+            (await asyncio.to_thread(urllib.request.urlopen, request, timeout=60)).close()
     again = await collect(engine.generate(GenerationJob(prompts[0], greedy(2), "r", session=session)))
     return max(chunk.cached_tokens or 0 for chunk in again)
 
@@ -121,6 +133,10 @@ async def test_what_a_session_has_is_evicted_last() -> None:
         engine = RemoteEngine(SglangServer(), server.url)
         await engine.start()
         kept = [await cached_after_others(engine, *each) for each in (("", 1000), ("s", 20_000))]
+        closed = await cached_after_others(engine, "s", 1500, server.url)
+        again = await cached_after_others(engine, "s", 1500)
         await engine.close()
     assert kept[0] < real_sglang.PAGE
     assert kept[1] > _PROMPT - 2 * real_sglang.PAGE
+    assert closed < real_sglang.PAGE, "a session that was closed is evicted as a prompt without a name"
+    assert again > _PROMPT - 2 * real_sglang.PAGE, "a name may come again"
