@@ -1,42 +1,70 @@
-"""Writes ``docs/certified.md`` from the results of ``make certify``, which calls it."""
+"""Writes ``docs/certified.md`` from the results of ``make certify``, which calls it.
+
+    python docs/certified_page.py build/certified.xml
+
+A run of a part takes the place of the cells that it ran anew; the others stay as they were, with their date.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
+import msgspec
 from benchmarks.documents import table, today, with_parts
+from benchmarks.figures import FOLDER
 
 from clients import install
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "certified.md"
+KEPT = FOLDER / "certified.json"
 
 
-class Cell(NamedTuple):
-    """What came of one run: what it counted, and why it failed; empty where it did not."""
+class Cell(msgspec.Struct, omit_defaults=True):
+    """What came of one run.
 
-    found: Mapping[str, str]
-    failed: str
+    Attributes:
+        row: the family of the model, and perhaps an engine.
+        run: the date of the run, and the versions of the harnesses.
+        engine: with its version; empty for the scripted one.
+        failed: why the cell failed; empty where it did not. The counts are those that the test records.
+    """
 
-    def number(self, name: str) -> float:
-        """A count; 0 where the run did not come so far."""
-        return float(self.found.get(name, 0))
+    row: str
+    harness: str
+    run: str
+    engine: str = ""
+    failed: str = ""
+    finished: bool = False
+    retries: int = 0
+    generated: int = 0
+    kept: int = 0
+    again: int = 0
+    dispatched: int = 0
+    dispatch_ms: float = 0.0
 
 
-def cells_of(results: Sequence[str]) -> dict[tuple[str, str], Cell]:
-    """Return the runs in the files ``results`` by row, which is a family and perhaps an engine, and harness."""
-    cells = {}
+def cells_of(results: Sequence[str], run: str) -> list[Cell]:
+    """Return the cells in the files ``results``."""
+    cells = []
     for case in (each for path in results for each in ElementTree.parse(path).iter("testcase")):
         found = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}
-        family, _, harness = case.get("name", "").partition("[")[2].removesuffix("]").partition("-")
+        row, _, harness = case.get("name", "").partition("[")[2].removesuffix("]").partition("-")
         failed = next((each.get("message", "") for each in case if each.tag in ("failure", "error")), "")
-        cells[family, harness] = Cell(found, failed.partition("\n")[0])
+        counts = {name: value for name, value in found.items() if name in Cell.__struct_fields__}
+        named = {"row": row, "harness": harness, "run": run, "failed": failed.partition("\n")[0]}
+        cells.append(msgspec.convert({**counts, **named}, Cell, strict=False))
     return cells
+
+
+def merged(kept: Sequence[Cell], new: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of both, those of ``new`` in the place of earlier ones."""
+    cells = {(cell.row, cell.harness): cell for cell in (*kept, *new)}
+    return [cells[key] for key in sorted(cells)]
 
 
 def versions() -> str:
@@ -48,44 +76,51 @@ def versions() -> str:
     return ", ".join(f"{package['name']} {package['version']}" for package in found)
 
 
-def report(cells: Mapping[tuple[str, str], Cell]) -> str:
-    """Return the table of all cells, what each harness's runs add up to, and why cells failed."""
-    families = sorted({family for family, _ in cells})
-    harnesses = sorted({harness for _, harness in cells})
-    grid = [[f, *("–" if (f, h) not in cells else "**no**" if cells[f, h].failed else "yes" for h in harnesses)]
-            for f in families]  # fmt: skip
-    sums = [
-        _sums(harness, [cell for (_, by), cell in cells.items() if by == harness]) for harness in harnesses
-    ]
-    reasons = [f"- {f} with {h}: `{cell.failed}`" for (f, h), cell in sorted(cells.items()) if cell.failed]
+def report(kept: Sequence[Cell]) -> str:
+    """Return the dates, the table of all cells, what each harness's runs add up to, and why cells failed."""
+    cells = {(cell.row, cell.harness): cell for cell in kept}
+    rows, harnesses = sorted({row for row, _ in cells}), sorted({harness for _, harness in cells})
+    grid = [[row, *("–" if (row, h) not in cells else "**no**" if cells[row, h].failed else "yes" for h in harnesses)]
+            for row in rows]  # fmt: skip
+    sums = [_sums(harness, [cell for cell in kept if cell.harness == harness]) for harness in harnesses]
     head = ["harness", "tasks done", "generated tokens in place", "read again", "retries", "calls sent after"]
+    reasons = [f"- {cell.row} with {cell.harness}: `{cell.failed}`" for cell in kept if cell.failed]
+    engines = sorted({cell.engine for cell in kept if cell.engine})
     return "\n\n".join(
-        [
-            f"{today()}; {versions()}.",
+        part
+        for part in [
+            *(f"{run}: {_rows(kept, run)}." for run in sorted({cell.run for cell in kept})),
+            f"Engines: {', '.join(engines)}." if engines else "",
             table(head, sums),
             table(["family", *harnesses], grid),
             "\n".join(reasons) or "No cell failed.",
         ]
+        if part
     )
 
 
-def _sums(harness: str, cells: Sequence[Cell]) -> list[str]:
-    def add(name: str) -> float:
-        return sum(cell.number(name) for cell in cells)
+def _rows(cells: Sequence[Cell], run: str) -> str:
+    if {cell.run for cell in cells} == {run}:
+        return "all rows"
+    return ", ".join(sorted({cell.row for cell in cells if cell.run == run}))
 
-    done = sum(cell.found.get("finished") == "True" for cell in cells)
-    sent = [cell for cell in cells if cell.number("dispatched")]
-    delay = sum(cell.number("dispatch_ms") * cell.number("dispatched") for cell in sent)
+
+def _sums(harness: str, cells: Sequence[Cell]) -> list[str]:
+    dispatched = sum(cell.dispatched for cell in cells)
+    delay = sum(cell.dispatch_ms * cell.dispatched for cell in cells)
     return [
         harness,
-        f"{done} of {len(cells)}",
-        f"{add('kept') / (add('generated') or 1):.1%}",
-        f"{add('again'):,.0f}",
-        f"{add('retries'):.0f}",
-        f"{delay / sum(cell.number('dispatched') for cell in sent):.2f} ms" if sent else "–",
+        f"{sum(cell.finished for cell in cells)} of {len(cells)}",
+        f"{sum(cell.kept for cell in cells) / (sum(cell.generated for cell in cells) or 1):.1%}",
+        f"{sum(cell.again for cell in cells):,}",
+        f"{sum(cell.retries for cell in cells)}",
+        f"{delay / dispatched:.2f} ms" if dispatched else "–",
     ]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_parts(PAGE, {"certified": report(cells_of(sys.argv[1:]))}), encoding="utf-8")
+    earlier = msgspec.json.decode(KEPT.read_bytes(), type=list[Cell]) if KEPT.exists() else []
+    found = merged(earlier, cells_of(sys.argv[1:], f"{today()}; {versions()}"))
+    KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    PAGE.write_text(with_parts(PAGE, {"certified": report(found)}), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(DOCS.parent)}")
