@@ -10,7 +10,7 @@ from itertools import pairwise
 from os.path import commonprefix
 from pathlib import Path
 
-from clients.harness import Harness, Outcome, Task, run
+from clients.harness import SECONDS, Harness, Outcome, Task, run
 from clients.relay import relaying
 from clients.served import MODEL, TURNS, Play, Server
 from clients.turns import Stage, Turn, break_of, script
@@ -82,6 +82,7 @@ def perform(
     prompt: str = "Run the command, read notes.txt, then answer.",
     settings: Mapping[str, str] | None = None,
     names: Sequence[str] = (),
+    seconds: float = SECONDS,
 ) -> Ran:
     """Runs the stage's harness while the model says ``turns``, one a request.
 
@@ -90,6 +91,7 @@ def perform(
         tokens: counts those of a text.
         settings: further variables of its environment.
         names: of the scripts of ``turns``, where files that the harness reads name them, too.
+        seconds: after which the harness is ended.
     """
     names = names or script_names(len(turns))
     for name, turn in zip(names, turns, strict=True):
@@ -99,5 +101,5 @@ def perform(
     with ExitStack() as stack:
         url = server.url if cut is None else stack.enter_context(relaying(server.url, cut)).url
         task = Task(url, MODEL, f"{prompt} [[script:{','.join(names)}]]", home, stage.notes.parent)
-        outcome = run(stage.harness, task, settings=settings)
+        outcome = run(stage.harness, task, seconds, settings=settings)
     return Ran(outcome, server.plays(names), names, server.answers(*TURNS) - before)
