@@ -108,8 +108,9 @@ size_t llama_state_seq_set_data_ext(void *context, const uint8_t *from, size_t s
 // A slot that was saved in a file, and is restored.
 size_t llama_state_seq_load_file(void *context, const char *path, int32_t sequence, int32_t *tokens, size_t room, size_t *count) {
     size_t size = REAL(llama_state_seq_load_file)(context, path, sequence, tokens, room, count);
-    // Without room it only asks how many there are.
-    if (size && tokens && *count <= room) held[sequence].assign(tokens, tokens + *count);
+    // Without room it only asks how many there are. Before them stand -1, a version and their count.
+    if (size && tokens && *count <= room && *count > 2 && tokens[0] < 0) held[sequence].assign(tokens + 3, tokens + 3 + tokens[2]);
+    else if (size && tokens && *count <= room) held[sequence].assign(tokens, tokens + *count);
     return size;
 }
 
