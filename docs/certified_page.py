@@ -21,7 +21,7 @@ from clients import install
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "certified.md"
-KEPT = FOLDER / "certified.json"
+KEPT = FOLDER / "certified" / "cells.json"
 
 
 class Cell(msgspec.Struct, omit_defaults=True):
