@@ -174,14 +174,17 @@ async def test_a_custom_grammar_is_held_to_or_it_is_reported_that_it_is_not() ->
     assert "patch" in reply.headers["x-singletree-warning"]
 
 
-async def test_a_custom_grammar_that_the_engine_cannot_take_is_left_out() -> None:
+@pytest.mark.parametrize(("definition", "held"), [("start: /a+/", True), ("start: %json {}", False)])
+async def test_a_custom_grammar_that_the_engine_cannot_take_is_left_out(definition: str, held: bool) -> None:
     kinds = ("structural_tag",)
     family = families.get("qwen3_coder")
+    patch = PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": definition}}
     reply, constraint = await asked(
-        RESPONSES, kinds=kinds, tools=[PATCH], tool_choice="required", family=family
+        RESPONSES, kinds=kinds, tools=[patch], tool_choice="required", family=family
     )
     assert constraint.kind == "structural_tag"
-    assert "grammars" in reply.headers["x-singletree-warning"]
+    assert ('"type": "grammar"' in json.dumps(constraint.value)) is held
+    assert ("grammars" in reply.headers.get("x-singletree-warning", "")) is not held
 
 
 async def test_a_model_that_must_not_think_does_not() -> None:
