@@ -158,6 +158,13 @@ def test_lark_that_ebnf_cannot_express_goes_to_no_xgrammar(grammar: str) -> None
         structural_tag(Grammar(grammar))
 
 
+def test_half_a_character_is_replaced_in_both_notations() -> None:
+    for converted in (to_ebnf(r'start: "\ud800"'), to_lark(r'root ::= "\ud800"')):
+        assert converted is not None
+        assert "\ufffd" in converted
+        assert converted.encode()
+
+
 @pytest.mark.parametrize("cut", range(len(PATCH)))
 def test_lark_that_is_cut_anywhere_is_converted_or_not(cut: int) -> None:
     converted = to_ebnf(PATCH[:cut])

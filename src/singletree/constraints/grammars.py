@@ -88,7 +88,7 @@ def _unescaped(found: re.Match[str]) -> str:
     if code is None:
         return _CONTROLS.get(found[4], found[4])
     number = int(code, 16)
-    return chr(number) if number <= sys.maxunicode else "\ufffd"
+    return chr(number) if number <= sys.maxunicode and not 0xD800 <= number <= 0xDFFF else "\ufffd"
 
 
 def _rules(grammar: str) -> dict[str, list[_Token]]:
