@@ -70,10 +70,24 @@ def test_no_turn_waits_much_longer_than_it_takes_to_be_read() -> None:
         routing.prompt_read(asked, choice, Chunk([1], cached_tokens=0))
         routing.ended(asked, choice, [1])
     assert play(routing, waiting := prompt("c"), pool) is None
-    clock.seconds += 0.8
+    clock.seconds += 3.8
     assert play(routing, waiting, pool) is None
     clock.seconds += 0.3
-    assert play(routing, waiting, pool), "twice half a second is over"
+    assert play(routing, waiting, pool), "eight times half a second are over"
+
+
+def test_a_resident_moves_only_where_it_evicts_nobody() -> None:
+    pool, clock = workers(3, kv_cache_tokens=10_000), Watch()
+    routing = policy(pool, clock)
+    first = play(routing, prompt("a"), pool[:1])
+    for name in ("b", "c"):
+        assert play(routing, prompt(name), pool[1:2])
+    assert first is not None
+    first.worker.load.prefill_tokens = 6000
+    for able, chosen in ((pool[:2], pool[0]), (pool, pool[2])):
+        choice = routing.choose_now(prompt("a", 4100), able)
+        assert choice is not None
+        assert choice.worker is chosen
 
 
 def test_no_turn_waits_for_ever_and_priority_goes_first() -> None:

@@ -55,6 +55,7 @@ class CostWeights:
         gate_share: or by less than this share of the prompt.
         resident: the part of the tokens of the sessions that live on an engine that counts for a session that does not,
             so that sessions with one system prompt do not all gather where it is cached.
+        evicted: how often a token counts besides that a resident session would have to read at an engine without room.
         budget: the share of an engine's cache that running generations should fill at most.
     """
 
@@ -62,6 +63,7 @@ class CostWeights:
     gate: int = 256
     gate_share: float = 0.05
     resident: float = 0.3
+    evicted: float = 2.0
     budget: float = 0.9
 
 
@@ -199,12 +201,21 @@ class KvAwarePolicy:
         chain = self._chain(job)
         weights, length, hold = self._weights, len(chain), tokens_to_hold(job)
         cached, costs, caches = self._costs(job, chain, workers, hold)
-        if job.session and not self._residency.is_resident(session := _session_of(job)):
-            if self._shared.peek(job.session) is None:
+        home, places = None, [cache.number for cache in caches]
+        if job.session:
+            home = self._residency.place_of(_session_of(job))
+            if home is None and self._shared.peek(job.session) is None:
                 self._shared.put(job.session, max(cached))
             rooms = [self._room(cache) for cache in caches]
-            places = [cache.number for cache in caches]
             able = self._residency.with_room(self._private(job, length), rooms, places, self._clock())
+        if home is not None:
+            # What is read where there is no room evicts as much of others, and will have to be read again.
+            free = {home, *(places[at] for at in able)}
+            costs = [
+                cost if place in free else cost + weights.evicted * (length - have)
+                for cost, have, place in zip(costs, cached, places, strict=True)
+            ]
+        elif job.session:
             is_cheap = length - max(cached) < self._residency.patience.tokens
             rank = (job.priority, -(job.latency_sensitivity or 0.0))
             seconds = self._token_seconds

@@ -28,7 +28,7 @@ class Patience:
 
     idle: float = 10.0
     wait: float = 30.0
-    reads: float = 2.0
+    reads: float = 8.0
     tokens: int = 2048
 
 
@@ -63,8 +63,10 @@ class Residency:
     def __len__(self) -> int:
         return len(self._residents)
 
-    def is_resident(self, session: Hashable) -> bool:
-        return session in self._residents
+    def place_of(self, session: Hashable) -> int | None:
+        """Return the engine at which the session is resident; None where it is not."""
+        resident = self._residents.get(session)
+        return None if resident is None else resident.place
 
     def held(self, place: int) -> int:
         """Return how many tokens the resident sessions of an engine take there."""
