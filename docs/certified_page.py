@@ -21,7 +21,7 @@ from clients import install
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "certified.md"
-KEPT = FOLDER / "certified" / "cells.json"
+KEPT = FOLDER / "certified" / "cells.jsonl"
 
 
 class Cell(msgspec.Struct, omit_defaults=True):
@@ -119,8 +119,8 @@ def _sums(harness: str, cells: Sequence[Cell]) -> list[str]:
 
 
 if __name__ == "__main__":
-    earlier = msgspec.json.decode(KEPT.read_bytes(), type=list[Cell]) if KEPT.exists() else []
+    earlier = msgspec.json.Decoder(Cell).decode_lines(KEPT.read_bytes()) if KEPT.exists() else []
     found = merged(earlier, cells_of(sys.argv[1:], f"{today()}; {versions()}"))
-    KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    KEPT.write_bytes(msgspec.json.Encoder().encode_lines(found))
     PAGE.write_text(with_parts(PAGE, {"certified": report(found)}), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(DOCS.parent)}")

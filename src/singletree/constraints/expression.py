@@ -364,9 +364,8 @@ def _end_of(what: Expression) -> str:
         case Sequence((*_, last)):
             return _end_of(last)
         case OneOf(ways):
-            ends = [_end_of(way) for way in ways]
-            shortest = min(ends, key=len)
-            return shortest if all(end.endswith(shortest) for end in ends) else ""
+            ends = sorted(map(_end_of, ways), key=len)
+            return ends[0] if all(end.endswith(ends[0]) for end in ends) else ""
     return ""
 
 

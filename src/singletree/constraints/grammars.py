@@ -186,7 +186,6 @@ _ATOM = re.compile(
     """,
     re.VERBOSE,
 )
-_QUOTED = re.compile(r"\\(.)")
 _CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": r" \t\f\r\n"}
 
 
@@ -224,7 +223,7 @@ def _from_lark(found: re.Match[str]) -> str:
 def _from_pattern(atom: re.Match[str]) -> str:
     escape, character = atom["escape"], atom["character"]
     if atom["characters"]:
-        inner = _QUOTED.sub(lambda m: _CLASSES.get(m[1]) or _in_class(_meant(m[1])), atom["inner"])
+        inner = re.sub(r"\\(.)", lambda m: _CLASSES.get(m[1]) or _in_class(_meant(m[1])), atom["inner"])
         return f" [{inner}]"
     if atom["any"]:
         return r" [^\n]"

@@ -201,21 +201,22 @@ class KvAwarePolicy:
         chain = self._chain(job)
         weights, length, hold = self._weights, len(chain), tokens_to_hold(job)
         cached, costs, caches = self._costs(job, chain, workers, hold)
-        home, places = None, [cache.number for cache in caches]
-        if job.session:
-            home = self._residency.place_of(_session_of(job))
+        home = self._residency.place_of(_session_of(job)) if job.session else None
+        places = [cache.number for cache in caches]
+        stays = home in places and costs[places.index(home)] <= min(costs)
+        if job.session and not stays:
             if home is None and self._shared.peek(job.session) is None:
                 self._shared.put(job.session, max(cached))
             rooms = [self._room(cache) for cache in caches]
             able = self._residency.with_room(self._private(job, length), rooms, places, self._clock())
-        if home is not None:
+        if home is not None and not stays:
             # What is read where there is no room evicts as much of others, and will have to be read again.
             free = {home, *(places[at] for at in able)}
             costs = [
                 cost if place in free else cost + weights.evicted * (length - have)
                 for cost, have, place in zip(costs, cached, places, strict=True)
             ]
-        elif job.session:
+        if job.session and home is None:
             is_cheap = length - max(cached) < self._residency.patience.tokens
             rank = (job.priority, -(job.latency_sensitivity or 0.0))
             seconds = self._token_seconds
