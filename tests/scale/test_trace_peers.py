@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.trace_records import read_records
 
 from engines.real_vllm import PEERS, free_port, pip, run_quietly
 from server.agent_traffic import record_sub_agents
@@ -66,7 +65,10 @@ def test_dynamo_replays_a_trace_with_its_sub_agents(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     asyncio.run(record_sub_agents(RecordFile(trace, 2**24)))
     found = replayed_by_dynamo(trace)
-    records = {each.request.request_id: each for each in read_records([trace]) if each.request}
+    lines = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    requests = [line["request"] for line in lines if line["event_type"] == "request_end"]
+    requests.sort(key=lambda request: request["request_received_ms"])
+    records = {request["request_id"]: request for request in requests}
     assert len(records) == 5
     graph = found["summary"]["agentic_graph"]
     assert graph["source"]["digest"] == "requests:5;tools:1"
@@ -81,15 +83,13 @@ def test_dynamo_replays_a_trace_with_its_sub_agents(tmp_path: Path) -> None:
         each["terminal_time_ms"] for id, each in played.items() if id != last
     )
     for id, each in played.items():
-        request = records[id].request
-        assert request is not None
-        assert request.replay is not None
+        request = records[id]
         assert each["terminal_status"] == "completed"
-        assert (each["input_length"], each["output_length"]) == (request.input_tokens, request.output_tokens)
-        before = (other.request for other in records.values() if other.started < records[id].started)
-        earlier = [other.replay for other in before if other is not None]
-        own = request.replay.input_sequence_hashes
-        blocks = [_common(own, other.input_sequence_hashes) for other in earlier if other is not None]
+        lengths = request["input_tokens"], request["output_tokens"]
+        assert (each["input_length"], each["output_length"]) == lengths
+        began, own = request["request_received_ms"], request["replay"]["input_sequence_hashes"]
+        earlier = [other["replay"] for other in requests if other["request_received_ms"] < began]
+        blocks = [_common(own, other["input_sequence_hashes"]) for other in earlier]
         # A cache of blocks holds the whole ones. Dynamo computes the last token of a prompt anew.
         assert each["reused_input_tokens"] == BLOCK_TOKENS * max(blocks, default=0)
     assert played[first]["reused_input_tokens"] == 0 < played[last]["reused_input_tokens"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -11,15 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.trace_records import Agent, Replay, RequestEnd, TraceRecord, read_records
-from benchmarks.trace_replay import (
-    ReplayOrder,
-    Sent,
-    prompt_text,
-    session_families,
-    session_headers,
-    summary,
-)
 
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory
@@ -190,73 +180,3 @@ async def test_session_and_parent_come_from_the_headers_of_each_harness(
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match="--trace-path"):
         RecordFile(tmp_path / "no" / "folder", 1000)
-
-
-def test_texts_of_prompts_share_what_the_prompts_shared() -> None:
-    first = prompt_text(Replay(64, 100, [1, 2]))
-    second = prompt_text(Replay(64, 150, [1, 3, 4]))
-    assert len(first.split()) == 100
-    assert first.split()[:64] == second.split()[:64]
-    assert first.split()[64:] != second.split()[64:100]
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": "other", "event_type": "request_end"}', ""])
-def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(text)
-    with pytest.raises(BadConfiguration):
-        read_records([path])
-
-
-def test_a_summary_counts_what_failed() -> None:
-    found = summary([Sent(0.5, 1.5, 100, 60, 11), Sent(None, 1.0, 0, 0, 0, "status 529: busy")], [])
-    assert found["errors"] == {"status 529: busy": 1}
-    assert found["cached_share"] == 0.6
-    assert found["between_tokens_seconds"]["p50"] == 0.1
-
-
-def sent(name: str, started: int, ended: int, session: str = "s", parent: str = "") -> TraceRecord:
-    request = RequestEnd(name, started, replay=Replay(64, 1, [1]))
-    return TraceRecord(Agent(session, f"{session}#1", parent), started, ended, request=request)
-
-
-async def test_requests_wait_for_those_that_were_over_before_them() -> None:
-    main, one, two, last = (
-        sent("main", 0, 10),
-        sent("one", 12, 20, "a", "s"),
-        sent("two", 12, 30, "b", "s"),
-        sent("last", 31, 40),
-    )
-    other, instant = sent("other", 5, 50, "x"), sent("instant", 7, 7)
-    families = session_families([main, other, instant, one, two, last])
-    assert [[each.request.request_id for each in family if each.request] for family in families] == [
-        ["main", "instant", "one", "two", "last"],
-        ["other"],
-    ]
-    order, began = ReplayOrder(families[0]), []
-
-    async def send(record: TraceRecord) -> None:
-        waited = await order.turn_of(record)
-        assert record.request is not None
-        began.append((record.request.request_id, waited))
-
-    async with asyncio.TaskGroup() as group:
-        for record in families[0]:
-            group.create_task(send(record))
-        for record, started in ((instant, 2), (main, 2), (two, 4), (one, 4)):
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert len(began) == started, began
-            order.end(record)
-    assert began == [("main", None), ("instant", None), ("one", 10), ("two", 10), ("last", 30)]
-
-
-def test_sessions_that_name_each_other_as_parents_are_one() -> None:
-    assert len(session_families([sent("1", 0, 1, "a", "b"), sent("2", 2, 3, "b", "a")])) == 1
-
-
-def test_a_replay_names_conversations_and_their_parents() -> None:
-    assert session_headers(sent("1", 0, 1, "a\n", "p")) == {
-        "x-session-id": "a%0A#1",
-        "x-parent-session-id": "p",
-    }
