@@ -45,8 +45,7 @@ from benchmarks.compare_servers import (
     sglang_engine,
     versions,
 )
-from benchmarks.compare_sessions import COMPACT, SESSIONS, asked, conversation
-from benchmarks.replay import same
+from benchmarks.compare_sessions import COMPACT, SESSIONS, asked, conversation, same
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from clients import install, session_script
 from clients.harness import CLAUDE, Outcome, Task, run

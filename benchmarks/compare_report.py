@@ -91,6 +91,18 @@ def _gain(cells: Sequence[Cell]) -> float:
     return min(others, default=math.inf) / max(own, 1)
 
 
+def in_place(run: Comparison, other: str) -> list[str]:
+    """Return singletree's and another server's share of generated tokens in place, over the live sessions of both."""
+    found = {(c.model, c.session, c.server): c for c in run.cells if c.mode == "live" and c.generated}
+    both = [key[:2] for key in found if key[2] == OWN and (*key[:2], other) in found]
+    shares = []
+    for server in (OWN, other):
+        cells = [found[*key, server] for key in both]
+        kept, generated = (sum(getattr(cell, name) for cell in cells) for name in ("in_place", "generated"))
+        shares.append(f"{100 * kept / generated:.0f} %")
+    return shares
+
+
 def read(file: Path = FILE) -> Comparison:
     """Return the kept run."""
     return msgspec.json.decode(file.read_bytes(), type=Comparison)

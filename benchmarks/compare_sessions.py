@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from benchmarks.compare_servers import NAMES
-from benchmarks.replay import same
 from clients import session_script
 from clients.harness import CLAUDE, CODEX, OPENCLAW, OPENCODE, PI, QWEN, Events, Harness
 from clients.served import Play
@@ -165,6 +164,12 @@ def conversation(plays: Sequence[Play], scripts: Sequence[str]) -> list[Play]:
         following = max(candidates, key=lambda play: _kinship(play, following))
         found.append(following)
     return found[::-1]
+
+
+def same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _kinship(play: Play, following: Play | None) -> tuple[int, int]:

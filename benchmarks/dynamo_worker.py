@@ -3,8 +3,8 @@
     python dynamo_worker.py MODEL_DIR NAME[,NAME]
 
 Runs in Dynamo's environment, with this repository and its source on the path. Prompts choose what is played by the
-markers of ``singletree.testing.scripts``, with the scripts of $WORKER_SCRIPTS; the pace is kept on average, and is that
-of $WORKER_DELAY unless a marker names one. With the URL of a vLLM in $WORKER_ENGINE, that one generates instead.
+markers of ``singletree.testing.scripts``; the pace is kept on average. With the URL of a vLLM in $WORKER_ENGINE, that
+one generates instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.vllm_stub import script_chooser
 
-_SCRIPTS = os.environ.get("WORKER_SCRIPTS", "")
 _WINDOW = 262_144
-_END_LOG = os.environ.get("WORKER_END_LOG", "")
-"""File to which each generation goes when it ends: a line of JSON with the Unix time and its prompt."""
-_DELAY = float(os.environ.get("WORKER_DELAY", "0"))
-"""Seconds between the tokens of an echo or a script."""
 _CHUNKS_A_TURN = 16
 _ENGINE = os.environ.get("WORKER_ENGINE", "")
 _CALLS = os.environ.get("WORKER_CALLS", "hermes")
@@ -48,18 +42,14 @@ class Worker:
     """Plays what the scripted engine plays."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._end = tokenizer, tokenizer.token_to_id("<|im_end|>")
-        self._chooser = script_chooser(tokenizer, Path(_SCRIPTS) if _SCRIPTS else None, "Hello there.")
+        self._end = tokenizer.token_to_id("<|im_end|>")
+        self._chooser = script_chooser(tokenizer, "Hello there.")
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         """Dynamo's interface: a request with token ids in, dictionaries with token ids out."""
         prompt = request["token_ids"]
         _, script = self._chooser.choose(prompt)
-        tokens, size, delay = (
-            script.tokens,
-            script.chunk or 1,
-            _DELAY if script.delay is None else script.delay,
-        )
+        tokens, size, delay = script.tokens, script.chunk or 1, script.delay or 0.0
         now = asyncio.get_running_loop().time
         due = now()
         for turn, at in enumerate(range(0, len(tokens), size), 1):
@@ -71,10 +61,6 @@ class Worker:
                 return
             due += delay
             yield {"token_ids": [*tokens[at : at + size]], "index": 0}
-        if _END_LOG:
-            record = {"at": time.time(), "prompt": self._tokenizer.decode(prompt, skip_special_tokens=False)}
-            with Path(_END_LOG).open("a", encoding="utf-8") as log:  # noqa: ASYNC230 (one line a request)
-                log.write(json.dumps(record) + "\n")
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
         usage["total_tokens"] = len(prompt) + len(tokens)
         ending = {"finish_reason": "stop", "completion_usage": usage}

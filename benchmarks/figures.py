@@ -1,4 +1,4 @@
-"""What was measured, and the files that keep it: a run of ``make bench``, and the tables of single experiments."""
+"""What was measured, and the file that keeps it: a run of ``make bench``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ FAST_DYNAMO = "Dynamo, fastokens"
 VLLM = "vLLM's API server"
 DYNAMO_AND_VLLM = "Dynamo and vLLM's API process"
 FOLDER = Path(__file__).with_name("results")
-TABLE_FOLDER = FOLDER / "tables"
 
 
 class Figure(msgspec.Struct):
@@ -132,23 +131,3 @@ def newest() -> Result | None:
 def missing_peers(peers: Sequence[Peer]) -> Mapping[str, str]:
     """Return the peers that were not measured, and why."""
     return {peer.name: peer.missing for peer in peers if peer.missing}
-
-
-class Table(msgspec.Struct):
-    """The figures of one experiment as they are printed, with a line on where and how they were measured."""
-
-    conditions: str
-    head: list[str]
-    rows: list[list[str]]
-
-
-def write_table(name: str, table: Table) -> None:
-    """Keep the table of an experiment; ``make docs`` prints it."""
-    TABLE_FOLDER.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(table), indent=1)
-    (TABLE_FOLDER / f"{name}.json").write_bytes(text + b"\n")
-
-
-def read_table(name: str) -> Table:
-    """Return the kept table of an experiment."""
-    return msgspec.json.decode((TABLE_FOLDER / f"{name}.json").read_bytes(), type=Table)

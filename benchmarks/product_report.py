@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks import documents, figures
-from benchmarks.figures import DYNAMO, OWN, Figure, Result, Table
+from benchmarks import documents
+from benchmarks.figures import DYNAMO, OWN, Figure, Result
 from benchmarks.targets import TARGETS, Target, Verdict, verdicts
 
 _NONE = "There is no full run yet: `make bench` makes one.\n"
@@ -21,25 +21,12 @@ def page(result: Result | None) -> str:
     )
 
 
-def experiment(table: Table) -> str:
-    """Return the table of one experiment, with its conditions."""
-    return f"{table.conditions}\n\n{documents.table(table.head, table.rows)}"
-
-
-def summary(result: Result | None) -> str:
-    """Return what README.md shows: the six figures that a user feels."""
+def summary(result: Result | None, others: Sequence[Sequence[str]]) -> str:
+    """Return what README.md shows: the figures that a user feels, after those that ``others`` measured."""
     if result is None:
         return _NONE
-    replayed, started = (figures.read_table(name) for name in ("replay", "dispatch"))
-    in_place, without = (row[-1] for row in replayed.rows[1:3])
-    claude = next(row for row in started.rows if row[0] == "claude")
     rows = [
-        ["generated tokens in place in the next prompt", in_place, f"{without} without the turn memory"],
-        [
-            "from the end of a call to the tool's start, Claude Code",
-            f"{claude[1].partition(' ')[0]} ms",
-            f"{claude[3].partition(' ')[0]} ms with Dynamo",
-        ],
+        *others,
         _row("CPU of a streamed token, 64 streams", result, "a token, *, 64 streams"),
         _row("first token of a 50,000-token prompt that grew", result, "time to the first token, grown, *"),
         _row("memory, idle, with Qwen3's tokenizer", result, "memory, idle"),

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +70,6 @@ _TOKENS = re.compile(
 )
 """What looks like an added token in the templates of the models."""
 
-_BEGINNINGS = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "<|startoftext|>")
 _ASKED = Turn("user", (Text("q"),))
 _PROBE = Conversation((_ASKED, Turn("assistant", (Reasoning("r"), Text("t"))), _ASKED), (Tool("f", "d"),))
 
@@ -107,11 +105,6 @@ def printed(template: ChatTemplate, family: Family) -> str:
         return ""
 
 
-def bos_token(source: str) -> str:
-    """What the template may call its beginning of sequence: some fail without one."""
-    return next((mark for mark in _BEGINNINGS if mark in source), "<s>")
-
-
 def eos_token(family: Family) -> str:
     """What the template may call its end of sequence."""
     return family.stop_markers[0] if family.stop_markers else "</s>"
@@ -129,63 +122,25 @@ def written_as(family: Family, template: ChatTemplate) -> Family:
     return replace(family, reasoning=reasoning, also_reasoning=others, forms=tuple(forms))
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "unit": {"type": "string"},
-        "city": {"type": "string"},
-        "days": {"type": "number"},
-        "wind": {"type": "number"},
-        "note": {"type": "string"},
-    },
-}
-PATH = {"type": "object", "properties": {"path": {"type": "string"}}}
-TOOLS = (("get_weather", "The weather of a city.", SCHEMA), ("read_file", "Reads a file.", PATH))
-_NOTE = 'for i in range(3):\\n    print(\\"row\\", i)\\n' * 4
-_WEATHER = f'{{"unit": "celsius",  "city": "Par\\u00eds", "days":3.0, "wind": -0.0, "note": "{_NOTE}"}}'
-_SINGLE: tuple[Part, ...] = (
-    Reasoning("I need the weather.\n\nFirst Paris, then the rest; the user likes it short. "),
-    Text("Let me check that for you."),
-    ToolCall("get_weather", _WEATHER, "functions.get_weather:0"),
-)
-_READ = ToolCall("read_file", '{"path":"notes.txt"}', "functions.read_file:1")
-TURNS: dict[str, tuple[Part, ...]] = {
-    "call alone": (_SINGLE[0], _SINGLE[2]),
-    "one call": _SINGLE,
-    "two calls": (*_SINGLE, _READ),
-    "interleaved": (*_SINGLE, Reasoning("Now the file too."), _READ),
-    "no thought": _SINGLE[1:],
-    "words": _SINGLE[:2],
-}
-TAIL = 200
+_SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+_TOOLS = (Tool("read_file", "Reads a file.", _SCHEMA),)
+_TAIL = 200
 """Characters of a prompt's end that show how its turn is opened."""
-
-
-def counted_on(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """``parts`` once more: models that number their calls count them over the conversation."""
-    calls = sum(isinstance(part, ToolCall) for part in parts)
-
-    def next_id(id: str) -> str:
-        name, _, number = id.rpartition(":")
-        return f"{name}:{int(number) + calls}"
-
-    return tuple(replace(part, id=next_id(part.id)) if isinstance(part, ToolCall) else part for part in parts)
 
 
 def written(served: Model, parts: Sequence[Part], tail: str) -> str:
     """``parts`` as the model writes them after a prompt; empty where its format cannot express them there."""
-    tools = tuple(Tool(*tool) for tool in TOOLS)
     text = render_turn(served.family, parts)
     opened = next((size for size in range(min(len(tail), len(text)), 0, -1) if tail.endswith(text[:size])), 0)
-    read = parse(served.family, text[opened:], tools, tail)
+    read = parse(served.family, text[opened:], _TOOLS, tail)
     return text[opened:] if _words(read.parts) == _words(parts) else ""
 
 
 def first_tail(served: Model) -> str:
     """The end of a first prompt that asks for reasoning."""
-    asked = Conversation((Turn("user", (Text("x"),)),), tuple(Tool(*tool) for tool in TOOLS))
+    asked = Conversation((Turn("user", (Text("x"),)),), _TOOLS)
     request = Request(MODEL, asked, thinking=Thinking(enabled=True, effort="medium"))
-    return write_prompt(served, request).text[-TAIL:]
+    return write_prompt(served, request).text[-_TAIL:]
 
 
 def _words(parts: Iterable[Part]) -> list[tuple[str, str]]:
@@ -196,20 +151,6 @@ def _words(parts: Iterable[Part]) -> list[tuple[str, str]]:
         elif isinstance(part, Text | Reasoning) and part.text.strip():
             words.append((type(part).__name__, part.text.strip()))
     return words
-
-
-def generated_at_best(served: Model, parts: Sequence[Part], tail: str) -> str:
-    """``parts`` as the model writes them, without its reasoning where its prompt or format has none.
-
-    Up to the first token at which its engine stops.
-    """
-    unthinking = [part for part in parts if not isinstance(part, Reasoning)]
-    text = written(served, parts, tail) or written(served, unthinking, tail)
-    tokenizer = served.tokenizer
-    stops = [
-        stop for stop, id in tokenizer.added_tokens.items() if id in tokenizer.stop_token_ids and stop in text
-    ]
-    return text[: min(map(text.index, stops), default=len(text))]
 
 
 class Scripted(NamedTuple):
@@ -239,33 +180,20 @@ class Scripted(NamedTuple):
         return text
 
 
-def served_model(
-    source: str, bos: str, definition: TokenizerDefinition, now: Callable[[], datetime] = datetime.now
-) -> Model:
-    """Return the model of a chat template, with the vocabulary of ``definition`` and the template's added tokens.
-
-    Args:
-        bos: what the template may call its beginning of sequence.
-        now: the time that it prints.
-    """
-    family = families.find(source).family
-    template = ChatTemplate(source, bos_token=bos, eos_token=eos_token(family), now=now)
-    family = written_as(family, template)
-    tokenizer = vocabulary(definition, template, family)
-    return model(
-        tokenizer, template, family, ScriptedEngine(tokenizer.encode, tokenizer.decode), remembers=True
-    )
-
-
 def scripted(template: Path, folder: Path) -> Scripted:
     """The model of a chat template, with Qwen3's vocabulary and what added tokens the template needs beside it.
 
     ``folder`` is made, for the server.
     """
     source = template.read_text(encoding="utf-8")
-    served = served_model(source, "", read_directory(peers.QWEN3))
-    _write(served.tokenizer, source, eos_token(served.family), folder)
-    return Scripted(served.family.name, folder, served, first_tail(served))
+    family = families.find(source).family
+    chat = ChatTemplate(source, eos_token=eos_token(family))
+    family = written_as(family, chat)
+    tokenizer = vocabulary(read_directory(peers.QWEN3), chat, family)
+    played = ScriptedEngine(tokenizer.encode, tokenizer.decode)
+    served = model(tokenizer, chat, family, played, remembers=True)
+    _write(tokenizer, source, eos_token(family), folder)
+    return Scripted(family.name, folder, served, first_tail(served))
 
 
 def _write(tokenizer: Tokenizer, source: str, eos: str, folder: Path) -> None:

@@ -38,8 +38,8 @@ _EVENT = (
 )
 
 
-def script_chooser(tokenizer: Tokenizer, scripts: Path | None, default: str) -> ScriptChooser:
-    """Return what chooses by the markers of a prompt: of ``scripts``, or ``default`` where there is no marker."""
+def script_chooser(tokenizer: Tokenizer, default: str) -> ScriptChooser:
+    """Return what chooses by the markers of a prompt, ``default`` where there is no marker."""
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
@@ -48,7 +48,7 @@ def script_chooser(tokenizer: Tokenizer, scripts: Path | None, default: str) -> 
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    return ScriptChooser(ScriptBook(scripts, encode), Script(default), encode, decode)
+    return ScriptChooser(ScriptBook(None, encode), Script(default), encode, decode)
 
 
 class Asked(msgspec.Struct):
@@ -64,7 +64,7 @@ class Player:
         self._end: int = tokenizer.token_to_id("<|im_end|>") or 0
         self._start: int = tokenizer.token_to_id("<|im_start|>") or 0
         self._events: dict[tuple[int, ...], bytes] = {}
-        self._chooser = script_chooser(tokenizer, None, default)
+        self._chooser = script_chooser(tokenizer, default)
 
     def play(self, asked: Asked) -> tuple[list[bytes], float]:
         """Return the events, the end of the turn included, and the seconds between them."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import compare_report, documents, product_report
-from benchmarks.figures import newest, read_table
+from benchmarks.figures import newest
 
 import check_page
 
@@ -14,11 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def page() -> str:
-    """Return docs/benchmarks.md with the newest run and the tables of the single experiments between their marks."""
-    tables = {name: product_report.experiment(read_table(name)) for name in ("replay", "dispatch")}
-    return documents.with_parts(
-        ROOT / "docs" / "benchmarks.md", {"product": product_report.page(newest()), **tables}
-    )
+    """Return docs/benchmarks.md with the newest run between its marks."""
+    return documents.with_parts(ROOT / "docs" / "benchmarks.md", {"product": product_report.page(newest())})
 
 
 def comparison() -> str:
@@ -35,5 +32,19 @@ def charts() -> Mapping[str, str]:
 
 def readme() -> str:
     """Return README.md with six figures of the newest measurements, and the score cards, between its marks."""
-    blocks = {"product": product_report.summary(newest()), "cards": check_page.summary()}
+    own, other = compare_report.in_place(compare_report.read(), "vLLM")
+    early, late = check_page.call_delays("messages")
+    felt = [
+        [
+            "generated tokens in place in the next prompt, real sessions",
+            own,
+            f"{other} with vLLM's own server",
+        ],
+        [
+            "tokens from the end of a tool call until the harness has it, Messages",
+            early,
+            f"{late} with Dynamo",
+        ],
+    ]
+    blocks = {"product": product_report.summary(newest(), felt), "cards": check_page.summary()}
     return documents.with_parts(ROOT / "README.md", blocks)

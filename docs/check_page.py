@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,20 @@ def summary() -> str:
             f"| {card['server']} {card['version']} | {counts.get('pass', 0)} | {counts.get('fail', 0)} |"
         )
     return "\n".join(lines)
+
+
+def call_delays(protocol: str) -> list[str]:
+    """Return after how many tokens a finished call arrives, of singletree and of Dynamo on their scripted engines."""
+    found = []
+    for name in ("singletree-scripted", "dynamo"):
+        card = json.loads((CARDS / f"{name}.json").read_text(encoding="utf-8"))
+        (reason,) = (
+            each["reason"]
+            for each in card["results"]
+            if (each["check"], each["protocol"]) == ("call-delay", protocol)
+        )
+        found += re.findall(r"about (\d+) tokens", reason)
+    return found
 
 
 def _checks() -> str:

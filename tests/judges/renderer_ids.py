@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.template_models import TEMPLATES, bos_token, model, scripted
+from benchmarks.template_models import TEMPLATES, model, scripted
 
 from clients.returned_turns import MODEL
 from singletree.conversation import Conversation, Reasoning, Request, Text, Tool, ToolCall, ToolResult, Turn
@@ -17,6 +17,7 @@ from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.tokenizer import load_tokenizer
 from singletree.server.turn.prompt import write_prompt
 
+_BEGINNINGS = ("<|begin_of_text|>", "<bos>")
 _GLM = ("[gMASK]", "<sop>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -90,7 +91,8 @@ def prompts_of(family: str, folder: Path) -> dict[str, list[int]]:
     known += [{"id": first + i, "content": text, "special": True, **flags} for i, text in enumerate(missing)]
     (folder / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    if (bos := bos_token(base.template.source + "".join(more))) in more:
+    source = base.template.source + "".join(more)
+    if (bos := next((mark for mark in _BEGINNINGS if mark in source), None)) in more:
         config["bos_token"] = bos
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     tokenizer = load_tokenizer(folder)
