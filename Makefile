@@ -60,7 +60,7 @@ certify: $(READY) ## each harness with a model of each family; writes docs/certi
 	  -o junit_family=xunit1 --junitxml=build/certified.xml $(ARGS); \
 	  status=$$?; $(if $(ARGS),,PYTHONPATH=tests:. $(BIN)/python docs/certified_page.py build/certified.xml &&) exit $$status
 
-bench: $(READY) ## all figures beside the peers, which this installs; a quarter of an hour (ARGS=--quick: 2 minutes)
+bench: $(READY) ## all figures beside Dynamo, which this installs; ten minutes (ARGS=--quick: 2 minutes)
 	$(BIN)/python -m benchmarks.product $(ARGS)
 
 compare: $(READY) ## one session of real harnesses behind several servers, on vLLM, llama.cpp and SGLang; two hours (ARGS=--quick: 10 minutes)

@@ -34,10 +34,9 @@ import msgspec
 from benchmarks import compare, compare_report, compare_servers, documents, peers, processor
 from benchmarks.compare import Bench
 from benchmarks.compare_report import Cell, Comparison
-from benchmarks.compare_servers import NAMES, ROWS, Host
+from benchmarks.compare_servers import NAMES, ROWS, TINY, Host
 from benchmarks.compare_sessions import SESSIONS
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
-from benchmarks.vllm_api import TINY
 from clients import install, served, session_script
 from clients.harness import Task, run
 from clients.recording import Sent

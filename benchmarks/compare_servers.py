@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 from benchmarks import peers, servers
 from benchmarks.template_models import Scripted
-from benchmarks.vllm_api import TINY
 from clients.served import SAMPLER, Play
 from engines import real_sglang, real_vllm, scripted_llama
 from engines.scripted_llama import ScriptedLlama
@@ -33,6 +32,17 @@ from engines.scripted_turns import LOG, SCRIPTS
 
 NAMES = ("local-model", "claude-opus-4-8")
 """Names of the model: its own, and one under which Claude Code writes its countdown of tokens."""
+
+TINY: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "tie_word_embeddings": True,
+}
+"""The shape of a model of one small layer: fields of its configuration."""
 
 LITELLM = "1.109.1"
 WINDOW = 131_072

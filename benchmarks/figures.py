@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,8 +11,6 @@ import msgspec
 OWN = "singletree"
 DYNAMO = "Dynamo"
 FAST_DYNAMO = "Dynamo, fastokens"
-VLLM = "vLLM's API server"
-DYNAMO_AND_VLLM = "Dynamo and vLLM's API process"
 FOLDER = Path(__file__).with_name("results")
 
 
@@ -126,8 +123,3 @@ def newest() -> Result | None:
     found = [msgspec.json.decode(path.read_bytes(), type=Result) for path in sorted(FOLDER.glob("*.json"))]
     full = [result for result in found if not result.is_quick]
     return max(full, key=lambda result: (result.quiet.is_quiet, result.date), default=None)
-
-
-def missing_peers(peers: Sequence[Peer]) -> Mapping[str, str]:
-    """Return the peers that were not measured, and why."""
-    return {peer.name: peer.missing for peer in peers if peer.missing}

@@ -12,10 +12,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection
 from pathlib import Path
 
-from benchmarks.figures import DYNAMO, VLLM, Peer
+from benchmarks.figures import DYNAMO, Peer
 from engines import real_vllm
 
 HOME = Path(os.environ.get("SINGLETREE_PEERS", "~/.cache/singletree-peers")).expanduser() / "dynamo"
@@ -96,30 +95,12 @@ def install_dynamo() -> None:
     real_vllm.pip(HOME / "venv", "install", "--no-deps", *own)
 
 
-def install_all(without: Collection[str] = ()) -> list[Peer]:
-    """Install all peers of ``make bench``, and return what there is of each, or why it is missing.
-
-    Args:
-        without: names of peers that are not wanted; ``all`` for none at all.
-    """
-    ensure_tokenizer()
-    return [
-        _installed(DYNAMO, DYNAMO_VERSION, install_dynamo, without),
-        _installed(VLLM, real_vllm.VLLM, real_vllm.install, without),
-        Peer(
-            "smg", missing="with an engine over HTTP it passes requests on; its own parsers need gRPC workers"
-        ),
-        Peer(
-            "llama.cpp's server", missing="its front end and the model run in one process: no CPU of its own"
-        ),
-    ]
-
-
-def _installed(name: str, version: str, install: Callable[[], object], without: Collection[str]) -> Peer:
-    if "all" in without or name in without:
-        return Peer(name, missing="not wanted in this run")
+def dynamo(*, is_wanted: bool) -> Peer:
+    """Install Dynamo, and return its version or why it is missing."""
+    if not is_wanted:
+        return Peer(DYNAMO, missing="not wanted in this run")
     try:
-        install()
+        install_dynamo()
     except (SystemExit, OSError, subprocess.SubprocessError) as error:
-        return Peer(name, missing=f"it could not be installed: {error}"[:300])
-    return Peer(name, version)
+        return Peer(DYNAMO, missing=f"it could not be installed: {error}"[:300])
+    return Peer(DYNAMO, DYNAMO_VERSION)

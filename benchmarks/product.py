@@ -1,9 +1,9 @@
-"""All benchmarks in one run, beside the peers, which are installed first: ``make bench``.
+"""All benchmarks in one run, beside Dynamo, which is installed first: ``make bench``.
 
     python -m benchmarks.product [--quick] [--require-quiet] [--without-peers] [--parts NAMES]
 
 Looks first whether the machine is quiet. Writes ``benchmarks/results/<version>-<machine>.json``; ``make docs`` makes
-the table of the README and the page of figures from it. A run takes a quarter of an hour on two cores, a quick one two
+the table of the README and the page of figures from it. A run takes ten minutes on two cores, a quick one two
 minutes; quick figures are rough and make no document.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.product_parts import PARTS, Bench
 from benchmarks.stream_reader import WrongAnswer
 from singletree import __version__
 
-_ALONE = frozenset({"starts", "streams", "parsers", "vllm", "memory"})
+_ALONE = frozenset({"starts", "streams", "memory"})
 """Parts that start servers of their own: the others run no longer then."""
 
 
@@ -61,7 +61,7 @@ def _measure(bench: Bench, names: list[str]) -> None:
     with ExitStack() as stack:
         if together:
             bench.running = [stack.enter_context(servers.singletree_before_vllm())]
-            if DYNAMO not in figures.missing_peers(bench.result.peers):
+            if DYNAMO not in {peer.name for peer in bench.result.peers if peer.missing}:
                 bench.running.append(stack.enter_context(servers.dynamo(DYNAMO)))
                 fast = servers.dynamo(FAST_DYNAMO, ("--tokenizer", "fastokens"))
                 bench.running.append(stack.enter_context(fast))
@@ -77,16 +77,13 @@ def main() -> None:
     parser.add_argument(
         "--without-peers", action="store_true", help="install nothing, measure singletree alone"
     )
-    parser.add_argument(
-        "--without-vllm", action="store_true", help="do not install vLLM for its API server (3.5 GB)"
-    )
     parser.add_argument("--parts", default=",".join(PARTS), help=f"only these of {', '.join(PARTS)}")
     options = parser.parse_args()
     names = options.parts.split(",")
     if unknown := set(names) - set(PARTS):
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    without = {figures.VLLM} if options.without_vllm or options.quick else set[str]()
-    found = peers.install_all({"all"} if options.without_peers else without)
+    peers.ensure_tokenizer()
+    found = [peers.dynamo(is_wanted=not options.without_peers)]
     looked = look()
     for complaint in looked.complaints():
         print(f"The machine is not quiet: {complaint}", file=sys.stderr, flush=True)

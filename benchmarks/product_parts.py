@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from benchmarks import memory, parse, prompt_cost, servers, token_cost, tool_session, vllm_api
-from benchmarks.figures import DYNAMO, DYNAMO_AND_VLLM, OWN, VLLM, Result, missing_peers
+from benchmarks import memory, prompt_cost, servers, token_cost, tool_session
+from benchmarks.figures import OWN, Result
 from benchmarks.processor import Watch, resident_bytes, wait_idle
 from benchmarks.servers import Server
 from benchmarks.stream_reader import WrongAnswer, read_streams
@@ -90,7 +89,6 @@ def requests(bench: Bench) -> None:
                 bench.result.add(
                     f"a request of one token, {protocol.name}", "CPU ms", server.name, each * 1e3
                 )
-                bench.result.add(f"requests a second, {protocol.name}", "a CPU second", server.name, 1 / each)
 
 
 def prompts(bench: Bench) -> None:
@@ -112,16 +110,6 @@ def prompts(bench: Bench) -> None:
                     where = f"{kind}, {protocol.name}"
                     bench.result.add(f"CPU to the first token, {where}", "ms", server.name, cpu)
                     bench.result.add(f"time to the first token, {where}", "ms", server.name, first)
-
-
-def slopes(bench: Bench) -> None:
-    """How the CPU of a turn grows with each 1000 tokens of the conversation."""
-    # Dynamo leaves the reasoning out of Responses, so its answers begin with another word there.
-    protocols = [protocol for protocol in PROTOCOLS if protocol.name != "responses"]
-    for number, protocol in enumerate(protocols[:1] if bench.is_quick else protocols, 1):
-        found = prompt_cost.slopes(bench.running[:2], protocol, number, bench.tokenizer)
-        for server, slope in found.items():
-            bench.result.add(f"slope of a turn, {protocol.name}", "CPU ms per 1000 tokens", server, slope)
 
 
 def counts(bench: Bench) -> None:
@@ -166,60 +154,13 @@ def many_streams(bench: Bench) -> None:
     bench.result.add("at once, 99 % of first tokens", "s", OWN, together.first_99)
 
 
-def parsers(bench: Bench) -> None:
-    """CPU of the parser."""
-    sizes = [1000] if bench.is_quick else [1000, 16000]
-    for name in parse.FAMILIES[: 1 if bench.is_quick else None]:
-        for kind, cost in parse.costs(name, sizes).items():
-            bench.result.add(f"the parser, {name}, {kind}", "CPU µs a token", OWN, cost)
-
-
-def vllm(bench: Bench) -> None:
-    """vLLM's own API server, and singletree with vLLM in its process; a tiny model of random weights behind both."""
-    if bench.is_quick or VLLM in missing_peers(bench.result.peers):
-        return
-    with vllm_api.running() as server:
-        _add_front_end(bench, server, VLLM)
-    with vllm_api.running_in_process() as server:
-        _add_front_end(bench, server, OWN, _IN_PROCESS)
-    # Where Dynamo serves vLLM, both run: its front end, and vLLM's API process as its worker.
-    figures = bench.result.figures
-    for title in [title for title in figures if title.startswith(_IN_PROCESS)]:
-        figure = figures[title.removeprefix(_IN_PROCESS)]
-        both = zip(figure.values.get(DYNAMO, ()), figure.values.get(VLLM, ()), strict=False)
-        bench.result.add(title, figure.unit, DYNAMO_AND_VLLM, *map(sum, both))
-
-
-_IN_PROCESS = "vLLM in process, "
-_FRONT_END_SECONDS = 100.0
-"""From here on no other round begins: on some processors the engine behind takes three minutes for one."""
-
-
-def _add_front_end(bench: Bench, server: Server, name: str, prefix: str = "") -> None:
-    result, began = bench.result, time.monotonic()
-    for number in range(bench.rounds):
-        if number and time.monotonic() - began > _FRONT_END_SECONDS:
-            break
-        for protocol in PROTOCOLS[:2]:
-            for count in _STREAMS:
-                cost = vllm_api.token_cost(server, protocol, count, 100)
-                result.add(f"{prefix}a token, {protocol.name}, {count} streams", "CPU µs", name, cost)
-            each = vllm_api.request_cost(server, protocol, 64)
-            result.add(f"{prefix}a request of one token, {protocol.name}", "CPU ms", name, each * 1e3)
-            if not prefix:
-                result.add(f"requests a second, {protocol.name}", "a CPU second", name, 1 / each)
-
-
 PARTS: dict[str, Callable[[Bench], None]] = {
     "tokens": tokens,
     "requests": requests,
     "prompts": prompts,
-    "slopes": slopes,
     "counts": counts,
     "starts": starts,
     "streams": many_streams,
-    "parsers": parsers,
-    "vllm": vllm,
     "memory": sessions_memory,
 }
 """The parts, by name, in the order in which they run."""

@@ -116,7 +116,7 @@ def _cells(figure: Figure, names: Sequence[str]) -> Iterator[str]:
 
 
 def _bound(target: Target) -> str:
-    return f"{'≥' if target.above else '≤'} {_number(target.bound)}{' ×' if target.peer else ''}"
+    return f"≤ {_number(target.bound)}{' ×' if target.peer else ''}"
 
 
 def _number(value: float) -> str:

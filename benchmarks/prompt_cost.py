@@ -1,13 +1,9 @@
-"""Long prompts: time and CPU to the first token, CPU of a turn as its conversation grows, CPU of ``count_tokens``."""
+"""Long prompts: time and CPU to the first token, CPU of ``count_tokens``."""
 
 from __future__ import annotations
 
 import json
-import re
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -15,8 +11,8 @@ from tokenizers import Tokenizer
 from benchmarks import tool_session
 from benchmarks.processor import Watch, wait_idle
 from benchmarks.servers import MODEL, Server
-from benchmarks.stream_reader import Answer, WrongAnswer, post, read_streams
-from benchmarks.tool_session import Protocol, Session, Step, grown, marker, prompt_tokens
+from benchmarks.stream_reader import post, read_streams
+from benchmarks.tool_session import Protocol, Session, grown, marker
 
 _ANSWER = 4  # tokens
 MARKER = marker(_ANSWER)
@@ -46,80 +42,6 @@ def prompt_costs(server: Server, protocol: Protocol, session: Session) -> dict[s
         (answer,) = read_streams(server.port, [protocol.request(each, _ANSWER)], protocol.mark)
         costs.setdefault(kind, []).append(PromptCost(watch.stop().cpu[0] * 1e3, answer.first * 1e3))
     return costs
-
-
-_TURNS = 100
-_TURN_TOKENS = 1900  # of a tool's result
-_LONGEST = 120  # tokens, more than any turn has
-_FIRST_WORD = b"Perhaps"
-_CALL_ID = re.compile(rb'"(?:call_id|id)":"((?:call|toolu)[^"]*)"')
-
-Point = tuple[float, float]
-"""Thousands of tokens of a prompt, and CPU ms of its turn."""
-
-
-def slopes(
-    running: Sequence[Server], protocol: Protocol, number: int, tokenizer: Tokenizer
-) -> dict[str, float]:
-    """Hold one conversation of 100 turns with each server; return CPU ms for each 1000 tokens by server.
-
-    The engine writes given turns, and they come back in the form in which a harness sends them.
-    """
-    library = tool_session.library()
-    begin = number * 1_000_003 % len(library)
-    text = (library * 2)[begin : begin + _TURN_TOKENS * (_TURNS + 8) * 6]
-    offsets = tokenizer.encode(text, add_special_tokens=False).offsets
-    at = [offsets[_TURN_TOKENS * turn][0] for turn in range(_TURNS + 1)]
-    results = [text[start:end] for start, end in pairwise(at)]
-    talks = [_converse(server, protocol, results, number) for server in running]
-    # Turn by turn, so that whatever else the machine does affects all alike.
-    points = zip(*zip(*talks, strict=True), strict=True)
-    return {server.name: theil_sen(each) for server, each in zip(running, points, strict=True)}
-
-
-def _converse(server: Server, protocol: Protocol, results: Sequence[str], number: int) -> Iterator[Point]:
-    session = replace(tool_session.opening(""), tools=tool_session.tools(number))
-    for at, result in enumerate(results):
-        step, echo = _next_step(session, number, at)
-        asked = _with_result(session, f"{result}\n{echo}\nEnd of result {at}.")
-        watch = Watch((server.pid,))
-        (answer,) = read_streams(server.port, [protocol.request(asked, _LONGEST)], _FIRST_WORD)
-        yield prompt_tokens(answer) / 1e3, watch.stop().cpu[0] * 1e3
-        session = replace(asked, steps=(*asked.steps, replace(step, call_id=_call_id(answer))))
-
-
-def _next_step(session: Session, number: int, at: int) -> tuple[Step, str]:
-    """The next turn, and the marker that makes the engine write it."""
-    tool, _, _ = session.tools[at % len(session.tools)]
-    arguments = json.dumps({"path": f"src/{number}/module_{at}.py", "first_line": at})
-    thought = f"Perhaps module {at} of {number} is at fault, as its test says nothing about the border."
-    text = f"Step {at}: I look at the next place."
-    call = f'<tool_call>\n{{"name": "{tool}", "arguments": {arguments}}}\n</tool_call>'
-    return Step(
-        text, "", tool, arguments, "", thought
-    ), f"[[echo:<think>\n{thought}\n</think>\n\n{text}\n{call}]]"
-
-
-def _with_result(session: Session, result: str) -> Session:
-    """The session with ``result`` as the answer to its last call, or to begin with as the question."""
-    if not session.steps:
-        return replace(session, question=result)
-    *earlier, last = session.steps
-    return replace(session, steps=(*earlier, replace(last, result=result)))
-
-
-def _call_id(answer: Answer) -> str:
-    found = _CALL_ID.findall(b"".join(answer.tail))
-    if not found:
-        raise WrongAnswer(f"an answer without a call: {answer.end!r}")
-    return str(found[-1].decode())
-
-
-def theil_sen(points: Sequence[Point]) -> float:
-    """The median of the slopes between all pairs, which a few slow turns do not move."""
-    return statistics.median(
-        (y - v) / (x - u) for i, (x, y) in enumerate(points) for u, v in points[:i] if x != u
-    )
 
 
 _COUNTED_TOKENS = 100_000

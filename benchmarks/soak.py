@@ -20,6 +20,7 @@ import os
 import re
 import resource
 import signal
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -38,7 +39,6 @@ from benchmarks import peers, servers
 from benchmarks.attacks import ATTACKS
 from benchmarks.hostile import send
 from benchmarks.processor import resident_bytes, wait_idle
-from benchmarks.prompt_cost import theil_sen
 from benchmarks.stream_reader import post
 from benchmarks.tool_session import library, tools
 from engines.real_vllm import free_port
@@ -338,6 +338,13 @@ def growth(readings: Sequence[Reading]) -> tuple[dict[str, float], list[str]]:
         )
         found += [f"objects: {number:+,} of {kind}" for kind, number in more.most_common(12) if number > 50]
     return slopes, found
+
+
+def theil_sen(points: Sequence[tuple[float, float]]) -> float:
+    """The median of the slopes between all pairs, which a few odd readings do not move."""
+    return statistics.median(
+        (y - v) / (x - u) for i, (x, y) in enumerate(points) for u, v in points[:i] if x != u
+    )
 
 
 class Soak:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from benchmarks.figures import DYNAMO, DYNAMO_AND_VLLM, FAST_DYNAMO, VLLM, Figure, Result
+from benchmarks.figures import DYNAMO, FAST_DYNAMO, Figure, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,6 @@ class Target:
         bound: the highest value that meets it: of the ratio to ``peer``, or of the figure itself.
         peer: what the figure is compared with; empty for none.
         where: where the time or memory goes.
-        above: whether ``bound`` is the lowest value that meets it.
     """
 
     title: str
@@ -27,7 +26,6 @@ class Target:
     bound: float = 1.0
     peer: str = ""
     where: str = ""
-    above: bool = False
 
 
 _TOKEN = (
@@ -40,18 +38,10 @@ _REQUEST = (
     "decoding and checking the body, the template's tail, the session, the engine's HTTP request, metrics"
 )
 _STREAM = "buffers of two connections, tasks and generators"
-_ENGINE = (
-    "vLLM's own code that reads its engine's messages; the task of each stream; encoding and writing events"
-)
-_PARSER = "the parser's own steps"
 
 TARGETS = (
     Target("a streamed token", "a token, *", 1.0, DYNAMO, _TOKEN),
-    Target(
-        "a streamed token with vLLM in process", "vLLM in process, a token, *", 1.0, DYNAMO_AND_VLLM, _ENGINE
-    ),
     Target("a request of one token", "a request of one token, *", 1.0, DYNAMO, _REQUEST),
-    Target("requests a CPU second", "requests a second, *", 1.0, VLLM, _REQUEST, above=True),
     *(
         Target(
             f"first token of {title} prompt, {what}",
@@ -65,9 +55,7 @@ TARGETS = (
         for what in ("CPU", "time")
         for where in (_TOKENIZER if kind == "cold" and peer == FAST_DYNAMO else _PROMPT,)
     ),
-    Target("growth of a turn's CPU with the conversation", "slope of a turn, *", 1.0, DYNAMO, _PROMPT),
     Target("count_tokens of 100,000 known tokens", "count_tokens, known", 1.0, DYNAMO, _PROMPT),
-    Target("a parsed token", "the parser, *", 2.0, where=_PARSER),
     Target(
         "memory, idle with Qwen3's tokenizer", "memory, idle", 150, where="the tokenizer (60 MiB), imports"
     ),
@@ -98,8 +86,7 @@ class Verdict:
     @property
     def is_met(self) -> bool | None:
         """Whether the target is met; None where that is not known."""
-        bound, above = self.target.bound, self.target.above
-        return None if self.value is None else self.value >= bound if above else self.value <= bound
+        return None if self.value is None else self.value <= self.target.bound
 
 
 def verdicts(result: Result, targets: Sequence[Target] = TARGETS) -> Iterator[Verdict]:

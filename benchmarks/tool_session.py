@@ -7,7 +7,6 @@ so that nothing of a new session can be known to a server.
 from __future__ import annotations
 
 import json
-import re
 import sysconfig
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.servers import MODEL
-from benchmarks.stream_reader import Answer, post
+from benchmarks.stream_reader import post
 from singletree.checking import returned_turns
 from singletree.checking.returned_turns import Reply, ReturnedBlock, TurnProtocol, WireBody
 
@@ -30,14 +29,13 @@ _NOUNS = ("file", "folder", "symbol", "test")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The text and the call of the assistant, and the result of the tool. A ``thought`` comes before the text."""
+    """The text and the call of the assistant, and the result of the tool."""
 
     text: str
     call_id: str
     tool: str
     arguments: str
     result: str
-    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +132,6 @@ def _lines(text: str, count: int) -> str:
     return "\n".join(text.split("\n")[:count])
 
 
-_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":(\d+)')
-# Messages counts what came from the cache beside input_tokens.
-_CACHED_TOKENS = re.compile(rb'"cache_read_input_tokens":(\d+)')
-
-
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """One of them.
@@ -173,9 +166,8 @@ class Protocol:
         is_responses = self.name == "responses"
         history = [{"type": "message", **first} if is_responses else first]
         for step in session.steps:
-            thought = [ReturnedBlock("thought", step.thought)] if step.thought else []
             call = ReturnedBlock("call", step.arguments, step.call_id, step.tool)
-            blocks = [*thought, ReturnedBlock("text", step.text), call]
+            blocks = [ReturnedBlock("text", step.text), call]
             history += self.turns.written(blocks, Reply(result=step.result, listed=is_responses))
         for item in history if is_responses else ():
             if item.get("role") == "assistant":
@@ -197,13 +189,6 @@ class Protocol:
             **self.body(session),
         }
         return post(self.path, json.dumps(body).encode(), self.headers)
-
-
-def prompt_tokens(answer: Answer) -> int:
-    """What the server counted; 0 when there is no count."""
-    tail = b"".join(answer.tail)
-    last = (found.findall(tail)[-1:] for found in (_PROMPT_TOKENS, _CACHED_TOKENS))
-    return sum(int(count) for counts in last for count in counts)
 
 
 def marker(tokens: int, delay: float = 0.0) -> str:
