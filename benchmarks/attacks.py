@@ -1,17 +1,43 @@
-"""Requests that one client could stop a server with: `benchmarks.hostile` sends each of them."""
+"""Requests that one client could stop a server with, each sent while a second client asks ``/health`` every 10 ms.
+
+    python -m benchmarks.attacks                   # all attacks, a server for each
+    python -m benchmarks.attacks stop gzip         # those with one of these words in their names
+
+For each attack it prints how long ``/health`` took, the CPU seconds of the thread of the server's event loop, and by
+how much its memory grew. It fails if one attack misses the goal. Times mean something only on an idle machine; CPU
+seconds of the loop's thread always do: while it works, it answers nobody.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import gzip
 import json
+import os
+import socket
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, NamedTuple
 
-from benchmarks.stream_reader import post
+from benchmarks import peers, servers
+from benchmarks.processor import children, wait_idle
+from benchmarks.stream_reader import post, read_streams
 
+P99_SECONDS, WORST_SECONDS, GROWTH_MIB = 0.05, 0.25, 256.0
+_INTERVAL = 0.01
+_HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+_FIRST = b'{"model":"qwen3","messages":[{"role":"user","content":"%b [[gen:4:1:0]]"}]}' % (
+    b"lorem ipsum " * 3000
+)
+"""Long enough for the server to load its faster encoder, which it does once."""
+_PIECE = 2**16
 _CHAT, _RESPONSES, _MESSAGES, _TEXT = (
     "/v1/chat/completions",
     "/v1/responses",
@@ -19,7 +45,6 @@ _CHAT, _RESPONSES, _MESSAGES, _TEXT = (
     "/v1/completions",
 )
 _MIB = 2**20
-_WORDS = "lorem ipsum "
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +97,14 @@ def _gzip_of(unit: bytes, times: int, beginning: bytes = b"", end: bytes = b"") 
     return b"".join([*parts, packer.compress(piece[:rest]), packer.compress(end), packer.flush()])
 
 
-def _long_text(unit: str | bytes, size: int, path: str = _CHAT) -> bytes:
-    """Return a packed request whose text is about ``size`` bytes of ``unit``, in the protocol of ``path``."""
-    bodies = {
-        _CHAT: _chat("TEXT"),
-        _MESSAGES: _chat("TEXT", max_tokens=9),
-        _RESPONSES: _json(input="TEXT"),
-    }
+def _long_text(unit: str, size: int, path: str, *, packed: bool) -> bytes:
+    """Return a request whose text is about ``size`` bytes of ``unit``, in the protocol of ``path``."""
+    bodies = {_CHAT: _chat("TEXT"), _MESSAGES: _chat("TEXT", max_tokens=9), _RESPONSES: _json(input="TEXT")}
     before, _, after = bodies.get(path, _json(prompt="TEXT")).partition(b"TEXT")
-    unit = unit if isinstance(unit, bytes) else unit.encode()
-    return _gzip_of(unit, size // len(unit), before, after)
+    # As JSON writes it: what is plain has escapes in place of letters that are not ASCII.
+    written = unit.encode() if packed else json.dumps(unit)[1:-1].encode()
+    times = size // len(written)
+    return _gzip_of(written, times, before, after) if packed else before + written * times + after
 
 
 def _packed_again(times: int) -> bytes:
@@ -146,47 +169,29 @@ _UNITS = {
     "line breaks": "\\n",
     "an accent": "\u0301",
     "emoji": "\U0001f469\u200d",
+    "ideographs": "\u4e2d\u6587",
     "markers": "<|im_start|>",
     "half markers": "<|im_",
     "brackets": "<",
 }
-_PACKED = {
-    **{f"30 MB of {name}": (unit, 30_000_000, _CHAT, 1) for name, unit in _UNITS.items()},
-    **{
-        f"30 MB of words, {path}": (_WORDS, 30_000_000, path, 1)
-        for path in (_MESSAGES, _RESPONSES, _TEXT, "/tokenize")
-    },
-    "5 MB of words": ("lorem ipsum dolor ", 5_000_000, _CHAT, 1),
-    "5 MB of one letter": ("a", 5_000_000, _CHAT, 1),
-    "30 MB of one letter, ten": ("a", 30_000_000, _CHAT, 10),
-    "30 MB of words, ten": (_WORDS, 30_000_000, _CHAT, 10),
-    "1 MB of words, sixty": (_WORDS, 1_000_000, _CHAT, 60),
-}
-_PLAIN = {
-    "30 MB of one letter, plain": ("a", 30_000_000, 1),
-    "4 MB of one letter, plain": ("a", 4_100_000, 1),
-    "4 MB of spaces, plain": (" ", 4_100_000, 1),
-    "4 MB of words, plain": (_WORDS, 340_000, 1),
-    "4 MB of ideographs, plain": ("\u4e2d\u6587", 650_000, 1),
-    "4 MB of markers, plain": ("<|im_start|>", 340_000, 1),
-    "30 MB of words, plain, ten": (_WORDS, 2_500_000, 10),
-    "4 MB of words, plain, ten": (_WORDS, 340_000, 10),
-}
 
 
-def _plain(unit: str, times: int) -> bytes:
-    return _chat(unit * times)
+def _long(name: str, megabytes: int, path: str = _CHAT, at_once: int = 1, *, packed: bool = True) -> Attack:
+    make = partial(_long_text, _UNITS[name], megabytes * 1_000_000, path, packed=packed)
+    title = f"{megabytes} MB of {name}{'' if path == _CHAT else f', {path}'}{'' if packed else ', plain'}"
+    title += f", {at_once} at once" if at_once > 1 else ""
+    return Attack(title, make, path, "gzip" if packed else "", at_once)
 
 
 LONG_TEXTS = (
-    *(
-        Attack(name, partial(_long_text, unit, size, path), path, "gzip", at_once)
-        for name, (unit, size, path, at_once) in _PACKED.items()
-    ),
-    *(
-        Attack(name, partial(_plain, unit, times), at_once=at_once)
-        for name, (unit, times, at_once) in _PLAIN.items()
-    ),
+    *(_long(name, 30) for name in _UNITS),
+    *(_long("words", 30, path) for path in (_MESSAGES, _RESPONSES, _TEXT, "/tokenize")),
+    *(_long(name, 5) for name in ("words", "one letter")),
+    *(_long(name, 30, at_once=10) for name in ("words", "one letter")),
+    _long("words", 1, at_once=60),
+    *(_long(name, 4, packed=False) for name in ("one letter", "spaces", "words", "ideographs", "markers")),
+    _long("one letter", 30, packed=False),
+    *(_long("words", megabytes, at_once=10, packed=False) for megabytes in (4, 30)),
 )
 LARGE_VALUES = (
     Attack("12 MB of half surrogate pairs", lambda: _chat("X").replace(b"X", rb"\ud800" * 2_000_000)),
@@ -244,3 +249,142 @@ AT_THE_LIMITS = (
     ),
 )
 ATTACKS = (*STOP_STRINGS, *ENCODINGS, *LONG_TEXTS, *LARGE_VALUES, *AT_THE_LIMITS)
+
+
+class Effect(NamedTuple):
+    """What an attack did.
+
+    Attributes:
+        statuses: of the answers, "-" for none.
+        health: seconds that each ``/health`` took, the shortest first.
+        loop: CPU seconds of the thread of the event loop.
+        growth: MiB that the server took at most, beyond what it had before.
+    """
+
+    statuses: Sequence[str]
+    health: Sequence[float]
+    loop: float
+    growth: float
+
+    def share(self, part: float) -> float:
+        """Return the time within which ``part`` of the answers of ``/health`` came."""
+        return self.health[min(len(self.health) - 1, int(part * len(self.health)))]
+
+    @property
+    def misses(self) -> str:
+        """Return which parts of the goal it misses, in words."""
+        missed = {
+            "p99": self.share(0.99) > P99_SECONDS,
+            "max": self.health[-1] > WORST_SECONDS,
+            "memory": self.growth > GROWTH_MIB,
+        }
+        return ", ".join(name for name, is_missed in missed.items() if is_missed)
+
+
+class HealthWatch(Thread):
+    """Asks ``/health`` every 10 ms until it is stopped. While one answer is late, the next ones are late, too."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self._ended = Event()
+        self.seconds: list[float] = []
+
+    def run(self) -> None:
+        """Ask."""
+        with socket.create_connection(("127.0.0.1", self._port), timeout=600) as connection:
+            while not self._ended.is_set():
+                began = time.perf_counter()
+                connection.sendall(_HEALTH)
+                if not connection.recv(_PIECE).startswith(b"HTTP/1.1 200"):
+                    raise SystemExit("/health failed")
+                took = time.perf_counter() - began
+                # Those that were due meanwhile would have waited for the rest of it.
+                self.seconds.append(took)
+                self.seconds.extend(took - _INTERVAL * n for n in range(1, int(took / _INTERVAL) + 1))
+                self._ended.wait(max(0.0, _INTERVAL - took))
+
+    def stop(self) -> list[float]:
+        """Return what the answers took, in seconds, the shortest first."""
+        self._ended.set()
+        self.join()
+        return sorted(self.seconds)
+
+
+def try_attack(attack: Attack, patience: float = 120.0) -> Effect:
+    """Start a server, send the attack, and return what it did."""
+    request = attack.request()
+    with servers.singletree() as server:
+        read_streams(server.port, [post("/v1/chat/completions", _FIRST)], b"{")
+        wait_idle(server.pid)
+        watch = HealthWatch(server.port)
+        watch.start()
+        time.sleep(0.5)
+        loop, before = _loop_seconds(server.pid), _memory(server.pid, "VmRSS")
+        for each in before:
+            Path(f"/proc/{each}/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew.
+        with ThreadPoolExecutor(attack.at_once) as pool:
+            answers = list(pool.map(lambda _: send(server.port, request, patience), range(attack.at_once)))
+        time.sleep(0.5)
+        peaks = _memory(server.pid, "VmHWM")
+        growth = sum(max(0.0, peaks[each] - before.get(each, 0.0)) for each in peaks)
+        return Effect(answers, watch.stop(), _loop_seconds(server.pid) - loop, growth)
+
+
+def send(port: int, request: bytes, patience: float) -> str:
+    """Send ``request``, and return the status of the answer; "-" for none."""
+    answer = b""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=patience) as connection,
+    ):
+        with contextlib.suppress(ConnectionError):  # it may have answered before it read all
+            connection.sendall(request)
+        answer = connection.recv(_PIECE)
+        while connection.recv(_PIECE):
+            pass
+    return answer[9:12].decode("ascii", "replace") or "-"
+
+
+def _loop_seconds(pid: int) -> float:
+    """Return the CPU seconds of the first thread of a process, which runs the event loop."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+
+
+def _memory(pid: int, name: str) -> dict[int, float]:
+    """Return a figure of /proc/PID/status of a process and of its children, in MiB by process."""
+    sizes = {}
+    for each in (pid, *children(pid)):
+        lines = Path(f"/proc/{each}/status").read_text(encoding="ascii").splitlines()
+        sizes[each] = sum(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
+    return sizes
+
+
+def main() -> None:
+    """Try the attacks, and print what each did."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description=__doc__)
+    parser.add_argument("words", nargs="*", help="only attacks with one of these in their names")
+    words = parser.parse_args().words
+    peers.ensure_tokenizer()
+    chosen = [each for each in ATTACKS if not words or any(word in each.name for word in words)]
+    print(f"{'attack':<45}{'status':>9}{'p50 ms':>8}{'p99 ms':>9}{'max ms':>9}{'loop s':>8}{'MiB':>7}")
+    missed = 0
+    for attack in chosen:
+        effect = try_attack(attack)
+        missed += bool(effect.misses)
+        p50, p99, worst = (1000 * effect.share(part) for part in (0.5, 0.99, 1.0))
+        print(
+            f"{attack.name:<45}{','.join(sorted({*effect.statuses})):>9}{p50:>8.1f}{p99:>9.1f}{worst:>9.1f}"
+            f"{effect.loop:>8.2f}{effect.growth:>7.0f}  {effect.misses and 'misses: ' + effect.misses}",
+            flush=True,
+        )
+    print(
+        f"goal: p99 {1000 * P99_SECONDS:.0f} ms, max {1000 * WORST_SECONDS:.0f} ms, memory {GROWTH_MIB:.0f} MiB; "
+        f"{missed} of {len(chosen)} attacks miss it"
+    )
+    raise SystemExit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()

@@ -16,15 +16,10 @@ import json
 import shutil
 import subprocess
 import tempfile
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any
 
 from benchmarks import compare_report, documents, peers, processor
 from benchmarks.compare_report import Cell, Comparison
@@ -45,16 +40,25 @@ from benchmarks.compare_servers import (
     sglang_engine,
     versions,
 )
-from benchmarks.compare_sessions import COMPACT, SESSIONS, asked, conversation, same
+from benchmarks.compare_sessions import (
+    COMPACT,
+    SECONDS,
+    SESSIONS,
+    asked,
+    conversation,
+    leave_out,
+    limited,
+    recording,
+    same,
+    send,
+)
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from clients import install, session_script
 from clients.harness import CLAUDE, Outcome, Task, run
-from clients.recording import Sent, sent_through
-from clients.relay import Relay
-from clients.served import TURNS, Play
+from clients.recording import Sent
+from clients.served import Play
 from singletree.conversation import Part
 
-_SECONDS = 900.0
 _SHOWN = 800  # characters of the output of a harness that failed
 
 _HYBRID, _SLIDING = (f"llama.cpp/Qwen3.5-4B@{shape}" for shape in ("hybrid", "sliding"))
@@ -121,9 +125,9 @@ class Bench:
             for number, prompt in enumerate(prompts):
                 task = Task(url, session.model, prompt, home, workspace)
                 try:
-                    outcome = run(session.started(number, task.base_url), task, _SECONDS, settings=settings)
+                    outcome = run(session.started(number, task.base_url), task, SECONDS, settings=settings)
                 except subprocess.TimeoutExpired:
-                    outcome = Outcome("", [f"it did not end in {_SECONDS:.0f} s"], "")
+                    outcome = Outcome("", [f"it did not end in {SECONDS:.0f} s"], "")
                 cell.complaints += outcome.complaints
                 if prompt != COMPACT and outcome.answer.strip() != session_script.answer(self._count):
                     cell.complaints.append(f"its last words are {outcome.answer[:200]!r}")
@@ -164,7 +168,7 @@ class Bench:
             body = sent.json
             absent = [field for field in refuses if leave_out(body, field.split("."))]
             cell.without += [field for field in absent if field not in cell.without]
-            problem, first_ms = _send(url, sent._replace(body=json.dumps(body).encode()) if absent else sent)
+            problem, first_ms = send(url, sent._replace(body=json.dumps(body).encode()) if absent else sent)
             cell.first_ms += [first_ms] if timed else []
             after = self.engine.counted()
             if not problem and after.prompt == before.prompt:
@@ -174,34 +178,6 @@ class Bench:
         cell.prompts = [step.prompt for step in steps]
         cell.prefilled = [step.prompt - step.cached for step in steps]
         return cell
-
-
-_WORDS = (b'"content_block_delta"', b'"delta":{"content":"', b'"delta":{"reasoning')
-"""What a line of a stream has that brings words of the model."""
-
-
-def _send(url: str, sent: Sent) -> tuple[str, float]:
-    """Send a request and read its answer to the end.
-
-    Returns:
-        What went wrong, if anything, and the ms until the first words of the answer; 0 if none came.
-    """
-    headers = {
-        name: value
-        for name, value in sent.headers.items()
-        if name not in ("host", "content-length", "content-encoding", "connection", "accept-encoding")
-    }
-    try:
-        request = urllib.request.Request(f"{url}{sent.path}", sent.body, headers, method="POST")
-        began, first_ms = time.perf_counter(), 0.0
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            for line in answer:
-                if not first_ms and any(words in line for words in _WORDS):
-                    first_ms = round((time.perf_counter() - began) * 1e3, 1)
-    except urllib.error.HTTPError as error:
-        return f"{error.code}: {error.read(300).decode(errors='replace')}", 0.0
-    time.sleep(0.3)  # vLLM publishes its counters once a step of the engine.
-    return "", first_ms
 
 
 _UNABLE = (SystemExit, RuntimeError)  # what ends an installation or a start
@@ -237,7 +213,7 @@ def measure(
         except _UNABLE as error:
             print(f"{', '.join(sharing)}: left out: {error}", flush=True)
     # Nothing plays on SGLang what a model would write: each request is for a few tokens.
-    short = {name: [_limited(each, _FEW) for each in sent] for name, sent in bodies.items()}
+    short = {name: [limited(each, _FEW) for each in sent] for name, sent in bodies.items()}
     for server in [server for server in rows if server.startswith(SGLANG)]:
         beside = {each: row for each, row in SGLANG_ROWS.items() if row.opens == rows[server].opens}
         try:
@@ -259,7 +235,7 @@ def _crowded(
 ) -> Iterator[Cell]:
     # vLLM refuses limits longer than its window, and a window longer than its cache.
     pairs = zip_longest(*(bodies[name] for name in CROWDED))
-    turns = [_limited(sent, _ANSWER) for pair in pairs for sent in pair if sent]
+    turns = [limited(sent, _ANSWER) for pair in pairs for sent in pair if sent]
     blocks = int(_SHARE * tokens / _BLOCK)
     limits = {"--num-gpu-blocks-override": str(blocks), "--max-model-len": str(blocks * _BLOCK - _BLOCK)}
     few = {server: ROWS[server] for server in ("singletree", "vLLM")}
@@ -272,24 +248,6 @@ def _again(bench: Bench, rows: Mapping[str, Row], bodies: Mapping[str, Sequence[
         with row.front(bench.engine) as url:
             for name, sent in bodies.items():
                 yield bench.recorded(name, server, url, sent, row.refuses)
-
-
-def leave_out(body: Any, field: Sequence[str]) -> bool:
-    """Take a field, or the blocks of a type, out of a request's body; return whether there were any."""
-    name, *inner = field
-    if isinstance(body, list):
-        kept = body if inner else [each for each in body if each.get("type") != name]
-        found = [len(kept) < len(body), *(leave_out(each, field) for each in kept)]
-        body[:] = kept
-        return any(found)
-    if not isinstance(body, dict) or name not in body:
-        return False
-    return leave_out(body[name], inner) if inner else bool([body.pop(name)])
-
-
-def _limited(sent: Sent, tokens: int) -> Sent:
-    limit = "max_output_tokens" if sent.path.startswith("/v1/responses") else "max_tokens"
-    return sent._replace(body=json.dumps({**sent.json, limit: tokens}).encode())
 
 
 def _started(model: Scripted, shape: str, row: Row, scripts: Path) -> AbstractContextManager[Engine]:
@@ -318,20 +276,6 @@ def _row(
             yield bench.live(name, server, url, row.settings)
         if bodies.get(name) and not (bench.shape or row.settings):
             yield bench.recorded(name, server, url, bodies[name], row.refuses)
-
-
-@contextmanager
-def recording(url: str) -> Iterator[tuple[str, list[Sent]]]:
-    """Yield a URL that passes on to ``url``, and a list that has the requests for turns at the end."""
-    relay, sent = Relay(url), list[Sent]()
-    threading.Thread(target=relay.listen, daemon=True).start()
-    try:
-        yield relay.url, sent
-    finally:
-        relay.close()
-    sent += [
-        each for each in sent_through(relay) if each.method == "POST" and each.path.split("?")[0] in TURNS
-    ]
 
 
 def _options() -> argparse.Namespace:

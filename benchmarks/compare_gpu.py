@@ -31,11 +31,11 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import compare, compare_report, compare_servers, documents, peers, processor
+from benchmarks import compare_report, compare_servers, compare_sessions, documents, peers, processor
 from benchmarks.compare import Bench
 from benchmarks.compare_report import Cell, Comparison
 from benchmarks.compare_servers import NAMES, ROWS, TINY, Host
-from benchmarks.compare_sessions import SESSIONS
+from benchmarks.compare_sessions import SECONDS, SESSIONS
 from benchmarks.template_models import TEMPLATES, Scripted, scripted
 from clients import install, served, session_script
 from clients.harness import Task, run
@@ -47,7 +47,6 @@ _SESSIONS = ("claude-as-opus", "claude")
 _SERVERS = ("vLLM", "singletree")
 _HANDBOOK = ("architecture.md", "cases.md", "house-rules.md", "serving.md", "benchmarks.md", "flags.md")
 _HANDBOOK_CHARACTERS = 110_000
-_SECONDS = 900.0
 _CACHE_GIB = {"8b": 20, "hybrid": 12}
 """More than a session of 60,000 tokens; fixed, because the engines of all shapes start together on one GPU."""
 
@@ -136,9 +135,9 @@ def _play(name: str, model: Scripted, server: served.Server, folder: Path, found
     for script, text in scripts.items():
         (server.scripts / f"{script}.txt").write_bytes(text.encode())
     found.scripts |= scripts
-    with compare.recording(server.url) as (url, sent):
+    with compare_sessions.recording(server.url) as (url, sent):
         prompt = f"Look after the modules here, one after another. [[script:{','.join(scripts)}]]"
-        outcome = run(session.harness, Task(url, session.model, prompt, home, workspace), _SECONDS)
+        outcome = run(session.harness, Task(url, session.model, prompt, home, workspace), SECONDS)
     if outcome.answer.strip() != session_script.answer(found.turns):
         raise SystemExit(f"{name}: Claude Code ended otherwise: {outcome.complaints} {outcome.output[-800:]}")
     return [

@@ -1,20 +1,29 @@
-"""The sessions of ``make compare``: what real harnesses are asked, and what their model plays."""
+"""The sessions of ``make compare``: what real harnesses are asked, what their model plays, and their requests again."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.compare_servers import NAMES
 from clients import session_script
 from clients.harness import CLAUDE, CODEX, OPENCLAW, OPENCODE, PI, QWEN, Events, Harness
-from clients.served import Play
+from clients.recording import Sent, sent_through
+from clients.relay import Relay
+from clients.served import TURNS, Play
 from singletree.conversation import Part, Reasoning, Text, ToolCall
 
 COMPACT = "/compact"
+SECONDS = 900.0
+"""The limit of one run of a harness, and of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +184,64 @@ def same(one: Sequence[int], other: Sequence[int]) -> int:
 def _kinship(play: Play, following: Play | None) -> tuple[int, int]:
     size = len(play.prompt_token_ids)
     return (0 if following is None else same(play.prompt_token_ids, following.prompt_token_ids), size)
+
+
+@contextmanager
+def recording(url: str) -> Iterator[tuple[str, list[Sent]]]:
+    """Yield a URL that passes on to ``url``, and a list that has the requests for turns at the end."""
+    relay, sent = Relay(url), list[Sent]()
+    threading.Thread(target=relay.listen, daemon=True).start()
+    try:
+        yield relay.url, sent
+    finally:
+        relay.close()
+    sent += [
+        each for each in sent_through(relay) if each.method == "POST" and each.path.split("?")[0] in TURNS
+    ]
+
+
+def leave_out(body: Any, field: Sequence[str]) -> bool:
+    """Take a field, or the blocks of a type, out of a request's body; return whether there were any."""
+    name, *inner = field
+    if isinstance(body, list):
+        kept = body if inner else [each for each in body if each.get("type") != name]
+        found = [len(kept) < len(body), *(leave_out(each, field) for each in kept)]
+        body[:] = kept
+        return any(found)
+    if not isinstance(body, dict) or name not in body:
+        return False
+    return leave_out(body[name], inner) if inner else bool([body.pop(name)])
+
+
+def limited(sent: Sent, tokens: int) -> Sent:
+    """Return a request for an answer of ``tokens`` tokens."""
+    limit = "max_output_tokens" if sent.path.startswith("/v1/responses") else "max_tokens"
+    return sent._replace(body=json.dumps({**sent.json, limit: tokens}).encode())
+
+
+_WORDS = (b'"content_block_delta"', b'"delta":{"content":"', b'"delta":{"reasoning')
+"""What a line of a stream has that brings words of the model."""
+
+
+def send(url: str, sent: Sent) -> tuple[str, float]:
+    """Send a request and read its answer to the end.
+
+    Returns:
+        What went wrong, if anything, and the ms until the first words of the answer; 0 if none came.
+    """
+    headers = {
+        name: value
+        for name, value in sent.headers.items()
+        if name not in ("host", "content-length", "content-encoding", "connection", "accept-encoding")
+    }
+    try:
+        request = urllib.request.Request(f"{url}{sent.path}", sent.body, headers, method="POST")
+        began, first_ms = time.perf_counter(), 0.0
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            for line in answer:
+                if not first_ms and any(words in line for words in _WORDS):
+                    first_ms = round((time.perf_counter() - began) * 1e3, 1)
+    except urllib.error.HTTPError as error:
+        return f"{error.code}: {error.read(300).decode(errors='replace')}", 0.0
+    time.sleep(0.3)  # vLLM publishes its counters once a step of the engine.
+    return "", first_ms

@@ -36,8 +36,7 @@ from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Any, Literal
 
 from benchmarks import peers, servers
-from benchmarks.attacks import ATTACKS
-from benchmarks.hostile import send
+from benchmarks.attacks import ATTACKS, send
 from benchmarks.processor import resident_bytes, wait_idle
 from benchmarks.stream_reader import post
 from benchmarks.tool_session import library, tools

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from benchmarks.compare import leave_out
-from benchmarks.compare_sessions import conversation
+from benchmarks.compare_sessions import conversation, leave_out
 
 from clients import session_script
 from clients.served import Play
