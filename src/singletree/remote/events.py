@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -21,9 +21,7 @@ _EVENT_FIELDS = (b":", b"data:", b"event:", b"id:", b"retry:")
 _MAX_LINE_BYTES = 2**26  # far more than the longest echoed prompt takes
 _COUNTED_BYTES = 2**20  # of a line: the values of a longer one are counted before it is decoded
 _MAX_VALUES = 1_000_000  # of a line, beside those of an echoed prompt
-_PROMPT_VALUES = (
-    100  # for each token of the prompt: 20 alternatives with id, text, log probability and rank, and some
-)
+_PROMPT_VALUES = 100  # for each token of the prompt: 20 alternatives with id, text, log probability and rank
 MALFORMED = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
 """What decoding an event may raise. ValueError is for text that is not UTF-8 and for counts that do not match."""
 
@@ -232,6 +230,36 @@ class EventReader:
 
     def _fail(self, failure: SingletreeError) -> None:
         self.failure, self.done = failure, True
+
+
+class CompletionEvents(EventReader):
+    """Decode the events of a ``/v1/completions`` that has token ids, since version ``oldest``; see ``EventReader``.
+
+    A subclass decodes the JSON of an event, and reads its log-probabilities.
+    """
+
+    decode: Callable[[bytes], Any]
+    oldest: ClassVar[str]
+
+    def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
+        event = self.decode(data)
+        if event.choices and self._finish is None:
+            choice = event.choices[0]
+            if choice.token_ids is None:
+                needed = f"version {self.oldest} or newer is needed"
+                self._fail(EngineUnfit(f"{self._words.title} returns no token ids: {needed}"))
+            else:
+                token_ids += choice.token_ids
+                if choice.logprobs is not None:
+                    logprobs += self._rows(choice.token_ids, choice.logprobs)
+                if choice.finish_reason is not None:
+                    self._take_finish(choice.finish_reason)
+        if event.error is not None or event.usage is not None:
+            error = ServerRefusal(event.error) if isinstance(event.error, str) else event.error
+            self._take_usage(error, event.usage, has_tokens=bool(token_ids))
+
+    def _rows(self, token_ids: Sequence[int], logprobs: Any) -> Sequence[LogprobRow]:
+        raise NotImplementedError
 
 
 class TokenRelay:

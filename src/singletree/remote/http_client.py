@@ -121,15 +121,12 @@ class HttpTransport:
     ) -> None:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                connection = await self._connect(self._make_connection)
+                connection = await self._connect(lambda: HttpConnection(self, self._read_timeout))
         except (OSError, ValueError) as error:
             failure.__cause__ = error
             response.fail(failure)
         else:
             connection.send(response, request)
-
-    def _make_connection(self) -> HttpConnection:
-        return HttpConnection(self, self._read_timeout)
 
     async def close(self) -> None:
         self._loop = None

@@ -155,10 +155,6 @@ class HttpResponse:
             waiter.set_exception(error)
 
 
-def _discard(data: bytes) -> bool:
-    return True
-
-
 def _ignore(data: bytes) -> None:
     """Parse nothing: the connection is lost."""
 
@@ -265,7 +261,7 @@ class HttpConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Read the rest of the answer for nobody."""
-        self.relay_to(_discard)
+        self.relay_to(lambda data: True)
         self._owner.left(self)
 
     @property

@@ -7,7 +7,7 @@ https://nvidia.github.io/TensorRT-LLM/commands/trtllm-serve/index.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +15,8 @@ import msgspec
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import ConstraintKind, GenerationJob, LogprobRow, StopKind
 from singletree.engines.token_json import encode_token_ids
-from singletree.errors import EngineUnfit, InvalidRequest
-from singletree.remote.events import EventReader, TokenId, TokenUsage
+from singletree.errors import InvalidRequest
+from singletree.remote.events import CompletionEvents, TokenId, TokenUsage
 from singletree.remote.transport import RefusalWords, ServerRefusal
 from singletree.remote.wire import (
     COMMON_SAMPLING,
@@ -81,38 +81,21 @@ class _Event(msgspec.Struct):
     error: ServerRefusal | str | None = None
 
 
-_decode_event = msgspec.json.Decoder(_Event).decode
-
-
-class TensorRtReader(EventReader):
+class TensorRtReader(CompletionEvents):
     """Decode the event stream of ``/v1/completions`` with ``detokenize: false``.
 
     The log-probability of each token is known, those of its alternatives are not: TensorRT-LLM sends them by text.
     """
 
-    finishes = _FINISHES
+    decode = msgspec.json.Decoder(_Event).decode
+    finishes, oldest = _FINISHES, "1.0"
 
     def __init__(self, prompt_tokens: int, max_tokens: int) -> None:
         super().__init__(_WORDS, prompt_tokens, max_tokens)
 
-    def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
-        event = _decode_event(data)
-        if event.choices and self._finish is None:
-            self._take_choice(event.choices[0], token_ids, logprobs)
-        if event.error is not None or event.usage is not None:
-            error = ServerRefusal(event.error) if isinstance(event.error, str) else event.error
-            self._take_usage(error, event.usage, has_tokens=bool(token_ids))
-
-    def _take_choice(self, choice: _Choice, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
-        if choice.token_ids is None:
-            self._fail(EngineUnfit("TensorRT-LLM returns no token ids: version 1.0 or newer is needed"))
-            return
-        token_ids += choice.token_ids
-        if choice.logprobs is not None:
-            for token_id, own in zip(choice.token_ids, choice.logprobs.token_logprobs, strict=True):
-                logprobs.append(() if own is None else ((token_id, own),))
-        if choice.finish_reason is not None:
-            self._take_finish(choice.finish_reason)
+    def _rows(self, token_ids: Sequence[int], logprobs: _Logprobs) -> Sequence[LogprobRow]:
+        pairs = zip(token_ids, logprobs.token_logprobs, strict=True)
+        return [() if own is None else ((token_id, own),) for token_id, own in pairs]
 
 
 class TensorRtWire(Wire):

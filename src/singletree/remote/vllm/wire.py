@@ -16,9 +16,9 @@ import msgspec
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Constraint, GenerationJob, LogprobRow, StopKind
 from singletree.engines.token_json import encode_token_ids
-from singletree.errors import EngineUnfit, SingletreeError
+from singletree.errors import SingletreeError
 from singletree.pictures import PromptPicture
-from singletree.remote.events import EventReader, TokenId, TokenUsage
+from singletree.remote.events import CompletionEvents, TokenId, TokenUsage
 from singletree.remote.transport import RefusalWords, ServerRefusal
 from singletree.remote.wire import COMMON_SAMPLING, Wire, WireReader, sampling_reader
 
@@ -38,7 +38,6 @@ FINISHES: Mapping[str, StopKind] = {
     "abort": "cancelled",
 }
 """vLLM's finish reasons of a generation that did not fail."""
-
 
 UNKNOWN_PICTURE = "Cache miss for"
 """How vLLM refuses a picture that it does not have and whose bytes were not sent."""
@@ -90,7 +89,6 @@ _OVERFLOWS = (
     r"longer than the maximum model length of (?P<window>\d+)",
     r"exceeds model's maximum context length \((?P<window>\d+)\)",
 )
-_NO_IDS = "version 0.11 or newer is needed"
 _TOKEN_ID_PREFIX = len("token_id:")
 
 
@@ -119,10 +117,7 @@ class _Event(msgspec.Struct):
     error: ServerRefusal | None = None
 
 
-_decode_event = msgspec.json.Decoder(_Event).decode
-
-
-class CompletionReader(EventReader):
+class CompletionReader(CompletionEvents):
     """Decode the event stream of ``/v1/completions``.
 
     Args:
@@ -130,7 +125,8 @@ class CompletionReader(EventReader):
         max_tokens: how many tokens were asked for.
     """
 
-    finishes = FINISHES
+    decode = msgspec.json.Decoder(_Event).decode
+    finishes, oldest = FINISHES, "0.11"
 
     def __init__(
         self, prompt_token_ids: Sequence[int], *, echoes: bool = False, max_tokens: int = 2**31
@@ -138,21 +134,6 @@ class CompletionReader(EventReader):
         super().__init__(_WORDS, len(prompt_token_ids), max_tokens)
         self._prompt = prompt_token_ids
         self._expects_echo = echoes
-
-    def _take_event(self, data: bytes, token_ids: list[int], logprobs: list[LogprobRow]) -> None:
-        event = _decode_event(data)
-        if event.choices and self._finish is None:
-            choice = event.choices[0]
-            if choice.token_ids is None:
-                self._fail(EngineUnfit(f"{self._words.title} returns no token ids: {_NO_IDS}"))
-            else:
-                token_ids += choice.token_ids
-                if choice.logprobs is not None:
-                    logprobs += self._rows(choice.token_ids, choice.logprobs)
-                if choice.finish_reason is not None:
-                    self._take_finish(choice.finish_reason)
-        if event.error is not None or event.usage is not None:
-            self._take_usage(event.error, event.usage, has_tokens=bool(token_ids))
 
     def _rows(self, token_ids: Sequence[int], logprobs: _Logprobs) -> Sequence[LogprobRow]:
         if not self._expects_echo:

@@ -119,7 +119,8 @@ class ApiKeys:
             raise Unauthorized("no API key: send it as x-api-key, or as Authorization: Bearer")
         found, known = None, self._known()
         # Header values are bytes, decoded as Latin-1: a key that the client sent as UTF-8 is encoded so, too.
-        for sent in dict.fromkeys(form for one in given for form in (one.encode(), _as_sent(one))):
+        forms = (form for key in given for form in (key.encode(), key.encode("latin-1", "replace")))
+        for sent in dict.fromkeys(forms):
             digest = hashlib.sha256(sent).digest()
             # All comparisons are made, so that the time taken reveals nothing about the keys.
             for key in known:
@@ -141,10 +142,6 @@ class ApiKeys:
 def digest_of(key: str) -> bytes:
     """Return the SHA-256 of a key, which is all that is kept of it: a random key needs no slower digest."""
     return hashlib.sha256(key.encode()).digest()
-
-
-def _as_sent(value: str) -> bytes:
-    return value.encode("latin-1", "replace")
 
 
 def _owner_of(key: str) -> str:
