@@ -12,6 +12,7 @@ OWN = "singletree"
 DYNAMO = "Dynamo"
 FAST_DYNAMO = "Dynamo, fastokens"
 FOLDER = Path(__file__).with_name("results")
+MAX_OTHERS, MAX_SPREAD = 0.1, 1.25
 
 
 class Figure(msgspec.Struct):
@@ -30,65 +31,34 @@ class Figure(msgspec.Struct):
         return statistics.median(self.values[name]) if self.values.get(name) else None
 
 
-class Peer(msgspec.Struct):
-    """A program to measure beside singletree: its version, or why it is missing."""
-
-    name: str
-    version: str = ""
-    missing: str = ""
-
-
-class Quiet(msgspec.Struct):
-    """How quiet the machine was.
-
-    Attributes:
-        others: how many cores everything else kept busy before the measurements began.
-        spread: the longest time of a fixed piece of work as a multiple of its shortest.
-        during: how many cores everything else kept busy during the measurements (median).
-    """
-
-    others: float
-    spread: float
-    during: float = 0.0
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether figures of time may be trusted."""
-        return not self.complaints()
-
-    def complaints(self) -> list[str]:
-        """Return what is wrong, and by how much."""
-        found = []
-        if self.others > MAX_OTHERS:
-            found.append(f"other programs keep {self.others:.2f} cores busy (at most {MAX_OTHERS:g})")
-        if self.spread > MAX_SPREAD:
-            found.append(
-                f"a fixed piece of work takes up to {self.spread:.2f} times its shortest time (at most {MAX_SPREAD:g})"
-            )
-        return found
-
-
-MAX_OTHERS = 0.1
-MAX_SPREAD = 1.25
-
-
 class Result(msgspec.Struct):
     """One run.
 
     Attributes:
+        dynamo: its version; empty where it was not measured.
+        others: how many cores everything else kept busy before the measurements began, time that a host took included.
+        spread: the longest time of a fixed piece of work then, as a multiple of its shortest.
+        others_meanwhile: as ``others``, during the measurements (median).
         part_seconds: how long each part took.
-        failed: parts that did not finish, with the reason.
+        failed: what was not measured, with the reason.
     """
 
     version: str
     date: str
     machine: str
     is_quick: bool
-    quiet: Quiet
-    peers: list[Peer]
+    others: float
+    spread: float
+    others_meanwhile: float = 0.0
+    dynamo: str = ""
     figures: dict[str, Figure] = {}
     part_seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether figures of time may be trusted."""
+        return self.others <= MAX_OTHERS and self.spread <= MAX_SPREAD
 
     @property
     def path(self) -> Path:
@@ -120,6 +90,6 @@ def write(result: Result) -> Path:
 
 def newest() -> Result | None:
     """Return the latest full run; None if there is none. Runs on a quiet machine are preferred."""
-    found = [msgspec.json.decode(path.read_bytes(), type=Result) for path in sorted(FOLDER.glob("*.json"))]
-    full = [result for result in found if not result.is_quick]
-    return max(full, key=lambda result: (result.quiet.is_quiet, result.date), default=None)
+    paths = [path for path in sorted(FOLDER.glob("*.json")) if not path.stem.endswith("-quick")]
+    found = [msgspec.json.decode(path.read_bytes(), type=Result) for path in paths]
+    return max(found, key=lambda result: (result.is_quiet, result.date), default=None)

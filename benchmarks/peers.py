@@ -14,7 +14,6 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from benchmarks.figures import DYNAMO, Peer
 from engines import real_vllm
 
 HOME = Path(os.environ.get("SINGLETREE_PEERS", "~/.cache/singletree-peers")).expanduser() / "dynamo"
@@ -93,14 +92,3 @@ def install_dynamo() -> None:
     real_vllm.pip(HOME / "venv", "install", *_NEEDS)
     own = [f"ai-dynamo=={DYNAMO_VERSION}", f"ai-dynamo-runtime=={DYNAMO_VERSION}"]
     real_vllm.pip(HOME / "venv", "install", "--no-deps", *own)
-
-
-def dynamo(*, is_wanted: bool) -> Peer:
-    """Install Dynamo, and return its version or why it is missing."""
-    if not is_wanted:
-        return Peer(DYNAMO, missing="not wanted in this run")
-    try:
-        install_dynamo()
-    except (SystemExit, OSError, subprocess.SubprocessError) as error:
-        return Peer(DYNAMO, missing=f"it could not be installed: {error}"[:300])
-    return Peer(DYNAMO, DYNAMO_VERSION)

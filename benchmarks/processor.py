@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-_TICK = 1 / os.sysconf("SC_CLK_TCK")
 _LOOP = b"x" * (1 << 20)
-_LOOPS = 24
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE_SECONDS = 0.02  # of CPU in a second; Dynamo's frontend takes 4 ms
 
 
@@ -82,7 +81,7 @@ def busy_seconds() -> float:
 def calibrate() -> float:
     """CPU seconds of a fixed piece of work: how fast this core is now, beside whatever else runs."""
     began = time.thread_time()
-    for _ in range(_LOOPS):
+    for _ in range(24):
         hashlib.blake2b(_LOOP).digest()
     return time.thread_time() - began
 

@@ -1,6 +1,6 @@
 """All benchmarks in one run, beside Dynamo, which is installed first: ``make bench``.
 
-    python -m benchmarks.product [--quick] [--require-quiet] [--without-peers] [--parts NAMES]
+    python -m benchmarks.product [--quick] [--alone] [--parts NAMES]
 
 Looks first whether the machine is quiet. Writes ``benchmarks/results/<version>-<machine>.json``; ``make docs`` makes
 the table of the README and the page of figures from it. A run takes ten minutes on two cores, a quick one two
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from contextlib import ExitStack
 from tokenizers import Tokenizer
 
 from benchmarks import documents, figures, peers, product_report, servers
-from benchmarks.figures import DYNAMO, FAST_DYNAMO, Quiet, Result
+from benchmarks.figures import DYNAMO, FAST_DYNAMO, Result
 from benchmarks.processor import Watch, calibrate, machine
 from benchmarks.product_parts import PARTS, Bench
 from benchmarks.stream_reader import WrongAnswer
@@ -29,16 +30,6 @@ _ALONE = frozenset({"starts", "streams", "memory"})
 
 
 _LOOK_SECONDS = 3.0
-_LOOK_REPEATS = 12
-
-
-def look() -> Quiet:
-    """Look for some seconds at what else runs, and at how evenly a fixed piece of work goes."""
-    watch = Watch(())
-    time.sleep(_LOOK_SECONDS)
-    spent = watch.stop()
-    times = [calibrate() for _ in range(_LOOK_REPEATS)]
-    return Quiet(round(spent.others / spent.wall, 3), round(max(times) / min(times), 3))
 
 
 def run(bench: Bench, names: list[str]) -> None:
@@ -52,7 +43,7 @@ def run(bench: Bench, names: list[str]) -> None:
             bench.result.failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
             print(f"{name} failed: {bench.result.failed[name]}", file=sys.stderr, flush=True)
         bench.result.part_seconds[name] = round(time.monotonic() - began, 1)
-        bench.result.quiet.during = round(statistics.median(bench.others), 3) if bench.others else 0.0
+        bench.result.others_meanwhile = round(statistics.median(bench.others or [0.0]), 3)
         figures.write(bench.result)  # A run that is cut keeps what it has.
 
 
@@ -61,7 +52,7 @@ def _measure(bench: Bench, names: list[str]) -> None:
     with ExitStack() as stack:
         if together:
             bench.running = [stack.enter_context(servers.singletree_before_vllm())]
-            if DYNAMO not in {peer.name for peer in bench.result.peers if peer.missing}:
+            if bench.result.dynamo:
                 bench.running.append(stack.enter_context(servers.dynamo(DYNAMO)))
                 fast = servers.dynamo(FAST_DYNAMO, ("--tokenizer", "fastokens"))
                 bench.running.append(stack.enter_context(fast))
@@ -73,23 +64,27 @@ def main() -> None:
     """Install, look, measure, write, and print the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.product", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two minutes; figures are rough")
-    parser.add_argument("--require-quiet", action="store_true", help="end if the machine is not quiet")
-    parser.add_argument(
-        "--without-peers", action="store_true", help="install nothing, measure singletree alone"
-    )
+    parser.add_argument("--alone", action="store_true", help="measure singletree without Dynamo")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"only these of {', '.join(PARTS)}")
     options = parser.parse_args()
     names = options.parts.split(",")
     if unknown := set(names) - set(PARTS):
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     peers.ensure_tokenizer()
-    found = [peers.dynamo(is_wanted=not options.without_peers)]
-    looked = look()
-    for complaint in looked.complaints():
-        print(f"The machine is not quiet: {complaint}", file=sys.stderr, flush=True)
-    if options.require_quiet and not looked.is_quiet:
-        raise SystemExit("end what else runs, or leave out --require-quiet: the result is marked then")
-    result = Result(__version__, documents.today(), machine(), options.quick, looked, found)
+    watch = Watch(())
+    time.sleep(_LOOK_SECONDS)
+    others = round(watch.stop().others / _LOOK_SECONDS, 3)
+    times = [calibrate() for _ in range(12)]
+    spread = round(max(times) / min(times), 3)
+    result = Result(__version__, documents.today(), machine(), options.quick, others, spread)
+    if not result.is_quiet:
+        print(product_report.conditions(result), file=sys.stderr, flush=True)
+    try:
+        if not options.alone:
+            peers.install_dynamo()
+            result.dynamo = peers.DYNAMO_VERSION
+    except (SystemExit, OSError, subprocess.SubprocessError) as error:
+        result.failed[DYNAMO] = f"it could not be installed: {error}"[:300]
     tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
     _measure(Bench(result, (), tokenizer, 1 if options.quick else 3, options.quick), names)
     print(product_report.page(result))

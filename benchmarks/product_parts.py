@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from benchmarks import memory, prompt_cost, servers, token_cost, tool_session
+from benchmarks import prompt_cost, servers, token_cost, tool_session
 from benchmarks.figures import OWN, Result
 from benchmarks.processor import Watch, resident_bytes, wait_idle
 from benchmarks.servers import Server
@@ -97,7 +97,7 @@ def prompts(bench: Bench) -> None:
     for server in bench.running:
         # singletree makes its tokenizer faster beside the first long prompt after a start: that is a figure of its own.
         costs = prompt_cost.prompt_costs(server, PROTOCOLS[0], sessions.session(0, prompt_cost.MARKER))
-        cpu = costs["cold"][0].cpu
+        ((cpu, _),) = costs["cold"]
         bench.result.add("CPU to the first token, first long prompt of a process", "ms", server.name, cpu)
         wait_idle(server.pid)
     for number in range(bench.rounds):
@@ -138,10 +138,10 @@ def starts(bench: Bench) -> None:
 
 def sessions_memory(bench: Bench) -> None:
     """Memory after many sessions."""
-    after, allowed = memory.measure(bench.tokenizer, 20 if bench.is_quick else 1000, _PROMPT_TOKENS)
-    bench.result.add("memory after sessions", "of what the flags allow", OWN, after[max(after)] / allowed)
-    for number, size in after.items():
-        bench.result.add(f"memory, after {number} sessions", "MiB", OWN, size)
+    count = 20 if bench.is_quick else 1000
+    size, allowed = prompt_cost.sessions_memory(bench.tokenizer, count, _PROMPT_TOKENS)
+    bench.result.add("memory after sessions", "of what the flags allow", OWN, size / allowed)
+    bench.result.add(f"memory, after {count} sessions", "MiB", OWN, size / 2**20)
 
 
 def many_streams(bench: Bench) -> None:

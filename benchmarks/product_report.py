@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks import documents
-from benchmarks.figures import DYNAMO, OWN, Figure, Result
+from benchmarks.figures import DYNAMO, MAX_OTHERS, MAX_SPREAD, OWN, Figure, Result
 from benchmarks.targets import TARGETS, Target, Verdict, verdicts
 
 _NONE = "There is no full run yet: `make bench` makes one.\n"
@@ -17,7 +17,7 @@ def page(result: Result | None) -> str:
         return _NONE
     found = list(verdicts(result))
     return "\n\n".join(
-        [_conditions(result), _peers(result), _targets(found), _missed(found), _all_figures(result)]
+        [conditions(result), _peers(result), _targets(found), _missed(found), _all_figures(result)]
     )
 
 
@@ -32,7 +32,7 @@ def summary(result: Result | None, others: Sequence[Sequence[str]]) -> str:
         _row("memory, idle, with Qwen3's tokenizer", result, "memory, idle"),
         _row("start until ready", result, "start, seconds"),
     ]
-    return f"{_conditions(result)}\n\n{documents.table(['', OWN, 'beside'], rows)}"
+    return f"{conditions(result)}\n\n{documents.table(['', OWN, 'beside'], rows)}"
 
 
 def _row(title: str, result: Result, pattern: str) -> list[str]:
@@ -52,24 +52,25 @@ def _range(values: Sequence[float]) -> str:
     return " to ".join(ends)
 
 
-def _conditions(result: Result) -> str:
+def conditions(result: Result) -> str:
+    """Return where and when a run was made, and whether its machine was quiet."""
     quiet = (
-        f"Everything else on the machine kept {result.quiet.during:.2f} cores busy meanwhile (median)."
-        if result.quiet.is_quiet
-        else f"**The machine was not quiet**: {'; '.join(result.quiet.complaints())}; meanwhile everything else kept "
-        f"{result.quiet.during:.2f} cores busy (median). Ratios of one run may be compared, single times may not."
+        f"Everything else on the machine kept {result.others_meanwhile:.2f} cores busy meanwhile (median)."
     )
+    if not result.is_quiet:
+        quiet += (
+            f" **The machine was not quiet**: everything else kept {result.others:.2f} cores busy before (at most "
+            f"{MAX_OTHERS:g}), and a fixed piece of work took up to {result.spread:.2f} times its shortest time (at "
+            f"most {MAX_SPREAD:g}). Ratios of one run may be compared, single times may not."
+        )
     quick = " A quick run: its figures are rough." if result.is_quick else ""
     return f"{result.date}, singletree {result.version}; {result.machine}. {quiet}{quick}"
 
 
 def _peers(result: Result) -> str:
-    known = ", ".join(f"{peer.name} {peer.version}" for peer in result.peers if not peer.missing) or "nothing"
-    missing = "".join(f"\n- {peer.name}: {peer.missing}" for peer in result.peers if peer.missing)
-    failed = "".join(f"\n- {part} did not finish: {why}" for part, why in result.failed.items())
-    return (
-        f"Measured beside {known}.{' Not measured:' + chr(10) if missing or failed else ''}{missing}{failed}"
-    )
+    measured = f"Measured beside {DYNAMO} {result.dynamo}." if result.dynamo else "Measured alone."
+    failed = "".join(f"\n- {part}: {why}" for part, why in result.failed.items())
+    return f"{measured}{' Not measured:' + chr(10) if failed else ''}{failed}"
 
 
 def _targets(found: Sequence[Verdict]) -> str:

@@ -1,46 +1,43 @@
-"""Long prompts: time and CPU to the first token, CPU of ``count_tokens``."""
+"""Long prompts: time and CPU to the first token, CPU of ``count_tokens``, memory after many sessions."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from benchmarks import tool_session
-from benchmarks.processor import Watch, wait_idle
+from benchmarks import servers, tool_session
+from benchmarks.processor import Watch, resident_bytes, wait_idle
 from benchmarks.servers import MODEL, Server
 from benchmarks.stream_reader import post, read_streams
-from benchmarks.tool_session import Protocol, Session, grown, marker
+from benchmarks.tool_session import PROTOCOLS, Protocol, Session, grown, marker
+from singletree.prompts.tokenizer.tokenizer import CACHE_BYTES
+from singletree.server.models.chat_format import _PROMPT_BYTES
 
 _ANSWER = 4  # tokens
 MARKER = marker(_ANSWER)
 _RESULT = 2000  # characters that a further step adds
 
 
-class PromptCost(NamedTuple):
-    """One request with a long prompt.
+def prompt_costs(
+    server: Server, protocol: Protocol, session: Session
+) -> dict[str, list[tuple[float, float]]]:
+    """Send one session cold, twice again (``repeat``), and then longer by one step and by two (``grown``).
 
-    Attributes:
-        cpu: CPU ms of the measured process for the whole request, with an answer of four tokens.
-        first: ms from the first byte sent to the first text read.
+    Returns:
+        CPU ms of the measured process for each request, with an answer of four tokens, and ms from the first byte sent
+        to the first text read.
     """
-
-    cpu: float
-    first: float
-
-
-def prompt_costs(server: Server, protocol: Protocol, session: Session) -> dict[str, list[PromptCost]]:
-    """Send one session cold, twice again (``repeat``), and then longer by one step and by two (``grown``)."""
     longer = grown(session, f"{session.steps[3].result[:_RESULT]} {MARKER}", "next")
     longest = grown(longer, f"{session.steps[5].result[:_RESULT]} {MARKER}", "last")
-    costs: dict[str, list[PromptCost]] = {}
+    costs: dict[str, list[tuple[float, float]]] = {}
     sessions = (session, session, session, longer, longest)
     for kind, each in zip(("cold", "repeat", "repeat", "grown", "grown"), sessions, strict=True):
         watch = Watch((server.pid,))
         (answer,) = read_streams(server.port, [protocol.request(each, _ANSWER)], protocol.mark)
-        costs.setdefault(kind, []).append(PromptCost(watch.stop().cpu[0] * 1e3, answer.first * 1e3))
+        costs.setdefault(kind, []).append((watch.stop().cpu[0] * 1e3, answer.first * 1e3))
     return costs
 
 
@@ -81,3 +78,29 @@ def _count_cost(server: Server, bodies: Sequence[Mapping[str, object]]) -> float
     watch = Watch((server.pid,))
     read_streams(server.port, requests, b'"input_tokens":')
     return watch.stop().cpu[0] * 1e3
+
+
+_BOUNDS = {"--turn-memory": 64 * 2**20, "--session-memory": 32 * 2**20}
+_FIXED = CACHE_BYTES + _PROMPT_BYTES
+"""The caches of the tokenizer and of prompts, which no flag sets."""
+_DIFFERENT = 40  # sessions that are made; the others differ from them in their first words
+
+
+def sessions_memory(tokenizer: Tokenizer, count: int, tokens: int) -> tuple[float, float]:
+    """Send ``count`` sessions of ``tokens`` tokens, two turns each.
+
+    Returns:
+        The bytes of the server then, and what the idle server and its flags allow together.
+    """
+    sessions = tool_session.Sessions(tokenizer, tokens)
+    made = [sessions.session(number, MARKER) for number in range(min(count, _DIFFERENT))]
+    flags = [word for name, size in _BOUNDS.items() for word in (name, f"{size >> 20}MiB")]
+    with servers.singletree_before_vllm(flags) as server:
+        wait_idle(server.pid)  # The tokenizer is loaded in the background.
+        idle = resident_bytes(server.pid)
+        for number in range(count):
+            base, protocol = made[number % len(made)], PROTOCOLS[number % len(PROTOCOLS)]
+            session = replace(base, system=f"Session {number}. {base.system}")
+            for each in (session, grown(session, f"Result {number}. {MARKER}", "next")):
+                read_streams(server.port, [protocol.request(each, _ANSWER)], b"data: ")
+        return resident_bytes(server.pid), idle + sum(_BOUNDS.values()) + _FIXED

@@ -6,21 +6,20 @@ from pathlib import Path
 
 import pytest
 from benchmarks import documents, figures, product_report
-from benchmarks.figures import DYNAMO, OWN, Figure, Peer, Quiet, Result, slug
+from benchmarks.figures import DYNAMO, OWN, Figure, Result, slug
 from benchmarks.targets import TARGETS, verdicts
 
-QUIET, LOUD = Quiet(0.02, 1.05, 0.03), Quiet(1.4, 1.9, 1.2)
+QUIET, LOUD = 0.02, 1.4
 TOKEN = "a token, messages, 16 streams"
 
 
-def result(quiet: Quiet = QUIET, **more: object) -> Result:
-    peers = [Peer(DYNAMO, "1.6.1"), Peer("another server", missing="it could not be installed: no space")]
+def result(others: float = QUIET, **more: object) -> Result:
     given = {
         "version": "1.2.3",
         "date": "2026-11-23",
         "machine": "Intel(R) Xeon(R) CPU @ 2 GHz, 2 cores, 24 GiB",
     }
-    made = Result(**{**given, "is_quick": False, "quiet": quiet, "peers": peers} | more)  # type: ignore[arg-type]
+    made = Result(**{**given, "is_quick": False, "others": others, "spread": 1.05, "dynamo": "1.6.1"} | more)  # type: ignore[arg-type]
     made.add(TOKEN, "CPU µs", OWN, 40.0, 50.0, 42.0)
     made.add(TOKEN, "CPU µs", DYNAMO, 80.0, 80.0, 84.0)
     made.add("start, seconds", "s", OWN, 0.8, 1.4, 1.2)
@@ -43,8 +42,8 @@ def test_each_figure_is_compared_with_its_target() -> None:
 
 
 def test_the_page_says_what_was_missed_and_what_is_missing() -> None:
-    page = product_report.page(result())
-    assert "no space" in page
+    page = product_report.page(result(failed={"memory": "OSError: no space"}))
+    assert "Measured beside Dynamo 1.6.1. Not measured:\n\n- memory: OSError: no space" in page
     assert "| a streamed token, beside Dynamo | 0.53 | ≤ 1.00 × | met |" in page
     assert "| start until ready | 1.20 s | ≤ 1.00 | missed by 1 of 1 |" in page
     assert "| a request of one token, beside Dynamo | – | ≤ 1.00 × | not measured |" in page
