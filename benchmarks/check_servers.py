@@ -87,42 +87,33 @@ def _dynamo() -> Iterator[str]:
 _WORKER_LACKS = ("overflow-words", "cached-tokens")
 """What the scripted worker, and not Dynamo, lacks: it takes prompts of any length, and has no cache."""
 
-SERVERS: dict[str, tuple[str, Callable[[], AbstractContextManager[str]], Callable[[], str]]] = {
+SERVERS: dict[str, tuple[str, Callable[[], AbstractContextManager[str]], str]] = {
     "singletree-scripted": (
         "singletree, scripted engine",
         lambda: _singletree("--engine", "scripted", "--context-window", "20000"),
-        lambda: version("singletree"),
+        version("singletree"),
     ),
     "singletree": (
         "singletree, SmolLM2 on embedded llama.cpp",
         lambda: _singletree("--model", "smollm2-135m-instruct"),
-        lambda: version("singletree"),
+        version("singletree"),
     ),
-    "llama-server": ("llama-server of xllamacpp, SmolLM2", _llama_server, lambda: version("xllamacpp")),
-    "vllm": ("vLLM's own server, SmolLM2", _vllm, lambda: real_vllm.VLLM),
-    "sglang": ("SGLang's own server, SmolLM2", _sglang, lambda: real_sglang.SGLANG),
-    "litellm": ("LiteLLM before vLLM, SmolLM2", _litellm, lambda: compare_servers.LITELLM),
-    "dynamo": ("Dynamo's frontend, scripted worker", _dynamo, lambda: peers.DYNAMO_VERSION),
+    "llama-server": ("llama-server of xllamacpp, SmolLM2", _llama_server, version("xllamacpp")),
+    "vllm": ("vLLM's own server, SmolLM2", _vllm, real_vllm.VLLM),
+    "sglang": ("SGLang's own server, SmolLM2", _sglang, real_sglang.SGLANG),
+    "litellm": ("LiteLLM before vLLM, SmolLM2", _litellm, compare_servers.LITELLM),
+    "dynamo": ("Dynamo's frontend, scripted worker", _dynamo, peers.DYNAMO_VERSION),
 }
 """By the name of the card: what it is, how it is started, its version."""
 
 
 def measure(name: str) -> None:
     """Start a server, check it, and write its card."""
-    title, start, version_of = SERVERS[name]
+    title, start, installed = SERVERS[name]
     file = CARDS / f"{name}.json"
     with start() as url:
-        command = [
-            sys.executable,
-            "-m",
-            "singletree",
-            "check",
-            url,
-            "--json",
-            str(file),
-            "--seconds",
-            str(SECONDS),
-        ]
+        command = [sys.executable, "-m", "singletree", "check", url, "--json", str(file)]
+        command += ["--seconds", str(SECONDS)]
         if name == "dynamo":
             loops = [check.name for check in CHECKS if check.name.startswith("loop-")]
             command += ["--skip", ",".join((*_WORKER_LACKS, *loops))]
@@ -130,7 +121,7 @@ def measure(name: str) -> None:
     if done.returncode not in (0, 1):
         raise SystemExit(f"{name}: the check ended with {done.returncode}")
     card = json.loads(file.read_text(encoding="utf-8"))
-    card |= {"server": title, "version": version_of(), "date": date.today().isoformat(), "url": ""}
+    card |= {"server": title, "version": installed, "date": date.today().isoformat(), "url": ""}
     for result in card["results"]:
         result["reason"] = result["reason"].replace(url, "URL")
     file.write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
