@@ -23,7 +23,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import documents
 from benchmarks.counting_work import AreaCrossings, Work, WorkCounter, peak_memory
 from benchmarks.in_memory_server import InMemoryServer
 from benchmarks.tool_session import PROTOCOLS, Protocol, Session, grown, opening, tools
@@ -217,14 +216,6 @@ def write(now: Counts) -> None:
     PATH.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
-def _report(now: Counts) -> str:
-    rows = [
-        [name, *(f"{value:,}" if value else "" for value in asdict(work).values())]
-        for name, work in now.items()
-    ]
-    return documents.table(["", "calls", "instructions", "peak bytes", "crossings"], rows)
-
-
 def main() -> None:
     """Count, and print what differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counts", description=__doc__)
@@ -232,14 +223,11 @@ def main() -> None:
         "--check", action="store_true", help="fail if a count grew by more than its tolerance"
     )
     parser.add_argument("--write", action="store_true", help=f"renew {PATH.name}")
-    parser.add_argument("--verbose", action="store_true", help="print all counts")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != _SEED:  # The order of sets of texts follows from it.
         command = [sys.executable, "-m", "benchmarks.counts", *sys.argv[1:]]
         raise SystemExit(subprocess.call(command, env={**os.environ, "PYTHONHASHSEED": _SEED}))
     now = asyncio.run(measure())
-    if options.verbose:
-        print(_report(now))
     if options.write:
         write(now)
     lines = list(compare(now, read()))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,10 +62,25 @@ def running(
     patience: float = START_SECONDS,
     key: str = "",
 ) -> Iterator[Server]:
-    """Start a server that listens on ``port``, and wait until it lists a model: ``patience`` seconds."""
+    """Start a server at ``port``, and wait until it lists a model. Raises SystemExit with the end of its log."""
+    models = urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers={"x-api-key": key})
     with _folder() as folder, process_of(command, folder / "server.log", environment) as process:
-        wait_ready(name, port, process, folder / "server.log", patience, key)
-        yield Server(name, port, process.pid, log=folder / "server.log")
+        server = Server(name, port, process.pid, log=folder / "server.log")
+        until = time.monotonic() + patience
+        while not _lists_a_model(models):
+            if time.monotonic() > until or process.poll() is not None:
+                tail = server.log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise SystemExit(f"{name} did not start; the end of its log:\n{tail}")
+            time.sleep(0.2)
+        yield server
+
+
+def _lists_a_model(request: urllib.request.Request) -> bool:
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return bool(json.load(answer)["data"])
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
@@ -187,29 +201,6 @@ def process_of(
         yield process
     finally:
         stop_server(process)
-
-
-def wait_ready(
-    name: str,
-    port: int,
-    process: subprocess.Popen[bytes],
-    log: Path,
-    patience: float = START_SECONDS,
-    key: str = "",
-) -> None:
-    """Wait until the server lists a model. Raises SystemExit with the end of ``log`` after ``patience`` seconds."""
-    until = time.monotonic() + patience
-    models = urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers={"x-api-key": key})
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            with urllib.request.urlopen(models, timeout=5) as answer:
-                if json.load(answer)["data"]:
-                    return
-        except (OSError, urllib.error.URLError, ValueError):
-            pass
-        time.sleep(0.2)
-    tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-    raise SystemExit(f"{name} did not start; the end of its log:\n{tail}")
 
 
 @contextmanager
