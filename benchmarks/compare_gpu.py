@@ -47,7 +47,7 @@ _SESSIONS = ("claude-as-opus", "claude")
 _SERVERS = ("vLLM", "singletree")
 _HANDBOOK = ("architecture.md", "cases.md", "house-rules.md", "serving.md", "benchmarks.md", "flags.md")
 _HANDBOOK_CHARACTERS = 110_000
-_CACHE_GIB = {"8b": 20, "hybrid": 12}
+_CACHE_GIB = {"8b": 20, "hybrid": 12, "sliding": 24}
 """More than a session of 60,000 tokens; fixed, because the engines of all shapes start together on one GPU."""
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -77,6 +77,29 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
         "max_position_embeddings": 262_144,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
+    },
+    # https://huggingface.co/google/gemma-3-12b-it/blob/main/config.json: five layers of six see 1,024 tokens back.
+    "sliding": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 3840,
+        "intermediate_size": 15_360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 1024,
+        "layer_types": [
+            "full_attention" if (layer + 1) % 6 == 0 else "sliding_attention" for layer in range(48)
+        ],
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 131_072,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000},
+        },
     },
     "tiny": TINY,
 }
@@ -209,7 +232,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--recording", type=Path, help="a file that --record wrote; by default it is made first"
     )
-    parser.add_argument("--shapes", default="8b,hybrid", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--shapes", default="8b,hybrid,sliding", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--turns", type=int, default=10, help="turns with calls of a session")
     parser.add_argument("--templates", type=Path, default=TEMPLATES, help=f"has {_TEMPLATE}.jinja")
     parser.add_argument("--python", help="a Python that has vLLM and what singletree needs to serve")

@@ -1,9 +1,9 @@
 """Time to the first token of a session whose server was killed: restored from disk, beside read anew.
 
-    python -m benchmarks.first_token --killed N [-- FLAGS of singletree serve]
+    python -m benchmarks.first_token --killed N [N ...] [-- FLAGS of singletree serve]
 
-A server is killed with SIGKILL after a turn with N tokens. The next turn is timed on a server that restores the session
-(``--prefix-cache-path``), and on one that reads it anew.
+A server is killed with SIGKILL after a turn of each session, with N tokens. Their next turns are timed on a server that
+restores them (``--prefix-cache-path``), and on one that reads them anew.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,55 +24,69 @@ from clients.served import running
 from engines.real_vllm import free_port
 from engines.whole_server import Stream
 
+_WRITTEN_SECONDS = 2.0
+"""Files of a folder that has not grown for so long are complete."""
 
-def measure_killed(serve: Sequence[str], tokens: int, folder: Path) -> str:
-    """Return the times of the turn after ``kill -9``, restored and cold. The token ids of the prompt are made up.
+
+def measurekilled(serve: Sequence[str], sizes: Sequence[int], folder: Path) -> Iterator[str]:
+    """Yield the times of the turn after ``kill -9``, restored and cold, of sessions whose token ids are made up.
 
     The answers of a restored session and of one that was never killed are the same. One whose prompt is read anew may
-    differ: llama.cpp reads it in other batches, and rounds otherwise.
+    differ: the engine reads it in other batches, and rounds otherwise.
     """
-    numbers = random.Random(tokens)
-    prompt = [numbers.randrange(1000, 40_000) for _ in range(tokens)]
+    prompts: list[list[int]] = []
     saved, log = folder / "saved", folder / "log"
-
-    with _killed([*serve, "--prefix-cache-path", str(saved)], log) as port:
-        before = log.read_text()
-        answer = _complete(port, prompt, 32)
-        while "saved" not in log.read_text()[len(before) :]:
-            time.sleep(0.1)
+    with killed(["--prefix-cache-path", str(saved), *serve], log) as port:
+        for tokens in sizes:
+            numbers = random.Random(tokens)
+            prompt = [numbers.randrange(1000, 40_000) for _ in range(tokens)]
+            answer = complete(port, prompt, 32)
+            prompts.append([*prompt, *answer.token_ids, *prompt[:64]])
+        size = 0
+        while not size or size != _size(saved):
+            size = _size(saved)
+            time.sleep(_WRITTEN_SECONDS)
         shutil.copytree(saved, folder / "kept")  # The next turn replaces what is saved.
-        prompt += [*answer.token_ids, *prompt[:64]]
-        never_killed = _complete(port, prompt, 8)
-    with _killed([*serve, "--prefix-cache-path", str(folder / "kept")], log) as port:
-        restored = _complete(port, prompt, 8)
-    with _killed(serve, log) as port:
-        cold = _complete(port, prompt, 8)
-    same = "same answer" if restored.token_ids == never_killed.token_ids else "ANOTHER ANSWER"
-    return (
-        f"{len(prompt)} tokens, first token: {never_killed.first:.2f} s never killed, {restored.first:.2f} s restored "
-        f"({restored.cached} cached, {same}), {cold.first:.2f} s cold ({cold.cached} cached): "
-        f"{cold.first / restored.first:.0f} times; "
-        f"{sum(path.stat().st_size for path in (folder / 'kept').iterdir()) / 1e6:.0f} MB saved"
-    )
+        never_killed = [complete(port, prompt, 8) for prompt in prompts]
+    with killed(["--prefix-cache-path", str(folder / "kept"), *serve], log) as port:
+        restored = [complete(port, prompt, 8) for prompt in prompts]
+    with killed(serve, log) as port:
+        cold = [complete(port, prompt, 8) for prompt in prompts]
+    for prompt, never, again, anew in zip(prompts, never_killed, restored, cold, strict=True):
+        yield (
+            f"{len(prompt)} tokens, first token: {never.first:.2f} s never killed, {again.first:.2f} s restored "
+            f"({again.cached} cached, {_compared(again, never)}), {anew.first:.2f} s cold ({anew.cached} cached, "
+            f"{_compared(anew, never)}): {anew.first / again.first:.1f} times"
+        )
+    yield f"{size / 1e6:.0f} MB saved"
+
+
+def _compared(one: Completion, other: Completion) -> str:
+    return "same answer" if one.token_ids == other.token_ids else "another answer"
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager
-def _killed(serve: Sequence[str], log: Path) -> Iterator[int]:
-    """A server on the port, killed at the end of the block."""
+def killed(serve: Sequence[str], log: Path) -> Iterator[int]:
+    """Serve with the flags on the port that is yielded, until SIGKILL at the end of the block."""
     port = free_port()
-    with running([*serve, "--no-store"], port, log) as process:
+    with running(["--no-store", *serve], port, log, program=(sys.executable, "-m", "singletree")) as process:
+        complete(port, range(1000, 1064), 1)  # what only the first request of an engine costs
         yield port
         process.kill()
         process.wait()
 
 
-class _Completion(NamedTuple):
+class Completion(NamedTuple):
     first: float
     cached: int
     token_ids: list[int]
 
 
-def _complete(port: int, prompt: Sequence[int], count: int) -> _Completion:
+def complete(port: int, prompt: Sequence[int], count: int) -> Completion:
     body = {
         **{"model": "any", "prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True},
         **{"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True},
@@ -85,17 +100,21 @@ def _complete(port: int, prompt: Sequence[int], count: int) -> _Completion:
                 first = first or (time.monotonic() - began if token_ids else 0.0)
             if event.get("usage"):
                 cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return _Completion(first, cached, token_ids)
+    return Completion(first, cached, token_ids)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_token", description=__doc__)
-    parser.add_argument("--killed", type=int, metavar="N", required=True, help="tokens of the prompt before")
+    parser.add_argument(
+        "--killed", type=int, nargs="+", metavar="N", required=True, help="tokens of prompts before"
+    )
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="flags of singletree serve, after --")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        print(machine(), measure_killed(options.flags, options.killed, Path(folder)), sep="\n")
+        print(machine(), flush=True)
+        for line in measurekilled(options.flags, options.killed, Path(folder)):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(DOORS, CORE),
     "checking": GROUND | {"__version__"},
     "drafting": CORE | {"constraints"},
-    "in_process": CORE | {"remote"},
+    "in_process": CORE | {"model_files", "remote"},
     "llamacpp": CORE | {"model_files", "remote"},
     "media": CORE | {"remote"},
     "key_files": CORE | {"budgets"},

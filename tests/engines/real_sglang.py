@@ -89,6 +89,21 @@ for _name in {_KERNEL_OPERATORS}:
 """,
 }
 
+_POOLS = "sglang/srt/mem_cache/pool_host"
+_COPY = """
+torch.cpu.Stream.synchronize = lambda self: None
+
+
+def transfer_kv_direct(src_layers, dst_layers, src_indices, dst_indices, page_size):
+    for source, target in zip(src_layers, dst_layers):
+        target[dst_indices] = source[src_indices]
+"""
+# HiCache moves pages between a GPU and pinned memory: here PyTorch copies them, and nothing is pinned.
+_EDITS = (
+    (f"{_POOLS}/base.py", "self.pin_memory = pin_memory\n", "self.pin_memory = False\n"),
+    (f"{_POOLS}/mha.py", "\nclass MHATokenToKVPoolHost", f"{_COPY}\n\nclass MHATokenToKVPoolHost"),
+)
+
 
 def _packages(venv: Path) -> Path:
     (packages,) = (venv / "lib").glob("python3*/site-packages")
@@ -114,6 +129,12 @@ def install_sglang() -> tuple[Path, Path]:
         if not module.exists() or module.read_text(encoding="utf-8") != text:
             module.parent.mkdir(exist_ok=True)
             module.write_text(text, encoding="utf-8")
+    for name, before, after in _EDITS:
+        file = _packages(venv) / name
+        text = file.read_text(encoding="utf-8")
+        if after not in text:
+            assert before in text, f"{name} of SGLang {SGLANG} has no {before!r}"
+            file.write_text(text.replace(before, after), encoding="utf-8")
     return venv, model
 
 
@@ -122,6 +143,8 @@ IN_PROCESS = (
     f"--skip-server-warmup --mem-fraction-static 0.1 --max-total-tokens 16384 --page-size {PAGE}"
 ).split()
 """The arguments with which SGLang runs inside singletree on a CPU."""
+SAVES = ("--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first")
+"""Further ones with which it saves its KV cache there: the other ways of copying need a GPU's kernels."""
 
 
 def sglang_environment() -> dict[str, str]:

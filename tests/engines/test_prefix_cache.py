@@ -21,8 +21,9 @@ from singletree.errors import BadConfiguration
 from singletree.llamacpp import parking, prefix_cache
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.prefix_cache import PrefixCache
-from singletree.llamacpp.prefix_files import PrefixFiles, open_folder, pack_ids
+from singletree.llamacpp.prefix_files import PrefixFiles, pack_ids
 from singletree.llamacpp.state_files import StateOrigin, read_state_origin
+from singletree.model_files.saved_cache import open_folder
 
 pytestmark = pytest.mark.embedded
 

@@ -7,12 +7,16 @@ Outside that environment the one test here runs this file inside it. SGLang's ke
 from __future__ import annotations
 
 import importlib.util
+import random
 import subprocess
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from benchmarks.first_token import complete, killed
 
 from engines import real_sglang, real_vllm
 from engines.contract import (
@@ -37,6 +41,7 @@ pytestmark = pytest.mark.engines
 INSIDE = importlib.util.find_spec("sglang") is not None
 inside = pytest.mark.skipif(not INSIDE, reason="runs in SGLang's own environment")
 SECONDS = 1800
+SAVING_SECONDS = 60.0
 WINDOW = 4096
 
 
@@ -84,6 +89,26 @@ async def asked(
 )
 async def test_contract(subject: Subject, check: Check) -> None:
     await check(subject)
+
+
+@inside
+def test_a_killed_server_finds_again_what_it_saved(tmp_path: Path) -> None:
+    _, model = real_vllm.install()
+    serve = ["--prefix-cache-path", str(tmp_path / "saved"), "--engine", "sglang", "--model", str(model)]
+    serve += ["--model-name", "any", "--context-window", str(WINDOW), "--", *real_sglang.IN_PROCESS]
+    numbers = random.Random(7)
+    prompt = [numbers.randrange(1000, 40_000) for _ in range(600)]
+    with killed([*serve, *real_sglang.SAVES], tmp_path / "log") as port:
+        cold = complete(port, prompt, 8)
+        deadline = time.monotonic() + SAVING_SECONDS
+        while len(list((tmp_path / "saved").rglob("*.bin"))) < len(prompt) // real_sglang.PAGE:
+            assert time.monotonic() < deadline, "the pages of the prompt were not saved"
+            time.sleep(0.2)
+    with killed([*serve, *real_sglang.SAVES], tmp_path / "log") as port:
+        restored = complete(port, prompt, 8)
+    assert cold.cached == 0
+    assert restored.cached == (len(prompt) - 1) // real_sglang.PAGE * real_sglang.PAGE
+    assert restored.token_ids == cold.token_ids
 
 
 @inside

@@ -1,4 +1,4 @@
-"""How the start of an engine is followed, and what is said when it fails; which GPUs and packages there are."""
+"""How the start of an engine is followed, and what is parts when it fails; which GPUs and packages there are."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import pytest
 
 from singletree.engines.devices import Gpu, find_gpus, installed_version, processor_name
 from singletree.errors import BadConfiguration
+from singletree.in_process import sglang_startup
 from singletree.in_process.startup import (
+    EnginePackage,
     EngineSettings,
+    SavedCache,
     agent_arguments,
     engine_arguments,
     explain_failure,
+    find_saved_cache,
     follow_steps,
     log_to_file,
     read_log,
@@ -58,6 +62,10 @@ MESSAGES = [
         "--context-window 8192",
     ),
     ("RuntimeError: Failed to infer device type, please set", "nvidia-smi"),
+    (
+        "Exception: CPU Offloading is currently only supported on CUDA-alike and XPU GPUs",
+        "leave --prefix-cache-path out",
+    ),
     (
         "ValueError: Model architectures ['NewForCausalLM'] are not supported for now. Supported",
         "NewForCausalLM",
@@ -180,3 +188,72 @@ def test_what_an_engine_logs_in_this_process_goes_to_its_file(
         for handler in logger.handlers[:]:
             logger.removeHandler(handler)
             handler.close()
+
+
+SAVED = SavedCache(Path("/kept/engine-1"), 5 * 10**9, 3 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("package", "flag", "parts"),
+    [
+        (PACKAGE, "--kv-transfer-config", ('"root_dir": "/kept/engine-1"', '"cpu_bytes_to_use": 3000000000')),
+        (
+            sglang_startup.PACKAGE,
+            "--hicache-storage-backend-extra-config",
+            ('"file_storage_path": "/kept/engine-1"', '"max_size": 5000000000'),
+        ),
+    ],
+)
+def test_an_engine_gets_the_folder_of_its_saved_cache(
+    package: EnginePackage, flag: str, parts: tuple[str, ...]
+) -> None:
+    given = engine_arguments(EngineSettings("org/m", saved=SAVED), package.arguments)
+    value = given[given.index(flag) + 1]
+    assert all(each in value for each in parts)
+    assert json.loads(value)
+    assert flag not in engine_arguments(EngineSettings("org/m"), package.arguments)
+    with pytest.raises(BadConfiguration, match=f"{flag} by itself: leave one of both out"):
+        engine_arguments(EngineSettings("org/m", arguments=(flag, "{}"), saved=SAVED), package.arguments)
+
+
+def test_whatever_changes_the_saved_cache_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    (model / "README.md").write_text("about it")
+    root = tmp_path / "saved"
+
+    def folder(engine: str = "vllm-1", *arguments: str) -> Path:
+        return find_saved_cache(root, 10, model, engine, arguments).folder
+
+    first = folder()
+    assert first.stat().st_mode & 0o777 == root.stat().st_mode & 0o777 == 0o700
+    (model / "README.md").write_text("about it, again")
+    assert folder() == first
+    (model / "model.safetensors").write_bytes(b"Weights")
+    assert len({first, folder(), folder("vllm-2"), folder("vllm-1", "--dtype", "half")}) == 4
+
+
+def test_the_oldest_files_of_a_saved_cache_go_first_whoever_wrote_them(tmp_path: Path) -> None:
+    model, root = tmp_path / "model", tmp_path / "saved"
+    model.mkdir()
+    saved = find_saved_cache(root, 25, model, "vllm-1", ())
+    other = root / "vllm-0" / "abc"
+    other.mkdir(parents=True)
+    files = [other / "1.bin", saved.folder / "2.bin", saved.folder / "3.bin"]
+    for age, file in enumerate(files):
+        file.write_bytes(b"0123456789")
+        os.utime(file, (age, age))
+    config = saved.folder / "config.json"
+    config.write_text("{}")
+    saved.trim()
+    assert [file.exists() for file in (*files, config)] == [False, True, True, True]
+    saved.trim()
+    assert all(file.exists() for file in files[1:])
+
+
+def test_a_folder_that_others_may_write_into_holds_no_cache(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(BadConfiguration, match="chmod 700"):
+        find_saved_cache(tmp_path, 1, tmp_path, "vllm-1", ())

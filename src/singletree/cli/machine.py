@@ -49,6 +49,7 @@ def machine_report() -> dict[str, Any]:
         "memory": memory,
         "gpus": [dataclasses.asdict(gpu) for gpu in gpus],
         "engines": {title: installed_version(names) for title, _, names in ENGINE_PACKAGES.values()},
+        "saves_sessions": [title for title, _, _ in ENGINE_PACKAGES.values() if gpus or title == "llama.cpp"],
         "models": [dataclasses.asdict(fit) for fit in find_fits(memory, gpus)],
     }
 
@@ -68,7 +69,10 @@ def _print_machine(report: dict[str, Any]) -> None:
     if not report["gpus"]:
         machine.add_row("GPU", "none")
     for extra, (title, version) in zip(ENGINE_PACKAGES, report["engines"].items(), strict=True):
-        machine.add_row(title, escape(version or f"not installed: pip install 'singletree[{extra}]'"))
+        saves = title in report["saves_sessions"]
+        note = "--prefix-cache-path saves sessions" if saves else "--prefix-cache-path needs a GPU"
+        installed = version and f"{version}; {note}"
+        machine.add_row(title, escape(installed or f"not installed: pip install 'singletree[{extra}]'"))
     console.print(machine)
     models = Table(box=None, pad_edge=False, title_justify="left")
     for column in ("model", "engine", "weights", "window", "streams"):

@@ -82,10 +82,11 @@ def import_saved(folder: Path, file: Path, *, model: str | None = None) -> None:
     import xllamacpp
 
     from singletree.engines.checkpoint import DEFAULT_MODEL
-    from singletree.llamacpp.prefix_files import import_state, open_folder
+    from singletree.llamacpp.prefix_files import import_state
     from singletree.llamacpp.state_files import read_state_origin
     from singletree.llamacpp.worker import state_settings
     from singletree.model_files.resolve import resolve
+    from singletree.model_files.saved_cache import open_folder
 
     weights = resolve(model or DEFAULT_MODEL, gguf=True).path
     settings = state_settings(xllamacpp.CommonParams())

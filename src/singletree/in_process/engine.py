@@ -12,7 +12,7 @@ import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from singletree.conversation import Sampling
@@ -23,6 +23,7 @@ from singletree.in_process.startup import EngineSettings
 
 _PROBE = GenerationJob((0,), Sampling(max_tokens=1, temperature=0.0), "singletree-probe")
 _CLOSE_SECONDS = 5.0
+_TRIM_SECONDS = 60.0
 
 
 class Handover:
@@ -117,6 +118,8 @@ class InProcessEngine:
         self._closed = False
         self._in_flight: dict[str, InProcessGeneration] = {}
         self._numbers = count()
+        self._trim: asyncio.Task[None] | None = None
+        self._trim_at = 0.0
 
     async def start(self) -> None:
         """Start the engine and generate one token.
@@ -206,6 +209,14 @@ class InProcessEngine:
         finally:
             del self._in_flight[id]
             await generation.close()
+            self._trim_saved()
+
+    def _trim_saved(self) -> None:
+        """Hold the files of the saved KV cache within their limit, now and then."""
+        saved = self._settings.saved
+        if saved is not None and monotonic() > self._trim_at and (self._trim is None or self._trim.done()):
+            self._trim_at = monotonic() + _TRIM_SECONDS
+            self._trim = asyncio.create_task(asyncio.to_thread(saved.trim))
 
     async def _running(self) -> Any:
         """Return the engine. Raises EngineFailed when it is not started or has failed."""

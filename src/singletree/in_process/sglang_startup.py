@@ -7,13 +7,33 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from singletree.engines.devices import ENGINE_PACKAGES
 from singletree.engines.progress import Progress, no_progress
-from singletree.in_process.startup import ArgumentNames, EnginePackage, EngineSettings, StartupLimit
+from singletree.in_process.startup import (
+    ArgumentNames,
+    EnginePackage,
+    EngineSettings,
+    SavedCache,
+    StartupLimit,
+)
+
+
+def _saved(cache: SavedCache) -> tuple[tuple[str, ...], ...]:
+    """Let pages go from the GPU to memory, and from there to files, which SGLang looks for when a prompt waits."""
+    files = {"file_storage_path": str(cache.folder), "max_size": cache.limit}
+    return (
+        ("--enable-hierarchical-cache",),
+        ("--hicache-size", str(max(1, cache.memory // 10**9))),
+        ("--hicache-write-policy", "write_through"),
+        ("--hicache-storage-backend", "file"),
+        ("--hicache-storage-backend-extra-config", json.dumps(files)),
+    )
+
 
 _ARGUMENTS = ArgumentNames(
     model="--model-path",
@@ -33,6 +53,7 @@ _ARGUMENTS = ArgumentNames(
         (("--enable-priority-scheduling",), "hints of harnesses: who waits for an answer goes first"),
         (("--schedule-low-priority-values-first",), "a lower number goes first, as in the hints"),
     ),
+    saved=_saved,
 )
 
 _STEPS = (
@@ -62,6 +83,11 @@ _LIMITS = (
         r"context_length \((?P<wanted>\d+)\) is greater than the derived context_length \((?P<trained>\d+)\)",
         "a window of {wanted} tokens is more than the {trained} that the model was trained for",
         "give --context-window {trained} or less",
+    ),
+    StartupLimit(
+        r"in _cuda_host_register",
+        "SGLang saves the KV cache of a GPU only, and it runs on none",
+        "leave --prefix-cache-path out, or give --engine llamacpp with a GGUF file",
     ),
     StartupLimit(
         r"No accelerator .* is available|Torch not compiled with CUDA enabled",

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from singletree.engines.checkpoint import Checkpoint
 from singletree.engines.engine import Engine
 from singletree.engines.progress import Progress
-from singletree.in_process.startup import ArgumentNames, EngineSettings, agent_arguments, engine_arguments
+from singletree.errors import BadConfiguration
+from singletree.in_process.startup import (
+    EnginePackage,
+    EngineSettings,
+    SavedCache,
+    agent_arguments,
+    engine_arguments,
+    find_saved_cache,
+)
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.models.model_source import LocalEngine, ModelSource, checkpoint_source, resolve_weights
 from singletree.server.settings.config import Config
@@ -17,33 +27,48 @@ async def _vllm(config: Config, progress: Progress) -> ModelSource:
     from singletree.in_process.vllm_engine import InProcessVllmEngine
     from singletree.in_process.vllm_startup import PACKAGE
 
-    return await _in_process(config, progress, InProcessVllmEngine, PACKAGE.arguments)
+    return await _in_process(config, progress, InProcessVllmEngine, PACKAGE)
 
 
 async def _sglang(config: Config, progress: Progress) -> ModelSource:
     from singletree.in_process.sglang_engine import InProcessSglangEngine
     from singletree.in_process.sglang_startup import PACKAGE
 
-    return await _in_process(config, progress, InProcessSglangEngine, PACKAGE.arguments)
+    return await _in_process(config, progress, InProcessSglangEngine, PACKAGE)
 
 
 async def _in_process(
-    config: Config, progress: Progress, engine: Callable[..., Engine], names: ArgumentNames
+    config: Config, progress: Progress, engine: Callable[..., Engine], package: EnginePackage
 ) -> ModelSource:
     checkpoint = await resolve_weights(config, progress)
+    saved = await asyncio.to_thread(_saved, config, checkpoint, package)
     settings = EngineSettings(
-        str(checkpoint.path), config.context_window, config.slots, config.engine_arguments
+        str(checkpoint.path), config.context_window, config.slots, config.engine_arguments, saved
     )
-    engine_arguments(settings, names)  # Raises BadConfiguration before the model is loaded.
+    engine_arguments(settings, package.arguments)  # Raises BadConfiguration before the model is loaded.
 
     def make(tokenizer: Tokenizer) -> Engine:
         return engine(settings, name=checkpoint.name, progress=progress)
 
     notes = tuple(
         f"set        {' '.join(words)}: {why}"
-        for words, why in agent_arguments(settings.arguments, names.agent)
+        for words, why in agent_arguments(settings.arguments, package.arguments.agent)
     )
     return replace(checkpoint_source(checkpoint, make), notes=notes)
+
+
+def _saved(config: Config, checkpoint: Checkpoint, package: EnginePackage) -> SavedCache | None:
+    if config.prefix_cache_path is None:
+        return None
+    if config.prefix_cache_key is not None:
+        raise BadConfiguration(
+            f"--prefix-cache-key: {package.title} writes its files in plain form; leave the key out, and give a "
+            "--prefix-cache-path on an encrypted disk"
+        )
+    engine = f"{package.name}-{package.version()}"
+    return find_saved_cache(
+        config.prefix_cache_path, config.prefix_cache_limit, checkpoint.path, engine, config.engine_arguments
+    )
 
 
 VLLM = LocalEngine(_vllm)

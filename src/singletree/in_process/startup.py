@@ -8,26 +8,51 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import logging.config
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from singletree.engines.devices import installed_version
+from singletree.engines.devices import installed_version, usable_memory
 from singletree.engines.progress import Progress, looking
 from singletree.errors import BadConfiguration, EngineFailed
+from singletree.model_files.saved_cache import digest_weights, oldest_beyond, open_folder
 
 _LAST_LINES = 3
+_DECISIVE = (".json", ".safetensors", ".bin", ".pt")  # files of a checkpoint that change what is computed
+_MEMORY_SHARE = 4  # At most this part of the memory holds what is on its way to the disk: 1/4.
 _RAISED = re.compile(r"^.*?\b((?:[A-Z]\w*)?(?:Error|Exception): .+)$", re.MULTILINE)
 
 AgentArguments = tuple[tuple[tuple[str, ...], str], ...]
 """Arguments that agents need, each a flag with its value, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCache:
+    """Where an engine saves its KV cache.
+
+    Attributes:
+        folder: a folder for files of these weights, this version of the engine and these arguments alone.
+        limit: largest size of the files, in bytes.
+        memory: how much of the machine's memory the cache may take on the way to the disk, in bytes.
+    """
+
+    folder: Path
+    limit: int
+    memory: int
+
+    def trim(self) -> None:
+        """Remove the oldest files beyond the limit, those of other weights and versions included. Blocks."""
+        for path in oldest_beyond(_files(self.folder.parent), self.limit):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +64,14 @@ class EngineSettings:
         context_window: largest prompt and completion together, in tokens; None for the model's own.
         slots: how many generations run at once; None for the engine's default.
         arguments: further arguments of the engine's own server, as the user gave them.
+        saved: where its KV cache is saved; None for nowhere.
     """
 
     model: str
     context_window: int | None = None
     slots: int | None = None
     arguments: tuple[str, ...] = ()
+    saved: SavedCache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +84,7 @@ class ArgumentNames:
         slots: its flag for the number of generations.
         refused: flags that its arguments may not have, and what to give instead.
         agent: what agents need.
+        saved: makes the arguments that let it save its KV cache, each a flag with its value.
     """
 
     model: str
@@ -64,6 +92,7 @@ class ArgumentNames:
     slots: str
     refused: Mapping[str, str]
     agent: AgentArguments
+    saved: Callable[[SavedCache], tuple[tuple[str, ...], ...]]
 
 
 def agent_arguments(given: Sequence[str], wanted: AgentArguments) -> list[tuple[tuple[str, ...], str]]:
@@ -88,7 +117,45 @@ def engine_arguments(settings: EngineSettings, names: ArgumentNames) -> list[str
     words = [word for flag, value in own.items() if value is not None for word in (flag, str(value))]
     for wanted, _ in agent_arguments(settings.arguments, names.agent):
         words += wanted
+    if settings.saved is not None:
+        given = {_name(each) for each in settings.arguments if each.startswith("--")}
+        for wanted in names.saved(settings.saved):
+            if _is_set(wanted[0], given):
+                raise BadConfiguration(
+                    f"--prefix-cache-path sets {wanted[0]} by itself: leave one of both out"
+                )
+            words += wanted
     return [*words, *settings.arguments]
+
+
+def find_saved_cache(
+    root: Path, limit: int, model: Path, engine: str, arguments: Sequence[str]
+) -> SavedCache:
+    """Open the folder of ``--prefix-cache-path``, and return the part of it that an engine may use. Blocks.
+
+    An engine names its files by token ids and by the name of the model. So whatever else decides what is in them
+    makes another folder: the weights, the version of the engine, its arguments.
+
+    Args:
+        model: the folder of the weights.
+        engine: name and version of the engine.
+
+    Raises BadConfiguration if the folder cannot be used.
+    """
+    open_folder(root)
+    weights = digest_weights(path for path in sorted(model.iterdir()) if path.suffix in _DECISIVE)
+    key = hashlib.sha256("\0".join((weights, engine, *arguments)).encode()).hexdigest()[:16]
+    folder = root / f"{engine}-{key}"
+    open_folder(folder)
+    found = SavedCache(folder, limit, min(limit, usable_memory() // _MEMORY_SHARE))
+    found.trim()
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (
+        Path(where) / name for where, _, names in os.walk(folder) for name in names if name.endswith(".bin")
+    )
 
 
 def _name(argument: str) -> str:

@@ -5,6 +5,7 @@ The names used here are those of vLLM 0.32: ``AsyncEngineArgs`` and ``AsyncLLM``
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,34 @@ from typing import Any
 
 from singletree.engines.devices import ENGINE_PACKAGES
 from singletree.engines.progress import Progress, no_progress
-from singletree.in_process.startup import ArgumentNames, EnginePackage, EngineSettings, StartupLimit
+from singletree.in_process.startup import (
+    ArgumentNames,
+    EnginePackage,
+    EngineSettings,
+    SavedCache,
+    StartupLimit,
+)
 from singletree.in_process.vllm_outputs import OutputBypass, bypass_processor, receive_cheaply
 
 # Without a setting of the user. vLLM would send usage statistics, and fork a process that has threads.
 _ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+
+
+def _saved(cache: SavedCache) -> tuple[tuple[str, ...], ...]:
+    """Let blocks go from the GPU to memory, and from there to files, which vLLM looks for before it reads a prompt."""
+    tiers = {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": cache.memory,
+        "secondary_tiers": [{"type": "fs", "root_dir": str(cache.folder)}],
+    }
+    connector = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": tiers,
+    }
+    return (("--kv-transfer-config", json.dumps(connector)),)
+
+
 _ARGUMENTS = ArgumentNames(
     model="--model",
     context_window="--max-model-len",
@@ -33,6 +57,7 @@ _ARGUMENTS = ArgumentNames(
         (("--scheduling-policy", "priority"), "hints of harnesses: who waits for an answer goes first"),
         (("--disable-log-stats",), "singletree counts by itself"),
     ),
+    saved=_saved,
 )
 
 _STEPS = (
@@ -106,6 +131,11 @@ _LIMITS = (
         r"only supported on GPUs with compute capability",
         "the GPU is too old for bfloat16",
         "give `-- --dtype half`",
+    ),
+    StartupLimit(
+        r"CPU Offloading is currently only supported on",
+        "vLLM saves the KV cache of a GPU only, and it runs on none",
+        "leave --prefix-cache-path out, or give --engine llamacpp with a GGUF file",
     ),
     StartupLimit(
         r"Address already in use|EADDRINUSE",

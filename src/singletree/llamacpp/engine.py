@@ -34,11 +34,12 @@ from singletree.llamacpp.admission import Admission, Ticket
 from singletree.llamacpp.parking import ParkedStates, parking_root
 from singletree.llamacpp.picture_prompt import NO_PROJECTOR, PictureSession, PromptDecoder
 from singletree.llamacpp.prefix_cache import PrefixFolder
-from singletree.llamacpp.prefix_files import open_folder, pack_ids
+from singletree.llamacpp.prefix_files import pack_ids
 from singletree.llamacpp.process import LlamaProcess
 from singletree.llamacpp.slot_states import PrefillEstimator, PrefillSpeed, SlotStates, keep_seconds
 from singletree.llamacpp.slots import Claim, SlotActions
 from singletree.lru import LruCache
+from singletree.model_files.saved_cache import open_folder
 from singletree.pictures import PromptPicture, comparable_tokens
 from singletree.remote.http_client import HttpTransport, over_unix
 from singletree.remote.transport import ConnectionLost, InFlightRequest, Pieces, StreamedResponse, ask, begun

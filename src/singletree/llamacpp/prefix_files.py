@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from singletree.errors import BadConfiguration
 from singletree.llamacpp.state_files import KEY_DIGITS, StateFile, StateOrigin, write_state
 from singletree.llamacpp.state_seal import StateSeal
+from singletree.model_files.saved_cache import oldest_beyond
 from singletree.prefixes import common_text_prefix
 from singletree.private_files import open_private
 
@@ -29,7 +29,6 @@ _LOG = logging.getLogger(__name__)
 _SAVED = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}-[0-9a-f]{{32}}\.prefix")
 _PART = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}-[0-9a-f]{{32}}\.part")
 _OLD_PART_SECONDS = 3600.0  # Another server may be writing a younger one.
-_OTHERS_MAY_WRITE = 0o022
 _ID_BYTES = 4
 
 
@@ -73,25 +72,6 @@ def pack_ids(token_ids: Sequence[int], salt: str = "") -> bytes:
 def common_tokens(one: bytes, other: bytes) -> int:
     """Return the length of the common prefix of two packed sequences, in tokens."""
     return common_text_prefix(one, other) // _ID_BYTES
-
-
-def open_folder(folder: Path) -> None:
-    """Create the folder, for its owner only.
-
-    Raises BadConfiguration if it cannot be used, or if others may write into it: llama.cpp trusts what it restores.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise BadConfiguration(
-            f"--prefix-cache-path {folder}: {reason}; give a folder to write into"
-        ) from None
-    if status.st_mode & _OTHERS_MAY_WRITE or status.st_uid != os.geteuid():
-        raise BadConfiguration(
-            f"--prefix-cache-path {folder}: other users may write into it; give a folder of your own, or chmod 700 it"
-        )
 
 
 def list_states(folder: Path) -> Iterator[tuple[Path, StateFile | str]]:
@@ -140,7 +120,7 @@ class PrefixFiles:
     Files that do not have the name of a saved state are never touched.
 
     Args:
-        folder: where they are; see ``open_folder``.
+        folder: where they are; see ``saved_cache.open_folder``.
         limit: largest size of all saved states in the folder, in bytes; the least recently used are removed first.
         origin: what they must have been computed with.
         seal: encrypts them; None for plain files.
@@ -254,15 +234,6 @@ class PrefixFiles:
 
     def _evict(self) -> None:
         """Remove the least recently used states, of any key, until the rest is within the limit."""
-        files: list[tuple[float, int, Path]] = []
-        for path in self.folder.iterdir():
-            with contextlib.suppress(OSError):
-                if _SAVED.fullmatch(path.name):
-                    status = path.stat()
-                    files.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= self._limit:
-                return
+        saved = (path for path in self.folder.iterdir() if _SAVED.fullmatch(path.name))
+        for path in oldest_beyond(saved, self._limit):
             self.remove(path)
-            total -= size

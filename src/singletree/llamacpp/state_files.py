@@ -21,6 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from singletree.llamacpp.state_seal import StateSeal
+from singletree.model_files.saved_cache import digest_weights
 
 KEY_DIGITS = 16
 """Length of ``StateOrigin.key``."""
@@ -29,9 +30,6 @@ _FOOTER = struct.Struct("<QQQ32s8s")  # bytes of the state, of the token ids, of
 _MAGIC = b"stprefx2"
 _LONGEST_ABOUT = 1 << 16
 _CHUNK = 1 << 20
-_MODEL_STRIDE = 1 << 20
-_MODEL_SAMPLE = 1 << 12
-_SMALL_MODEL = 64 << 20
 _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _ID_BYTES = 4
 
@@ -79,21 +77,8 @@ class About(msgspec.Struct, frozen=True):
 
 
 def read_state_origin(path: Path, build: str, settings: str) -> StateOrigin:
-    """Return the origin of a model's states; its digest covers all parts of the GGUF file.
-
-    Of a file over 64 MiB the first 4 KiB of each MiB are read: another quantization or another training changes all
-    of them, and to read the whole file would take as long as to load it.
-    """
-    digest = hashlib.sha256()
-    for part in _parts(path):
-        size = part.stat().st_size
-        digest.update(struct.pack("<Q", size))
-        sample = _MODEL_STRIDE if size <= _SMALL_MODEL else _MODEL_SAMPLE
-        with part.open("rb") as file:
-            for start in range(0, size, _MODEL_STRIDE):
-                file.seek(start)
-                digest.update(file.read(sample))
-    return StateOrigin(digest.hexdigest(), build, settings, path.name)
+    """Return the origin of a model's states; its digest covers all parts of the GGUF file."""
+    return StateOrigin(digest_weights(_parts(path)), build, settings, path.name)
 
 
 def _parts(path: Path) -> list[Path]:

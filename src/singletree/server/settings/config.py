@@ -200,15 +200,15 @@ class Config:
     """Threads of llama.cpp; the machine's cores by default."""
 
     prefix_cache_path: Path | None = None
-    """Folder in which the embedded llama.cpp keeps sessions as it has read them, after each turn, so that they are not
-    read again after a restart or a crash; none by default. The files contain the prompts."""
+    """Folder in which an engine of this process keeps sessions as it has read them, so that they are not read again
+    after a restart or a crash; none by default. vLLM and SGLang keep those of a GPU. The files contain the prompts."""
 
     prefix_cache_limit: Annotated[int, _flag("--prefix-cache-limit", form="bytes")] = 8 * 2**30
-    """Largest size of the files at --prefix-cache-path, such as 8GiB; the least recently used are deleted first."""
+    """Largest size of the files at --prefix-cache-path, such as 8GiB; the oldest are deleted first."""
 
     prefix_cache_key: Annotated[str | None, _flag("--prefix-cache-key", form="secret")] = None
     """Key that encrypts the files at --prefix-cache-path, or @FILE; without one they are plain. A passphrase, or 32
-    bytes in base64 or hex."""
+    bytes in base64 or hex. Only the embedded llama.cpp encrypts."""
 
     foresight: bool = True
     """Tell the embedded llama.cpp what sessions will do next, so that it gives up first what nobody will continue, and
