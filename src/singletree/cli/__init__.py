@@ -31,10 +31,6 @@ _COMMANDS = {
         "singletree.cli.session_commands:explain",
         "Show where a session broke the prefix cache, and why.",
     ),
-    "sessions": (
-        "singletree.cli.sessions:app",
-        "Show what sessions cost; fork, move, compare and save them.",
-    ),
     "inspect": ("singletree.cli.inspector:inspect", "Open the page that shows what the agents do."),
     "tail": ("singletree.cli.session_commands:tail", "Print each request of a running server as it ends."),
     "traces": ("singletree.cli.traces:app", "Check captured sessions, and write them for trainers."),
@@ -50,6 +46,16 @@ _COMMANDS = {
     "doctor": ("singletree.cli.doctor:doctor", "Check a model: what was detected, and what will not work."),
 }
 
+_SESSION_COMMANDS = {
+    "cost": ("singletree.cli.session_cost:cost", "Show what sessions cost, and by whose fault."),
+    "fork": ("singletree.cli.session_forks:fork_to_model", "Let another model go on with a session."),
+    "compare": ("singletree.cli.session_forks:compare_sessions", "Show two sessions side by side."),
+    "drain": ("singletree.cli.session_forks:drain_model", "Let another model answer all requests for one."),
+    "list": ("singletree.cli.saved_sessions:list_saved", "List the saved states of a folder."),
+    "export": ("singletree.cli.saved_sessions:export_saved", "Copy a saved state, for another machine."),
+    "import": ("singletree.cli.saved_sessions:import_saved", "Take a saved state from another machine."),
+    "delete": ("singletree.cli.saved_sessions:delete_saved", "Delete saved states."),
+}
 
 _INTERRUPTED = 130  # the exit status that shells give a program that Ctrl-C has ended
 
@@ -115,8 +121,11 @@ def app() -> App:
     from singletree import __version__
 
     cli = App(name="singletree", help="Serve open models to agent harnesses.", version=__version__)
-    for name, (target, help) in _COMMANDS.items():
-        cli.command(target, name=name, help=help)
+    sessions = App(name="sessions", help="Show what sessions cost; fork, move, compare and save them.")
+    for group, commands in ((cli, _COMMANDS), (sessions, _SESSION_COMMANDS)):
+        for name, (target, help) in commands.items():
+            group.command(target, name=name, help=help)
+    cli.command(sessions)
     return cli
 
 
