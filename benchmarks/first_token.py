@@ -31,8 +31,8 @@ _WRITTEN_SECONDS = 2.0
 def measurekilled(serve: Sequence[str], sizes: Sequence[int], folder: Path) -> Iterator[str]:
     """Yield the times of the turn after ``kill -9``, restored and cold, of sessions whose token ids are made up.
 
-    The answers of a restored session and of one that was never killed are the same. One whose prompt is read anew may
-    differ: the engine reads it in other batches, and rounds otherwise.
+    Answers may differ where two tokens are almost equally likely: a prompt that is read anew is read in other batches,
+    and a restored one may lie at another place of the cache, so the engine rounds otherwise.
     """
     prompts: list[list[int]] = []
     saved, log = folder / "saved", folder / "log"
@@ -54,7 +54,7 @@ def measurekilled(serve: Sequence[str], sizes: Sequence[int], folder: Path) -> I
         cold = [complete(port, prompt, 8) for prompt in prompts]
     for prompt, never, again, anew in zip(prompts, never_killed, restored, cold, strict=True):
         yield (
-            f"{len(prompt)} tokens, first token: {never.first:.2f} s never killed, {again.first:.2f} s restored "
+            f"{len(prompt)} tokens, first token: {never.first:.2f} s never killed ({never.cached} cached), {again.first:.2f} s restored "
             f"({again.cached} cached, {_compared(again, never)}), {anew.first:.2f} s cold ({anew.cached} cached, "
             f"{_compared(anew, never)}): {anew.first / again.first:.1f} times"
         )
