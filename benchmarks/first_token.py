@@ -54,9 +54,10 @@ def measurekilled(serve: Sequence[str], sizes: Sequence[int], folder: Path) -> I
         cold = [complete(port, prompt, 8) for prompt in prompts]
     for prompt, never, again, anew in zip(prompts, never_killed, restored, cold, strict=True):
         yield (
-            f"{len(prompt)} tokens, first token: {never.first:.2f} s never killed ({never.cached} cached), {again.first:.2f} s restored "
-            f"({again.cached} cached, {_compared(again, never)}), {anew.first:.2f} s cold ({anew.cached} cached, "
-            f"{_compared(anew, never)}): {anew.first / again.first:.1f} times"
+            f"{len(prompt)} tokens, first token: {never.first:.2f} s never killed ({never.cached} cached), "
+            f"{again.first:.2f} s restored ({again.cached} cached, {_compared(again, never)}), "
+            f"{anew.first:.2f} s cold ({anew.cached} cached, {_compared(anew, never)}): "
+            f"{anew.first / again.first:.1f} times"
         )
     yield f"{size / 1e6:.0f} MB saved"
 
