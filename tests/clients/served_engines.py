@@ -7,11 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from clients.served import Server, played_from, playing
+from clients.served import SAMPLER, Server, played_from, playing
 from engines import real_sglang, real_vllm, scripted_llama
 from engines.scripted_llama import ScriptedLlama
 from engines.scripted_turns import ScriptedTurns
 from engines.tiny_checkpoint import WINDOW, make_tiny_checkpoint
+
+_MADE_UP = ("--load-format", "dummy")
+_SGLANG_SAMPLER = {
+    "PYTHONPATH": real_vllm.PYTHONPATH,
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": "engines.sglang_models",
+}
 
 
 @contextmanager
@@ -45,10 +51,43 @@ def serving_before_sglang(tokenizer: Path, folder: Path, flags: Sequence[str] = 
     model = make_tiny_checkpoint(folder / "tiny-qwen2", tokenizer)
     _scripts(folder)
     real_sglang.sglang_program()  # with what singletree needs, of which the sampler is a part
-    sampler = {"PYTHONPATH": real_vllm.PYTHONPATH, "SGLANG_EXTERNAL_MODEL_PACKAGE": "engines.sglang_models"}
     limits = ["--context-length", str(WINDOW), "--max-total-tokens", str(2 * WINDOW)]
     with real_sglang.running_sglang(
-        "--load-format", "dummy", *limits, folder=model, variables={**sampler, **played_from(folder)}
+        *_MADE_UP, *limits, folder=model, variables={**_SGLANG_SAMPLER, **played_from(folder)}
+    ) as engine:
+        behind = ["--engine-url", engine.url, "--model", str(model)]
+        with playing(folder, [*behind, *flags]) as server:
+            yield server
+
+
+@contextmanager
+def serving_scripted_sglang(tokenizer: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
+    """A server with SGLang inside."""
+    python, environment = real_sglang.sglang_program()
+    model = make_tiny_checkpoint(folder / "tiny-qwen2", tokenizer)
+    own = [*real_sglang.IN_PROCESS, *_MADE_UP, "--max-total-tokens", str(2 * WINDOW)]
+    arguments = ["--engine", "sglang", "--model", str(model), "--slots", "8", *flags, "--", *own]
+    with playing(
+        folder,
+        arguments,
+        program=(str(python), "-m", "singletree"),
+        environment=environment | _SGLANG_SAMPLER | played_from(folder),
+    ) as server:
+        yield server
+
+
+@contextmanager
+def serving_before_vllm(tokenizer: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
+    """A server in front of vLLM's own."""
+    _, variables = real_vllm.program()
+    model = make_tiny_checkpoint(folder / "tiny-qwen2", tokenizer)
+    _scripts(folder)
+    with real_vllm.running(
+        *_MADE_UP,
+        *("--logits-processors", SAMPLER),
+        max_model_len=WINDOW,
+        folder=model,
+        variables={"PYTHONPATH": variables["PYTHONPATH"], **played_from(folder)},
     ) as engine:
         behind = ["--engine-url", engine.url, "--model", str(model)]
         with playing(folder, [*behind, *flags]) as server:

@@ -25,7 +25,9 @@ from clients.served import Play, Server, serving, serving_scripted_vllm
 from clients.served_engines import (
     serving_before_llama_server,
     serving_before_sglang,
+    serving_before_vllm,
     serving_scripted_llamacpp,
+    serving_scripted_sglang,
 )
 from clients.turns import Stage, Turn
 from engines import real_sglang, real_vllm, scripted_llama
@@ -64,7 +66,9 @@ ENGINES = {
     "llama.cpp": Played(f"llama.cpp {scripted_llama.VERSION}", serving_scripted_llamacpp, 1),
     "llama.cpp server": Played(f"llama.cpp {scripted_llama.VERSION}", serving_before_llama_server, 1),
     "sglang": Played(f"SGLang {real_sglang.SGLANG}", serving_before_sglang, real_sglang.PAGE),
+    "sglang inside": Played(f"SGLang {real_sglang.SGLANG}", serving_scripted_sglang, real_sglang.PAGE),
     "vllm": Played(f"vLLM {real_vllm.VLLM}", serving_scripted_vllm, VLLM_BLOCK),
+    "vllm server": Played(f"vLLM {real_vllm.VLLM}", serving_before_vllm, VLLM_BLOCK),
 }
 
 

@@ -20,7 +20,7 @@ import time
 import tomllib
 import urllib.request
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -238,17 +238,20 @@ def running(
     folder: Path | None = None,
     port: int | None = None,
     dev_mode: bool = False,
+    variables: Mapping[str, str] = {},
 ) -> Iterator[Server]:
     """A server on a loopback port, by default a free one, until the block is left.
 
     ``details``: whether it tells cached tokens. ``backend``: what runs its constraints. ``folder``: of another model,
-    one with eyes, which is served by its name. ``dev_mode``: whether it has its routes for trainers.
+    one with eyes, which is served by its name. ``dev_mode``: whether it has its routes for trainers. ``variables``:
+    more of its environment; for a model without eyes they name its ``PYTHONPATH``.
     """
     venv, model = install()
-    variables = environment() | ({"VLLM_SERVER_DEV_MODE": "1"} if dev_mode else {})
+    all_variables = environment() | ({"VLLM_SERVER_DEV_MODE": "1"} if dev_mode else {}) | dict(variables)
     if folder is not None:
         model = folder
-        variables["PYTHONPATH"] = str(install_eyes())
+        if "PYTHONPATH" not in all_variables:
+            all_variables["PYTHONPATH"] = str(install_eyes())
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     log = PEERS / "vllm-server.log"
@@ -268,7 +271,7 @@ def running(
     with log.open("wb") as out:
         # In the model's folder, so that the server calls it by its name and not by its path.
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=variables, cwd=model.parent, start_new_session=True
+            command, stdout=out, stderr=out, env=all_variables, cwd=model.parent, start_new_session=True
         )
     try:
         print(f"Starting vLLM at {url} ...", flush=True)
