@@ -20,7 +20,7 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 70_897,
+    "lines": 70_902,
     "modules": 348,
     "lines of the core": 35_235,
     "lines that --engine-url loads": 33_797,
@@ -30,7 +30,7 @@ SOURCE = {
 Since 67,367 lines in 429 modules, 5,000 were removed, and capture for training (2,020), checks of any endpoint
 (2,400), the service and the first screen (190), the file of keys (360), receipts and budgets (1,020, with several
 processes), forks (530), saved sessions (480), foresight (340), what trainers need (300) and grammars in Lark for
-XGrammar (155) and saved caches of vLLM and SGLang (181) were added; the last two against 3,056 lines of benchmarks."""
+XGrammar (155) and saved caches of vLLM and SGLang (186) were added; the last two against 3,056 lines of benchmarks."""
 
 BENCHMARKS = 5478
 """The most lines that the benchmarks may have: a change that adds one names the lines that it removes, until there are

@@ -67,6 +67,11 @@ MESSAGES = [
         "leave --prefix-cache-path out",
     ),
     (
+        "RuntimeError: Insufficient space in /dev/shm for CPU KV offload shared region in /dev/shm: 8192 MiB required, "
+        "64 MiB free. Increase /dev/shm (e.g. --shm-size or --ipc=host).",
+        "--shm-size",
+    ),
+    (
         "ValueError: Model architectures ['NewForCausalLM'] are not supported for now. Supported",
         "NewForCausalLM",
     ),

@@ -138,6 +138,11 @@ _LIMITS = (
         "leave --prefix-cache-path out, or give --engine llamacpp with a GGUF file",
     ),
     StartupLimit(
+        r"Insufficient space in (?P<folder>\S+) for CPU KV offload.*?(?P<need>\d+) MiB required, (?P<free>\d+)",
+        "the saved KV cache needs {need} MiB of {folder} on its way to the disk, and {free} MiB are free",
+        "give a smaller --prefix-cache-limit, or start the container with a larger --shm-size",
+    ),
+    StartupLimit(
         r"Address already in use|EADDRINUSE",
         "a port that vLLM uses between its processes is taken",
         "end the other vLLM, or set VLLM_PORT",
