@@ -28,7 +28,7 @@ _WRITTEN_SECONDS = 2.0
 """Files of a folder that has not grown for so long are complete."""
 
 
-def measurekilled(serve: Sequence[str], sizes: Sequence[int], folder: Path) -> Iterator[str]:
+def measure_killed(serve: Sequence[str], sizes: Sequence[int], folder: Path) -> Iterator[str]:
     """Yield the times of the turn after ``kill -9``, restored and cold, of sessions whose token ids are made up.
 
     Answers may differ where two tokens are almost equally likely: a prompt that is read anew is read in other batches,
@@ -114,7 +114,7 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         print(machine(), flush=True)
-        for line in measurekilled(options.flags, options.killed, Path(folder)):
+        for line in measure_killed(options.flags, options.killed, Path(folder)):
             print(line, flush=True)
 
 
