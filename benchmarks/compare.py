@@ -52,7 +52,7 @@ from benchmarks.compare_sessions import (
     same,
     send,
 )
-from benchmarks.template_models import TEMPLATES, Scripted, scripted
+from benchmarks.template_models import Scripted, scripted
 from clients import install, session_script
 from clients.harness import CLAUDE, Outcome, Task, run
 from clients.recording import Sent
@@ -287,7 +287,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--models", help=f"chat templates, FOLDER/NAME or FOLDER/NAME@SHAPE ({','.join(MODELS)})"
     )
-    parser.add_argument("--templates", type=Path, default=TEMPLATES, help="a folder of folders")
+    parser.add_argument("--templates", type=Path, help="a folder of folders; by default it is fetched")
     parser.add_argument("--write", action="store_true", help="keep the run for docs/comparison.md")
     options = parser.parse_args()
     options.turns = options.turns or (10 if options.quick else 20)
@@ -309,6 +309,7 @@ def main() -> None:
     absent = missing(options.servers)
     rows = [server for server in options.servers if server not in absent]
     kept = compare_report.read() if options.write and compare_report.FILE.exists() else None
+    options.templates = options.templates or peers.ensure_templates()
     templates = dict.fromkeys(name.partition("@")[0] for name in options.models)
     result = Comparison(
         documents.today(),

@@ -36,7 +36,7 @@ from benchmarks.compare import Bench
 from benchmarks.compare_report import Cell, Comparison
 from benchmarks.compare_servers import NAMES, ROWS, TINY, Host
 from benchmarks.compare_sessions import SECONDS, SESSIONS
-from benchmarks.template_models import TEMPLATES, Scripted, scripted
+from benchmarks.template_models import Scripted, scripted
 from clients import install, served, session_script
 from clients.harness import Task, run
 from clients.recording import Sent
@@ -234,7 +234,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--shapes", default="8b,hybrid,sliding", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--turns", type=int, default=10, help="turns with calls of a session")
-    parser.add_argument("--templates", type=Path, default=TEMPLATES, help=f"has {_TEMPLATE}.jinja")
+    parser.add_argument("--templates", type=Path, help=f"has {_TEMPLATE}.jinja; by default it is fetched")
     parser.add_argument("--python", help="a Python that has vLLM and what singletree needs to serve")
     parser.add_argument("--write", action="store_true", help="keep the run for docs/comparison.md")
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="flags of vllm serve, after --")
@@ -252,7 +252,11 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="singletree-compare-gpu-"))
     try:
         if options.recording is None:
-            recording = record(options.templates / f"{_TEMPLATE}.jinja", options.turns, root / "recorded")
+            recording = record(
+                (options.templates or peers.ensure_templates()) / f"{_TEMPLATE}.jinja",
+                options.turns,
+                root / "recorded",
+            )
         else:
             recording = msgspec.json.decode(lzma.decompress(options.recording.read_bytes()), type=Recording)
         if options.record:

