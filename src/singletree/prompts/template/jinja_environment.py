@@ -149,7 +149,7 @@ def compile_template(source: str, now: Callable[[], datetime]) -> CompiledTempla
         for loop, iterable in tracked:
             loop.iter = iterable
         return CompiledTemplate(template, tree, bool(tracked), frozenset(environment.variables))
-    except TemplateError as error:
+    except (TemplateError, RecursionError) as error:  # nested too deeply for the parser
         raise BadConfiguration(
             f"the chat template is not valid Jinja: {error}; give another with --chat-template"
         ) from error
