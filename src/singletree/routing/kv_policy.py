@@ -25,7 +25,7 @@ from singletree.routing.event_cache import EventCache, KvEventStream
 from singletree.routing.policy import Choice, tokens_to_hold
 from singletree.routing.pool import EnginePool, pool_with
 from singletree.routing.predicted_cache import PredictedCache, PrefixIndex, blocks_by_holder
-from singletree.routing.residency import DEFAULT_PATIENCE, Patience, Residency
+from singletree.routing.residency import IDLE_SECONDS, WAIT_SECONDS, Mean, Residency
 
 if TYPE_CHECKING:
     from singletree.routing.event_subscriber import EventSubscriber
@@ -37,9 +37,7 @@ ROOM_SECONDS = 0.25
 
 _SESSIONS = 65536
 _MEASURED_TOKENS = 1024
-"""The speed of reading is measured by prompts of which at least so many tokens are read."""
-_NEW_SHARE = 0.2
-"""How much the latest of them counts in the average."""
+"""Turns with fewer tokens to read show what takes as long whatever is read, the others how fast it is read."""
 
 UNKNOWN_CAPACITY = 1 << 20
 """Tokens in the cache of an engine that does not report its size; what it reports as cached corrects it."""
@@ -55,7 +53,7 @@ class CostWeights:
         gate_share: or by less than this share of the prompt.
         resident: the part of the tokens of the sessions that live on an engine that counts for a session that does not,
             so that sessions with one system prompt do not all gather where it is cached.
-        evicted: how often a token counts besides that a resident session would have to read at an engine without room.
+        evicted: how often a token counts besides that a session would have to read at an engine without room.
         budget: the share of an engine's cache that running generations should fill at most.
     """
 
@@ -113,7 +111,8 @@ class _InFlight:
     chain: BlockChain
     before: tuple[int, int] | None
     began: float
-    read: bool = False
+    queued: int
+    read: float | None = None
     corrected: bool = False
 
 
@@ -124,7 +123,7 @@ class KvAwarePolicy:
         model: the model's name, part of every block's hash.
         kv_events, kv_replay: ZMQ endpoints, in the order of the engines; none for those that the engines report.
         cache_tokens: size of each engine's cache; None for what the engine reports.
-        patience: for how long sessions wait for each other, where the caches are too small for all.
+        wait: for how many seconds a session waits at most for others, where the caches are too small for all.
         clock: returns the time in seconds.
     """
 
@@ -136,7 +135,7 @@ class KvAwarePolicy:
         kv_replay: Sequence[str] = (),
         cache_tokens: int | None = None,
         weights: CostWeights = CostWeights(),
-        patience: Patience = DEFAULT_PATIENCE,
+        wait: float = WAIT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model, self._cache_tokens, self._weights = model, cache_tokens, weights
@@ -147,8 +146,9 @@ class KvAwarePolicy:
         self._caches: dict[Worker, WorkerCache] = {}
         self._followed: list[WorkerCache] = []
         self._in_flight: dict[int, _InFlight] = {}
-        self._residency, self._clock = Residency(patience), clock
-        self._token_seconds: float | None = None
+        self._residency, self._clock = Residency(wait), clock
+        self._overhead, self._token_seconds, self._cycle = Mean(), Mean(), Mean()
+        self._ended: LruCache[Hashable, tuple[float, float]] = LruCache(entries=_SESSIONS)
         self._shared: LruCache[str, int] = LruCache(entries=_SESSIONS)
 
     async def start(self, workers: Sequence[Worker]) -> None:
@@ -204,36 +204,28 @@ class KvAwarePolicy:
         home = self._residency.place_of(_session_of(job)) if job.session else None
         places = [cache.number for cache in caches]
         stays = home in places and costs[places.index(home)] <= min(costs)
+        if job.session and (ended := self._ended.pop(_session_of(job))) is not None:
+            self._cycle.add(ended[1] + min(self._clock() - ended[0], IDLE_SECONDS))
         if job.session and not stays:
             if home is None and self._shared.peek(job.session) is None:
                 self._shared.put(job.session, max(cached))
             rooms = [self._room(cache) for cache in caches]
             able = self._residency.with_room(self._private(job, length), rooms, places, self._clock())
-        if home is not None and not stays:
+            if home is None:
+                rank = (job.priority, -(job.latency_sensitivity or 0.0))
+                reading = self._saved_seconds(length - max(cached), rooms)
+                if self._residency.waits(id(job), rank, self._clock(), has_room=bool(able), reading=reading):
+                    return None
+            others = 0 if home is not None else self._shared.peek(job.session) or 0
+            # At most the pull of what is not the session's own is taken back: replicas agree where nothing is cached.
             # What is read where there is no room evicts as much of others, and will have to be read again.
             free = {home, *(places[at] for at in able)}
             costs = [
-                cost if place in free else cost + weights.evicted * (length - have)
+                cost
+                + min(have, others, weights.resident * self._residency.held(place))
+                + (0 if place in free else weights.evicted * (length - have))
                 for cost, have, place in zip(costs, cached, places, strict=True)
             ]
-        if job.session and home is None:
-            is_cheap = length - max(cached) < self._residency.patience.tokens
-            rank = (job.priority, -(job.latency_sensitivity or 0.0))
-            seconds = self._token_seconds
-            reading = None if seconds is None else seconds * (length - max(cached))
-            if not is_cheap and self._residency.waits(
-                id(job), rank, self._clock(), has_room=bool(able), reading=reading
-            ):
-                return None
-            # At most the pull of what is not the session's own is taken back: replicas agree where nothing is cached.
-            others = self._shared.peek(job.session) or 0
-            costs = [
-                cost + min(have, others, weights.resident * self._residency.held(place))
-                for cost, have, place in zip(costs, cached, places, strict=True)
-            ]
-            if able and not is_cheap:
-                workers, caches = [workers[at] for at in able], [caches[at] for at in able]
-                cached, costs = [cached[at] for at in able], [costs[at] for at in able]
         within = min(costs) + max(weights.gate, weights.gate_share * length)
         near = [number for number, cost in enumerate(costs) if cost <= within]
         chosen = near[0]
@@ -244,11 +236,12 @@ class KvAwarePolicy:
         return Choice(worker, have, _reason(have, length, max(cached), len(near), worker))
 
     def sent(self, job: GenerationJob, choice: Choice) -> None:
-        cache, chain = self.cache_of(choice.worker), self._chain(job)
+        cache, chain, now = self.cache_of(choice.worker), self._chain(job), self._clock()
         if job.session:
-            own = self._private(job, len(chain))
-            self._residency.began(_session_of(job), cache.number, own, self._room(cache), self._clock())
-        self._in_flight[id(choice)] = _InFlight(choice, chain, cache.predicted.state(chain), self._clock())
+            own, room = self._private(job, len(chain)), self._room(cache, grown=True)
+            self._residency.began(_session_of(job), cache.number, own, room, now)
+        before, queued = cache.predicted.state(chain), choice.worker.load.prefill_tokens
+        self._in_flight[id(choice)] = _InFlight(choice, chain, before, now, queued)
         cache.predicted.use(chain)
 
     def prompt_read(self, job: GenerationJob, choice: Choice, chunk: Chunk) -> None:
@@ -257,21 +250,15 @@ class KvAwarePolicy:
         flight = self._in_flight.get(id(choice))
         if flight is None:
             return
-        flight.read = True
+        flight.read = flight.read or self._clock()
         if chunk.cached_tokens is None or choice.predicted_cached_tokens is None or flight.corrected:
             return
         flight.corrected = True
-        self._measure(len(flight.chain) - chunk.cached_tokens, self._clock() - flight.began)
+        flight.queued += choice.predicted_cached_tokens - chunk.cached_tokens
         used = None if flight.before is None else flight.before[1]
         self.cache_of(choice.worker).predicted.reported(
             used, choice.predicted_cached_tokens, chunk.cached_tokens
         )
-
-    def _measure(self, tokens: int, seconds: float) -> None:
-        """Record that an engine needed ``seconds`` to read ``tokens``, with what it had to do before."""
-        if tokens >= _MEASURED_TOKENS and seconds > 0:
-            new, old = seconds / tokens, self._token_seconds
-            self._token_seconds = new if old is None else old + _NEW_SHARE * (new - old)
 
     def ended(self, job: GenerationJob, choice: Choice, generated: Sequence[int]) -> None:
         """Predict that the engine's cache keeps the prompt and what was generated."""
@@ -280,10 +267,17 @@ class KvAwarePolicy:
             return
         cache = self.cache_of(choice.worker)
         predicted, length = cache.predicted, len(job.prompt_token_ids) + len(generated)
+        now, read = self._clock(), flight.read
+        if read is not None and flight.queued < _MEASURED_TOKENS:
+            self._overhead.add(read - flight.began)
+        elif read is not None:
+            seconds = read - flight.began - (self._overhead.value or 0.0)
+            self._token_seconds.add(seconds / flight.queued)
         if job.session:
-            own = self._private(job, length) if flight.read else 0
-            self._residency.ended(_session_of(job), own, self._room(cache), self._clock())
-        if not flight.read:
+            own = 0 if read is None else self._private(job, length)
+            self._residency.ended(_session_of(job), own, self._room(cache, grown=True), now)
+            self._ended.put(_session_of(job), (now, 0.0 if read is None else now - read))
+        if read is None:
             predicted.restore(flight.chain, flight.before)
         elif len(generated) > 1:
             # The last token was generated and not read.
@@ -298,13 +292,28 @@ class KvAwarePolicy:
             cache.stream.restart()
         self._follow_reported(worker)
 
+    def _saved_seconds(self, unread: int, rooms: Sequence[int | None]) -> float:
+        """Return how many seconds an engine needs to read so many tokens; 0.0 where a turn does not wait for room.
+
+        To wait pays only where to read a whole engine's room anew takes longer than sessions take to come back.
+        """
+        sizes = [room for room in rooms if room is not None]
+        token, cycle = self._token_seconds.value, self._cycle.value
+        if token is None or cycle is None or token * sum(sizes) <= cycle * len(sizes):
+            return 0.0
+        return token * unread
+
     def _private(self, job: GenerationJob, length: int) -> int:
         """Return how many of so many tokens of a session are not those of others: what it adds to a cache."""
         return max(0, length - (self._shared.get(job.session) or 0))
 
-    def _room(self, cache: WorkerCache) -> int | None:
-        """Return how many tokens of its cache sessions may fill; None for a cache of unknown size."""
-        return None if cache.capacity is None else int(self._weights.budget * cache.capacity)
+    def _room(self, cache: WorkerCache, *, grown: bool = False) -> int | None:
+        """Return how many tokens of its cache sessions may fill; None for a cache of unknown size.
+
+        Those that are there may grow into half of the rest: else one that grows a little had another one leave.
+        """
+        share = (1 + self._weights.budget) / 2 if grown else self._weights.budget
+        return None if cache.capacity is None else int(share * cache.capacity)
 
     def _chain(self, job: GenerationJob) -> BlockChain:
         return self._chains.chain_of(job, self._unit)
@@ -445,11 +454,10 @@ def make_kv_pool(
 
 def make_kv_policy(options: RoutingOptions) -> KvAwarePolicy:
     """Return the policy of ``--router-mode kv``."""
-    wait = DEFAULT_PATIENCE.wait if options.hold_seconds is None else options.hold_seconds
     return KvAwarePolicy(
         options.model,
         kv_events=options.kv_events,
         kv_replay=options.kv_replay,
         cache_tokens=options.cache_tokens,
-        patience=replace(DEFAULT_PATIENCE, wait=min(DEFAULT_PATIENCE.wait, wait)),
+        wait=WAIT_SECONDS if options.hold_seconds is None else min(WAIT_SECONDS, options.hold_seconds),
     )

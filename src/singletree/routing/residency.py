@@ -13,27 +13,24 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """For how long sessions wait for each other, in seconds.
-
-    Attributes:
-        idle: a session without a turn for so long has left its room to others.
-        wait: a turn waits at most so long for room; 0: no turn waits.
-        reads: a turn waits at most so many times as long as its prompt takes to be read, once that is known: where
-            prompts are read fast, to read one again costs less than to wait for long.
-        tokens: a turn with fewer tokens to read does not wait.
-    """
-
-    idle: float = 10.0
-    wait: float = 30.0
-    reads: float = 8.0
-    tokens: int = 2048
-
-
-DEFAULT_PATIENCE = Patience()
+IDLE_SECONDS = 10.0
+"""A session without a turn for so long has left its room to others."""
+WAIT_SECONDS = 30.0
+"""A turn waits at most so long for room."""
 _LOOK_SECONDS = 1.0
+_SAMPLES = 64
+
+
+@dataclass(slots=True)
+class Mean:
+    """The mean of all samples, of which the latest count as if they were 64; None before the first."""
+
+    value: float | None = None
+    count: int = 0
+
+    def add(self, sample: float) -> None:
+        self.count = min(self.count + 1, _SAMPLES)
+        self.value = sample if self.value is None else self.value + (sample - self.value) / self.count
 
 
 @dataclass(slots=True)
@@ -49,11 +46,11 @@ class Residency:
     """The resident sessions of all engines. Times are seconds of any clock that does not go back.
 
     Args:
-        patience: for how long sessions wait for each other.
+        wait: a turn waits at most so many seconds for room; 0: no turn waits.
     """
 
-    def __init__(self, patience: Patience = DEFAULT_PATIENCE) -> None:
-        self.patience = patience
+    def __init__(self, wait: float = WAIT_SECONDS) -> None:
+        self._wait = wait
         self._residents: dict[Hashable, _Resident] = {}
         self._held: dict[int, int] = {}
         self._waiting: dict[Hashable, tuple[tuple[float, ...], float]] = {}
@@ -92,24 +89,17 @@ class Residency:
         ]
 
     def waits(
-        self,
-        turn: Hashable,
-        rank: tuple[float, ...],
-        now: float,
-        *,
-        has_room: bool,
-        reading: float | None = None,
+        self, turn: Hashable, rank: tuple[float, ...], now: float, *, has_room: bool, reading: float
     ) -> bool:
         """Tell whether a turn of a session that is not resident has to wait; ask again after a moment.
 
-        Those that wait go on by rank, then in the order in which they came.
+        Those that wait go on by rank, then in the order in which they came. To read a prompt where there is no room may
+        hold up every session, and have another read its own again: no turn waits for longer than that.
 
         Args:
-            reading: how many seconds an engine will need to read the turn's prompt; None if unknown.
+            reading: how many seconds an engine will need to read the turn's prompt; 0.0 if waiting does not pay.
         """
-        limit = self.patience.wait
-        if reading is not None:
-            limit = min(limit, self.patience.reads * reading)
+        limit = min(self._wait, reading * (len(self._residents) + len(self._waiting)))
         place, came = self._waiting.get(turn) or ((*rank, float(next(self._arrivals))), now)
         first = min((other for other, _ in self._waiting.values()), default=place)
         if (has_room and place <= first) or now - came >= limit:
@@ -163,10 +153,9 @@ class Residency:
             self._leave(max(others, key=lambda each: each[0])[1])
 
     def _leave_idle(self, now: float) -> None:
-        late = now - self.patience.idle
-        for session in [
-            name for name, each in self._residents.items() if not each.running and each.used < late
-        ]:
+        late = now - IDLE_SECONDS
+        gone = [name for name, each in self._residents.items() if not each.running and each.used < late]
+        for session in gone:
             self._leave(session)
 
     def _leave(self, session: Hashable) -> None:
