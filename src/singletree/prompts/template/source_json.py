@@ -21,12 +21,14 @@ _PIN = "\udffd"
 
 _PINNED = re.compile(f'"{_PIN}[0-9]+{_PIN}"')
 _SPACES = " \t\n\r"
+_MAPPINGS = (dict, Mapping)  # ``dict`` first: the check for another mapping is slow
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
 )
 """One character of a JSON string: itself, or its escape."""
 _TO_ESCAPE = re.compile("[^\x00-\x7e\ud800-\udfff]")
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each text
 
 StringChange = Callable[[str], str]
 
@@ -48,7 +50,8 @@ class SourceObject(dict[str, Any]):
     @classmethod
     def printed(cls, value: dict[str, Any]) -> SourceObject:
         """Return ``value`` with its default JSON text, so that a template prints it without serialising it again."""
-        return cls(list(value.items()), tojson(value), pinned=False)
+        texts = [f"{_encode(key)}: {_printed(item)}" for key, item in value.items()]
+        return cls(list(value.items()), f"{{{', '.join(texts)}}}", pinned=False)
 
     def items(self) -> Any:
         return super().items() if self._pairs is None else self._pairs
@@ -66,7 +69,7 @@ class SourceList(list[Any]):
 
     @classmethod
     def printed(cls, values: list[Any]) -> SourceList:
-        return cls(values, tojson(values), pinned=False)
+        return cls(values, f"[{', '.join(map(_printed, values))}]", pinned=False)
 
 
 class SourceNumber(float):
@@ -90,6 +93,11 @@ class SourceNumber(float):
 
 
 _WITH_SOURCE = (SourceObject, SourceList, SourceNumber)
+
+
+def _printed(value: Any) -> str:
+    """A value that has no source text has none inside."""
+    return value.source if isinstance(value, _WITH_SOURCE) else _encode(value)
 
 
 def read_object(text: str, change: StringChange, *, pinned: bool = True) -> SourceObject:
@@ -210,7 +218,7 @@ def map_strings(value: Any, change: StringChange) -> Any:
     """Return ``value`` with ``change`` applied to every string in it, including keys."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, dict | Mapping):  # ``dict`` first: the check for another mapping is slow
+    if isinstance(value, _MAPPINGS):
         return {change(str(key)): map_strings(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [map_strings(item, change) for item in value]
@@ -234,9 +242,8 @@ def tojson(
     else:
         pins: dict[str, str] = {}
         value = _pinned(value, pins, formatted)
-        text = json.dumps(
-            value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
-        )
+        dump = partial(json.dumps, indent=indent, separators=separators, sort_keys=sort_keys)
+        text = dump(value, ensure_ascii=False) if formatted else _encode(value)
         if pins:
             text = _PINNED.sub(lambda pin: pins[pin[0]], text)
     return _TO_ESCAPE.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
