@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import takewhile
 from typing import Any, cast
 
@@ -105,7 +105,7 @@ class MessageWriter:
     ) -> None:
         self._capabilities = capabilities
         self._render_parts = render_parts
-        self._guard = guard
+        self._guard = guard = cache(guard)  # names and ids of calls come again
         self._own_guard = own_guard
         self._pictures = PictureWriter(
             picture_mark or capabilities.image if vision else None,

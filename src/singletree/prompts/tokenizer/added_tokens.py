@@ -32,6 +32,7 @@ REPLACEMENT = "\ufffd"
 NEUTRAL = "\u2060"
 """WORD JOINER, which is not displayed: it breaks text that reads like an added token, for engines that read text."""
 
+_SHORT = 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHITE_SPACE = r"[^\S\x1c-\x1f]"
 """Unicode's White_Space property; Python's own class has four separators more."""
@@ -71,7 +72,11 @@ def is_guarded(token: AddedToken) -> bool:
 
 def replace_surrogates(text: str) -> str:
     """Return ``text`` with U+FFFD for each lone surrogate, which no encoding can represent."""
-    return text if text.isascii() else _SURROGATE.sub(REPLACEMENT, text)
+    try:
+        text.isascii() or text.encode()  # several times as fast as to look for one
+    except UnicodeEncodeError:
+        return _SURROGATE.sub(REPLACEMENT, text)
+    return text
 
 
 def strip_guards(text: str) -> str:
@@ -94,6 +99,7 @@ class TokenGuard:
         self._ends = {t.text[n:] for t in longer for n in range(1, len(t.text))}
         self._first_characters = {t.text[0] for t in longer}
         self._last_characters = {t.text[-1] for t in longer}
+        self._edges = {*self._first_characters, *self._last_characters, *self._single}
         self._longest = max((len(t.text) for t in longer), default=0)
 
     def __call__(self, text: str) -> str:
@@ -102,18 +108,19 @@ class TokenGuard:
         If a text ends with the first half of a token, the template could complete the token with the text that it
         writes next. So such an edge is marked as well.
         """
+        if len(text) < _SHORT and text.isascii() and self._edges.isdisjoint(text):
+            return text  # as most names and ids
         text = self._guarded.sub(self._broken, replace_surrogates(text))
         for character in self._single:
             text = text.replace(character, _NO_TOKEN + character)
         # Most edges have no character with which a part of a token could begin or end.
-        if not self._first_characters.isdisjoint(text[-self._longest :]):
-            reach = range(1, min(self._longest, len(text) + 1))
-            if any(text[-n:] in self._starts for n in reach):
-                text += GUARD
-        if not self._last_characters.isdisjoint(text[: self._longest]):
-            reach = range(1, min(self._longest, len(text) + 1))
-            if any(text[:n] in self._ends for n in reach):
-                text = GUARD + text
+        may_begin = not self._first_characters.isdisjoint(text[-self._longest :])
+        may_end = not self._last_characters.isdisjoint(text[: self._longest])
+        reach = range(1, min(self._longest, len(text) + 1))
+        if may_begin and any(text[-n:] in self._starts for n in reach):
+            text += GUARD
+        if may_end and any(text[:n] in self._ends for n in reach):
+            text = GUARD + text
         return text
 
     def _broken(self, match: re.Match[str]) -> str:

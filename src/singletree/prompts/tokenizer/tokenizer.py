@@ -38,12 +38,9 @@ from singletree.prompts.tokenizer.huggingface import KnownTokenizerFiles, Tokeni
 __all__ = ["Tokenizer", "load_tokenizer"]
 
 CACHE_BYTES = 128 * 2**20
-"""The default size of the caches of one tokenizer."""
+"""The default size of the cache of one tokenizer."""
 
 _SAMPLES = 1000
-
-_SHORT = 1000
-"""Characters below which a text is guarded again: that takes as long as to find it in the cache."""
 
 GuardFunction = Callable[[str], str]
 """Marks a text such that no added token is matched in it."""
@@ -59,7 +56,7 @@ def load_tokenizer(
     """Load the tokenizer of a checkpoint: a directory in Hugging Face's layout, or a ``.gguf`` file.
 
     Args:
-        cache_bytes: the size limit of the caches of encoded and guarded texts, in bytes.
+        cache_bytes: the size limit of the cache of encoded texts, in bytes.
         facts_folder: keeps what was found out about a directory's ``tokenizer.json``. One that is known there is not
             loaded until the first text is encoded (``Tokenizer.load``).
 
@@ -183,7 +180,6 @@ class Tokenizer:
         """Return this tokenizer with the cached texts of one owner: by the time, nobody learns what others sent."""
         other = copy(self)
         other._encoded = self._encoded.part(owner)
-        other._guarded = self._guarded.part(owner)
         return other
 
     def _set_stops(self, added: tuple[AddedToken, ...], stops: frozenset[int]) -> None:
@@ -191,8 +187,7 @@ class Tokenizer:
         self.stop_token_ids = self._own_stops | stops
         self._added = AddedTokens(added, self.stop_token_ids | self._named_ids, self.neutral)
         self._separators = [(t.text, t.id) for t in self._added.unambiguous(self.stop_token_ids)]
-        self._encoded: LruCache[str, array[int]] = LruCache(self._cache_bytes // 2)
-        self._guarded: LruCache[tuple[GuardFunction | None, str], str] = LruCache(self._cache_bytes // 2)
+        self._encoded: LruCache[str, array[int]] = LruCache(self._cache_bytes)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a rendered prompt.
@@ -268,25 +263,14 @@ class Tokenizer:
 
         Only ``encode`` and ``strip_guards`` understand the marks; a string with marks cannot be encoded as UTF-8.
         """
-        return self._guard_once(None, self._added.guard, text)
+        return self._added.guard(text)
 
     def guard_except(self, allowed: Collection[str]) -> GuardFunction:
         """Return a guard for text that comes back as the assistant's, in which the ``allowed`` texts of tokens match.
 
         Special tokens, tokens that end a turn and tokens that the checkpoint names are never allowed.
         """
-        own = self._added.guard_except(allowed)
-        return partial(self._guard_once, own, own)
-
-    def _guard_once(self, key: GuardFunction | None, guard: GuardFunction, text: str) -> str:
-        if len(text) < _SHORT:
-            return guard(text)
-        guarded = self._guarded.get((key, text))
-        if guarded is None:
-            guarded = guard(text)
-            kept = text if guarded == text else guarded
-            self._guarded.put((key, text), kept, getsizeof(text) + (0 if kept is text else getsizeof(kept)))
-        return guarded
+        return self._added.guard_except(allowed)
 
     def control_tokens(self, *, with_tags: bool = False) -> Mapping[str, int]:
         """Return the special tokens and their ids, and ``with_tags`` every added token of the form ``<…>``."""
