@@ -92,14 +92,14 @@ def requests(bench: Bench) -> None:
 
 
 def prompts(bench: Bench) -> None:
-    """From a prompt of 50,000 tokens to its first token."""
+    """From a prompt of 50,000 tokens to its first token, after what comes once: modules, caches, a faster tokenizer."""
     sessions = tool_session.Sessions(bench.tokenizer, _PROMPT_TOKENS)
-    for server in bench.running:
-        # singletree makes its tokenizer faster beside the first long prompt after a start: that is a figure of its own.
-        costs = prompt_cost.prompt_costs(server, PROTOCOLS[0], sessions.session(0, prompt_cost.MARKER))
-        ((cpu, _),) = costs["cold"]
-        bench.result.add("CPU to the first token, first long prompt of a process", "ms", server.name, cpu)
-        wait_idle(server.pid)
+    for number, protocol in enumerate((PROTOCOLS[0], *PROTOCOLS)):
+        for server in bench.running:
+            costs = prompt_cost.prompt_costs(server, protocol, sessions.session(-number, prompt_cost.MARKER))
+            title, ((cpu, _),) = "CPU to the first token, first long prompt of a process", costs["cold"]
+            bench.result.add(title, "ms", server.name, *[cpu][number:])
+            wait_idle(server.pid)
     for number in range(bench.rounds):
         for at, protocol in enumerate(PROTOCOLS):
             session = sessions.session(number * len(PROTOCOLS) + at + 1, prompt_cost.MARKER)
