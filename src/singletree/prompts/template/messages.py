@@ -318,7 +318,8 @@ class MessageWriter:
         parts: list[Part] = []
         for part in turn.parts:
             if isinstance(part, ToolCall):
-                part = replace(part, id=self._ids.call(part))
+                if (known := self._ids.call(part)) != part.id:
+                    part = replace(part, id=known)
                 if not self._writes_calls:
                     part = Text("\n" * bool(parts) + _call_text(part))
             if isinstance(part, Reasoning) and not self._writes_reasoning:

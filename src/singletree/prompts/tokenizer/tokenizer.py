@@ -218,8 +218,8 @@ class Tokenizer:
             at, known = ends[-1] if ends else (0, 0)
             _extend(token_ids, checkpoint.token_ids, checkpoint.begin, checkpoint.begin + known)
         else:
-            # The token that ends most of the turns: the sections between stay the same as the text grows.
-            separator, id = max(self._separators, key=lambda token: text.count(token[0]), default=("", 0))
+            # The token that ends the last turn: the sections between stay the same as the text grows.
+            separator, id = max(self._separators, key=lambda token: text.rfind(token[0]), default=("", 0))
             if not separator or separator not in text:
                 token_ids.extend(self._ids_of(text, self._first, partial(self._cached, make=self._later_ids)))
                 return TextCheckpoint(text, token_ids, begin, None, [])
