@@ -244,9 +244,9 @@ def test_the_oldest_files_of_a_saved_cache_go_first_whoever_wrote_them(tmp_path:
     model, root = tmp_path / "model", tmp_path / "saved"
     model.mkdir()
     saved = find_saved_cache(root, 25, model, "vllm-1", ())
-    other = root / "vllm-0" / "abc"
+    other = root / "sglang-0.5+cu130-0123456789abcdef" / "abc"
     other.mkdir(parents=True)
-    files = [other / "1.bin", saved.folder / "2.bin", saved.folder / "3.bin"]
+    files = [other / "1.bin.tmp", saved.folder / "2.bin", saved.folder / "3.bin"]
     for age, file in enumerate(files):
         file.write_bytes(b"0123456789")
         os.utime(file, (age, age))
@@ -256,6 +256,19 @@ def test_the_oldest_files_of_a_saved_cache_go_first_whoever_wrote_them(tmp_path:
     assert [file.exists() for file in (*files, config)] == [False, True, True, True]
     saved.trim()
     assert all(file.exists() for file in files[1:])
+
+
+def test_files_of_others_in_the_folder_of_saved_caches_stay(tmp_path: Path) -> None:
+    model, root = tmp_path / "model", tmp_path / "saved"
+    model.mkdir()
+    own = find_saved_cache(root, 5, model, "vllm-1", ())
+    files = [root / "pytorch_model.bin", root / "vllm-1" / "1.bin", root / "models" / "a" / "model.bin"]
+    for file in (*files, own.folder / "1.bin"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"0123456789")
+    own.trim()
+    assert [file.exists() for file in files] == [True, True, True]
+    assert not (own.folder / "1.bin").exists()
 
 
 def test_a_folder_that_others_may_write_into_holds_no_cache(tmp_path: Path) -> None:

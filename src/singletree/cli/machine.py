@@ -69,9 +69,8 @@ def _print_machine(report: dict[str, Any]) -> None:
     if not report["gpus"]:
         machine.add_row("GPU", "none")
     for extra, (title, version) in zip(ENGINE_PACKAGES, report["engines"].items(), strict=True):
-        saves = title in report["saves_sessions"]
-        note = "--prefix-cache-path saves sessions" if saves else "--prefix-cache-path needs a GPU"
-        installed = version and f"{version}; {note}"
+        note = "saves sessions" if title in report["saves_sessions"] else "needs a GPU"
+        installed = version and f"{version}; --prefix-cache-path {note}"
         machine.add_row(title, escape(installed or f"not installed: pip install 'singletree[{extra}]'"))
     console.print(machine)
     models = Table(box=None, pad_edge=False, title_justify="left")

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from singletree.engines.devices import installed_version, usable_memory
+from singletree.engines.devices import ENGINE_PACKAGES, installed_version, usable_memory
 from singletree.engines.progress import Progress, looking
 from singletree.errors import BadConfiguration, EngineFailed
 from singletree.model_files.saved_cache import digest_weights, oldest_beyond, open_folder
 
 _LAST_LINES = 3
 _DECISIVE = (".json", ".safetensors", ".bin", ".pt")  # files of a checkpoint that change what is computed
+_FOLDER = re.compile(rf"({'|'.join(ENGINE_PACKAGES)})-.+-[0-9a-f]{{16}}")
 _MEMORY_SHARE = 4  # At most this part of the memory holds what is on its way to the disk: 1/4.
 _RAISED = re.compile(r"^.*?\b((?:[A-Z]\w*)?(?:Error|Exception): .+)$", re.MULTILINE)
 
@@ -97,8 +98,7 @@ class ArgumentNames:
 
 def agent_arguments(given: Sequence[str], wanted: AgentArguments) -> list[tuple[tuple[str, ...], str]]:
     """Return those of ``wanted`` that no argument in ``given`` sets otherwise."""
-    names = {_name(each) for each in given if each.startswith("--")}
-    return [(words, why) for words, why in wanted if not _is_set(words[0], names)]
+    return [(words, why) for words, why in wanted if not _is_set(words[0], given)]
 
 
 def engine_arguments(settings: EngineSettings, names: ArgumentNames) -> list[str]:
@@ -118,9 +118,8 @@ def engine_arguments(settings: EngineSettings, names: ArgumentNames) -> list[str
     for wanted, _ in agent_arguments(settings.arguments, names.agent):
         words += wanted
     if settings.saved is not None:
-        given = {_name(each) for each in settings.arguments if each.startswith("--")}
         for wanted in names.saved(settings.saved):
-            if _is_set(wanted[0], given):
+            if _is_set(wanted[0], settings.arguments):
                 raise BadConfiguration(
                     f"--prefix-cache-path sets {wanted[0]} by itself: leave one of both out"
                 )
@@ -152,10 +151,13 @@ def find_saved_cache(
     return found
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (
-        Path(where) / name for where, _, names in os.walk(folder) for name in names if name.endswith(".bin")
-    )
+def _files(root: Path) -> Iterator[Path]:
+    """Yield blocks, half-written ones included, in folders of ``find_saved_cache``: all else is the user's."""
+    for where, folders, names in os.walk(root):
+        if where == str(root):
+            folders[:] = filter(_FOLDER.fullmatch, folders)
+        else:
+            yield from (Path(where, name) for name in names if name.endswith((".bin", ".tmp")))
 
 
 def _name(argument: str) -> str:
@@ -163,8 +165,8 @@ def _name(argument: str) -> str:
     return argument.partition("=")[0].removeprefix("--").removeprefix("no-").replace("_", "-")
 
 
-def _is_set(flag: str, names: set[str]) -> bool:
-    own = _name(flag)
+def _is_set(flag: str, given: Sequence[str]) -> bool:
+    own, names = _name(flag), {_name(each) for each in given if each.startswith("--")}
     return own in names or own.partition(".")[0] in names
 
 

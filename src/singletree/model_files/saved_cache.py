@@ -27,9 +27,8 @@ def open_folder(folder: Path) -> None:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
         raise BadConfiguration(
-            f"--prefix-cache-path {folder}: {reason}; give a folder to write into"
+            f"--prefix-cache-path {folder}: {error.strerror}; give a folder to write into"
         ) from None
     if status.st_mode & _OTHERS_MAY_WRITE or status.st_uid != os.geteuid():
         raise BadConfiguration(
