@@ -13,7 +13,7 @@ import pytest
 
 from singletree.engines.devices import Gpu, find_gpus, installed_version, processor_name
 from singletree.errors import BadConfiguration
-from singletree.in_process import sglang_startup
+from singletree.in_process import sglang_startup, startup
 from singletree.in_process.startup import (
     EnginePackage,
     EngineSettings,
@@ -221,7 +221,11 @@ def test_an_engine_gets_the_folder_of_its_saved_cache(
         engine_arguments(EngineSettings("org/m", arguments=(flag, "{}"), saved=SAVED), package.arguments)
 
 
-def test_whatever_changes_the_saved_cache_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_whatever_changes_the_saved_cache_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [Gpu("H100", 1)]
+    monkeypatch.setattr(startup, "find_gpus", lambda: gpus)
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -229,15 +233,28 @@ def test_whatever_changes_the_saved_cache_has_a_folder_of_its_own(tmp_path: Path
     (model / "README.md").write_text("about it")
     root = tmp_path / "saved"
 
-    def folder(engine: str = "vllm-1", *arguments: str) -> Path:
-        return find_saved_cache(root, 10, model, engine, arguments).folder
+    def folder(engine: str = "vllm-1", *arguments: str, window: int | None = None) -> Path:
+        return find_saved_cache(root, 10, model, engine, arguments, window).folder
 
     first = folder()
     assert first.stat().st_mode & 0o777 == root.stat().st_mode & 0o777 == 0o700
     (model / "README.md").write_text("about it, again")
     assert folder() == first
     (model / "model.safetensors").write_bytes(b"Weights")
-    assert len({first, folder(), folder("vllm-2"), folder("vllm-1", "--dtype", "half")}) == 4
+    found = {first, folder(), folder("vllm-2"), folder("vllm-1", "--dtype", "half"), folder(window=4096)}
+    gpus = [Gpu("B200", 1)]
+    found.add(folder())
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "HND")
+    found.add(folder())
+    assert len(found) == 7
+
+
+def test_the_ports_of_kv_events_do_not_change_the_folder(tmp_path: Path) -> None:
+    folders = {
+        find_saved_cache(tmp_path / "saved", 10, tmp_path, "vllm-1", ("--dtype", "half", *events)).folder
+        for events in ((), ("--kv-events-config", "1"), ("--kv-events-config", "2"))
+    }
+    assert len(folders) == 1
 
 
 def test_the_oldest_files_of_a_saved_cache_go_first_whoever_wrote_them(tmp_path: Path) -> None:

@@ -65,10 +65,9 @@ def _saved(config: Config, checkpoint: Checkpoint, package: EnginePackage) -> Sa
             f"--prefix-cache-key: {package.title} writes its files in plain form; leave the key out, and give a "
             "--prefix-cache-path on an encrypted disk"
         )
+    root, limit, given = config.prefix_cache_path, config.prefix_cache_limit, config.engine_arguments
     engine = f"{package.name}-{package.version()}"
-    return find_saved_cache(
-        config.prefix_cache_path, config.prefix_cache_limit, checkpoint.path, engine, config.engine_arguments
-    )
+    return find_saved_cache(root, limit, checkpoint.path, engine, given, config.context_window)
 
 
 VLLM = LocalEngine(_vllm)

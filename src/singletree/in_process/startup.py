@@ -17,16 +17,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from singletree.engines.devices import ENGINE_PACKAGES, installed_version, usable_memory
+from singletree.engines.devices import ENGINE_PACKAGES, find_gpus, installed_version, usable_memory
 from singletree.engines.progress import Progress, looking
 from singletree.errors import BadConfiguration, EngineFailed
 from singletree.model_files.saved_cache import digest_weights, oldest_beyond, open_folder
 
 _LAST_LINES = 3
-_DECISIVE = (".json", ".safetensors", ".bin", ".pt")  # files of a checkpoint that change what is computed
+_DECISIVE = (".json", ".py", ".safetensors", ".bin", ".pt")  # files that change what is computed
+_EVENTS = "--kv-events-config"
 _FOLDER = re.compile(rf"({'|'.join(ENGINE_PACKAGES)})-.+-[0-9a-f]{{16}}")
 _MEMORY_SHARE = 4  # At most this part of the memory holds what is on its way to the disk: 1/4.
 _RAISED = re.compile(r"^.*?\b((?:[A-Z]\w*)?(?:Error|Exception): .+)$", re.MULTILINE)
@@ -118,33 +120,30 @@ def engine_arguments(settings: EngineSettings, names: ArgumentNames) -> list[str
     for wanted, _ in agent_arguments(settings.arguments, names.agent):
         words += wanted
     if settings.saved is not None:
-        for wanted in names.saved(settings.saved):
-            if _is_set(wanted[0], settings.arguments):
-                raise BadConfiguration(
-                    f"--prefix-cache-path sets {wanted[0]} by itself: leave one of both out"
-                )
-            words += wanted
+        for flag, *value in names.saved(settings.saved):
+            if _is_set(flag, settings.arguments):
+                raise BadConfiguration(f"--prefix-cache-path sets {flag} by itself: leave one of both out")
+            words += (flag, *value)
     return [*words, *settings.arguments]
 
 
 def find_saved_cache(
-    root: Path, limit: int, model: Path, engine: str, arguments: Sequence[str]
+    root: Path, limit: int, model: Path, engine: str, arguments: Sequence[str], window: int | None = None
 ) -> SavedCache:
     """Open the folder of ``--prefix-cache-path``, and return the part of it that an engine may use. Blocks.
 
     An engine names its files by token ids and by the name of the model. So whatever else decides what is in them
-    makes another folder: the weights, the version of the engine, its arguments.
-
-    Args:
-        model: the folder of the weights.
-        engine: name and version of the engine.
+    makes another folder: the weights, the version of the engine, its arguments, the window (LongRoPE), and the GPUs and
+    the layout that was set, by which vLLM orders the bytes of a block. Ray sets other ports for KV events each time.
 
     Raises BadConfiguration if the folder cannot be used.
     """
     open_folder(root)
     weights = digest_weights(path for path in sorted(model.iterdir()) if path.suffix in _DECISIVE)
-    key = hashlib.sha256("\0".join((weights, engine, *arguments)).encode()).hexdigest()[:16]
-    folder = root / f"{engine}-{key}"
+    given = [word for before, word in pairwise(("", *arguments)) if _EVENTS not in (before, word)]
+    layouts = sorted(each for each in os.environ.items() if each[0].endswith("KV_CACHE_LAYOUT"))
+    key = repr((weights, engine, given, window, sorted({gpu.name for gpu in find_gpus()}), layouts))
+    folder = root / f"{engine}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     open_folder(folder)
     found = SavedCache(folder, limit, min(limit, usable_memory() // _MEMORY_SHARE))
     found.trim()
