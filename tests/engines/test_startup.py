@@ -275,6 +275,15 @@ def test_the_oldest_files_of_a_saved_cache_go_first_whoever_wrote_them(tmp_path:
     assert all(file.exists() for file in files[1:])
 
 
+def test_files_of_a_model_that_cannot_be_read(tmp_path: Path) -> None:
+    model, root = tmp_path / "model", tmp_path / "saved"
+    (model / "onnx.bin").mkdir(parents=True)
+    (model / "gone.json").symlink_to(tmp_path / "nothing")
+    find_saved_cache(root, 1, model, "vllm-1", ())  # Neither is a file of weights.
+    with pytest.raises(BadConfiguration, match="/none: No such file or directory"):
+        find_saved_cache(root, 1, model / "none", "vllm-1", ())
+
+
 def test_files_of_others_in_the_folder_of_saved_caches_stay(tmp_path: Path) -> None:
     model, root = tmp_path / "model", tmp_path / "saved"
     model.mkdir()

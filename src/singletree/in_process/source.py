@@ -50,10 +50,8 @@ async def _in_process(
     def make(tokenizer: Tokenizer) -> Engine:
         return engine(settings, name=checkpoint.name, progress=progress)
 
-    notes = tuple(
-        f"set        {' '.join(words)}: {why}"
-        for words, why in agent_arguments(settings.arguments, package.arguments.agent)
-    )
+    wanted = agent_arguments(settings.arguments, package.arguments.agent)
+    notes = tuple(f"set        {' '.join(words)}: {why}" for words, why in wanted)
     return replace(checkpoint_source(checkpoint, make), notes=notes)
 
 

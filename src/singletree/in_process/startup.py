@@ -139,7 +139,11 @@ def find_saved_cache(
     Raises BadConfiguration if the folder cannot be used.
     """
     open_folder(root)
-    weights = digest_weights(path for path in sorted(model.iterdir()) if path.suffix in _DECISIVE)
+    try:
+        files = [path for path in sorted(model.iterdir()) if path.suffix in _DECISIVE and path.is_file()]
+        weights = digest_weights(files)
+    except OSError as error:
+        raise BadConfiguration(f"--prefix-cache-path: {error.filename or model}: {error.strerror}") from error
     given = [word for before, word in pairwise(("", *arguments)) if _EVENTS not in (before, word)]
     layouts = sorted(each for each in os.environ.items() if each[0].endswith("KV_CACHE_LAYOUT"))
     key = repr((weights, engine, given, window, sorted({gpu.name for gpu in find_gpus()}), layouts))
