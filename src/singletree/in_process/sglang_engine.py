@@ -239,7 +239,7 @@ class InProcessSglangEngine(InProcessEngine):
 
     def _converted(self, error: Exception, prompt_tokens: int) -> SingletreeError:
         if isinstance(error, ValueError | TypeError):
-            return _refusal(str(error), prompt_tokens)
+            return convert_refusal(SGLANG_WORDS, _BAD_REQUEST, ServerRefusal(str(error)), prompt_tokens)
         return EngineFailed(f"SGLang failed: {type(error).__name__}: {str(error)[:200]}")
 
     async def count_picture_tokens(self, picture: PromptPicture) -> int:
@@ -370,7 +370,3 @@ def _aborted(reason: dict[str, Any], prompt_tokens: int, *, has_begun: bool) -> 
     if status == _BAD_REQUEST or (status == _FULL and not has_begun):
         return convert_refusal(SGLANG_WORDS, status, ServerRefusal(message), prompt_tokens)
     return EngineFailed(f"SGLang failed: {message[:_MAX_MESSAGE_LENGTH]}")
-
-
-def _refusal(message: str, prompt_tokens: int) -> SingletreeError:
-    return convert_refusal(SGLANG_WORDS, _BAD_REQUEST, ServerRefusal(message), prompt_tokens)

@@ -52,7 +52,8 @@ def describe_first_turns(tokens_per_second: float, window: int) -> str:
         (each for each in PREAMBLES.values() if each.tokens < window), key=lambda each: each.tokens
     )
     times = [f"{each.title} {describe_duration(each.tokens / tokens_per_second)}" for each in fitting]
-    speed = f"prompts are read at about {_rounded(tokens_per_second)} tokens/s here"
+    rate = f"{tokens_per_second:.0f}" if tokens_per_second >= 1 else f"{tokens_per_second:.1f}"
+    speed = f"prompts are read at about {rate} tokens/s here"
     if not times:
         return f"{speed}; no harness's first prompt fits the window of {window} tokens"
     return f"{speed}, slower towards the end of a long one; a first turn takes at least: {', '.join(times)}"
@@ -79,7 +80,3 @@ def describe_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min"
-
-
-def _rounded(speed: float) -> str:
-    return f"{speed:.0f}" if speed >= 1 else f"{speed:.1f}"

@@ -61,11 +61,8 @@ class StateOrigin(msgspec.Struct, frozen=True):
             return f"another model file ({other.name}; this is {self.name})"
         if other.build != self.build:
             return f"another build of llama.cpp ({other.build}; this is {self.build})"
-        return (
-            ""
-            if other.settings == self.settings
-            else f"other settings ({other.settings}; not {self.settings})"
-        )
+        same = other.settings == self.settings
+        return "" if same else f"other settings ({other.settings}; not {self.settings})"
 
 
 class About(msgspec.Struct, frozen=True):

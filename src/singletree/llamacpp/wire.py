@@ -322,12 +322,8 @@ def decode_tokenize_response(body: bytes, text: str) -> list[int]:
     pieces = decode_answer(body, _TokenizeBody, "/tokenize").tokens
     data = text.encode()
     ids = [each.id for each in pieces]
+    parts = [each.piece.encode() if isinstance(each.piece, str) else bytes(each.piece) for each in pieces]
     for begin in range(len(pieces)):
-        joined = b"".join(_bytes(each.piece) for each in pieces[begin:])
-        if joined == data:
+        if b"".join(parts[begin:]) == data:
             return ids[begin:]
     return ids
-
-
-def _bytes(piece: str | list[int]) -> bytes:
-    return piece.encode() if isinstance(piece, str) else bytes(piece)
