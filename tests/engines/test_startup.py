@@ -221,6 +221,14 @@ def test_an_engine_gets_the_folder_of_its_saved_cache(
         engine_arguments(EngineSettings("org/m", arguments=(flag, "{}"), saved=SAVED), package.arguments)
 
 
+def test_no_variable_leads_sglang_to_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = EngineSettings("org/m", saved=SAVED)
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "/elsewhere")
+    engine_arguments(EngineSettings("org/m"), sglang_startup.PACKAGE.arguments)
+    with pytest.raises(BadConfiguration, match="sets SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR by itself"):
+        engine_arguments(settings, sglang_startup.PACKAGE.arguments)
+
+
 def test_whatever_changes_the_saved_cache_has_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,11 +9,13 @@ import argparse
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from singletree.engines.devices import ENGINE_PACKAGES
 from singletree.engines.progress import Progress, no_progress
+from singletree.errors import BadConfiguration
 from singletree.in_process.startup import (
     ArgumentNames,
     EnginePackage,
@@ -22,9 +24,13 @@ from singletree.in_process.startup import (
     StartupLimit,
 )
 
+_FOLDER = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # SGLang prefers it to what it is given.
+
 
 def _saved(cache: SavedCache) -> tuple[tuple[str, ...], ...]:
     """Let pages go from the GPU to memory, and from there to files, which SGLang looks for when a prompt waits."""
+    if os.environ.get(_FOLDER):
+        raise BadConfiguration(f"--prefix-cache-path sets {_FOLDER} by itself: leave one of both out")
     files = {"file_storage_path": str(cache.folder), "max_size": cache.limit}
     return (
         ("--enable-hierarchical-cache",),
