@@ -229,6 +229,22 @@ def test_no_variable_leads_sglang_to_another_folder(monkeypatch: pytest.MonkeyPa
         engine_arguments(settings, sglang_startup.PACKAGE.arguments)
 
 
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (
+            "ValueError: Not enough host memory available. Requesting 64.00 GB but only have 27.50 GB free. Please",
+            "smaller --prefix-cache-limit",
+        ),
+        ("RuntimeError: cudaHostRegister failed (rc=2, out of memory) at", "smaller --prefix-cache-limit"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "leave --prefix-cache-path out"),
+    ],
+)
+def test_why_sglang_has_no_memory_on_the_way_to_the_disk(error: str, cure: str) -> None:
+    log = f'  File "common.py", line 180, in _cuda_host_register\n{error}\n'
+    assert cure in explain_failure(log, sglang_startup.PACKAGE.limits)
+
+
 def test_whatever_changes_the_saved_cache_has_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,11 @@ _LIMITS = (
         "give `-- --mem-fraction-static 0.9`, a smaller or quantized model, or more GPUs with `-- --tp-size 2`",
     ),
     StartupLimit(
+        r"Not enough host memory|cudaHostRegister failed",
+        "a process of SGLang, one for each GPU, gets no memory for the saved KV cache on its way to the disk",
+        "give a smaller --prefix-cache-limit",
+    ),
+    StartupLimit(
         r"[Oo]ut ?[Oo]f ?[Mm]emory",
         "the GPU's memory is too small for the model",
         "give `-- --mem-fraction-static 0.7`, a smaller or quantized model, or more GPUs with `-- --tp-size 2`",
