@@ -217,8 +217,9 @@ def test_an_engine_gets_the_folder_of_its_saved_cache(
     assert all(each in value for each in parts)
     assert json.loads(value)
     assert flag not in engine_arguments(EngineSettings("org/m"), package.arguments)
-    with pytest.raises(BadConfiguration, match=f"{flag} by itself: leave one of both out"):
-        engine_arguments(EngineSettings("org/m", arguments=(flag, "{}"), saved=SAVED), package.arguments)
+    for word in (flag, f"{flag}.a"):
+        with pytest.raises(BadConfiguration, match=f"{flag} by itself: leave one of both out"):
+            engine_arguments(EngineSettings("org/m", arguments=(word, "{}"), saved=SAVED), package.arguments)
 
 
 def test_no_variable_leads_sglang_to_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:

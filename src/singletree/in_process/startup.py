@@ -170,7 +170,7 @@ def _name(argument: str) -> str:
 
 def _is_set(flag: str, given: Sequence[str]) -> bool:
     own, names = _name(flag), {_name(each) for each in given if each.startswith("--")}
-    return own in names or own.partition(".")[0] in names
+    return own in names | {name.partition(".")[0] for name in names} or own.partition(".")[0] in names
 
 
 StartupStep = tuple[str, str]
