@@ -11,6 +11,7 @@ from singletree.engines.checkpoint import Checkpoint
 from singletree.engines.engine import EngineInfo
 from singletree.engines.progress import no_progress
 from singletree.errors import BadConfiguration
+from singletree.in_process.startup import EnginePackage
 from singletree.model_files import resolve as weights
 from singletree.server.models import model_source
 from singletree.server.settings.config import Config, EngineName
@@ -91,3 +92,28 @@ async def test_what_cannot_be_loaded_is_refused_before_the_engine_starts(
 ) -> None:
     with pytest.raises(BadConfiguration, match=says):
         await model_source.find_model_source(Config(**settings), no_progress)
+
+
+async def test_a_saved_cache_belongs_to_the_weights_of_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EnginePackage, "version", lambda package: "1")
+    root = tmp_path / "saved"
+    config = Config(engine="vllm", model="org/m", prefix_cache_path=root)
+    found = await model_source.find_model_source(config, no_progress)
+    assert not root.exists()  # With Ray the machine that serves HTTP finds models, and generates nothing.
+    folders = set()
+    for weights_now in (b"1", b"2", b"2"):  # What was unloaded is started again.
+        (tmp_path / "model.safetensors").write_bytes(weights_now)
+        await found.start_workers(byte_model.byte_tokenizer())
+        folders.add(Engine.last.settings.saved.folder)
+    assert {folder.parent for folder in folders} == {root}
+    assert len(folders) == 2
+
+
+async def test_the_files_of_vllm_cannot_be_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EnginePackage, "version", lambda package: "1")
+    config = Config(engine="vllm", model="org/m", prefix_cache_path=tmp_path, prefix_cache_key="secret " * 9)
+    found = await model_source.find_model_source(config, no_progress)
+    with pytest.raises(BadConfiguration, match="in plain form"):
+        await found.start_workers(byte_model.byte_tokenizer())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -41,14 +40,14 @@ async def _in_process(
     config: Config, progress: Progress, engine: Callable[..., Engine], package: EnginePackage
 ) -> ModelSource:
     checkpoint = await resolve_weights(config, progress)
-    saved = await asyncio.to_thread(_saved, config, checkpoint, package)
-    settings = EngineSettings(
-        str(checkpoint.path), config.context_window, config.slots, config.engine_arguments, saved
-    )
+    path, window, slots = str(checkpoint.path), config.context_window, config.slots
+    settings = EngineSettings(path, window, slots, config.engine_arguments)
     engine_arguments(settings, package.arguments)  # Raises BadConfiguration before the model is loaded.
 
     def make(tokenizer: Tokenizer) -> Engine:
-        return engine(settings, name=checkpoint.name, progress=progress)
+        # Not before: after idle-unload the weights may be others, and with Ray they are on another machine.
+        saved = _saved(config, checkpoint, package)
+        return engine(replace(settings, saved=saved), name=checkpoint.name, progress=progress)
 
     wanted = agent_arguments(settings.arguments, package.arguments.agent)
     notes = tuple(f"set        {' '.join(words)}: {why}" for words, why in wanted)

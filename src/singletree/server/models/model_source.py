@@ -114,8 +114,8 @@ def describe_template(checkpoint: Checkpoint) -> str:
 
 
 async def start_engine(make: Callable[[Tokenizer], Engine], tokenizer: Tokenizer) -> tuple[Worker, ...]:
-    """Make the engine, start it, and return it as the only worker."""
-    engine = make(tokenizer)
+    """Make the engine in a thread, start it, and return it as the only worker."""
+    engine = await asyncio.to_thread(make, tokenizer)
     await engine.start()
     return (Worker("0", engine),)
 
