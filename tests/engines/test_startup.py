@@ -1,4 +1,4 @@
-"""How the start of an engine is followed, and what is parts when it fails; which GPUs and packages there are."""
+"""How the start of an engine is followed, and what is said when it fails; which GPUs and packages there are."""
 
 from __future__ import annotations
 
