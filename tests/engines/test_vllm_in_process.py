@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import Constraint, GenerationJob
 from singletree.errors import ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from singletree.events import WeightVersion
+from singletree.in_process.startup import SavedCache
 from singletree.in_process.vllm_engine import InProcessVllmEngine
 
 
@@ -239,4 +242,26 @@ async def test_a_reader_that_leaves_while_the_request_is_sent_leaves_nothing_beh
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert llm.aborted == [llm.asked[0]["request_id"]]
+    await engine.close()
+
+
+async def test_the_saved_cache_is_held_within_its_limit_while_generations_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "vllm-1-0123456789abcdef"
+    folder.mkdir()
+    engine = fake_engine()
+    engine._settings = replace(engine._settings, saved=SavedCache(folder, 5, 5))
+    now = [1000.0]
+    monkeypatch.setattr("singletree.in_process.engine.monotonic", lambda: now[0])
+    await engine.start()  # Its probe is a generation, too.
+    assert engine._trim is not None
+    await engine._trim
+    block = folder / "1.bin"
+    block.write_bytes(b"0123456789")
+    for seconds, stays in ((30.0, True), (31.0, False)):
+        now[0] += seconds
+        await collect(engine)
+        await engine._trim
+        assert block.exists() is stays
     await engine.close()
