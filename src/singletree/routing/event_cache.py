@@ -232,9 +232,9 @@ class EventCache:
             return
         places = self._media.get(event.medium or "GPU", {})
         gone = []
-        for name in event.block_hashes:
-            place = places.pop(_key(name), None)
-            if isinstance(place, int) and (len(self._media) == 1 or self._find(name) is None):
+        for key in map(_key, event.block_hashes):
+            place = places.pop(key, None)
+            if isinstance(place, int) and all(each.get(key) != place for each in self._media.values()):
                 gone.append(place)
         self._index.discard(self._holder, gone)
 
