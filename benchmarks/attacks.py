@@ -4,8 +4,8 @@
     python -m benchmarks.attacks stop gzip         # those with one of these words in their names
 
 For each attack it prints how long ``/health`` took, the CPU seconds of the thread of the server's event loop, and by
-how much its memory grew. It fails if one attack misses the goal. Times mean something only on an idle machine; CPU
-seconds of the loop's thread always do: while it works, it answers nobody.
+how much its memory grew. The engine is another process. It fails if one attack misses the goal. Times mean something
+only on an idle machine; CPU seconds of the loop's thread always do: while it works, it answers nobody.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class HealthWatch(Thread):
 def try_attack(attack: Attack, patience: float = 120.0) -> Effect:
     """Start a server, send the attack, and return what it did."""
     request = attack.request()
-    with servers.singletree() as server:
+    with servers.singletree_before_vllm() as server:
         read_streams(server.port, [post("/v1/chat/completions", _FIRST)], b"{")
         wait_idle(server.pid)
         watch = HealthWatch(server.port)
