@@ -20,7 +20,7 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 70_894,
+    "lines": 70_892,
     "modules": 348,
     "lines of the core": 35_235,
     "lines that --engine-url loads": 33_797,

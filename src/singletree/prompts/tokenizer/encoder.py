@@ -121,14 +121,13 @@ class SegmentEncoder:
                 self._reference = tokenizers.Tokenizer.from_buffer(
                     zlib.decompress(packed) if self._is_packed else packed
                 )
+                return_freed_memory()
             self._vocabulary = self._vocabulary or self._reference
             return self._reference
 
-    def load_once(self) -> bool:
-        if self._vocabulary is not None:
-            return False
-        self.load()
-        return True
+    def load_once(self) -> None:
+        if self._vocabulary is None:
+            self.load()
 
     def id_to_token(self, token_id: int) -> str | None:
         vocabulary = self.load() if self._vocabulary is None else self._vocabulary

@@ -286,9 +286,8 @@ class Tokenizer:
 
     def load(self) -> None:
         """Load what is needed to encode, if that was put off. Takes half a second; other threads may encode."""
-        loaded = [encoder.load_once() for encoder in (self._first, self._later)]
-        if any(loaded):
-            return_freed_memory()
+        for encoder in (self._first, self._later):
+            encoder.load_once()
 
     def load_in_background(self) -> None:
         """Do the same in a thread. The program does not exit before the thread has ended."""
