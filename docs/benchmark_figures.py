@@ -9,6 +9,7 @@ from benchmarks import compare_report, documents, product_report
 from benchmarks.figures import newest
 
 import check_page
+import comparison_page
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,19 +21,19 @@ def page() -> str:
 
 def comparison() -> str:
     """Return docs/comparison.md with the tables of the kept runs of ``make compare`` and ``make compare-gpu``."""
-    timed = compare_report.timed_page(compare_report.read(compare_report.GPU_FILE))
-    blocks = {"comparison": compare_report.page(compare_report.read()), "comparison-gpu": timed}
+    timed = comparison_page.timed_page(compare_report.read(compare_report.GPU_FILE))
+    blocks = {"comparison": comparison_page.page(compare_report.read()), "comparison-gpu": timed}
     return documents.with_parts(ROOT / "docs" / "comparison.md", blocks)
 
 
 def charts() -> Mapping[str, str]:
     """Return the charts of the kept run of ``make compare``, by file name below docs/pictures."""
-    return compare_report.pictures(compare_report.read())
+    return comparison_page.pictures(compare_report.read())
 
 
 def readme() -> str:
     """Return README.md with six figures of the newest measurements, and the score cards, between its marks."""
-    own, other = compare_report.in_place(compare_report.read(), "vLLM")
+    own, other = comparison_page.in_place(compare_report.read(), "vLLM")
     early, late = check_page.call_delays("messages")
     felt = [
         [

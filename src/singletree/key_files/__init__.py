@@ -1,1 +1,0 @@
-"""API keys in a file: with names, rights and rates, stored as digests, and read again when the file changes."""
