@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import singletree
+from source import DOORS
 
 _PACKAGE = "singletree"
 _TEMPLATE = "<template>"
@@ -117,7 +118,8 @@ def area_of(module: str) -> str | None:
     top, *parts = module.split(".")
     depth = 2 if parts[:1] == ["server"] else 1
     folder = "/".join(parts[:depth])
-    return folder if top == _PACKAGE and len(parts) >= depth and (_FOLDER / folder).is_dir() else None
+    is_area = len(parts) >= depth and (folder in DOORS or (_FOLDER / folder).is_dir())
+    return folder if top == _PACKAGE and is_area else None
 
 
 class AreaCrossings:

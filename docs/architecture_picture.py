@@ -9,13 +9,13 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.append(str(DOCS.parent / "tests"))
 
-from source import area, imports, modules, room  # noqa: E402
+from source import DOORS, area, imports, modules, room  # noqa: E402
 
 Edges = Mapping[str, set[str]]
 
 
 def picture() -> str:
-    """Return a Mermaid flowchart: areas with folders are boxes around their rooms, arrows point to what is imported.
+    """Return a Mermaid flowchart: areas with rooms are boxes around their rooms, arrows point to what is imported.
 
     An arrow that follows from two others is left out. Rooms of one area with the same arrows share a node. The modules
     at the top of the package (``conversation``, ``events`` …), which everything imports, have no node.
@@ -36,8 +36,8 @@ def picture() -> str:
 
 
 def _edges() -> tuple[Edges, dict[str, Edges]]:
-    """Return the imports between areas, and for each area with folders the imports between its rooms."""
-    folders = {m.area for m in modules() if m.path.name == "__init__.py"}
+    """Return the imports between areas, and for each area with rooms the imports between its rooms."""
+    folders = {m.area for m in modules() if m.path.name == "__init__.py"} | DOORS
     nested = {m.area for m in modules() if m.path.name == "__init__.py" and room(m.name)}
     between: dict[str, set[str]] = {name: set() for name in folders if name}
     inside: dict[str, dict[str, set[str]]] = {name: {} for name in nested}

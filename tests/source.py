@@ -39,7 +39,7 @@ DOORS = {
     "turn_stores",
     "websockets",
 }
-"""Packages that the core does not import: ``server.doors`` loads them when a setting asks for one."""
+"""Packages and modules that the core does not import: ``server.doors`` loads them when a setting asks for one."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

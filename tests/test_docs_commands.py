@@ -21,7 +21,7 @@ from cyclopts.exceptions import CycloptsError
 from singletree.cli import app
 from singletree.cli.model_tables import with_each_model
 from singletree.errors import SingletreeError
-from singletree.key_files.key_file import KeyFile
+from singletree.key_files import KeyFile
 from source import PACKAGE, ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.md")])

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from singletree.budgets.budget import read_budget
+from singletree.budgets import read_budget
 from singletree.errors import BadConfiguration, RateLimited
 from singletree.server.settings.api_keys import NOBODY, ApiKey, ChangeLevel, Right, digest_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from singletree.budgets.budget import Budget, Limit, read_budget, repetitions, rounds_of
+from singletree.budgets import Budget, Limit, read_budget, repetitions, rounds_of
 from singletree.conversation import Text, ToolCall, ToolResult, Turn
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import TurnMemory

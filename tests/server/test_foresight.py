@@ -12,7 +12,7 @@ import pytest
 
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
 from singletree.engines.outlook import Outlook
-from singletree.foresight.foresight import UNKNOWN_PAUSE
+from singletree.foresight import UNKNOWN_PAUSE
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.config import Config
 from singletree.testing.scripted_engine import ScriptedEngine

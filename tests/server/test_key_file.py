@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from singletree import key_files
 from singletree.errors import BadConfiguration, RateLimited
-from singletree.key_files import key_file
-from singletree.key_files.key_file import KeyFile, RequestRate, key
+from singletree.key_files import KeyFile, RequestRate, key
 from singletree.server.settings.api_keys import RIGHTS, digest_of
 from singletree.server.settings.config import Config
 
@@ -107,7 +107,7 @@ async def test_keys_that_share_have_one_memory(tmp_path: Path) -> None:
 async def test_a_changed_file_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(key_file, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(key_files, "_CHECK_SECONDS", 0.0)
     path = tmp_path / "keys.toml"
     async with served_with(path, entry("alice", "a")) as served:
         assert (await client(served, "b").get("/v1/models")).status == 401
@@ -124,7 +124,7 @@ async def test_a_changed_file_is_read_again(
 
 
 async def test_a_connection_ends_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_file, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(key_files, "_CHECK_SECONDS", 0.0)
     path = tmp_path / "keys.toml"
     async with (
         served_with(path, entry("alice", "a")) as served,
@@ -183,7 +183,7 @@ def test_a_rate_comes_back_evenly() -> None:
 
 
 def test_a_file_that_changes_begins_no_new_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_file, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(key_files, "_CHECK_SECONDS", 0.0)
     path = tmp_path / "keys.toml"
     path.write_text(entry("a", "one", requests_per_minute=1))
     keys = KeyFile(path)

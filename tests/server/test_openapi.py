@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from singletree.openapi.routes import describe_api
+from singletree.openapi import describe_api
 from singletree.server.http.route_table import ROUTES
 
 from .serving import MODEL, serving

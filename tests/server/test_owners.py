@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from singletree.foresight.foresight import Foresight
+from singletree.foresight import Foresight
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.http.route_table import routes_of
 from singletree.server.http.service import Service

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from singletree import key_files
 from singletree.conversation import AgentContext
 from singletree.errors import BadConfiguration, RateLimited
-from singletree.key_files import key_file
-from singletree.key_files.key_file import KeyFile, RequestRate
+from singletree.key_files import KeyFile, RequestRate
 from singletree.processes import shared_state
 from singletree.processes.served_process import join_processes
 from singletree.processes.shared_state import SharedCosts, SharedMap, SharedState, share_state
@@ -157,7 +157,7 @@ def test_the_requests_a_minute_of_a_name_are_those_of_all_processes(
     two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, now = tmp_path / "keys.toml", [0.0]
-    monkeypatch.setattr(key_file, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(key_files, "_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(RequestRate.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
     path.write_text(entry("a", "one", requests_per_minute=2) + entry("b", "two", requests_per_minute=1))
     here, there = (KeyFile(path) for _ in two)

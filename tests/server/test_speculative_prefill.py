@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from singletree.foresight import foresight
+from singletree import foresight
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.turn.generation import Generation
 

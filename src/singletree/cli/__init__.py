@@ -34,7 +34,7 @@ _COMMANDS = {
     "inspect": ("singletree.cli.inspector:inspect", "Open the page that shows what the agents do."),
     "tail": ("singletree.cli.session_commands:tail", "Print each request of a running server as it ends."),
     "traces": ("singletree.cli.traces:app", "Check captured sessions, and write them for trainers."),
-    "key": ("singletree.key_files.key_file:key", "Make an API key for the file of --key-file."),
+    "key": ("singletree.key_files:key", "Make an API key for the file of --key-file."),
     "completion": (
         "singletree.cli:completion",
         "Print the script with which a shell completes commands and flags.",

@@ -126,9 +126,7 @@ DOORS: Mapping[str, Door] = {
     "raw tokens": Door(
         "singletree.raw_tokens.routes", "ROUTES", _ROUTES, "a request with a prompt as text or token ids"
     ),
-    "description of the API": Door(
-        "singletree.openapi.routes", "ROUTES", _ROUTES, "a request for /openapi.json"
-    ),
+    "description of the API": Door("singletree.openapi", "ROUTES", _ROUTES, "a request for /openapi.json"),
     "stored responses": Door(
         "singletree.stored_responses.store",
         "open_store",
@@ -183,11 +181,9 @@ DOORS: Mapping[str, Door] = {
         _ROUTES,
         "a request for a stored response or a conversation",
     ),
-    "key file": Door(
-        "singletree.key_files.key_file", "KeyFile", "server.settings.api_keys.OpenKeyFile", "--key-file"
-    ),
+    "key file": Door("singletree.key_files", "KeyFile", "server.settings.api_keys.OpenKeyFile", "--key-file"),
     "session forks": Door(
-        "singletree.session_forks.routes",
+        "singletree.session_forks",
         "ROUTES",
         _ROUTES,
         "a request that forks or moves a session, or reads its turns",
@@ -199,13 +195,13 @@ DOORS: Mapping[str, Door] = {
         "a request with pictures or documents",
     ),
     "budgets": Door(
-        "singletree.budgets.budget",
+        "singletree.budgets",
         "Budgets",
         "server.http.service.OpenBudgets",
         "--session-budget, --subagent-budget, --key-budget, x-singletree-budget",
     ),
     "foresight": Door(
-        "singletree.foresight.foresight",
+        "singletree.foresight",
         "Foresight",
         "server.answers.observer.Foresees",
         "an engine that reads outlooks, the hint speculative_prefill",
