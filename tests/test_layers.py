@@ -103,8 +103,7 @@ ROOMS: dict[str, list[set[str]]] = {
     ],
     "ray": [
         {"application"},
-        {"server_replica"},
-        {"engine_replica"},
+        {"replicas"},
     ],
     "server": [
         {"http"},

@@ -20,8 +20,8 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 70_883,
-    "modules": 343,
+    "lines": 70_825,
+    "modules": 336,
     "lines of the core": 35_228,
     "lines that --engine-url loads": 33_790,
 }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from singletree.errors import WeightsUnavailable
-from singletree.model_files.wheels import WheelFile, WheelMember
+from singletree.model_files.built_in import WheelFile, WheelMember
 
 
 def make_wheel(folder: Path, package: str, members: dict[str, bytes], version: str = "1.0") -> Path:

@@ -17,8 +17,7 @@ from singletree.errors import BadConfiguration
 from singletree.llamacpp import prefix_files
 from singletree.llamacpp.prefix_files import PrefixFiles, pack_ids
 from singletree.llamacpp.process import LlamaProcess
-from singletree.llamacpp.state_files import StateOrigin
-from singletree.llamacpp.state_seal import StateSeal
+from singletree.llamacpp.state_files import StateOrigin, StateSeal
 
 ORIGIN = StateOrigin("model", "build", "settings", "model.gguf")
 IDS = pack_ids(range(1000))

@@ -16,9 +16,9 @@ from singletree.engines.checkpoint import DEFAULT_MODEL, cache_folder, known_mod
 from singletree.engines.progress import shown_step
 from singletree.errors import WeightsUnavailable
 from singletree.model_files import built_in
+from singletree.model_files.built_in import PACKAGED_FILES
 from singletree.model_files.hub import HubUnreachable
 from singletree.model_files.resolve import resolve
-from singletree.model_files.wheels import PACKAGED_FILES
 from tiny_gguf import tiny_gguf
 
 ID = f"HuggingFaceTB/{DEFAULT_MODEL}"

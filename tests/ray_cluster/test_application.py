@@ -99,7 +99,7 @@ def test_an_engine_gets_the_gpus_that_its_arguments_ask_for(engine: str, words: 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_an_engine_publishes_its_kv_events_where_it_says(engine: str) -> None:
     from singletree.ray.application import read_ray_settings
-    from singletree.ray.engine_replica import publish_kv_events
+    from singletree.ray.replicas import publish_kv_events
 
     arguments = {"engine": engine, "model": "m", "engines": 2, "publish_kv_events": "true"}
     settings = read_ray_settings(arguments)
@@ -117,7 +117,7 @@ def test_an_engine_publishes_its_kv_events_where_it_says(engine: str) -> None:
 @inside
 @pytest.mark.parametrize("word", ["--kv_events_config={}", "--data-parallel-size=2", "-dp"])
 def test_settings_of_the_users_own_are_left_alone(word: str) -> None:
-    from singletree.ray.engine_replica import can_publish
+    from singletree.ray.replicas import can_publish
 
     config = Config(engine="vllm", engine_arguments=("--enforce-eager",))
     assert can_publish(config)

@@ -11,8 +11,8 @@ from scale.databases import Database
 from server.store_contract import *  # noqa: F403
 from server.store_contract import OpenStore, ids, turn
 from singletree.errors import BadConfiguration, Overloaded
-from singletree.stored_responses import postgres as postgres_module
-from singletree.stored_responses.postgres import PostgresDatabase
+from singletree.stored_responses import database as database_module
+from singletree.stored_responses.database import PostgresDatabase
 from singletree.stored_responses.store import Store
 
 pytestmark = pytest.mark.scale
@@ -58,7 +58,7 @@ async def test_one_that_is_away_is_refused_in_words(
     open_store: OpenStore, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(2**30)
-    monkeypatch.setattr(postgres_module, "_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(database_module, "_PAUSE_SECONDS", 1000.0)
     postgres.stop()
     try:
         for _ in range(2):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from singletree.cli import main
-from singletree.cli.machine import AGENT_WINDOW, MODEL_SIZES, ModelSize, find_fits
+from singletree.cli.doctor import AGENT_WINDOW, MODEL_SIZES, ModelSize, find_fits
 from singletree.engines.checkpoint import known_models
 from singletree.engines.devices import Gpu
 
@@ -53,7 +53,7 @@ def test_doctor_shows_the_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = (Gpu("NVIDIA H100", 80 * GIB, 79 * GIB),)
-    monkeypatch.setattr("singletree.cli.machine.find_gpus", lambda: gpus)
+    monkeypatch.setattr("singletree.cli.doctor.find_gpus", lambda: gpus)
     main(["doctor", "--machine"])
     shown = capsys.readouterr().out
     for words in (

@@ -47,7 +47,7 @@ _COMMANDS = {
 }
 
 _SESSION_COMMANDS = {
-    "cost": ("singletree.cli.session_cost:cost", "Show what sessions cost, and by whose fault."),
+    "cost": ("singletree.cli.session_commands:cost", "Show what sessions cost, and by whose fault."),
     "fork": ("singletree.cli.session_forks:fork_to_model", "Let another model go on with a session."),
     "compare": ("singletree.cli.session_forks:compare_sessions", "Show two sessions side by side."),
     "drain": ("singletree.cli.session_forks:drain_model", "Let another model answer all requests for one."),

@@ -17,8 +17,7 @@ from singletree.llamacpp.parking import MEMORY_FOLDER
 from singletree.llamacpp.prefix_files import PrefixFiles
 from singletree.llamacpp.process import LlamaProcess
 from singletree.llamacpp.slots import HeldState, SlotActions
-from singletree.llamacpp.state_files import read_state_origin
-from singletree.llamacpp.state_seal import StateSeal
+from singletree.llamacpp.state_files import StateSeal, read_state_origin
 
 _LOG = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from singletree.llamacpp.state_files import KEY_DIGITS, StateFile, StateOrigin, write_state
-from singletree.llamacpp.state_seal import StateSeal
+from singletree.llamacpp.state_files import KEY_DIGITS, StateFile, StateOrigin, StateSeal, write_state
 from singletree.model_files.saved_cache import oldest_beyond
 from singletree.prefixes import common_text_prefix
 from singletree.private_files import open_private

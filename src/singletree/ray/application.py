@@ -20,8 +20,7 @@ from ray.serve import Application
 from singletree.cli.flags import read_settings
 from singletree.cli.model_tables import with_each_model
 from singletree.errors import BadConfiguration
-from singletree.ray.engine_replica import EngineReplica, can_publish
-from singletree.ray.server_replica import ServerReplica
+from singletree.ray.replicas import EngineReplica, ServerReplica, can_publish
 from singletree.server.settings.config import Config
 
 GPU_FLAGS: dict[str, tuple[str, ...]] = {

@@ -320,7 +320,7 @@ def open_store(config: Config) -> Store | None:
     if config.store_url is None:
         store, cure = Store(path, config.store_limit), "give a file that can be written with --store-path"
     else:
-        from singletree.stored_responses.postgres import PostgresDatabase
+        from singletree.stored_responses.database import PostgresDatabase
 
         store = Store(PostgresDatabase(config.store_url), config.store_limit)
         cure = "start the database, or correct the URL"
