@@ -7,12 +7,14 @@ Outside that environment the one test here runs this file inside it. SGLang's ke
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import pytest_asyncio
@@ -104,11 +106,17 @@ def test_a_killed_server_finds_again_what_it_saved(tmp_path: Path) -> None:
         while len(list((tmp_path / "saved").rglob("*.bin"))) < len(prompt) // real_sglang.PAGE:
             assert time.monotonic() < deadline, "the pages of the prompt were not saved"
             time.sleep(0.2)
+    serve = ["--capture", str(tmp_path / "captures"), *serve]
     with killed([*serve, *real_sglang.SAVES], tmp_path / "log") as port:
         restored = complete(port, prompt, 8)
+        name = json.dumps({"new_version": "step-1"}).encode()
+        with urlopen(f"http://127.0.0.1:{port}/update_weight_version", name) as answer:
+            assert json.load(answer)["salts"]
+        named = complete(port, prompt, 8)
     assert cold.cached == 0
     assert restored.cached == (len(prompt) - 1) // real_sglang.PAGE * real_sglang.PAGE
-    assert restored.token_ids == cold.token_ids
+    assert restored.token_ids == cold.token_ids == named.token_ids
+    assert named.cached == 0, "what other weights have computed was read from memory or from a file"
 
 
 @inside
