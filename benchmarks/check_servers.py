@@ -16,12 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import compare_servers, peers, servers
+from benchmarks.servers import Running
 from engines import real_sglang, real_vllm, scripted_llama
 from singletree.checking.contract import CHECKS
 
 CARDS = Path(__file__).with_name("results") / "check"
-SECONDS = 600
-"""The limit of one card: the machine may be busy."""
+SECONDS, _START_SECONDS = 600, 300
+"""The limits of one card, and of a start: the machine may be busy."""
 
 _LLAMA_SERVER = {
     "model_alias": "org/smollm2",
@@ -35,59 +36,43 @@ _LLAMA_SERVER = {
 }
 
 
-@contextmanager
-def _singletree(*flags: str) -> Iterator[str]:
-    with servers.singletree(flags=flags, patience=300) as server:
-        yield server.url
+def _singletree(*flags: str) -> AbstractContextManager[Running]:
+    return servers.singletree(flags=flags, patience=_START_SECONDS)
 
 
-@contextmanager
-def _llama_server() -> Iterator[str]:
+def _llama_server() -> AbstractContextManager[Running]:
     from singletree.engines.checkpoint import DEFAULT_MODEL
     from singletree.model_files.resolve import resolve
 
     port, model = real_vllm.free_port(), str(resolve(DEFAULT_MODEL, gguf=True).path)
     settings = {**_LLAMA_SERVER, "model.path": model, "hostnames": ["127.0.0.1"], "port": port}
     command = [sys.executable, "-c", scripted_llama.SERVE, json.dumps(settings)]
-    with servers.running("llama-server", port, command, patience=300) as server:
-        yield server.url
+    return servers.running("llama-server", port, command, patience=_START_SECONDS)
+
+
+def _vllm() -> AbstractContextManager[Running]:
+    return real_vllm.running("--enable-auto-tool-choice", "--tool-call-parser", "hermes", max_model_len=8192)
 
 
 @contextmanager
-def _vllm() -> Iterator[str]:
-    with real_vllm.running(
-        "--enable-auto-tool-choice", "--tool-call-parser", "hermes", max_model_len=8192
-    ) as server:
-        yield server.url
-
-
-@contextmanager
-def _litellm() -> Iterator[str]:
+def _litellm() -> Iterator[Running]:
     if compare_servers.missing(["LiteLLM"]):
         raise SystemExit("LiteLLM cannot be installed here")
-    with _vllm() as engine, compare_servers.litellm(engine, real_vllm.MODEL, [real_vllm.MODEL]) as url:
-        yield url
+    with _vllm() as engine, compare_servers.litellm(engine.url, real_vllm.MODEL, [real_vllm.MODEL]) as server:
+        yield server
 
 
-@contextmanager
-def _sglang() -> Iterator[str]:
+def _sglang() -> AbstractContextManager[Running]:
     # Forced calls need the grammars that SGLang chooses by itself; the tests' own choice compiles none of them.
     flags = ["--tool-call-parser", "hermes", "--grammar-backend", "xgrammar"]
     flags += ["--context-length", "8192", "--max-total-tokens", "32768"]
-    with real_sglang.running_sglang(*flags) as server:
-        yield server.url
-
-
-@contextmanager
-def _dynamo() -> Iterator[str]:
-    with servers.dynamo("Dynamo") as server:
-        yield server.url
+    return real_sglang.running_sglang(*flags)
 
 
 _WORKER_LACKS = ("overflow-words", "cached-tokens")
 """What the scripted worker, and not Dynamo, lacks: it takes prompts of any length, and has no cache."""
 
-SERVERS: dict[str, tuple[str, Callable[[], AbstractContextManager[str]], str]] = {
+SERVERS: dict[str, tuple[str, Callable[[], AbstractContextManager[Running]], str]] = {
     "singletree-scripted": (
         "singletree, scripted engine",
         lambda: _singletree("--engine", "scripted", "--context-window", "20000"),
@@ -102,7 +87,7 @@ SERVERS: dict[str, tuple[str, Callable[[], AbstractContextManager[str]], str]] =
     "vllm": ("vLLM's own server, SmolLM2", _vllm, real_vllm.VLLM),
     "sglang": ("SGLang's own server, SmolLM2", _sglang, real_sglang.SGLANG),
     "litellm": ("LiteLLM before vLLM, SmolLM2", _litellm, compare_servers.LITELLM),
-    "dynamo": ("Dynamo's frontend, scripted worker", _dynamo, peers.DYNAMO_VERSION),
+    "dynamo": ("Dynamo's frontend, scripted worker", lambda: servers.dynamo("Dynamo"), peers.DYNAMO_VERSION),
 }
 """By the name of the card: what it is, how it is started, its version."""
 
@@ -111,7 +96,8 @@ def measure(name: str) -> None:
     """Start a server, check it, and write its card."""
     title, start, installed = SERVERS[name]
     file = CARDS / f"{name}.json"
-    with start() as url:
+    with start() as server:
+        url = server.url
         command = [sys.executable, "-m", "singletree", "check", url, "--json", str(file)]
         command += ["--seconds", str(SECONDS)]
         if name == "dynamo":

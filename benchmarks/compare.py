@@ -206,8 +206,8 @@ def measure(
             with _started(played, shape, row, scripts) as real:
                 bench = Bench(model, real, count, root, shape)
                 for server in sharing:
-                    with rows[server].front(real) as url:
-                        for cell in _row(bench, server, url, names, bodies, rows[server]):
+                    with rows[server].front(real) as front:
+                        for cell in _row(bench, server, front.url, names, bodies, rows[server]):
                             longest[cell.session] = max([longest.get(cell.session, 0), *cell.prompts])
                             yield cell
         except _UNABLE as error:
@@ -245,9 +245,9 @@ def _crowded(
 
 def _again(bench: Bench, rows: Mapping[str, Row], bodies: Mapping[str, Sequence[Sent]]) -> Iterator[Cell]:
     for server, row in rows.items():
-        with row.front(bench.engine) as url:
+        with row.front(bench.engine) as front:
             for name, sent in bodies.items():
-                yield bench.recorded(name, server, url, sent, row.refuses)
+                yield bench.recorded(name, server, front.url, sent, row.refuses)
 
 
 def _started(model: Scripted, shape: str, row: Row, scripts: Path) -> AbstractContextManager[Engine]:

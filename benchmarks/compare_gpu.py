@@ -218,7 +218,7 @@ def measure(
             bench = Bench(recording.model(root / f"{shape}-again"), real, recording.turns, root)
             bench.recorded("warm-up", "vLLM", real.url, recording.sessions[_SESSIONS[0]][:1])
             with ExitStack() as running:
-                urls = {server: running.enter_context(ROWS[server].front(real)) for server in _SERVERS}
+                urls = {server: running.enter_context(ROWS[server].front(real)).url for server in _SERVERS}
                 for session, sent in recording.sessions.items():
                     for server, url in urls.items():
                         cell = bench.recorded(session, server, url, sent, timed=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import peers, servers
+from benchmarks.servers import Running
 from benchmarks.template_models import Scripted
 from clients.served import SAMPLER, Play
 from engines import real_sglang, real_vllm, scripted_llama
@@ -232,18 +233,16 @@ def sglang_engine(model: Scripted, scripts: Path) -> Iterator[Engine]:
 _KEY = "one key: each singletree of a run reads the turns that another one generated"
 
 
-@contextmanager
-def _singletree(engine: Engine) -> Iterator[str]:
+def _singletree(engine: Engine) -> AbstractContextManager[Running]:
     flags = ("--engine-url", engine.url, "--engine", engine.kind, "--model", str(engine.model))
     names = ("--model-name", NAMES[0], "--model-name", NAMES[1])
     key = ("--capsule-key", _KEY)
-    with servers.singletree(flags=(*flags, *names, *key), patience=_READY_SECONDS) as server:
-        yield server.url
+    return servers.singletree(flags=(*flags, *names, *key), patience=_READY_SECONDS)
 
 
 @contextmanager
-def litellm(engine: str, model: str, names: Sequence[str]) -> Iterator[str]:
-    """LiteLLM's proxy, with ``model`` of the vLLM at the URL ``engine`` under ``names``; its URL."""
+def litellm(engine: str, model: str, names: Sequence[str]) -> Iterator[Running]:
+    """LiteLLM's proxy, with ``model`` of the vLLM at the URL ``engine`` under ``names``."""
     port = real_vllm.free_port()
     parameters = {"model": f"hosted_vllm/{model}", "api_base": f"{engine}/v1", "api_key": "none"}
     models = [{"model_name": name, "litellm_params": parameters} for name in names]
@@ -254,14 +253,12 @@ def litellm(engine: str, model: str, names: Sequence[str]) -> Iterator[str]:
         command += ["--host", "127.0.0.1", "--telemetry", "False"]
         environment = os.environ | _LITELLM_SETTINGS
         with servers.running("LiteLLM", port, command, environment, _READY_SECONDS) as server:
-            yield server.url
+            yield server
 
 
-@contextmanager
-def _dynamo(engine: Engine) -> Iterator[str]:
+def _dynamo(engine: Engine) -> AbstractContextManager[Running]:
     settings = {"WORKER_ENGINE": engine.url, "WORKER_CALLS": engine.calls}
-    with servers.dynamo("Dynamo", model=engine.model, names=NAMES, settings=settings) as server:
-        yield server.url
+    return servers.dynamo("Dynamo", model=engine.model, names=NAMES, settings=settings)
 
 
 _LITELLM_SETTINGS = {
@@ -286,14 +283,14 @@ def _install_litellm() -> None:
         (_LITELLM / ".ready").touch()
 
 
-FrontEnd = Callable[[Engine], AbstractContextManager[str]]
+FrontEnd = Callable[[Engine], AbstractContextManager[Running]]
 
 
 class Row(NamedTuple):
     """A row of the tables.
 
     Attributes:
-        front: what is started in front of the engine; the URL that a harness is given.
+        front: what is started in front of the engine, which a harness is given.
         engine: flags of vLLM, or settings of llama.cpp's server, which then has a process of its own.
         opens: whether the chat template takes a ``system`` message anywhere.
         settings: variables of the harness.
@@ -308,35 +305,31 @@ class Row(NamedTuple):
     refuses: Sequence[str] = ()
 
 
-def _own(engine: Engine) -> AbstractContextManager[str]:
-    return nullcontext(engine.url)
-
-
 _ENCRYPTED = ("input.encrypted_content",)
 _COUNTDOWN_OFF = {"CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off"}
 ROWS: Mapping[str, Row] = {
     "singletree": Row(_singletree),
-    "vLLM": Row(_own, refuses=_ENCRYPTED),
+    "vLLM": Row(nullcontext, refuses=_ENCRYPTED),
     "LiteLLM": Row(lambda engine: litellm(engine.url, NAMES[0], NAMES)),
     "Dynamo": Row(_dynamo),
-    "vLLM, countdown off": Row(_own, settings=_COUNTDOWN_OFF),
-    "vLLM, open template": Row(_own, opens=True, refuses=_ENCRYPTED),
+    "vLLM, countdown off": Row(nullcontext, settings=_COUNTDOWN_OFF),
+    "vLLM, open template": Row(nullcontext, opens=True, refuses=_ENCRYPTED),
 }
 # Claude Code writes "updates" there, and leaves it out once a server has refused it. The blocks are what singletree has
 # a client carry, as _ENCRYPTED is on Responses: no other server would have given it.
 _REFUSED_BY_SGLANG = ("thinking.display", "messages.content.redacted_thinking")
 SGLANG_ROWS: Mapping[str, Row] = {
     "singletree": Row(_singletree),
-    "SGLang": Row(_own, refuses=_REFUSED_BY_SGLANG),
-    "SGLang, open template": Row(_own, opens=True, refuses=_REFUSED_BY_SGLANG),
+    "SGLang": Row(nullcontext, refuses=_REFUSED_BY_SGLANG),
+    "SGLang, open template": Row(nullcontext, opens=True, refuses=_REFUSED_BY_SGLANG),
 }
 LLAMA_ROWS: Mapping[str, Row] = {
     "singletree": Row(_singletree),
-    "llama.cpp": Row(_own),
-    "llama.cpp, open template": Row(_own, opens=True),
-    "llama.cpp, open template, countdown off": Row(_own, opens=True, settings=_COUNTDOWN_OFF),
-    "llama.cpp, open template, --swa-full": Row(_own, {"swa_full": True}, opens=True),
-    "llama.cpp, open template, --cache-reuse 256": Row(_own, {"n_cache_reuse": 256}, opens=True),
+    "llama.cpp": Row(nullcontext),
+    "llama.cpp, open template": Row(nullcontext, opens=True),
+    "llama.cpp, open template, countdown off": Row(nullcontext, opens=True, settings=_COUNTDOWN_OFF),
+    "llama.cpp, open template, --swa-full": Row(nullcontext, {"swa_full": True}, opens=True),
+    "llama.cpp, open template, --cache-reuse 256": Row(nullcontext, {"n_cache_reuse": 256}, opens=True),
 }
 """Rows on vLLM, SGLang and llama.cpp: the servers as they come, and the workarounds that their users are given."""
 

@@ -13,12 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks import peers
 from benchmarks.processor import cpu_seconds
 from engines.real_vllm import ROOT, free_port, stop_server
 
 MODEL = "qwen3"
+
+
+class Running(Protocol):
+    """What runs, whoever started it."""
+
+    @property
+    def url(self) -> str: ...
+
+
 START_SECONDS = 90.0
 
 
