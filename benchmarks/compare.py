@@ -18,10 +18,11 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import date
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
-from benchmarks import compare_report, documents, peers, processor
+from benchmarks import compare_report, peers, processor
 from benchmarks.compare_report import Cell, Comparison
 from benchmarks.compare_servers import (
     LLAMA_ROWS,
@@ -312,7 +313,7 @@ def main() -> None:
     options.templates = options.templates or peers.ensure_templates()
     templates = dict.fromkeys(name.partition("@")[0] for name in options.models)
     result = Comparison(
-        documents.today(),
+        date.today().isoformat(),
         processor.machine(),
         options.turns,
         {name: version for name, version in versions().items() if any(row.startswith(name) for row in rows)},

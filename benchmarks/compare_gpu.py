@@ -26,12 +26,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks import compare_report, compare_servers, compare_sessions, documents, peers, processor
+from benchmarks import compare_report, compare_servers, compare_sessions, peers, processor
 from benchmarks.compare import Bench
 from benchmarks.compare_report import Cell, Comparison
 from benchmarks.compare_servers import NAMES, ROWS, TINY, Host
@@ -274,7 +275,7 @@ def _measure(recording: Recording, options: argparse.Namespace, root: Path) -> N
     )
     name, source = recording.template
     result = Comparison(
-        documents.today(),
+        date.today().isoformat(),
         f"{device}; {processor.machine()}",
         recording.turns,
         {"vLLM": versions[0], "PyTorch": versions[1], "recorded from": recording.harness},

@@ -14,15 +14,18 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import date
 
 from tokenizers import Tokenizer
 
-from benchmarks import documents, figures, peers, product_report, servers
+from benchmarks import figures, peers, servers
 from benchmarks.figures import DYNAMO, FAST_DYNAMO, Result
 from benchmarks.processor import Watch, calibrate, machine
 from benchmarks.product_parts import PARTS, Bench
 from benchmarks.stream_reader import WrongAnswer
+from benchmarks.targets import verdicts
 from singletree import __version__
 
 _ALONE = frozenset({"starts", "streams", "memory"})
@@ -60,8 +63,23 @@ def _measure(bench: Bench, names: list[str]) -> None:
     run(bench, [name for name in names if name in _ALONE])
 
 
+def _lines(result: Result) -> Iterator[str]:
+    """Yield the medians of each figure, and which miss their targets."""
+    for name, figure in result.figures.items():
+        yield f"{name}, {figure.unit}: " + ", ".join(
+            f"{figure.median(each):,.2f} {each}" for each in figure.values
+        )
+    for verdict in verdicts(result):
+        if verdict.is_met is False:
+            beside, most = (
+                f" times {verdict.target.peer}'s" if verdict.target.peer else "",
+                verdict.target.bound,
+            )
+            yield f"missed: {verdict.name} is {verdict.value:.2f}{beside}; the target is at most {most:g}"
+
+
 def main() -> None:
-    """Install, look, measure, write, and print the page."""
+    """Install, look, measure, write, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.product", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two minutes; figures are rough")
     parser.add_argument("--alone", action="store_true", help="measure singletree without Dynamo")
@@ -76,9 +94,11 @@ def main() -> None:
     others = round(watch.stop().others / _LOOK_SECONDS, 3)
     times = [calibrate() for _ in range(12)]
     spread = round(max(times) / min(times), 3)
-    result = Result(__version__, documents.today(), machine(), options.quick, others, spread)
+    result = Result(__version__, date.today().isoformat(), machine(), options.quick, others, spread)
     if not result.is_quiet:
-        print(product_report.conditions(result), file=sys.stderr, flush=True)
+        print(
+            f"The machine is not quiet: {others:.2f} cores are busy, a piece of work varies {spread:.2f} times"
+        )
     try:
         if not options.alone:
             peers.install_dynamo()
@@ -87,7 +107,8 @@ def main() -> None:
         result.failed[DYNAMO] = f"it could not be installed: {error}"[:300]
     tokenizer = Tokenizer.from_file(str(peers.QWEN3 / "tokenizer.json"))
     _measure(Bench(result, (), tokenizer, 1 if options.quick else 3, options.quick), names)
-    print(product_report.page(result))
+    for line in _lines(result):
+        print(line)
     print(f"\nwrote {figures.write(result)}; `make docs` makes the documents from it")
     raise SystemExit(int(bool(result.failed)))
 

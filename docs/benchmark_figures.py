@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import compare_report, documents, product_report
+from benchmarks import compare_report
 from benchmarks.figures import newest
 
 import check_page
 import comparison_page
+import page_parts
+import product_page
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def page() -> str:
     """Return docs/benchmarks.md with the newest run between its marks."""
-    return documents.with_parts(ROOT / "docs" / "benchmarks.md", {"product": product_report.page(newest())})
+    return page_parts.with_parts(ROOT / "docs" / "benchmarks.md", {"product": product_page.page(newest())})
 
 
 def comparison() -> str:
     """Return docs/comparison.md with the tables of the kept runs of ``make compare`` and ``make compare-gpu``."""
     timed = comparison_page.timed_page(compare_report.read(compare_report.GPU_FILE))
     blocks = {"comparison": comparison_page.page(compare_report.read()), "comparison-gpu": timed}
-    return documents.with_parts(ROOT / "docs" / "comparison.md", blocks)
+    return page_parts.with_parts(ROOT / "docs" / "comparison.md", blocks)
 
 
 def charts() -> Mapping[str, str]:
@@ -47,5 +49,5 @@ def readme() -> str:
             f"{late} with Dynamo",
         ],
     ]
-    blocks = {"product": product_report.summary(newest(), felt), "cards": check_page.summary()}
-    return documents.with_parts(ROOT / "README.md", blocks)
+    blocks = {"product": product_page.summary(newest(), felt), "cards": check_page.summary()}
+    return page_parts.with_parts(ROOT / "README.md", blocks)

@@ -14,10 +14,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
-from benchmarks.documents import table, today, with_parts
 from benchmarks.figures import FOLDER
 
 from clients import install
+from page_parts import table, today, with_parts
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "certified.md"

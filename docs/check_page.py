@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import documents
-
+import page_parts
 from singletree.checking.contract import CHECKS
 from singletree.checking.verdicts import ALL
 
@@ -20,7 +19,7 @@ _MARKS = {"pass": "✓", "fail": "✗", "not applicable": "–", "undecided": "?
 
 def page() -> str:
     """Return the page with the checks and the tables of the present cards."""
-    return documents.with_parts(DOCS / "check.md", {"cards": f"{_checks()}\n{_cards()}"})
+    return page_parts.with_parts(DOCS / "check.md", {"cards": f"{_checks()}\n{_cards()}"})
 
 
 def summary() -> str:

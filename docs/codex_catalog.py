@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from benchmarks import documents  # noqa: E402
-
+import page_parts  # noqa: E402
 from clients import install  # noqa: E402
 from clients.codex import Codex, Ran  # noqa: E402
 from clients.conftest import TOKENIZER, Workspace  # noqa: E402
@@ -121,7 +120,7 @@ def table(fallback: Case, catalog: Case) -> str:
 def main() -> None:
     """Run both and put the table into the document."""
     shown = table(run(*FALLBACK), run())
-    DOCUMENT.write_text(documents.with_parts(DOCUMENT, {"runs": shown}), encoding="utf-8")
+    DOCUMENT.write_text(page_parts.with_parts(DOCUMENT, {"runs": shown}), encoding="utf-8")
     print(shown)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.compare_report import Cell, Comparison
-from benchmarks.documents import table
 from benchmarks.figures import OWN
+
+from page_parts import table
 
 _COLOURS = {"vLLM": "#d97706", "LiteLLM": "#7c3aed", "Dynamo": "#16a34a"}
 _COLOURS |= {"llama.cpp": "#db2777", OWN: "#2563eb"}

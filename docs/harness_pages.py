@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from benchmarks import documents
+import page_parts
 
 FOLDER = Path(__file__).resolve().parent / "harnesses"
 _WINDOW = 131_072
@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 def page(name: str) -> str:
     """Return the page of a harness, with its settings made anew."""
-    return documents.with_parts(FOLDER / f"{name}.md", {"settings": _settings(name)})
+    return page_parts.with_parts(FOLDER / f"{name}.md", {"settings": _settings(name)})
 
 
 def _settings(name: str) -> str:

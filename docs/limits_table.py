@@ -7,8 +7,7 @@ import inspect
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import documents
-
+import page_parts
 from singletree.request_limits import RequestLimits
 
 DOCS = Path(__file__).resolve().parent
@@ -16,7 +15,7 @@ DOCS = Path(__file__).resolve().parent
 
 def page() -> str:
     """Return the text of serving.md with the present table."""
-    return documents.with_parts(DOCS / "serving.md", {"limits": table()})
+    return page_parts.with_parts(DOCS / "serving.md", {"limits": table()})
 
 
 def table() -> str:

@@ -130,13 +130,12 @@ def family_cases() -> str:
 
 def architecture() -> str:
     """Return the architecture page with its picture and its sizes made anew."""
-    from benchmarks import documents
-
     import loaded_modules
+    import page_parts
     from architecture_picture import picture
 
     parts = {"loaded": loaded_modules.sentence(), "picture": f"```mermaid\n{picture()}```"}
-    return documents.with_parts(DOCS / "architecture.md", parts)
+    return page_parts.with_parts(DOCS / "architecture.md", parts)
 
 
 def check() -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import documents
-
+import page_parts
 from singletree.server.telemetry.tracing import Tracing
 
 DOCS = Path(__file__).resolve().parent
@@ -14,7 +13,7 @@ DOCS = Path(__file__).resolve().parent
 
 def page() -> str:
     """Return the text of metrics.md with the present table."""
-    return documents.with_parts(DOCS / "metrics.md", {"metrics": table()})
+    return page_parts.with_parts(DOCS / "metrics.md", {"metrics": table()})
 
 
 def table() -> str:

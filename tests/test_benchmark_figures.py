@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks import documents, figures, product_report
+from benchmarks import figures
 from benchmarks.figures import DYNAMO, OWN, Figure, Result, slug
 from benchmarks.targets import TARGETS, verdicts
+
+import page_parts
+import product_page
 
 QUIET, LOUD = 0.02, 1.4
 TOKEN = "a token, messages, 16 streams"
@@ -42,7 +45,7 @@ def test_each_figure_is_compared_with_its_target() -> None:
 
 
 def test_the_page_says_what_was_missed_and_what_is_missing() -> None:
-    page = product_report.page(result(failed={"memory": "OSError: no space"}))
+    page = product_page.page(result(failed={"memory": "OSError: no space"}))
     assert "Measured beside Dynamo 1.6.1. Not measured:\n\n- memory: OSError: no space" in page
     assert "| a streamed token, beside Dynamo | 0.53 | ≤ 1.00 × | met |" in page
     assert "| start until ready | 1.20 s | ≤ 1.00 | missed by 1 of 1 |" in page
@@ -50,7 +53,7 @@ def test_the_page_says_what_was_missed_and_what_is_missing() -> None:
     _, _, missed = page.partition("**Figures that miss their target**")
     assert missed.count("- start, seconds 1.20 (≤ 1.00). Where it goes: ") == 1
     assert "not quiet" not in page
-    assert "**The machine was not quiet**" in product_report.page(result(LOUD))
+    assert "**The machine was not quiet**" in product_page.page(result(LOUD))
 
 
 def test_the_readme_shows_six_figures() -> None:
@@ -58,7 +61,7 @@ def test_the_readme_shows_six_figures() -> None:
     made.add("a token, chat, 64 streams", "CPU µs", OWN, 15.0)
     made.add("a token, chat, 64 streams", "CPU µs", DYNAMO, 45.0)
     made.add("a token, responses, 64 streams", "CPU µs", OWN, 16.0)
-    page = product_report.summary(made, [["in place", "99 %", "48 %"], ["delay", "0", "95"]])
+    page = product_page.summary(made, [["in place", "99 %", "48 %"], ["delay", "0", "95"]])
     rows = [line for line in page.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == 6
     assert "| CPU of a streamed token, 64 streams | 15.0 to 16.0 µs | 45.0 µs with Dynamo |" in rows
@@ -74,7 +77,7 @@ def test_every_target_says_where_the_time_goes() -> None:
 def test_the_newest_quiet_full_run_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     assert figures.newest() is None
-    assert "make bench" in product_report.page(None)
+    assert "make bench" in product_page.page(None)
     assert figures.write(result()).name == "1.2.3-intel-xeon-2-cores.json"
     figures.write(result(LOUD, version="1.2.4", date="2026-11-25"))
     figures.write(result(version="1.2.5", date="2026-11-26", is_quick=True))
@@ -99,6 +102,6 @@ def test_a_part_stands_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     marked = "a\n<!-- product: begin -->\n\nold\n\n<!-- product: end -->\nb"
     page.write_text(marked)
-    assert documents.with_parts(page, {"product": "new"}) == marked.replace("old", "new")
+    assert page_parts.with_parts(page, {"product": "new"}) == marked.replace("old", "new")
     with pytest.raises(ValueError, match="no place for gpu: write <!-- gpu: begin -->"):
-        documents.with_parts(page, {"gpu": "text"})
+        page_parts.with_parts(page, {"gpu": "text"})

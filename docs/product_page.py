@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks import documents
 from benchmarks.figures import DYNAMO, MAX_OTHERS, MAX_SPREAD, OWN, Figure, Result
 from benchmarks.targets import TARGETS, Target, Verdict, verdicts
+
+import page_parts
 
 _NONE = "There is no full run yet: `make bench` makes one.\n"
 
@@ -32,7 +33,7 @@ def summary(result: Result | None, others: Sequence[Sequence[str]]) -> str:
         _row("memory, idle, with Qwen3's tokenizer", result, "memory, idle"),
         _row("start until ready", result, "start, seconds"),
     ]
-    return f"{conditions(result)}\n\n{documents.table(['', OWN, 'beside'], rows)}"
+    return f"{conditions(result)}\n\n{page_parts.table(['', OWN, 'beside'], rows)}"
 
 
 def _row(title: str, result: Result, pattern: str) -> list[str]:
@@ -84,7 +85,7 @@ def _targets(found: Sequence[Verdict]) -> str:
             state = f"missed by {missed} of {len(known)}" if missed else "met" if known else "not measured"
             shown = f"{_range(known)}{unit}" if known else "–"
             rows.append([f"{target.title}{beside}", shown, _bound(target), state])
-    return documents.table(["figure", "ratio, or value", "target", ""], rows)
+    return page_parts.table(["figure", "ratio, or value", "target", ""], rows)
 
 
 def _missed(found: Sequence[Verdict]) -> str:
@@ -104,7 +105,7 @@ def _all_figures(result: Result) -> str:
     seconds = sum(result.part_seconds.values())
     return (
         f"**All figures**, median (least–most); the run took {seconds / 60:.0f} minutes\n\n"
-        f"{documents.table(['figure', 'unit', *names], rows)}"
+        f"{page_parts.table(['figure', 'unit', *names], rows)}"
     )
 
 
