@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.counting_work import AreaCrossings, Work, WorkCounter, peak_memory
-from benchmarks.in_memory_server import InMemoryServer
 from benchmarks.tool_session import PROTOCOLS, Protocol, Session, grown, opening, tools
+from server.in_memory_server import InMemoryServer
 from singletree import families
 from singletree.conversation import Tool, ToolCall
 from singletree.parsing.family import Family

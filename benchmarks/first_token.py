@@ -11,18 +11,13 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from benchmarks.processor import machine
-from clients.served import running
-from engines.real_vllm import free_port
-from engines.whole_server import Stream
+from engines.whole_server import Completion, complete, killed
 
 _WRITTEN_SECONDS = 2.0
 """Files of a folder that has not grown for so long are complete."""
@@ -68,40 +63,6 @@ def _compared(one: Completion, other: Completion) -> str:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-@contextmanager
-def killed(serve: Sequence[str], log: Path) -> Iterator[int]:
-    """Serve with the flags on the port that is yielded, until SIGKILL at the end of the block."""
-    port = free_port()
-    with running(["--no-store", *serve], port, log, program=(sys.executable, "-m", "singletree")) as process:
-        complete(port, range(1000, 1064), 1)  # what only the first request of an engine costs
-        yield port
-        process.kill()
-        process.wait()
-
-
-class Completion(NamedTuple):
-    first: float
-    cached: int
-    token_ids: list[int]
-
-
-def complete(port: int, prompt: Sequence[int], count: int) -> Completion:
-    body = {
-        **{"model": "any", "prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True},
-        **{"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True},
-    }
-    began, first, cached = time.monotonic(), 0.0, 0
-    token_ids: list[int] = []
-    with Stream(f"http://127.0.0.1:{port}", "/v1/completions", body) as stream:
-        for event in stream.events():
-            for choice in event["choices"]:
-                token_ids += choice.get("token_ids") or []
-                first = first or (time.monotonic() - began if token_ids else 0.0)
-            if event.get("usage"):
-                cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return Completion(first, cached, token_ids)
 
 
 def main() -> None:

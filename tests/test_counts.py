@@ -9,9 +9,9 @@ import pytest
 from benchmarks import counts
 from benchmarks.counting_work import AreaCrossings, Work, WorkCounter, area_of
 from benchmarks.counts import compare, read
-from benchmarks.in_memory_server import InMemoryServer
 from benchmarks.tool_session import PROTOCOLS, opening
 
+from server.in_memory_server import InMemoryServer
 from singletree import families
 from singletree.parsing.parser import Parser
 

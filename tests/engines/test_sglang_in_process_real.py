@@ -18,7 +18,6 @@ from urllib.request import urlopen
 
 import pytest
 import pytest_asyncio
-from benchmarks.first_token import complete, killed
 
 from engines import real_sglang, real_vllm
 from engines.contract import (
@@ -32,6 +31,7 @@ from engines.contract import (
 )
 from engines.tool_loop import DIALECTS, Dialect, forced_calls
 from engines.vllm_recording import FRANCE, ITALY, JAPAN, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
+from engines.whole_server import complete, killed
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.errors import EngineFailed, InvalidRequest

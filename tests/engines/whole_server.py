@@ -8,13 +8,15 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from clients.harness import SINGLETREE
@@ -222,3 +224,40 @@ class Stream:
     def leave(self) -> None:
         """Close the connection, whatever still comes."""
         self._connection.close()
+
+
+@contextmanager
+def killed(serve: Sequence[str], log: Path) -> Iterator[int]:
+    """Serve with the flags on the port that is yielded, until SIGKILL at the end of the block."""
+    port = real_vllm.free_port()
+    with running(["--no-store", *serve], port, log, program=(sys.executable, "-m", "singletree")) as process:
+        complete(port, range(1000, 1064), 1)  # what only the first request of an engine costs
+        yield port
+        process.kill()
+        process.wait()
+
+
+class Completion(NamedTuple):
+    """An answer: seconds to its first token, cached tokens of its prompt, its tokens."""
+
+    first: float
+    cached: int
+    token_ids: list[int]
+
+
+def complete(port: int, prompt: Sequence[int], count: int) -> Completion:
+    """Have ``count`` tokens generated behind a prompt of token ids."""
+    body = {
+        **{"model": "any", "prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True},
+        **{"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True},
+    }
+    began, first, cached = time.monotonic(), 0.0, 0
+    token_ids: list[int] = []
+    with Stream(f"http://127.0.0.1:{port}", "/v1/completions", body) as stream:
+        for event in stream.events():
+            for choice in event["choices"]:
+                token_ids += choice.get("token_ids") or []
+                first = first or (time.monotonic() - began if token_ids else 0.0)
+            if event.get("usage"):
+                cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return Completion(first, cached, token_ids)
