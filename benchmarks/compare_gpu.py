@@ -42,6 +42,7 @@ from clients import install, served, session_script
 from clients.harness import Task, run
 from clients.recording import Sent
 from engines import real_vllm
+from singletree.conversation import Part
 
 _TEMPLATE = "llama.cpp/Qwen3.5-4B"
 _SESSIONS = ("claude-as-opus", "claude")
@@ -154,13 +155,13 @@ def _play(name: str, model: Scripted, server: served.Server, folder: Path, found
     session_script.make_workspace(workspace)
     (workspace / "CLAUDE.md").write_text(_handbook(), encoding="utf-8")
     home.mkdir()
-    parts = session_script.turns(session.harness, workspace, found.turns)
-    scripts = {f"{name}-{number}": model.writes(turn) for number, turn in enumerate(parts)}
-    for script, text in scripts.items():
-        (server.scripts / f"{script}.txt").write_bytes(text.encode())
-    found.scripts |= scripts
+
+    def write(script: str, turn: Sequence[Part]) -> None:
+        found.scripts[script] = model.writes(turn)
+        (server.scripts / f"{script}.txt").write_bytes(found.scripts[script].encode())
+
+    (prompt,), _ = compare_sessions.asked(name, workspace, found.turns, write)
     with compare_sessions.recording(server.url) as (url, sent):
-        prompt = f"Look after the modules here, one after another. [[script:{','.join(scripts)}]]"
         outcome = run(session.harness, Task(url, session.model, prompt, home, workspace), SECONDS)
     if outcome.answer.strip() != session_script.answer(found.turns):
         raise SystemExit(f"{name}: Claude Code ended otherwise: {outcome.complaints} {outcome.output[-800:]}")
@@ -235,7 +236,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--shapes", default="8b,hybrid,sliding", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--turns", type=int, default=10, help="turns with calls of a session")
-    parser.add_argument("--templates", type=Path, help=f"has {_TEMPLATE}.jinja; by default it is fetched")
     parser.add_argument("--python", help="a Python that has vLLM and what singletree needs to serve")
     parser.add_argument("--write", action="store_true", help="keep the run for docs/comparison.md")
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="flags of vllm serve, after --")
@@ -253,11 +253,8 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="singletree-compare-gpu-"))
     try:
         if options.recording is None:
-            recording = record(
-                (options.templates or peers.ensure_templates()) / f"{_TEMPLATE}.jinja",
-                options.turns,
-                root / "recorded",
-            )
+            template = peers.ensure_templates() / f"{_TEMPLATE}.jinja"
+            recording = record(template, options.turns, root / "recorded")
         else:
             recording = msgspec.json.decode(lzma.decompress(options.recording.read_bytes()), type=Recording)
         if options.record:
@@ -284,7 +281,9 @@ def _measure(recording: Recording, options: argparse.Namespace, root: Path) -> N
     )
     for cell in measure(recording, options.shapes, options.python, options.flags, root):
         result.put(cell)
-        print(compare_report.timed_line(cell), flush=True)
+        turns = zip(cell.prefilled, cell.first_ms, strict=True)
+        shown = ", ".join(f"{tokens:,} in {ms:,.0f} ms" for tokens, ms in turns)
+        print(f"{cell.model}, {cell.session}, {cell.server}: {shown} {cell.complaints}", flush=True)
         if options.write:
             compare_report.write(result, compare_report.GPU_FILE)
 

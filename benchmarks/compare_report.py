@@ -90,13 +90,6 @@ def read(file: Path = FILE) -> Comparison:
     return msgspec.json.decode(file.read_bytes(), type=Comparison)
 
 
-def timed_line(cell: Cell) -> str:
-    """Return a line on a cell whose turns were timed."""
-    turns = zip(cell.prefilled, cell.first_ms, strict=True)
-    shown = ", ".join(f"{tokens:,} in {ms:,.0f} ms" for tokens, ms in turns)
-    return f"{cell.model}, {cell.session}, {cell.server}: {shown} {cell.complaints}"
-
-
 def write(run: Comparison, file: Path = FILE) -> None:
     """Keep a run; ``make docs`` prints it."""
     file.parent.mkdir(exist_ok=True)

@@ -29,11 +29,10 @@ def cpu_seconds(pid: int) -> float:
 
     The figures of /proc/PID/stat, from the clock behind it: its own figures go in steps of 10 ms.
     """
-    return sum(own_cpu_seconds(process) + _of_reaped(process) for process in (pid, *children(pid)))
+    return sum(_of_threads(process) + _of_reaped(process) for process in (pid, *children(pid)))
 
 
-def own_cpu_seconds(pid: int) -> float:
-    """User and system time of all threads of a process, without its children."""
+def _of_threads(pid: int) -> float:
     # A process's clock as clock_getcpuclockid(3) makes its number: https://man7.org/linux/man-pages/man2/clock_getres.2.html
     try:
         return time.clock_gettime((~pid << 3) | 2)

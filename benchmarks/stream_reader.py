@@ -26,7 +26,7 @@ class WrongAnswer(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """One answer as it was read.
+    """One answer as it is read.
 
     Attributes:
         first: seconds from the first byte sent to the first piece that holds ``mark``.

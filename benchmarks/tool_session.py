@@ -74,10 +74,12 @@ class Sessions:
         """
         begin = number * self._stretch % len(library())
         source = (library() * 2)[begin : begin + self._stretch]
-        system = f"You are the coding agent of project {number}. {_lines(source, 40)}"
+        beginning = "\n".join(source.split("\n")[:40])
+        system = f"You are the coding agent of project {number}. {beginning}"
         session = Session(system, tools(number), f"Find out why test {number} fails, and mend it.", ())
         rest = source[len(system) :]
-        spare = self._tokens - self._count(json.dumps(CHAT.body(session))) - _STEPS * 70
+        around = self._tokenizer.encode(json.dumps(CHAT.body(session)), add_special_tokens=False)
+        spare = self._tokens - len(around) - _STEPS * 70
         ids = self._tokenizer.encode(rest, add_special_tokens=False)
         each = spare // _STEPS
         for at in range(_STEPS):
@@ -85,9 +87,6 @@ class Sessions:
             last = f" {marker}" if at == _STEPS - 1 else ""
             session = grown(session, rest[begin:end] + last, f"{number}_{at}")
         return session
-
-    def _count(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def opening(marker: str) -> Session:
@@ -126,10 +125,6 @@ def tools(number: int) -> tuple[tuple[str, str, dict[str, Any]], ...]:
         for verb in _VERBS
         for noun in _NOUNS
     )
-
-
-def _lines(text: str, count: int) -> str:
-    return "\n".join(text.split("\n")[:count])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.figures import DYNAMO, MAX_OTHERS, MAX_SPREAD, OWN, Figure, Result
-from benchmarks.targets import TARGETS, Target, Verdict, verdicts
+from benchmarks.figures import (
+    DYNAMO,
+    MAX_OTHERS,
+    MAX_SPREAD,
+    OWN,
+    TARGETS,
+    Figure,
+    Result,
+    Target,
+    Verdict,
+    verdicts,
+)
 
 import page_parts
 

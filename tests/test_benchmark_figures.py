@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import figures
-from benchmarks.figures import DYNAMO, OWN, Figure, Result, slug
-from benchmarks.targets import TARGETS, verdicts
+from benchmarks.figures import DYNAMO, OWN, TARGETS, Figure, Result, slug, verdicts
 
 import page_parts
 import product_page

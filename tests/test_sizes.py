@@ -32,7 +32,7 @@ Since 67,367 lines in 429 modules, 5,000 were removed, and capture for training 
 processes), forks (530), saved sessions (480), foresight (340), what trainers need (300) and grammars in Lark for
 XGrammar (155) and saved caches of vLLM and SGLang (186) were added; the last two against 3,056 lines of benchmarks."""
 
-BENCHMARKS = 5_222
+BENCHMARKS = 5_000
 """The most lines that the benchmarks may have: a change that adds one names the lines that it removes, until there are
 5,000. What a finished comparison measured stands in ``docs/decisions``, with the commit that has its program."""
 
