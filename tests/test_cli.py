@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from singletree.cli import first_screen, main
+from singletree.cli import main, running_server
 from singletree.server.http import run as run_server
 
 TEXT = '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "ls", "arguments": {"n": 1.0}}\n</tool_call>'
@@ -255,7 +255,7 @@ def test_without_arguments_the_next_command_fits_this_machine(
 ) -> None:
     (tmp_path / "pi").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(first_screen, "fetch", lambda *where: {"data": models})
+    monkeypatch.setattr(running_server.RunningServer, "fetch", lambda *where: {"data": models})
     assert run() == 0
     printed = capsys.readouterr().out
     assert expected in printed

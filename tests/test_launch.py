@@ -13,6 +13,7 @@ import pytest
 
 from singletree.cli import harness_settings, launch, main
 from singletree.cli.harness_settings import Api
+from singletree.cli.running_server import RunningServer
 from singletree.errors import BadConfiguration
 
 LIVE = {"x-singletree-live-arguments": "1"}
@@ -99,12 +100,12 @@ def test_a_model_may_be_asked_for_by_any_of_its_names(monkeypatch: pytest.Monkey
         "/v1/models/openai/openai/gpt-5.5": known,
     }
 
-    def fetch(base_url: str, key: str, path: str) -> dict[str, Any]:
+    def fetch(server: RunningServer, path: str) -> dict[str, Any]:
         if path not in answers:
             raise BadConfiguration("404")
         return answers[path]
 
-    monkeypatch.setattr(launch, "fetch", fetch)
+    monkeypatch.setattr(RunningServer, "fetch", fetch)
     served = launch.fetch_served(launch.Target(model="openai/openai/gpt-5.5"))
     assert (served.model, served.window) == ("openai/openai/gpt-5.5", 8192)
     with pytest.raises(
@@ -213,7 +214,7 @@ def test_the_first_turn_of_a_model_that_is_not_loaded_is_estimated(monkeypatch: 
     small = {"id": "SmolLM2-135M-Instruct", "calls_tools": False, "prompt_tokens_per_second": 90.0}
     able = {"id": "Qwen2.5-Coder-1.5B-Instruct", "context_window": 32768, "is_loaded": False}
     other = {"id": "org/other", "context_window": 32768, "is_loaded": False}
-    monkeypatch.setattr(launch, "fetch", lambda *_: {"data": [small, able, other]})
+    monkeypatch.setattr(RunningServer, "fetch", lambda *_: {"data": [small, able, other]})
     served = launch.fetch_served(launch.Target())
     assert served.prompt_speed == pytest.approx(90 * 92_871_040 / 1_117_320_736, rel=0.1)
     [pi] = [each for each in launch.HARNESSES if each.program == "pi"]
@@ -225,7 +226,7 @@ def test_a_model_that_calls_tools_is_preferred(monkeypatch: pytest.MonkeyPatch) 
     small = {"id": "small", "context_window": 8192, "calls_tools": False}
     able = {"id": "able", "context_window": 32768, "is_loaded": False, "prompt_tokens_per_second": 66.5}
     listed = {"data": [small, able]}
-    monkeypatch.setattr(launch, "fetch", lambda *_: listed)
+    monkeypatch.setattr(RunningServer, "fetch", lambda *_: listed)
     served = launch.fetch_served(launch.Target())
     assert (served.model, served.is_loaded, served.prompt_speed) == ("able", False, 66.5)
     assert launch.fetch_served(launch.Target(model="small")).calls_tools is False

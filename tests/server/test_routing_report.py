@@ -166,6 +166,6 @@ def test_explain_names_the_engine(
         "lost_tokens": 0,
     }
     session = {"id": "s", "model": "m", "requests": 1, "steps": [step]}
-    monkeypatch.setattr("singletree.cli.running_server.fetch", lambda *_: session)
+    monkeypatch.setattr("singletree.cli.running_server.RunningServer.fetch", lambda *_: session)
     explain("s")
     assert line in capsys.readouterr().out.splitlines()

@@ -14,7 +14,6 @@ import msgspec
 from cyclopts import Parameter
 
 from singletree.cli.launch import Target, fetch_served
-from singletree.cli.running_server import fetch
 from singletree.errors import BadConfiguration
 
 _SECONDS = 60
@@ -55,8 +54,8 @@ def catalog(
 
 def _served(target: Target) -> str:
     """Return the catalog that the server sends to Codex. Raises BadConfiguration when it does not answer."""
-    served = fetch_served(target)
-    entries = fetch(served.base_url, served.key, "/v1/models?client_version=0", seconds=_SECONDS)["models"]
+    fetch_served(target)
+    entries = target.server.fetch("/v1/models?client_version=0", seconds=_SECONDS)["models"]
     return msgspec.json.format(msgspec.json.encode({"models": entries}), indent=2).decode() + "\n"
 
 

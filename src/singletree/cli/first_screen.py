@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from singletree import __version__
 from singletree.cli.launch import HARNESSES
-from singletree.cli.running_server import DEFAULT_URL, fetch
+from singletree.cli.running_server import DEFAULT_URL, RunningServer
 from singletree.errors import BadConfiguration
 
 _LINE = "  {:<44}{}"
@@ -48,7 +48,7 @@ def _line(command: str, meaning: str) -> None:
 def _running_models() -> list[str]:
     """Return the models of the server at the default address; empty if none answers, or not one of ours."""
     try:
-        models = fetch(DEFAULT_URL, "", "/v1/models").get("data", [])
+        models = RunningServer().fetch("/v1/models").get("data", [])
     except BadConfiguration:
         return []
     return [str(each["id"]) for each in models if isinstance(each, dict) and "calls_tools" in each]

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -15,9 +16,9 @@ from urllib.parse import quote
 from cyclopts import App, Parameter
 
 from singletree.cli import harness_settings
-from singletree.cli.flag_values import Arguments, Secret
+from singletree.cli.flag_values import Arguments
 from singletree.cli.harness_settings import Api, QwenApi, Served
-from singletree.cli.running_server import DEFAULT_URL, fetch
+from singletree.cli.running_server import RunningServer
 from singletree.engines.checkpoint import DEFAULT_AGENT_MODEL, cache_folder
 from singletree.errors import BadConfiguration
 from singletree.llamacpp.preambles import PREAMBLES, describe_duration
@@ -33,16 +34,12 @@ _NO_KEY = "singletree"
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The running server that a command uses."""
+    """The running server and the model that a command uses."""
 
-    base_url: Annotated[str, Parameter(env_var="SINGLETREE_BASE_URL")] = DEFAULT_URL
-    """URL of the server."""
+    server: RunningServer = RunningServer()  # noqa: RUF009 (frozen)
 
     model: str | None = None
     """Name of the model; by default the server's first model that calls tools."""
-
-    api_key: Secret = ""
-    """API key for the server, or @FILE."""
 
 
 Environment = dict[str, str]
@@ -223,9 +220,8 @@ def fetch_served(target: Target) -> Served:
     Raises:
         BadConfiguration: the server does not answer, or does not serve that model.
     """
-    base_url = target.base_url.rstrip("/").removesuffix("/v1")
-    key = target.api_key or _NO_KEY
-    listed = fetch(base_url, key, "/v1/models")
+    base_url = target.server.root
+    listed = target.server.fetch("/v1/models")
     try:
         models = {str(model["id"]): model for model in listed["data"]}
     except (KeyError, TypeError):
@@ -238,7 +234,8 @@ def fetch_served(target: Target) -> Served:
         raise BadConfiguration(f"{base_url} serves no model")
     known = models.get(model)
     if known is None and target.model is not None:
-        known = _under_another_name(base_url, key, model)
+        with suppress(BadConfiguration):  # It may be listed under another name.
+            known = target.server.fetch(f"/v1/models/{quote(model)}")
         if known is None:
             raise BadConfiguration(
                 f"{base_url} does not serve the model {model!r}; give --model one of {', '.join(models)}"
@@ -247,7 +244,7 @@ def fetch_served(target: Target) -> Served:
     window, speed = known.get("context_window"), _prompt_speed(model, known, models)
     return Served(
         base_url,
-        key,
+        target.server.api_key or _NO_KEY,
         model,
         window if isinstance(window, int) else None,
         calls_tools=known.get("calls_tools"),
@@ -266,14 +263,6 @@ def _prompt_speed(model: str, known: dict[str, Any], models: dict[str, dict[str,
             if size and own:
                 return speed * size / own
     return None
-
-
-def _under_another_name(base_url: str, key: str, model: str) -> dict[str, Any] | None:
-    """Return the entry of a model that the server lists under another name; None when it has no such model."""
-    try:
-        return fetch(base_url, key, f"/v1/models/{quote(model)}")
-    except BadConfiguration:
-        return None
 
 
 def exec_harness(

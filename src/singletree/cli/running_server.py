@@ -39,13 +39,50 @@ class RunningServer:
         """The URL without ``/v1``."""
         return self.base_url.rstrip("/").removesuffix("/v1")
 
-    def fetch(self, path: str) -> dict[str, Any]:
-        """Get the JSON object at ``path``. Raises BadConfiguration as ``fetch`` does."""
-        return fetch(self.root, self.api_key, path)
+    def fetch(self, path: str, body: bytes | None = None, *, seconds: float = _SECONDS) -> dict[str, Any]:
+        """Get the JSON object at ``path``, or the one that answers ``body``, within ``seconds``.
+
+        Raises:
+            BadConfiguration: no server answers there, or its answer is an error or not a JSON object.
+        """
+        try:
+            value = json.loads(self.fetch_bytes(path, body, seconds=seconds))
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise BadConfiguration(
+                f"{self.root} does not answer {path} with a JSON object; is it singletree?"
+            )
+        return value
 
     def fetch_session(self, session: str, below: str = "") -> dict[str, Any]:
         """Get the report of a session, or what is ``below`` it. Raises BadConfiguration as ``fetch`` does."""
         return self.fetch(session_path(session) + below)
+
+    def post(self, path: str, body: dict[str, Any], *, seconds: float = _SECONDS) -> dict[str, Any]:
+        """Send a JSON object to ``path``, and return the one that answers. Raises BadConfiguration as ``fetch``."""
+        return self.fetch(path, json.dumps(body).encode(), seconds=seconds)
+
+    def fetch_bytes(self, path: str, body: bytes | None = None, *, seconds: float) -> bytes:
+        """Get what is at ``path``, or what answers ``body``. Raises BadConfiguration as ``fetch``, for any content."""
+        url = self.root
+        if not _is_url(url):
+            raise BadConfiguration(f"--base-url {url!r} is not a URL; give one such as {DEFAULT_URL}")
+        request = urllib.request.Request(f"{url}{path}", body, {"Authorization": f"Bearer {self.api_key}"})
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:
+                data: bytes = answer.read()
+                return data
+        except urllib.error.HTTPError as error:
+            raise BadConfiguration(f"{url} answers with status {error.code}; {_cure(error)}") from None
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            reason = getattr(reason, "strerror", None) or reason
+            raise BadConfiguration(
+                f"no server at {url} ({reason}); start one with `singletree serve`"
+            ) from None
+        except (HTTPException, ValueError):
+            raise BadConfiguration(f"{url} does not answer {path} as HTTP; is it singletree?") from None
 
     def print_lines(self, lines: Iterator[str]) -> None:
         """Print ``lines`` that are made of an answer. Raises BadConfiguration for an answer of another form."""
@@ -58,67 +95,12 @@ class RunningServer:
             ) from None
         print(text)
 
-    def post(self, path: str, body: dict[str, Any], *, seconds: float = _SECONDS) -> dict[str, Any]:
-        """Send a JSON object to ``path``, and return the one that answers. Raises BadConfiguration as ``fetch``."""
-        return fetch(self.root, self.api_key, path, json.dumps(body).encode(), seconds=seconds)
-
-    def fetch_bytes(self, path: str, *, seconds: float) -> bytes:
-        """Get what is at ``path`` within ``seconds``. Raises BadConfiguration as ``fetch_bytes`` does."""
-        return fetch_bytes(self.root, self.api_key, path, seconds=seconds)
-
 
 def session_path(session: str) -> str:
     """Return the path of the report of a session."""
     from singletree.server.sessions.session_report import PATH  # Needs the packages of the server.
 
     return f"{PATH}/{quote(session, safe='/')}"
-
-
-def fetch(
-    base_url: str, key: str, path: str, body: bytes | None = None, *, seconds: float = _SECONDS
-) -> dict[str, Any]:
-    """Get the JSON object at ``path`` with the API key ``key``; send ``body`` there if it is given.
-
-    Raises:
-        BadConfiguration: no server answers at ``base_url``, or its answer is an error or not a JSON object.
-    """
-    try:
-        value = json.loads(fetch_bytes(base_url, key, path, body, seconds=seconds))
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise BadConfiguration(f"{base_url} does not answer {path} with a JSON object; is it singletree?")
-    return value
-
-
-def fetch_bytes(
-    base_url: str, key: str, path: str, body: bytes | None = None, *, seconds: float = _SECONDS
-) -> bytes:
-    """Get what is at ``path`` with the API key ``key``, or what answers ``body``.
-
-    Args:
-        seconds: how long to wait for the server.
-
-    Raises:
-        BadConfiguration: no server answers at ``base_url``, or its answer is an error.
-    """
-    if not _is_url(base_url):
-        raise BadConfiguration(f"--base-url {base_url!r} is not a URL; give one such as {DEFAULT_URL}")
-    request = urllib.request.Request(f"{base_url}{path}", body, {"Authorization": f"Bearer {key}"})
-    try:
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
-            data: bytes = answer.read()
-            return data
-    except urllib.error.HTTPError as error:
-        raise BadConfiguration(f"{base_url} answers with status {error.code}; {_cure(error)}") from None
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        reason = getattr(reason, "strerror", None) or reason
-        raise BadConfiguration(
-            f"no server at {base_url} ({reason}); start one with `singletree serve`"
-        ) from None
-    except (HTTPException, ValueError):
-        raise BadConfiguration(f"{base_url} does not answer {path} as HTTP; is it singletree?") from None
 
 
 def _cure(error: urllib.error.HTTPError) -> str:
