@@ -20,10 +20,10 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 70_825,
+    "lines": 70_768,
     "modules": 336,
-    "lines of the core": 35_228,
-    "lines that --engine-url loads": 33_790,
+    "lines of the core": 35_221,
+    "lines that --engine-url loads": 33_783,
 }
 """The most that the source may have. A change that adds a feature names the lines that it removes, until there are
 52,000 lines in 280 modules. The core is within its 36,000, and what --engine-url loads within its 34,000.

@@ -13,9 +13,9 @@ from singletree.conversation import Conversation
 from singletree.events import fold
 from singletree.parsing.parser import Parser
 from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.tokenizer.detokenizer import Detokenizer, TokenTexts
 from singletree.server.ids import TurnCallIds
 from singletree.server.turn.decoder import TurnDecoder
-from singletree.server.turn.stop_strings import TextPiece
 
 from .carrying import LAYOUT, capsules
 from .serving import body, serving
@@ -24,20 +24,11 @@ from .test_generation import PATHS, STOP, final, outcome
 THOUGHT = "<think>\nHm,\n\nEND of it.\n</think>\n\n"
 
 
-class Pieces:
+def detokenizer(pieces: Sequence[str]) -> Detokenizer:
     """Each token is the piece of this number."""
-
-    def __init__(self, pieces: Sequence[str]) -> None:
-        self._pieces = pieces
-
-    def whole_text(self, token_ids: Sequence[int]) -> str | None:
-        return "".join(self._pieces[id] for id in token_ids)
-
-    def feed(self, token_ids: Sequence[int]) -> list[TextPiece]:
-        return [(self._pieces[id], False) for id in token_ids]
-
-    def flush(self) -> list[TextPiece]:
-        return []
+    texts = TokenTexts((), {0: ""}.get, "byte_level")
+    texts.update(enumerate(pieces))
+    return Detokenizer(texts)
 
 
 def decoded(
@@ -45,7 +36,7 @@ def decoded(
 ) -> tuple[str, str, str | None]:
     """Reasoning, visible text and the stop string."""
     parser = Parser(families.get("qwen3"), (), "<|im_start|>assistant\n" + ("<think>\n" if opened else ""))
-    decoder = TurnDecoder(parser, Pieces(pieces), TurnCallIds(Conversation(())), stops=stops, **more)
+    decoder = TurnDecoder(parser, detokenizer(pieces), TurnCallIds(Conversation(())), stops=stops, **more)
     for id in range(len(pieces)):
         decoder.feed([id])
         if decoder.ended:

@@ -21,7 +21,7 @@ import zlib
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct, json
 
@@ -30,6 +30,7 @@ from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
 from singletree.llamacpp import wire
 from singletree.lru import LruCache
 from singletree.pictures import PromptPicture
+from singletree.prompts.tokenizer.tokenizer import MarkupDecoder
 
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 32 * 2**20
@@ -51,28 +52,6 @@ class _Evaluated(Struct):
 
 class _TokenCount(Struct):
     input_tokens: int
-
-
-class PromptDecoder(Protocol):
-    """What a model's tokenizer does for prompts with pictures."""
-
-    @property
-    def special_ids(self) -> Collection[int]:
-        """Return the ids of special tokens."""
-
-    @property
-    def added_ids(self) -> Collection[int]:
-        """Return the ids of all tokens that are matched in text by their names, special or not."""
-
-    @property
-    def section_ends(self) -> Collection[int]:
-        """Return the tokens that end a turn: text before and behind them is tokenized independently."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ``token_ids``, special tokens by name."""
-
-    def decode_neutral(self, token_ids: Sequence[int]) -> str:
-        """Return the same, where ordinary text that reads like an added token is broken by U+2060."""
 
 
 TokenizeText = Callable[[str], Awaitable[Sequence[int]]]
@@ -99,7 +78,7 @@ class PicturePrompts:
         marker: stands for a picture in the text; nobody else may know it.
     """
 
-    def __init__(self, decoder: PromptDecoder, tokenize: TokenizeText, marker: str) -> None:
+    def __init__(self, decoder: MarkupDecoder, tokenize: TokenizeText, marker: str) -> None:
         self._decoder = decoder
         self._tokenize = tokenize
         self._marker = marker
@@ -227,7 +206,7 @@ class PictureSession:
     """
 
     def __init__(
-        self, decoder: PromptDecoder, post: Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+        self, decoder: MarkupDecoder, post: Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
     ) -> None:
         self._post = post
         self.marker = f"<__media_{secrets.token_hex(16)}__>"

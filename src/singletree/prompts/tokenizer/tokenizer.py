@@ -360,7 +360,11 @@ def _segment_encoder(pipeline: Pipeline, is_lazy: bool) -> SegmentEncoder:
 
 
 class MarkupDecoder:
-    """Decodes for an engine that reads text, which makes a special token of every text of one."""
+    """Decodes for an engine that reads text, which makes a special token of every text of one.
+
+    Attributes:
+        section_ends: tokens that end a turn: text before and behind them is tokenized independently.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -27,22 +27,11 @@ from singletree.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from singletree.prompts.tokenizer.detokenizer import Detokenizer
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.ids import TurnCallIds
 from singletree.server.models.model import Model
 from singletree.server.turn.stop_strings import StopStrings, TextPiece
-
-
-class PieceDecoder(Protocol):
-    """The detokenizer's interface: token ids in, pairs of text and whether it is a special token out."""
-
-    def whole_text(self, token_ids: Sequence[int]) -> str | None:
-        """Return what ``feed`` would return for ordinary tokens of whole characters; None for any others."""
-
-    def feed(self, token_ids: Sequence[int]) -> list[TextPiece]: ...
-
-    def flush(self) -> list[TextPiece]:
-        """Return the text that was held back."""
 
 
 class EventParser(Protocol):
@@ -114,7 +103,7 @@ class TurnDecoder:
     def __init__(
         self,
         parser: EventParser,
-        detokenizer: PieceDecoder,
+        detokenizer: Detokenizer,
         ids: TurnCallIds,
         *,
         stop_token_ids: Collection[int] = (),
