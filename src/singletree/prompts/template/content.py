@@ -81,6 +81,17 @@ PictureForm = Mapping[str, Any] | str | None
 _FOLLOWS = "[image: shown in the next message]"
 
 
+class GuardedTexts(dict[str, str]):
+    """Guards each text of a client once: names and ids of calls come again."""
+
+    def __init__(self, guard: Callable[[str], str]) -> None:
+        self._guard = guard
+
+    def __missing__(self, text: str) -> str:
+        self[text] = guarded = self._guard(text)
+        return guarded
+
+
 class PictureWriter:
     """Converts contents, with pictures in ``form``; a later user message shows those that a tool result cannot hold."""
 

@@ -7,9 +7,9 @@ form is written as text in its place.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from singletree.prompts.template.capabilities import (
 )
 from singletree.prompts.template.content import (
     DELIMITER,
+    GuardedTexts,
     MessageContent,
     PictureWriter,
     Placeholders,
@@ -47,6 +48,7 @@ class MessageCheckpoint:
     """The messages of the first ``turns`` turns, up to one of the assistant's, and the writer's state at that point.
 
     ``as_parts`` are the same messages with their content in parts, where the template accepts no other form.
+    ``guarded`` has the texts after that point, which are written again in the next prompt.
     """
 
     turns: int
@@ -54,6 +56,7 @@ class MessageCheckpoint:
     as_parts: tuple[MessageDict, ...]
     ids: TemplateCallIds
     placeholders: Placeholders
+    guarded: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +108,12 @@ class MessageWriter:
     ) -> None:
         self._capabilities = capabilities
         self._render_parts = render_parts
-        self._guard = guard = cache(guard)  # names and ids of calls come again
+        self._guarded_texts = GuardedTexts(guard)
+        self._guard = self._guarded_texts.__getitem__
         self._own_guard = own_guard
         self._pictures = PictureWriter(
             picture_mark or capabilities.image if vision else None,
-            guard,
+            self._guard,
             in_results=capabilities.result_images,
         )
         self._strict = strict
@@ -138,17 +142,15 @@ class MessageWriter:
         checkpoint: MessageCheckpoint | None = None,
         *,
         prefill: Turn | None = None,
-    ) -> tuple[list[MessageDict], MessageCheckpoint | None]:
+    ) -> tuple[list[MessageDict], MessageCheckpoint]:
         """Return the messages of ``turns``, and where a longer conversation can go on. Call it once on a writer.
 
-        The checkpoint is that of an earlier prompt with the same turns; None is returned without an assistant turn
-        after the first turn. ``prefill`` is an assistant turn that becomes the last message and is left open.
+        The checkpoint is that of an earlier prompt with the same turns. ``prefill`` is an assistant turn that becomes
+        the last message and is left open.
         """
-        if checkpoint is not None:
-            self._restore(checkpoint)
-        done = checkpoint.turns if checkpoint is not None else 0
+        done = 0 if checkpoint is None else self._restore(checkpoint)
         answer = _last_answer(turns)
-        if answer > done:
+        if answer > done or checkpoint is None:
             self._write(turns[done:answer])
             checkpoint = self._make_checkpoint(answer)
             done = answer
@@ -162,16 +164,19 @@ class MessageWriter:
             return [*self._as_parts, *map(_in_parts, self._messages[len(self._as_parts) :])], checkpoint
         return self._messages, checkpoint
 
-    def _restore(self, checkpoint: MessageCheckpoint) -> None:
+    def _restore(self, checkpoint: MessageCheckpoint) -> int:
         self._messages, self._as_parts = [*checkpoint.messages], checkpoint.as_parts
         self._ids, self.placeholders = checkpoint.ids.copy(), checkpoint.placeholders.copy()
+        self._guarded_texts.update(checkpoint.guarded)
+        return checkpoint.turns
 
     def _make_checkpoint(self, turns: int) -> MessageCheckpoint:
         self._show_later_images()
         if self._capabilities.content_parts and not self._strict:
             self._as_parts += tuple(map(_in_parts, self._messages[len(self._as_parts) :]))
-        messages = tuple(self._messages)
-        return MessageCheckpoint(turns, messages, self._as_parts, self._ids.copy(), self.placeholders.copy())
+        self._guarded_texts.clear()
+        state = self._ids.copy(), self.placeholders.copy(), self._guarded_texts
+        return MessageCheckpoint(turns, tuple(self._messages), self._as_parts, *state)
 
     def _write(self, turns: Sequence[Turn]) -> None:
         for turn in turns if self._capabilities.consecutive_assistants else _joined_assistants(turns):
