@@ -7,7 +7,7 @@ holds for every model that does not set it in its own table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -125,8 +125,10 @@ def _read_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
         flag = "--" + key.replace("_", "-")
         argument = _arguments().get(flag)
         if argument is None:
-            near = get_close_matches(flag, _model_flags(), 1)
-            cure = f"; is {near[0][2:]} meant?" if near else f"; the keys are {', '.join(_model_keys())}"
+            known = {name: each for name, each in _arguments().items() if each.keys[0] in MODEL_FIELDS}
+            near = get_close_matches(flag, known, 1)
+            keys = ", ".join(sorted({each.name[2:] for each in known.values()}))
+            cure = f"; is {near[0][2:]} meant?" if near else f"; the keys are {keys}"
             raise BadConfiguration(f"{place}: there is no setting {key!r}{cure}")
         if argument.keys[0] not in MODEL_FIELDS:
             raise BadConfiguration(
@@ -178,23 +180,17 @@ def _refuse_shared(config: Config) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    what: str
-    value: str
-
-
 def _refuse_duplicates(each: Sequence[Config], places: Sequence[str]) -> None:
     """Raise BadConfiguration if two models claim the same name or file."""
-    owners: dict[_Claim, str] = {}
+    owners: dict[tuple[str, str], str] = {}
     for config, place in zip(each, places, strict=True):
-        claims = {_Claim("model-name", name.casefold()) for name in (*config.model_name, *config.model_alias)}
+        claims = {("model-name", name.casefold()) for name in (*config.model_name, *config.model_alias)}
         if config.turn_memory_path is not None:
-            claims.add(_Claim("turn-memory-path", str(config.turn_memory_path)))
-        for claim in sorted(claims, key=lambda claim: claim.value):
+            claims.add(("turn-memory-path", str(config.turn_memory_path)))
+        for claim in sorted(claims):
             if claim in owners:
                 raise BadConfiguration(
-                    f"{place}: {claim.what} {claim.value!r} is that of {owners[claim]}, too; give each model its own"
+                    f"{place}: {claim[0]} {claim[1]!r} is that of {owners[claim]}, too; give each model its own"
                 )
             owners[claim] = place
 
@@ -212,13 +208,3 @@ def _reader() -> App:
 def _arguments() -> dict[str, Argument]:
     collection = _reader().assemble_argument_collection()
     return {name: each for each in collection if each.parse and each.keys for name in each.names}
-
-
-def _model_flags() -> list[str]:
-    return [name for name, argument in _arguments().items() if argument.keys[0] in MODEL_FIELDS]
-
-
-def _model_keys() -> list[str]:
-    return sorted(
-        {argument.name[2:] for argument in _arguments().values() if argument.keys[0] in MODEL_FIELDS}
-    )
