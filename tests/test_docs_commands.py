@@ -19,7 +19,7 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from singletree.cli import app
-from singletree.cli.model_tables import with_each_model
+from singletree.cli.flags import with_each_model
 from singletree.errors import SingletreeError
 from singletree.key_files import KeyFile
 from source import PACKAGE, ROOT

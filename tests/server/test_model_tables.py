@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cyclopts.exceptions import CycloptsError
 
-from singletree.cli.model_tables import MODEL_FIELDS, with_each_model
+from singletree.cli.flags import MODEL_FIELDS, with_each_model
 from singletree.errors import BadConfiguration
 from singletree.server.settings.config import Config
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from singletree.cli.flags import read_settings
-from singletree.cli.model_tables import with_each_model
+from singletree.cli.flags import read_settings, with_each_model
 from singletree.server.settings.config import Config
 
 app = App(name="serve", config=read_settings, help="Serve a model to agent harnesses.")

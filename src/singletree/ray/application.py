@@ -17,8 +17,7 @@ from cyclopts.exceptions import CycloptsError
 from ray import serve
 from ray.serve import Application
 
-from singletree.cli.flags import read_settings
-from singletree.cli.model_tables import with_each_model
+from singletree.cli.flags import read_settings, with_each_model
 from singletree.errors import BadConfiguration
 from singletree.ray.replicas import EngineReplica, ServerReplica, can_publish
 from singletree.server.settings.config import Config
