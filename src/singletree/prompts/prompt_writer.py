@@ -8,14 +8,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from singletree.conversation import Conversation, Reasoning, Request, Thinking, Tool, Turn
 from singletree.errors import InvalidRequest
 from singletree.pictures import PromptPicture
-from singletree.prompts.history.canonicalization import Canonicalize, ToolsOf, no_session
+from singletree.prompts.history.canonicalization import SESSION_CLOCK, Canonicalize, ToolsOf, no_session
 from singletree.prompts.history.context_editing import apply_edits, read_results
 from singletree.prompts.prompt_cache import PromptCache
 from singletree.prompts.replay.recall import CapsuleReader, Recalled, RecallTurns, RestoredReasoning
@@ -44,16 +45,34 @@ _ROLES_OF_STEPS = ("assistant", "tool")
 """The roles of the turns by which a conversation grows while an agent works."""
 
 
-class PromptClock(Protocol):
-    """The clock of a template that prints the time, called with a format of ``strftime``.
+class SessionClock:
+    """A clock that stands still, for ``strftime_now`` in a template.
 
-    It shows ``at``, in unix seconds; ``rules`` names the stability rules that changed what the template printed.
+    Args:
+        now: the present time, in unix seconds.
+
+    Attributes:
+        at: the time that it shows, in unix seconds.
+        rules: the name of the rule, once the template printed something else than it would have for ``now``.
     """
 
-    at: float
-    rules: tuple[str, ...]
+    def __init__(self, at: float, now: float) -> None:
+        self.at = at
+        self.rules: tuple[str, ...] = ()
+        self._now = datetime.fromtimestamp(now)
 
-    def __call__(self, format: str) -> str: ...
+    def __call__(self, format: str) -> str:
+        """Return the local time in ``format``, a format of ``strftime``."""
+        text = datetime.fromtimestamp(self.at).strftime(format)
+        if text != self._now.strftime(format):
+            self.rules = (SESSION_CLOCK.name,)
+        return text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SessionClock) and self.at == other.at
+
+    def __hash__(self) -> int:
+        return hash(self.at)
 
 
 class Prompt(NamedTuple):
@@ -84,7 +103,7 @@ class Prompt(NamedTuple):
     digests: HistoryDigests | None = None
     remembered: tuple[GeneratedTurn, ...] = ()
     settings: Mapping[str, Any] = MappingProxyType({})
-    clock: PromptClock | None = None
+    clock: SessionClock | None = None
     given: tuple[Turn, ...] = ()
     prints_thought: Callable[[int], bool] = bool
     pictures: tuple[PromptPicture, ...] = ()
@@ -137,7 +156,7 @@ class PromptWriter:
     placeholder_id: int | None = None
     picture_mark: str = ""
     capsules_for: Callable[[Conversation], CapsuleReader | None] = lambda _: None
-    clock_for: Callable[[Recalled], PromptClock | None] = lambda _: None
+    clock_for: Callable[[Recalled], SessionClock | None] = lambda _: None
     is_minted: Callable[[str], bool] = lambda _: False
     others: Callable[[], Sequence[PromptWriter]] = tuple
 
@@ -262,7 +281,7 @@ class PromptWriter:
         request: Request,
         conversation: Conversation,
         settings: Mapping[str, Any],
-        clock: PromptClock | None,
+        clock: SessionClock | None,
     ) -> RenderPrompt:
         """Return the stage; ``settings`` are the template's variables for a conversation without reasoning."""
         arguments = settings

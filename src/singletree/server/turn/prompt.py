@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from functools import cache, partial
 
 from singletree import request_limits
@@ -19,7 +18,7 @@ from singletree.prompts.history.context_editing import (
     first_fitting,
     possible_cuts,
 )
-from singletree.prompts.prompt_writer import Prompt, PromptWriter
+from singletree.prompts.prompt_writer import Prompt, PromptWriter, SessionClock
 from singletree.prompts.replay.recall import Recalled
 from singletree.server.ids import is_minted
 from singletree.server.models.chat_format import ChatFormat, known_length
@@ -172,36 +171,6 @@ def wanted_tokens(model: Model, sampling: Sampling) -> int:
 
 
 _KEPT_SECONDS = 86_400.0
-
-
-class SessionClock:
-    """A clock that stands still, for ``strftime_now`` in a template.
-
-    Args:
-        now: the present time, in unix seconds.
-
-    Attributes:
-        at: the time that it shows, in unix seconds.
-        rules: the name of the rule, once the template printed something else than it would have for ``now``.
-    """
-
-    def __init__(self, at: float, now: float) -> None:
-        self.at = at
-        self.rules: tuple[str, ...] = ()
-        self._now = datetime.fromtimestamp(now)
-
-    def __call__(self, format: str) -> str:
-        """Return the local time in ``format``, a format of ``strftime``."""
-        text = datetime.fromtimestamp(self.at).strftime(format)
-        if text != self._now.strftime(format):
-            self.rules = (SESSION_CLOCK.name,)
-        return text
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SessionClock) and self.at == other.at
-
-    def __hash__(self) -> int:
-        return hash(self.at)
 
 
 def make_session_clock(chat_format: ChatFormat, known: Recalled, now: float) -> SessionClock | None:
