@@ -38,7 +38,7 @@ CORE = GROUND | {"__version__", "parsing", "families", "protocols", "prompts", "
 EVERYTHING = {"*"}
 LOADED_LATE = {
     *("protocols.messages", "protocols.chat", "protocols.responses", "protocols.responses.compact"),
-    *("server.answers.dispatch", "server.http.response_requests", "server.turn.compaction"),
+    *("server.answers.dispatch", "server.http.response_requests"),
 }
 """Of the core, but loaded when asked for: most servers have clients of one or two protocols, and few of side events."""
 MAY_IMPORT: dict[str, set[str]] = {

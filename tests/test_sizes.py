@@ -20,10 +20,10 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 70_768,
-    "modules": 336,
-    "lines of the core": 35_221,
-    "lines that --engine-url loads": 33_783,
+    "lines": 70_734,
+    "modules": 334,
+    "lines of the core": 35_217,
+    "lines that --engine-url loads": 33_758,
 }
 """The most that the source may have. A change that adds a feature names the lines that it removes, until there are
 52,000 lines in 280 modules. The core is within its 36,000, and what --engine-url loads within its 34,000.
@@ -32,7 +32,7 @@ Since 67,367 lines in 429 modules, 5,000 were removed, and capture for training 
 processes), forks (530), saved sessions (480), foresight (340), what trainers need (300) and grammars in Lark for
 XGrammar (155) and saved caches of vLLM and SGLang (186) were added; the last two against 3,056 lines of benchmarks."""
 
-BENCHMARKS = 5_000
+BENCHMARKS = 4_997
 """The most lines that the benchmarks may have: a change that adds one names the lines that it removes, until there are
 5,000. What a finished comparison measured stands in ``docs/decisions``, with the commit that has its program."""
 

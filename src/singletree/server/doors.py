@@ -140,7 +140,7 @@ DOORS: Mapping[str, Door] = {
         "a request of Responses",
     ),
     "compaction": Door(
-        "singletree.server.turn.compaction",
+        "singletree.server.http.response_requests",
         "with_compaction",
         "server.turn.generation.WithCompaction",
         "a request for a summary of its conversation",
