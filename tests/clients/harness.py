@@ -57,7 +57,7 @@ class Harness(NamedTuple):
             for a new one.
         answer, complaints: read from its events.
         prepare: puts what it asks at a first start into its home, and returns more of its environment.
-        version: of Claude Code.
+        version: of Claude Code and pi, of which there are two.
         appends: whether the next prompt is the last one and more. OpenClaw keeps a message about running
             commands at the very end of every prompt on two of the APIs, so the last turn stands before it.
     """
@@ -71,7 +71,7 @@ class Harness(NamedTuple):
     answer: Callable[[Events], str]
     complaints: Callable[[Events], list[str]]
     prepare: Callable[[Path], Mapping[str, str]] = lambda home: {}
-    version: str = "2.1.329"
+    version: str = ""
     appends: bool = True
 
     @property
@@ -82,7 +82,8 @@ class Harness(NamedTuple):
     @property
     def title(self) -> str:
         """How a test calls it."""
-        return "-".join(filter(None, (self.name, self.api, self.version if self.name == "claude" else "")))
+        version = self.version if self.version != install.PI else ""
+        return "-".join(filter(None, (self.name, self.api, version)))
 
 
 def _claude_arguments(prompt: str) -> list[str]:
@@ -238,6 +239,7 @@ CLAUDE = Harness(
     _write("Write", "file_path"),
     _claude_answer,
     _claude_complaints,
+    version=install.CLAUDE,
 )
 
 CODEX = Harness(
@@ -285,6 +287,7 @@ PI = Harness(
     _pi_answer,
     _pi_complaints,
     _pi_prepare,
+    install.PI,
 )
 
 QWEN = Harness(
@@ -308,6 +311,7 @@ HARNESSES = (
     OPENCLAW,
     *(OPENCLAW._replace(api=api, appends=False) for api in ("messages", "chat")),
     *(harness._replace(api=api) for harness in (OPENCODE, PI) for api in _APIS),
+    PI._replace(version="0.74.2"),
     *(QWEN._replace(api=api) for api in ("messages", "chat")),
 )
 
@@ -323,7 +327,7 @@ def run(
     Raises subprocess.TimeoutExpired after ``seconds``.
     """
     environment = {
-        "PATH": os.pathsep.join((install.path(harness.version), os.environ["PATH"])),
+        "PATH": os.pathsep.join((install.path(harness.name, harness.version), os.environ["PATH"])),
         "HOME": str(task.home),
         "SINGLETREE_CACHE": str(task.home / "cache"),
         "IS_SANDBOX": "1",  # Without it, Claude Code refuses to skip permissions as root.

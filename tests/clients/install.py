@@ -26,8 +26,19 @@ BINARIES = (
 )
 """Packages, and the script of each that moves its binary to where it is looked for."""
 
-CLAUDES = {"2.1.329": "@anthropic-ai/claude-code", "2.1.197": "claude-code-2.1.197"}
-"""Two versions of one program: npm links only one of them, and not always the same."""
+PINNED: dict[str, str] = json.loads((HERE / "package.json").read_bytes())["dependencies"]
+"""The version of each package."""
+
+CLAUDE = PINNED["@anthropic-ai/claude-code"]
+PI = PINNED["@earendil-works/pi-coding-agent"]
+TWICE = {
+    ("claude", CLAUDE): "@anthropic-ai/claude-code/bin/claude.exe",
+    ("claude", "2.1.197"): "claude-code-2.1.197/bin/claude.exe",
+    ("pi", PI): "@earendil-works/pi-coding-agent/dist/bundle/cli.js",
+    ("pi", "0.74.2"): "pi-0.74.2/dist/cli.js",
+}
+"""Programs of which there are two versions, the older one that which npm takes under Node 20: npm links only one of
+them, and not always the same."""
 
 
 def is_newest() -> bool:
@@ -41,10 +52,12 @@ def folder() -> Path:
     return Path(cache) / ("clients-newest" if is_newest() else "clients")
 
 
-def path(*versions: str) -> str:
-    """What the PATH must begin with: the harnesses, Claude Code at ``versions``, and a node that all of them take."""
-    claudes = [folder() / "claude" / version for version in versions]
-    return os.pathsep.join(map(str, [*claudes, folder() / "node_modules" / ".bin"]))
+def path(program: str = "", version: str = "") -> str:
+    """What the PATH must begin with: ``program`` at ``version``, the other harnesses, and a node that all of them
+    take.
+    """
+    folders = [folder() / program / version] if version else []
+    return os.pathsep.join(map(str, [*folders, folder() / "node_modules" / ".bin"]))
 
 
 def wanted() -> str:
@@ -83,11 +96,11 @@ def install() -> None:
         subprocess.run(["npm", "install", "--no-save", *quiet], cwd=target, check=True)
         for package, script in BINARIES:
             subprocess.run(["node", script], cwd=target / "node_modules" / package, check=True)
-        for version, package in CLAUDES.items():
-            link = target / "claude" / version / "claude"
+        for (program, version), file in TWICE.items():
+            link = target / program / version / program
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
-            link.symlink_to(target / "node_modules" / package / "bin" / "claude.exe")
+            link.symlink_to(target / "node_modules" / file)
         mark().write_text(wanted(), encoding="utf-8")
 
 

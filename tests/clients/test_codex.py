@@ -92,7 +92,7 @@ def test_with_the_catalog_it_is_as_with_its_own_models(
     assert re.search(r"tokens truncated", counted), counted
     assert len(counted) < 5 * 300
     asked = [sent.path for sent in ran.sent if sent.method == "GET" and "client_version" in sent.path]
-    assert asked == (["/v1/models?client_version=0.169.0"] if source is by_url else []), "one look is enough"
+    assert len(asked) == (source is by_url), "one look is enough"
 
 
 def test_without_it_codex_says_so(start: Start, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ HARNESSES: tuple[Harness, ...] = (
     # On the other two APIs it moves a message to the end of every prompt, so the engine reads the last turn again.
     Harness("openclaw", "openclaw", _openclaw, "responses", Api, _SEPARATE),
     Harness("opencode", "opencode-ai", _opencode, "messages", Api, _ON_TOP),
-    Harness("pi", "@mariozechner/pi-coding-agent", _pi, "messages", Api, _SEPARATE),
+    Harness("pi", "@earendil-works/pi-coding-agent", _pi, "messages", Api, _SEPARATE),
     Harness("qwen", "@qwen-code/qwen-code", _qwen, "chat", QwenApi),
 )
 
