@@ -171,9 +171,7 @@ class AppliedEdit:
 
 
 Change = Literal["model", "tools", "system", "messages", "compacted", "settings"]
-"""What differs first. ``compacted``: earlier messages were removed. ``settings``: reasoning settings that the chat
-template prints.
-"""
+"""What differs first; ``compacted``: earlier messages are gone; ``settings``: of reasoning, in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from protocols.chat_bodies import LIST, PATCH, READ, SCHEMA, USER, assistant, decode
-from singletree.conversation import ResponseFormat, Sampling, Text, Thinking, Tool, ToolChoice, Turn
+from singletree.conversation import (
+    ResponseFormat,
+    Sampling,
+    Text,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolReference,
+    Turn,
+)
 from singletree.errors import InvalidRequest
 from singletree.protocols.chat import request as chat
 from singletree.request_options import RequestOptions
@@ -64,6 +73,21 @@ class TestTools:
     def test_the_schema_keeps_the_order_of_its_keys(self) -> None:  # C6
         parameters = decode(tools=[READ]).conversation.tools[0].parameters
         assert json.dumps(parameters) == json.dumps(SCHEMA)
+
+    def test_a_system_message_adds_tools_where_it_stands(self) -> None:
+        """The form of Kimi K3, in which pi 1.6 sends the tools that a search has found."""
+        found = {"role": "system", "tools": [LIST], "content": "Found."}
+        choice = {"type": "function", "function": {"name": "list"}}
+        decoded = decode(tools=[READ], messages=[USER, found, USER], tool_choice=choice)
+        assert [(t.name, t.deferred) for t in decoded.conversation.tools] == [("read", False), ("list", True)]
+        assert decoded.conversation.turns[1] == Turn("system", (ToolReference("list"), Text("Found.")))
+        assert decoded.tool_choice == ToolChoice("required", "list")
+        first = decode(messages=[found, USER]).conversation.tools
+        assert first == (Tool("list"),), "nothing else would say how to call it"
+        nameless = {"role": "system", "tools": [{"type": "function"}]}
+        with pytest.raises(InvalidRequest) as refused:
+            decode(tools=[READ], messages=[USER, nameless])
+        assert refused.value.param == "messages.1.tools.0.function"
 
     def test_custom(self) -> None:  # C25
         grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'}}

@@ -215,6 +215,23 @@ class TestFields:
     def test_reasoning(self, reasoning: Json | None, read: Thinking) -> None:
         assert request(reasoning=reasoning).thinking == read
 
+    def test_an_update_of_the_configuration_holds_until_the_next(self) -> None:
+        """An item instead of a changed field, so that the beginning of the request stays as it was."""
+        schema = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+        high, low = ({"type": "configuration_update", "reasoning": {"effort": e}} for e in ("high", "low"))
+        fields: Json = {
+            "input": [USER, high, USER, {**low, "text": schema}],
+            "reasoning": {"effort": "medium"},
+        }
+        decoded = request(**fields)
+        assert (decoded.thinking.effort, decoded.warnings) == ("low", ())
+        assert decoded.response_format == ResponseFormat({"type": "object"}, "n")
+        assert decoded.conversation.turns == turns(USER, USER)
+        assert decoded.options.stored_state.input_items == fields["input"]
+        default = request(**{**fields, "input": [*fields["input"], {**low, "reasoning": {"effort": None}}]})
+        assert default.thinking == Thinking()
+        assert refused(input=[USER, {**low, "reasoning": {"effort": 1}}]).param == "reasoning.effort"
+
     def test_template_arguments(self) -> None:
         decoded = request(chat_template_kwargs={"enable_thinking": False, "x": 1})
         assert decoded.thinking == Thinking(

@@ -183,6 +183,19 @@ def test_additional_tools_are_tools() -> None:  # C26
     assert decoded.options.stored_state.input_items == [item, USER]
 
 
+def test_tools_that_are_added_later_stand_where_they_came() -> None:
+    """pi 1.6 declares all of its tools so, Codex and the SDKs those that come during the session."""
+    first, later = ({"type": "additional_tools", "tools": [function(name)]} for name in ("f", "g"))
+    decoded = request(input=[first, USER, later, first, USER])
+    assert [(t.name, t.deferred) for t in decoded.conversation.tools] == [("f", False), ("g", True)]
+    user = Turn("user", (Text("Hello"),))
+    assert decoded.conversation.turns == (user, Turn("developer", (ToolReference("g"),)), user)
+    only = request(input=[USER, first])
+    assert [(t.name, t.deferred) for t in only.conversation.tools] == [("f", False)], (
+        "nothing else says how to call"
+    )
+
+
 CHOICES: list[Json] = [
     function("f"),
     {"type": "custom", "name": "patch"},

@@ -203,9 +203,7 @@ def draft_from_template(template: ChatTemplate, name: str = "drafted") -> Family
 
 
 def _fingerprint(family: Family, source: str) -> tuple[str, ...]:
-    """Return the first call marker that is literally in ``source``, and the first parameter marker, else the last call
-    marker.
-    """
+    """Return the first call marker that is literally in ``source``, and the first parameter marker, else the last."""
     if not family.forms:
         return ()
     form = family.forms[0]

@@ -74,8 +74,7 @@ class EngineQueue:
         """Return what ``begin`` returns, and how long the job waited before it, None if not at all.
 
         Args:
-            begin: begins the generation, up to its first chunk. It is called again, in the job's turn, after it raised
-                Overloaded.
+            begin: begins the generation, up to its first chunk; called again, in the job's turn, after Overloaded.
         """
         came = time.monotonic()
         place = (job.priority, -(job.latency_sensitivity or 0.0), next(self._arrivals))

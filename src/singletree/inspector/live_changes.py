@@ -19,9 +19,7 @@ class Changed(NamedTuple):
 
 
 class _Reader:
-    """One reader, of an owner's sessions or of all: what it has not been told yet. It holds each id once, however long
-    it does not read.
-    """
+    """One reader, of an owner's sessions or of all: what it has not been told yet. It holds each id once."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner

@@ -245,9 +245,7 @@ class Parser:
             self._find_break = self._region.breaks.search
 
     def _counts(self, found: re.Match[str], text: str, position: int) -> bool:
-        """Return whether the marker counts: an unmarked one only at the start of the text or of a line, or after text
-        that may precede it.
-        """
+        """Return whether the marker counts: an unmarked one only where text or a line starts, or after its lead-in."""
         marker = self._region.markers[(found.lastindex or 1) - 1]
         at = found.end() - len(marker.text)
         if not marker.unmarked or (self._blank and at == position):

@@ -52,8 +52,7 @@ class Element(Protocol):
         """Read on from ``at`` in the element that began at ``begun``.
 
         Returns:
-            The position of its end; ``~position`` if the text is cut off there, from where it is read on; None if it
-            does not match.
+            The position of its end; ``~position`` if the text is cut, from where it is read on; None for no match.
         """
 
 

@@ -1,8 +1,7 @@
 """What an answer is made of: its context, the frames of its stream, its finished choices.
 
 An encoder turns events into frames. Frames are not bytes of a transport: server-sent events (``encode_sse``), a
-WebSocket and the log of a background response each write the same frames in their own way, so nothing reads what was
-just written.
+WebSocket and the log of a background response each write them in their own way, so nothing reads what was written.
 """
 
 from __future__ import annotations

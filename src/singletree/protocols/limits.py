@@ -78,9 +78,7 @@ def at_least_one(max_tokens: int | None) -> int | None:
 
 
 def checked_stops(stops: Sequence[str] | str | None, param: str) -> tuple[str, ...]:
-    """Return the stop strings of a request, without empty and repeated ones; raise InvalidRequest if they are too many
-    or too long. ``param`` is their field.
-    """
+    """Return the stop strings in the field ``param``, each once and none empty. Raises InvalidRequest."""
     if not stops:
         return ()
     if isinstance(stops, str):

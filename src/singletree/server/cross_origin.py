@@ -139,9 +139,7 @@ class CrossOriginPolicy:
         return origin is not None and any(pattern.matches(origin) for pattern in self.origins)
 
     def headers(self, origin: str | None, answer: Iterable[Header]) -> list[Header]:
-        """Return the headers that let a page of ``origin``, as ``check`` returned it, read an answer with other
-        headers.
-        """
+        """Return the headers that let a page of ``origin``, from ``check``, read an answer with other headers."""
         # A cache must not send an answer for one origin to another.
         varies = [(b"vary", b"Origin")] if self.origins else []
         if origin is None:

@@ -239,8 +239,7 @@ def first_fitting(cuts: Sequence[Cut], fits: Callable[[Cut], bool]) -> Cut | Non
 def possible_cuts(turns: Sequence[Turn], step: int) -> list[Cut]:
     """Return the possible cuts of ``turns``, the smallest first, each about ``step`` characters larger than the last.
 
-    The turns before the first answer (the instructions, the task) stay, and so does the end. Results are cut with their
-    calls.
+    The turns before the first answer (the instructions, the task) and the end stay. Results go with their calls.
     """
     start = next((i for i, turn in enumerate(turns) if turn.role == "assistant"), None)
     if start is None:

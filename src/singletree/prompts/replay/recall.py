@@ -1,7 +1,6 @@
 """Replaces the assistant turns that a client sent back by the turns as the model generated them.
 
-They are found in the turn memory, or in the capsules that the turns carry. ``turn_memory`` describes how a turn is
-recognised.
+They are found in the turn memory, or in the capsules that the turns carry. ``turn_memory`` says how.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compares a turn that a client sends back with the turn that was generated.
 
 A client may move, join, trim, repeat or leave out parts, and write arguments as other JSON text of the same value. A
-turn with changed text was edited. JSON texts are compared by value, so that a round trip through a client makes no
-difference.
+turn with changed text was edited. JSON texts are compared by value: a client may have read and written them.
 """
 
 from __future__ import annotations

@@ -135,8 +135,7 @@ class TurnMemory:
     """Holds generated turns, bounded in bytes. Safe to use from several threads.
 
     A turn is useless without the turns before it, because the prompt breaks at the first missing one. So the least
-    recently used conversation is evicted first, its newest turn before the others: the beginning of a conversation
-    is what stays.
+    recently used conversation is evicted first, from its end: the beginning of a conversation is what stays.
 
     A turn can have rivals: other turns with the same place, such as those of another conversation that begins alike.
     Each rival has a slot of its own, whose name is the key and a digest of the turn.

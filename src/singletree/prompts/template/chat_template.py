@@ -134,8 +134,7 @@ class ChatTemplate:
         """Compile and probe ``source``. Raises BadConfiguration when it is not a template that renders a message.
 
         ``named_tokens`` are texts that a template may use by name (``unk_token`` …), ``variables`` control reasoning in
-        this format alone, and ``call_id_format`` is the form of the ids by which the model knows its calls, if there
-        is one.
+        this format alone, and ``call_id_format`` is the form of the ids by which the model knows its calls, if any.
         """
         own_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: text for name, text in own_tokens.items() if text} | dict(named_tokens or {})

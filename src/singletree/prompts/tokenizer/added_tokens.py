@@ -5,8 +5,7 @@ that start there (https://github.com/huggingface/tokenizers, added vocabulary). 
 them are encoded independently, which makes a cache of segments exact.
 
 There are two guards. In text of a client, no added token is matched at all. In text that a client sends back as the
-assistant's, only the ordinary tokens of the model's own format (``<think>``) are matched: the client can have written
-that text itself.
+assistant's, only the ordinary tokens of the model's own format (``<think>``) are: the client can have written it.
 """
 
 from __future__ import annotations

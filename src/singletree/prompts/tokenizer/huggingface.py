@@ -151,8 +151,7 @@ class KnownTokenizerFiles:
     """The facts of each ``tokenizer.json`` that was loaded, by the checksum of its bytes, in files of a folder.
 
     A server that starts again need not load them first. The checksum covers the version of the library that read it,
-    too. A file that cannot be read, or that is damaged, counts as none; a folder that cannot be written to stays as it
-    is.
+    too. A file that cannot be read, or is damaged, counts as none; a folder that cannot be written to stays.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -8,6 +8,7 @@ no order between the reasoning, the text and the calls of one message; they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -22,12 +23,15 @@ from singletree.conversation import (
     Reasoning,
     Role,
     Text,
+    Tool,
     ToolCall,
+    ToolReference,
     ToolResult,
     Turn,
     carried_capsules,
 )
 from singletree.protocols import content, wire
+from singletree.protocols.chat.tools import SentTool, read_tools
 from singletree.protocols.limits import malformed, quote_value, refused
 from singletree.protocols.openai import custom_tools as custom
 
@@ -82,21 +86,26 @@ class ChatMessage(msgspec.Struct):
     function_call: _FunctionCall | None = None
     prefix: bool | None = None
     partial: bool | None = None
+    tools: list[SentTool] | None = None
 
 
 class DecodedMessage(NamedTuple):
-    """A message, the turn decoded from it, and the fields in which the client keeps reasoning there."""
+    """A message, the turn decoded from it, the fields in which the client keeps reasoning there, and the tools that a
+    system message adds from there on (Kimi K3, pi).
+    """
 
     message: ChatMessage
     turn: Turn
     reasoning_fields: tuple[str, ...]
+    tools: tuple[Tool, ...] = ()
 
 
 def decode_messages(messages: Sequence[msgspec.Raw]) -> list[DecodedMessage]:
     """Decode each of ``messages``. Raises InvalidRequest with ``param`` as a path such as ``messages.0.content``."""
     if not messages:
         raise refused("messages", "is empty; send at least one message")
-    return wire.decode_each(messages, ChatMessage, _read, "messages")
+    # Tools name a path in their request, so they keep a message from being used again elsewhere.
+    return wire.decode_each(messages, ChatMessage, _read, "messages", lambda made: not made.tools)
 
 
 def collect_turns(messages: Sequence[DecodedMessage]) -> tuple[Turn, ...]:
@@ -127,7 +136,12 @@ def _read(message: ChatMessage, at: str) -> DecodedMessage:
     decode = _ROLES.get(message.role)
     if decode is None:
         raise refused(f"{at}.role", f"is {quote_value(message.role)}; send one of {', '.join(_ROLES)}")
-    return DecodedMessage(message, decode(message, at), kept)
+    turn = decode(message, at)
+    if not message.tools or turn.role not in ("system", "developer"):
+        return DecodedMessage(message, turn, kept)
+    tools = tuple(replace(tool, deferred=True) for tool in read_tools(message.tools, f"{at}.tools").tools)
+    named = tuple(ToolReference(tool.name) for tool in tools)
+    return DecodedMessage(message, replace(turn, parts=named + turn.parts), kept, tools)
 
 
 def _plain(message: ChatMessage, at: str) -> Turn:

@@ -7,6 +7,9 @@ OpenRouter and the makers of open models add. Unknown fields are accepted. ``cha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -136,9 +139,13 @@ def build_request(wanted: ChatBody) -> Request:
     sent, functions = decode_tools(wanted.tools), decode_functions(wanted.functions)
     _refuse_unsupported(wanted, has_tools=sent.are_given, has_functions=functions.are_given)
     is_legacy = functions.are_given
-    tools = functions.tools or sent.tools
     agent = agent_of(wanted.nvext)
     messages = decode_messages(wanted.messages)
+    tools = functions.tools or sent.tools
+    if later := tuple(chain.from_iterable(map(attrgetter("tools"), messages))):
+        # Without any tool at the head, no template says how to call one.
+        tools += later if tools else tuple(replace(tool, deferred=False) for tool in later)
+        limits.check_tools(tools, "messages")
     conversation = Conversation(collect_turns(messages), tools)
     opens_turn, continues = _continuation(wanted, messages[-1].message)
     return Request(

@@ -93,10 +93,11 @@ _NO_TOOLS = GivenTools()
 def decode_tools(given: msgspec.Raw) -> GivenTools:
     """Decode ``tools``; raise InvalidRequest with ``param`` below it for a tool that is not well formed."""
     kind = list[SentTool] | None
-    return wire.decode_field(given, kind, _read_tools, "tools", has_schemas=True) if given else _NO_TOOLS
+    return wire.decode_field(given, kind, read_tools, "tools", has_schemas=True) if given else _NO_TOOLS
 
 
-def _read_tools(given: list[SentTool] | None, at: str) -> GivenTools:
+def read_tools(given: list[SentTool] | None, at: str) -> GivenTools:
+    """Decode the tools of the field ``at``; raise InvalidRequest for one that is not well formed."""
     check_tools(given, at)
     tools: list[Tool] = []
     warnings: list[str] = []

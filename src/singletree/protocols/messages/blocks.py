@@ -100,8 +100,7 @@ _UNPARSED = b'{"__unparsedToolInput":{"raw":'
 def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: RequestNotes) -> list[Part]:
     """Decode ``content`` into parts, in order, without empty text. Raises InvalidRequest with the path of a block.
 
-    ``place`` is the role of the message, or ``tool_result`` inside one. ``notes`` collects warnings, and the tools that
-    blocks define.
+    ``place`` is the role of the message, or ``tool_result`` inside one. ``notes`` collects warnings and new tools.
     """
     if isinstance(content, str):
         return [Text(content)] if content else []

@@ -98,6 +98,11 @@ class _AdditionalTools(Struct):
     tools: list[dict[str, Any]] = []
 
 
+class _Update(Struct):
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+
+
 class DecodedItem(NamedTuple):
     """An item, and what it adds to the conversation where that depends on nothing else than the names of tools.
 
@@ -195,8 +200,9 @@ def decode_items(
     tools: Toolbox,
     history: InputItems,
     open_summary: OpenSummary = no_summary,
-) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
-    """Decode ``history``, then ``items``: return the turns, and the paths of unresolved references to stored items.
+) -> tuple[tuple[Turn, ...], tuple[str, ...], Mapping[str, dict[str, Any]]]:
+    """Decode ``history``, then ``items``: return the turns, the paths of unresolved references to stored items, and
+    what items say in the place of the fields ``reasoning`` and ``text``.
 
     ``tools`` collects the tools that items define, and the warnings. Raises InvalidRequest.
     """
@@ -207,7 +213,7 @@ def decode_items(
         at = f"history.{i}" if i < earlier else f"input.{i - earlier}"
         if not reader.take(together, i):
             reader.read(together.decoded[i].item, at)
-    return reader.turns(), tuple(reader.references)
+    return reader.turns(), tuple(reader.references), reader.updated
 
 
 class _Progress(NamedTuple):
@@ -224,6 +230,7 @@ class _Reader:
     def __init__(self, tools: Toolbox, open_summary: OpenSummary) -> None:
         self._open_summary = open_summary
         self.references: list[str] = []
+        self.updated: dict[str, dict[str, Any]] = {}
         self._tools = tools
         self._turns: list[Turn] = []
         self._role: Role = "user"
@@ -377,7 +384,16 @@ class _Reader:
         self._turns = shorten(self._turns, summary, item)
 
     def _additional_tools(self, item: WireObject, at: str) -> None:
-        self._tools.add(wire.convert(item, _AdditionalTools, at).tools, f"{at}.tools")
+        """Put the first tools at the head of the prompt, and show later ones here: what is before them stays cached."""
+        later = bool((self._turns or self._parts) and self._tools.tools)
+        names = self._tools.add(wire.convert(item, _AdditionalTools, at).tools, f"{at}.tools", found=later)
+        if shown := tuple(ToolReference(name) for name in names if self._tools.is_deferred(name)):
+            self._end_turn()
+            self._turns.append(Turn("developer", shown, item))
+
+    def _configuration(self, item: WireObject, at: str) -> None:
+        update = msgspec.structs.asdict(wire.convert(item, _Update, at))
+        self.updated |= {field: value for field, value in update.items() if value}
 
     def _visible(self, content: str | list[Any] | None, at: str) -> Iterator[VisiblePart]:
         if isinstance(content, str):
@@ -423,6 +439,7 @@ _READERS: dict[str, Callable[[_Reader, WireObject, str], None]] = {
     **dict.fromkeys(BY_OUTPUT, _Reader._output),
     "tool_search_output": _Reader._tool_search_output,
     "additional_tools": _Reader._additional_tools,
+    "configuration_update": _Reader._configuration,
     "item_reference": lambda reader, item, at: reader.references.append(at),
     **dict.fromkeys(ITEMS, _Reader._compaction),
     TRIGGER: lambda reader, item, at: None,  # ``resolve_request`` handles it.

@@ -76,7 +76,7 @@ class ResponsesBody(EngineFields, kw_only=True):
     user: str | None = None
 
 
-class _ReasoningOptions(msgspec.Struct):
+class _Reasoning(msgspec.Struct):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
@@ -187,11 +187,15 @@ def _request(
             history = input.decode_sent(list(map(msgspec.Raw, known.history)), "history")
     declared = declared_tools(body.tools)
     tools = declared.toolbox.copy()
-    turns, references = input.decode_items(
+    turns, references, updated = input.decode_items(
         items, tools, history, lambda sealed, at: summaries(body.model)(sealed, at)
     )
     choice = decode_choice(body.tool_choice, tools)
-    reasoning = wire.convert(body.reasoning, _ReasoningOptions, "reasoning") if body.reasoning else _REASONING
+    if updated:
+        body = msgspec.structs.replace(
+            body, **{f: (getattr(body, f) or {}) | new for f, new in updated.items()}
+        )
+    reasoning = wire.convert(body.reasoning, _Reasoning, "reasoning") if body.reasoning else _REASONING
     text = wire.convert(body.text, _TextField, "text") if body.text else _TEXT
     stateful: tuple[str, ...] = ()
     if known is None:
@@ -241,7 +245,7 @@ def _request(
 
 
 _NO_ITEMS = InputItems()
-_REASONING, _TEXT = _ReasoningOptions(), _TextField()
+_REASONING, _TEXT = _Reasoning(), _TextField()
 _TEXT_OR_NULL = str | None
 
 
@@ -259,9 +263,7 @@ def _sampling(body: ResponsesBody) -> Sampling:
     )
 
 
-def _thinking(
-    reasoning: _ReasoningOptions, verbosity: str | None, arguments: dict[str, Any] | None
-) -> Thinking:
+def _thinking(reasoning: _Reasoning, verbosity: str | None, arguments: dict[str, Any] | None) -> Thinking:
     # The effort ``none`` wins over a chat-template variable. Some templates read ``verbosity`` as a variable.
     enabled = False if reasoning.effort == "none" else None
     if enabled is None and arguments:

@@ -2,8 +2,7 @@
 
 A model sees only functions. Custom tools, namespaces and native tools become functions here. ``Tool.extra`` is the
 tool as the client sent it, with ``namespace`` added for a tool in a namespace and ``grammar`` (``syntax``,
-``definition``) for a custom tool with a grammar. Hosted tools, which only OpenAI can run, are left out with a
-warning.
+``definition``) for a custom tool with a grammar. Hosted tools, which run at OpenAI, are left out with a warning.
 """
 
 from __future__ import annotations
@@ -158,6 +157,9 @@ class Toolbox:
 
     def has(self, name: str) -> bool:
         return name in self._tools
+
+    def is_deferred(self, name: str) -> bool:
+        return self._tools[name].deferred
 
     def _add(self, tool: WireObject, place: _Place) -> list[str]:
         kind = tool.get("type", "function")

@@ -17,8 +17,7 @@ ResponseHeader = tuple[bytes, bytes]
 
 WRITE_NOW = "singletree.write_now"
 """The extension of ASGI, in a scope's ``extensions``, that writes a part of a body without a coroutine. It takes the
-bytes and whether they end the body, and returns whether it has written them: false while the client has to be waited
-for.
+bytes and whether they end the body, and returns whether it has written them: not while the client reads too slowly.
 """
 
 WriteNow = Callable[[bytes, bool], bool]

@@ -27,8 +27,7 @@ class DispatchEncoder:
 
     They are complete calls and complete spans of reasoning. ``tool_call_dispatch`` and ``reasoning_dispatch`` have
     Dynamo's names and formats (ai-dynamo/dynamo, ``--enable-streaming-tool-dispatch``). Their data is also a valid
-    event of the protocol without content (``Encoder.side_event``), so that clients which validate every event accept
-    it.
+    event of the protocol without content (``Encoder.side_event``): clients which validate every event accept it.
     """
 
     def __init__(self, encoder: EventEncoder, request: Request, options: DispatchOptions, index: int) -> None:

@@ -173,9 +173,7 @@ class Lifecycle:
 
 
 OPENING_SECONDS = 0.25
-"""How long a stream waits for the first token before it sends its status: a failure within this time still becomes an
-HTTP error.
-"""
+"""How long a stream waits for the first token before it sends its status: a failure by then is an HTTP error."""
 
 _JSON: ResponseHeader = (b"content-type", b"application/json")
 

@@ -106,9 +106,7 @@ class SendBuffer:
         await self._room.wait()
 
     async def take(self) -> list[Frame]:
-        """Wait for frames and return all of them; return none at the end. The next call confirms that the last ones
-        were written.
-        """
+        """Wait for frames and return all, none at the end. The next call confirms that the last were written."""
         self._writes += 1
         while not self._frames and not self._closed:
             self._filled = asyncio.get_running_loop().create_future()
@@ -279,9 +277,7 @@ class Stream:
             self._trace.first_event()
 
     def keep_alive(self, seconds: float, give_up: Callable[[], object]) -> None:
-        """Send a keep-alive every ``seconds`` without data, until ``rest``; call ``give_up`` when the client does not
-        read.
-        """
+        """Send a keep-alive every ``seconds`` without data, until ``rest``; call ``give_up`` if nobody reads."""
         loop = asyncio.get_running_loop()
         self._next_beat = loop.call_later(seconds, self._beat, seconds, give_up)
 

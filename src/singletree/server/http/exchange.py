@@ -179,9 +179,7 @@ class Exchange:
         self._write(b"" if self._is_head else message.get("body", b""), not message.get("more_body"))
 
     def write_now(self, body: bytes, is_last: bool = False) -> bool:
-        """Write a part of the body, the last one perhaps empty, unless the client has to be waited for. Return whether
-        it was written.
-        """
+        """Write a part of the body, the last perhaps empty; return False if the client has to be waited for."""
         if not self._carrier.is_writable:
             return False
         if not self._is_gone:

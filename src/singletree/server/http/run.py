@@ -68,8 +68,7 @@ async def run_server(
 
     Args:
         report: prints a line for the user, such as a step of the start.
-        before_listening: called when all is loaded; for one of several processes that share the port, which has been
-            chosen and tried.
+        before_listening: called when all is loaded; for one of several processes that share the port, now chosen.
 
     Raises:
         BadConfiguration: a setting is wrong, or the port is in use.

@@ -218,9 +218,7 @@ class Call:
         return body
 
     async def begin_work(self, size: int) -> None:
-        """Wait until a body of ``size`` bytes can be worked on: a small one at once. Raises Overloaded if it takes too
-        long.
-        """
+        """Wait until a body of ``size`` bytes can be worked on, a small one at once. Raises Overloaded."""
         if size >= LARGE_BYTES:
             await self.service.admission.enter(size)
             self.in_work += size

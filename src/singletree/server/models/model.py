@@ -228,9 +228,7 @@ class Model(ChatFormat):
         return "loaded" if self.unloading is None or self.unloading.is_loaded else "unloaded"
 
     def kept_conversation(self, messages: tuple[Fingerprint, ...]) -> Conversation | None:
-        """Return the conversation whose turns have these fingerprints, as its client sent it; None where no prompt of
-        it is kept.
-        """
+        """Return the conversation of these fingerprints, as its client sent it; None where no prompt of it is kept."""
         for checkpoints in self.prompt_cache.checkpoints():
             found: RecallCheckpoint | None = checkpoints.get(RecallTurns)
             if found is None or len(found.given.turns) != len(messages):

@@ -226,8 +226,7 @@ class Divergence(NamedTuple):
     def starts_over(self) -> bool:
         """Tell whether the new prompt starts another conversation with the same first messages: an agent with another
         task, a side request, or a compacted session. A title request also contains the user's text, but none of the
-        later turns. A compacted session contains all of the user's text, and a summary in place of the model's first
-        turn.
+        later turns. A compacted session has all of the user's text, and a summary for the model's first turn.
         """
         roles = roles_of(self.record.messages)
         asked, acted = (roles.index(r) if r in roles else len(roles) for r in ("user", "assistant"))

@@ -2,9 +2,7 @@
 
 A session holds several prompt records, each of the last prompt of one conversation: sub-agents, title requests and web
 searches use their session's name with other prompts. A request continues the record with which it has most tokens in
-common.
-Tokens are compared as bytes, and a message is processed only when it is new, so the cost of a request is that of its
-new part.
+common. Tokens are compared as bytes, and a message is processed only when it is new: a request costs its new part.
 """
 
 from __future__ import annotations
@@ -204,9 +202,7 @@ class Sessions:
         return self._sessions.peek(key)
 
     def tools_of(self, key: str | None, model: str, turns: Sequence[Turn]) -> tuple[Tool, ...]:
-        """Return the tools of the session's conversation with ``model`` to which ``turns`` only add a question; empty
-        for none.
-        """
+        """Return the tools of the conversation with ``model`` to which ``turns`` only add a question; else none."""
         session = self._sessions.peek(key) if key else None
         if session is None or len(turns) < 2 or turns[-1].role not in ("user", "system"):
             return ()

@@ -38,8 +38,7 @@ class ApiKey:
         owner: whose requests have it; ``NOBODY`` for one that sees what belongs to all.
         rights: what it may do.
         admit: called for each turn that the key asks for; raises RateLimited.
-        budget: what its owner may spend, in place of ``--key-budget``, as the package of budgets has read it; None for
-            that of the flag.
+        budget: what its owner may spend, as the package of budgets has read it; None for ``--key-budget``.
     """
 
     digest: bytes

@@ -1,6 +1,4 @@
-"""Decodes the tokens of one generation into events: detokenizer, stop strings, parser; and the log-probabilities or ids
-of tokens beside them.
-"""
+"""Decodes a generation's tokens into events: detokenizer, stop strings, parser; and log-probabilities or ids beside."""
 
 from __future__ import annotations
 

@@ -52,8 +52,7 @@ async def run(generation: Generation, request_id: str) -> Batches:
     """Yield the events of the turn, one batch for each chunk of the engine, and then ``Finished``.
 
     A batch may be empty: the tokens so far decide nothing, and more follow. If ``generation.deliver`` is set, it gets
-    the batches that an engine can deliver; all others, the first among them, are yielded. Closing the generator frees
-    the engine.
+    the batches that an engine can deliver; the others, such as the first, are yielded. Closing this frees the engine.
 
     Raises:
         EngineFailed: the engine ended the stream without a finish reason; other errors of the engine pass through.

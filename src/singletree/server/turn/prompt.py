@@ -176,8 +176,7 @@ _KEPT_SECONDS = 86_400.0
 def make_session_clock(chat_format: ChatFormat, known: Recalled, now: float) -> SessionClock | None:
     """Return the clock for the prompt of ``known``; None if the template prints no time.
 
-    It shows the time of the last turn in ``known`` if the rule is on and that time is less than a day ago, else ``now``
-    (unix seconds).
+    It shows the time of the last turn in ``known`` if the rule is on and that is less than a day ago, else ``now``.
     """
     if not chat_format.template.capabilities.clock:
         return None
