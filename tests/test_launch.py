@@ -253,6 +253,15 @@ def test_settings_that_pi_wrote_itself_stay(started: list[Mapping[str, Any]], tm
         assert ("theme" in json.loads(file.read_text())) == (text != "{damaged")
 
 
+def test_pi_learns_what_the_server_takes() -> None:
+    for api in EVERY_API:
+        compat = harness_settings.pi_models(SERVED, api)["providers"]["singletree"]["compat"]
+        assert compat["supportsMidConvoSystemMessages"] is True
+        assert ("sendSessionAffinityHeaders" in compat) is (api != "responses"), "there it always does"
+        openclaw = harness_settings.openclaw_configuration(SERVED, api)["models"]["providers"]["singletree"]
+        assert "compat" not in openclaw
+
+
 def test_pi_chooses_the_model_before_its_own_arguments(started: list[Mapping[str, Any]]) -> None:
     run("pi", "--", "-p", "hi")
     assert started[0]["arguments"] == ("--provider", "singletree", "--model", "org/model", "-p", "hi")

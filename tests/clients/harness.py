@@ -302,7 +302,7 @@ QWEN = Harness(
     _qwen_prepare,
 )
 
-_APIS = ("messages", "chat", "responses")
+APIS = ("messages", "chat", "responses")
 
 HARNESSES = (
     CLAUDE,
@@ -310,7 +310,7 @@ HARNESSES = (
     CODEX,
     OPENCLAW,
     *(OPENCLAW._replace(api=api, appends=False) for api in ("messages", "chat")),
-    *(harness._replace(api=api) for harness in (OPENCODE, PI) for api in _APIS),
+    *(harness._replace(api=api) for harness in (OPENCODE, PI) for api in APIS),
     PI._replace(version="0.74.2"),
     *(QWEN._replace(api=api) for api in ("messages", "chat")),
 )

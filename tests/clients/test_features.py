@@ -5,19 +5,22 @@ counting, compaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from clients.conftest import Flags, Perform, Workspace
-from clients.harness import CLAUDE, HARNESSES, Harness, Task, run
+from clients.harness import APIS, CLAUDE, HARNESSES, PI, Harness, Task, run
 from clients.scenarios import ANSWER, ANSWERING, CALLING, COMMAND, PRINTED
 from clients.scripts import HERMES, Style
 from clients.served import MODEL, Server
 from clients.turns import Stall, call, shell, text_for_user, thought
 
 Serve = Callable[[Style, Flags], Server]
+
+WORDS = Path(__file__).with_name("mcp_words.py")
 
 EARLY = ("claude", "codex", "opencode")
 """They start a tool as soon as its call is complete, the others when the turn is over."""
@@ -64,6 +67,33 @@ def test_tools_that_are_loaded_later_stand_where_they_were_asked_for(ran: Perfor
         assert f'"name": "{name}"' in done.added(1)
     assert "DeferredToolPlaceholder" not in done.plays[-1].prompt
     assert PRINTED in done.added(2)
+
+
+def _with_words(home: Path) -> Mapping[str, str]:
+    """Give pi a server of tools that it has to search for."""
+    words = {"command": sys.executable, "args": [str(WORDS)], "exposure": "deferred"}
+    file = home / "cache" / "pi" / "mcp.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"mcpServers": {"words": words}}), encoding="utf-8")
+    return PI.prepare(home)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_tool_that_pi_finds_stands_where_it_was_found(ran: Perform, server: Serve, api: str) -> None:
+    name = "mcp__words__reverse"
+    searching = (thought("I need another tool."), call("tool_search", query="reverse a word"))
+    turns = (searching, (thought("It is there."), call(name, word="singletree")), ANSWERING)
+    pi = PI._replace(api=api, prepare=_with_words)
+    done = ran(pi, HERMES, turns)
+    done.went_well(ANSWER, generations=3)
+    done.came_back(pi)
+    assert f'"name": "{name}"' not in done.plays[0].prompt
+    assert f'"name": "{name}"' in done.added(1)
+    assert "eertelgnis" in done.added(2)
+    serving = server(HERMES, ())
+    key = serving.sessions()[0]
+    assert not key.startswith("nameless"), "pi names its session in a header"
+    assert [step["course"] for step in serving.session(key)] == ["first", "appended", "appended"]
 
 
 def test_a_web_search_is_a_turn_of_its_own(ran: Perform, server: Serve) -> None:

@@ -152,9 +152,7 @@ _OPENCODE_PACKAGES: Mapping[Api, str] = {
 
 
 def opencode_configuration(served: Served, api: Api) -> dict[str, Any]:
-    """Return OpenCode's ``opencode.json`` (https://opencode.ai/config.json). All three SDKs need the version in the
-    URL.
-    """
+    """Return OpenCode's ``opencode.json`` (https://opencode.ai/config.json). Its SDKs need the version in the URL."""
     model = {
         "name": served.model,
         "reasoning": True,
@@ -189,9 +187,20 @@ _PI_APIS: Mapping[Api, str] = {
 """pi's names of the APIs. OpenClaw, which is built on pi, has the same names."""
 
 
+_PI_ABILITIES: Mapping[Api, tuple[str, ...]] = {
+    "messages": ("sendSessionAffinityHeaders", "supportsMidConvoToolChanges"),
+    "chat": ("sendSessionAffinityHeaders", "supportsMidConvoToolAdditions"),
+    "responses": ("supportsAdditionalTools",),
+}
+"""What pi supposes of no server that it does not know, beside system messages in the middle: without them, a tool that
+comes later changes the beginning of the prompt. On two of the APIs the first one names the session.
+"""
+
+
 def pi_models(served: Served, api: Api) -> dict[str, Any]:
     """Return pi's ``models.json``."""
-    return {"providers": {PROVIDER: _pi_provider(served, api)}}
+    abilities = dict.fromkeys(("supportsMidConvoSystemMessages", *_PI_ABILITIES[api]), True)
+    return {"providers": {PROVIDER: _pi_provider(served, api) | {"compat": abilities}}}
 
 
 def pi_settings(served: Served) -> dict[str, Any]:
@@ -200,16 +209,11 @@ def pi_settings(served: Served) -> dict[str, Any]:
     By default pi compacts a session when fewer than 16,384 tokens of the window are left, and keeps the last 20,000: in
     a small window it would compact in every turn.
     """
-    reserve = min(_PI_RESERVE, served.context_window // 4)
-    kept = min(_PI_KEPT, served.context_window // 4)
+    reserve, kept = (min(most, served.context_window // 4) for most in (16_384, 20_000))
     return {
         "compaction": {"reserveTokens": reserve, "keepRecentTokens": kept},
         "branchSummary": {"reserveTokens": reserve},
     }
-
-
-_PI_RESERVE = 16_384
-_PI_KEPT = 20_000
 
 
 def openclaw_configuration(served: Served, api: Api) -> dict[str, Any]:
