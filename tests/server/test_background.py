@@ -127,6 +127,8 @@ async def test_one_that_was_not_in_the_background_cannot_be_cancelled() -> None:
         assert refused(reply, 400, None, None) == "Cannot cancel a synchronous response."
         reply = await served.client.get(f"{PATH}/{made['id']}?stream=true")
         refused(reply, 400, None, "stream")
+        reply = await served.client.get(f"{PATH}/resp_none?stream=true")
+        assert refused(reply, 404, None, None) == "Response with id 'resp_none' not found."
 
 
 @pytest.mark.parametrize("fail_after", [0, 3])

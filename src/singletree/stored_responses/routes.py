@@ -78,22 +78,22 @@ async def get_response(call: Call) -> ASGIApp:
     """Answer with a stored or running response, or with its events when the query asks to ``stream``."""
     id, query = call.http.path_params["id"], call.http.query_params
     job, others = call.service.jobs.get(id), call.service.others
-    if query.get("stream") in ("true", "1"):
+    is_streamed = query.get("stream") in ("true", "1")
+    if is_streamed:
         start = _after(query) + 1
         events = job.events(start) if job is not None and job.is_streamed else None
         if job is None and others is not None:
             events = await others.job_events(id, start)
-        if events is None:
-            raise InvalidRequest(
-                "only a recent response that was created with background and stream can be streamed again;"
-                " leave stream out",
-                param="stream",
-            )
-        return JobStream(events)
+        if events is not None:
+            return JobStream(events)
     body = job.body() if job is not None else None
     if body is None and others is not None:
         body = await others.job_body(id)
-    return _answer(body or _found("Response", id, await (await _store(call)).body(id)))
+    body = body or _found("Response", id, await (await _store(call)).body(id))
+    if is_streamed:
+        message = "only a recent response that was created with background and stream can be streamed again"
+        raise InvalidRequest(f"{message}; leave stream out", param="stream")
+    return _answer(body)
 
 
 async def delete_response(call: Call) -> ASGIApp:
