@@ -46,7 +46,7 @@ TINY: Mapping[str, Any] = {
 }
 """The shape of a model of one small layer: fields of its configuration."""
 
-LITELLM = "1.109.1"
+LITELLM = "1.110.2"
 WINDOW = 131_072
 _READY_SECONDS = 600.0
 _PARSERS = {"qwen3_coder": "qwen3_coder", "hermes": "hermes", "qwen3": "hermes"}
@@ -296,7 +296,7 @@ _LITELLM = peers.HOME.parent / f"litellm-{LITELLM}"
 # every index.
 _PROXY_NEEDS = """
 apscheduler backoff backports-zstd boto3 cryptography expression fastapi fastapi-sso granian gunicorn httpx2
-litellm-proxy-extras mcp orjson pyjwt pynacl python-multipart pyyaml rich restrictedpython rq soundfile starlette
+litellm-proxy-extras mcp orjson pyjwt pynacl python-multipart pyyaml rich restrictedpython rq semver soundfile starlette
 tomlkit uvicorn uvloop websockets<16
 """.split()  # noqa: SIM905
 
