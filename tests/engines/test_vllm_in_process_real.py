@@ -24,7 +24,7 @@ from engines.tool_loop import DIALECTS, Dialect, forced_calls, served
 from engines.vllm_recording import FRANCE, ITALY, JAPAN, OF, PARIS, QUESTION, SCHEMA, STRUCTURAL_TAG, greedy
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
-from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest
+from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded
 from singletree.in_process.startup import EngineSettings
 from singletree.in_process.vllm_engine import InProcessVllmEngine
 
@@ -166,6 +166,21 @@ async def test_constraints_end_the_turn(subject: Subject, constraint: Constraint
 async def test_refusals_leave_it_well(subject: Subject, sampling: Sampling, more: Any) -> None:
     with pytest.raises(InvalidRequest, match="refused"):
         await asked(subject, sampling, **more)
+    assert (await asked(subject, greedy()))[0] == PARIS
+
+
+@inside
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_pause_that_takes_no_requests_means_later(subject: Subject) -> None:
+    """vLLM's own ``/pause`` does so by default; singletree's keeps them waiting."""
+    engine = subject.engine
+    assert isinstance(engine, InProcessVllmEngine)
+    await engine._engine.pause_generation(mode="abort")
+    try:
+        with pytest.raises(Overloaded, match="retry after it resumes"):
+            await asked(subject, greedy())
+    finally:
+        await engine._engine.resume_generation()
     assert (await asked(subject, greedy()))[0] == PARIS
 
 

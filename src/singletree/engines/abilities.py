@@ -175,7 +175,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         pictures=_PLACED_IN_IDS,
         abort=_IN_PROCESS,
         optional_sampling=ALL_SAMPLING,
-        tested="vLLM 0.32, on the CPU",
+        tested="vLLM 0.32 and 0.33, on the CPU",
     ),
     "vllm-generate": EngineAbilities(
         "vLLM: `/inference/v1/generate`",
@@ -186,7 +186,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         model_defaults=False,
         optional_sampling=ALL_SAMPLING,
         options={"--enable-scale-out": "the interface itself", **_VLLM_OPTIONS},
-        tested="vLLM 0.32",
+        tested="vLLM 0.32 and 0.33",
     ),
     "vllm-completions": EngineAbilities(
         "vLLM: `/v1/completions`",
@@ -196,7 +196,7 @@ ABILITIES: Mapping[str, EngineAbilities] = {
         kv_events=True,
         optional_sampling=ALL_SAMPLING,
         options=_VLLM_OPTIONS,
-        tested="vLLM 0.32",
+        tested="vLLM 0.32 and 0.33",
     ),
     "sglang": EngineAbilities(
         "SGLang, in the server's process",

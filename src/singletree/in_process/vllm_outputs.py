@@ -72,7 +72,7 @@ class OutputBypass:
 def bypass_processor(llm: Any, empty_output: Any) -> OutputBypass | None:
     """Return the bypass of the output processor of an ``AsyncLLM``.
 
-    It is None if vLLM has to see every output itself, and where the processor is built in another way than vLLM 0.32's.
+    It is None if vLLM has to see every output itself, and where the processor is not built as in 0.32 and 0.33.
     """
     processor = llm.output_processor
     is_known = all(hasattr(processor, name) for name in ("log_stats", "stream_interval", "request_states"))
@@ -224,7 +224,7 @@ class MessageReceiver:
 
 
 def receive_cheaply(engine_core: Any) -> None:
-    """Let the client of vLLM's engine process receive by a ``MessageReceiver``, if it is built as vLLM 0.32's is."""
+    """Let the client of vLLM's engine process receive by a ``MessageReceiver``, if it is built as in 0.32 and 0.33."""
     resources = getattr(engine_core, "resources", None)
     socket = getattr(resources, "output_socket", None)
     if isinstance(socket, zmq.asyncio.Socket) and getattr(resources, "output_queue_task", ...) is None:

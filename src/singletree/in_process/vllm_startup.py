@@ -1,6 +1,6 @@
 """What is used of vLLM inside this process, and how it is started: arguments, the steps in its log, its limits.
 
-The names used here are those of vLLM 0.32: ``AsyncEngineArgs`` and ``AsyncLLM``.
+The names used here are those of vLLM 0.32 and 0.33: ``AsyncEngineArgs`` and ``AsyncLLM``.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class VllmApi:
         prompt: makes an engine input from a list of token ids and the salt of its cache, None for none.
         sampling: makes ``SamplingParams`` from fields.
         refused: the exceptions that mean that the request is at fault.
-        full: the exceptions that mean that vLLM accepts no more requests now.
+        full: the exceptions that mean that vLLM accepts no request now; it may be sent again.
         dead: the exception that means that vLLM's processes have ended.
         encode_array: encodes an array as an ``.npy`` file in base64.
         takes_pictures: returns whether the model of an ``AsyncLLM`` does.
@@ -218,7 +218,7 @@ class VllmApi:
 def vllm_api() -> VllmApi:
     """Import vLLM. Raises BadConfiguration when it is not installed or too old."""
     PACKAGE.version()
-    from vllm.exceptions import GracefulHTTPError, VLLMClientError
+    from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError
     from vllm.inputs import TokensPrompt, tokens_input
     from vllm.multimodal.media import ImageMediaIO
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -259,7 +259,7 @@ def vllm_api() -> VllmApi:
         prompt,
         sampling,
         (VLLMClientError,),
-        (GracefulHTTPError,),
+        (GracefulHTTPError, RetryableRequestError),
         EngineDeadError,
         numpy2base64,
         picture_prompt,

@@ -234,17 +234,16 @@ class _Version(msgspec.Struct):
 
 
 class VllmServer:
-    """A vLLM server, 0.11 or newer; tested with 0.32. See ``Server``.
+    """A vLLM server, 0.11 or newer; tested with 0.32 and 0.33. See ``Server``.
 
     Options for ``vllm serve``:
 
     - ``--enable-scale-out`` for ``/inference/v1/generate``.
     - ``--enable-prompt-tokens-details``: without it vLLM does not report how much of a prompt was cached, and
       ``cached_tokens`` stays None.
-    - ``--structured-outputs-config '{"backend": "xgrammar"}'`` for structural tags. With ``auto``, vLLM validates each
-      constraint against the backend that suits it, but then runs all of them on the backend of the first one (0.32,
-      ``v1/structured_output/__init__.py``): a constraint that suits only another backend fails with EngineFailed
-      instead of being refused with InvalidRequest. Lark is sent as EBNF: XGrammar has no directive ``%llguidance``.
+    - ``--structured-outputs-config '{"backend": "xgrammar"}'`` for structural tags. With ``auto``, vLLM runs all
+      constraints on the backend that suits the first one; one that suits only another is refused with InvalidRequest
+      (0.33) or fails with EngineFailed (0.32). Lark is sent as EBNF: XGrammar has no directive ``%llguidance``.
     - not ``--reasoning-parser``: with it vLLM applies constraints only after it considers the reasoning complete,
       or ``"enable_in_reasoning": true`` in ``--structured-outputs-config`` beside it.
     - ``--scheduling-policy priority`` if priorities shall have an effect; otherwise vLLM accepts and ignores them.
