@@ -17,16 +17,16 @@ DYNAMO_REASONING = """basic deepseek-v4 deepseek_r1 deepseek_v3 deepseek_v3_1 de
 deepseekv4 gemma-4 gemma4 glm45 glm47 gpt_oss granite inkling kimi kimi-k3 kimi_k2 kimi_k25 kimi_k3 minimax-m3
 minimax_append_think minimax_m2 minimax_m3 mistral muse muse_glimmer nemotron3 nemotron_deci nemotron_nano
 nemotron_v3 qwen3 qwen3_coder step3"""
-# vllm/tool_parsers and vllm/reasoning, vLLM 0.32
-VLLM_TOOLS = """apertus cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4
+# vllm/tool_parsers and vllm/reasoning, vLLM 0.33
+VLLM_TOOLS = """apertus beam cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4
 deepseek_v41 dots ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hf
 hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3_json llama4_json
-llama4_pythonic longcat mimo minicpm5 minimax_m2 minimax_m3 mistral muse_glimmer olmo3 openai phi4_mini_json
-plamo3 poolside_v1 pythonic qwen3_coder qwen3_json qwen3_xml seed_oss step3 step3p5 xlam"""
-VLLM_REASONING = """cohere_command3 cohere_command4 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45 gemma4
-glm45 glm47 granite granite_thinking_parser hf holo2 hunyuan_a13b hy_v3 hy_v4 inkling k2_horizon kimi_k2 kimi_k3
-ling3 mimo minicpmv minimax_m2 minimax_m2_append_think minimax_m3 mistral muse_glimmer nemotron_v3 olmo3
-openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3 step3p5"""
+llama4_pythonic longcat mimo minicpm5 minimax_m2 minimax_m3 mistral muse muse_glimmer musespark1x olmo3 openai
+phi4_mini_json plamo3 poolside_v1 pythonic qwen3_coder qwen3_json qwen3_xml seed_oss step3 step3p5 step5 xlam"""
+VLLM_REASONING = """beam cohere_command3 cohere_command4 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45
+gemma4 glm45 glm47 granite granite_thinking_parser hf holo2 hunyuan_a13b hy_v3 hy_v4 inkling k2_horizon kimi_k2
+kimi_k3 ling3 mimo minicpmv minimax_m2 minimax_m2_append_think minimax_m3 mistral muse muse_glimmer musespark1x
+nemotron_v3 olmo3 openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3 step3p5 step5"""
 # sglang/srt/function_call and sglang/srt/parser, SGLang 0.5.23
 SGLANG_TOOLS = """apertus2509 beam cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots
 gemma4 gigachat3 gigachat35 glm glm45 glm47 gpt-oss hermes hunyuan inkling interns1 iquest_q1 k2_horizon kimi_k2

@@ -51,7 +51,7 @@ _ATEM_CALL = (
 
 MUSE_GLIMMER = Family(
     name="muse_glimmer",
-    aliases=("muse",),
+    aliases=("muse", "musespark1x"),
     message_header="<|start|>assistant",
     reasoning=(" to=self<|message|>", "<|eom|>"),
     text=(" to=user<|message|>", "<|eom|>"),
@@ -67,7 +67,7 @@ MUSE_GLIMMER = Family(
     stop_markers=("<|eot|>",),
     stray_markers=("<|start|>assistant", "<|eom|>"),
     fingerprint=("atem:function_calls",),
-    models=("Muse Glimmer",),
+    models=("Muse Glimmer", "Muse Spark"),
     source="https://huggingface.co/meta-models/muse-glimmer",
 )
 
