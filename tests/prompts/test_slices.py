@@ -48,6 +48,20 @@ def test_a_word_without_end_is_cut_where_its_neighbours_allow_it() -> None:
     assert encode_in_slices(text, pairs) == pairs(text)
 
 
+@pytest.mark.parametrize("longest", [1, 2, 8, 31, 64, 128])
+def test_a_run_is_cut_whatever_the_length_of_its_longest_token(longest: int) -> None:
+    """Spaces have one of 128 in most vocabularies, of 31 in Gemma's."""
+    sizes: list[int] = []
+
+    def runs(text: str) -> array[int]:
+        sizes.append(len(text))
+        whole, rest = divmod(len(text), longest)
+        return array("I", [longest] * whole + [rest] * (rest > 0))
+
+    assert sum(encode_in_slices(" " * 300_000, runs)) == 300_000
+    assert max(sizes) <= 65_536
+
+
 def test_a_text_that_cannot_be_cut_is_encoded_whole() -> None:
     def prefixed(text: str) -> array[int]:
         return array("I", [1, *map(ord, text)])

@@ -51,10 +51,10 @@ PROBES = (
 
 SLICE_CHARACTERS = 65_536
 """Characters that are encoded at a time: each takes up to 250 bytes while it is encoded."""
-_NEIGHBOURS = 64
-"""Characters on both sides of a cut by which it is checked."""
-_TRIES = 4
-"""Places that are checked for one cut."""
+_NEIGHBOURS = 128
+"""Characters on both sides of a cut by which it is checked: as many as the longest token of spaces has."""
+_TRIES = 5
+"""Places that are checked for one cut, the last with four characters less: Gemma has a token of 31 spaces."""
 _WORD_END = re.compile(r"(?<=[^\W\d_])(?=[ \n])")
 _SEARCHED = 4096
 """Characters before the end of a slice in which the end of a word is looked for."""
@@ -70,21 +70,21 @@ def encode_in_slices(text: str, encode: _Encode) -> array[int]:
     ids, at = array("I"), 0
     while at < len(text):
         end = at + SLICE_CHARACTERS
-        while end < len(text) and (cut := _cut_before(text, end, encode)) is None:
+        while (cut := _cut_before(text, end, encode)) is None:
             end += SLICE_CHARACTERS
-        if end >= len(text):
-            cut = len(text)
-        assert cut is not None
         ids.extend(encode(text[at:cut]))
         at = cut
     return ids
 
 
 def _cut_before(text: str, end: int, encode: _Encode) -> int | None:
+    if end >= len(text):
+        return len(text)
     words: list[int] = [match.start() for match in _WORD_END.finditer(text, end - _SEARCHED, end)]
-    places: list[int] = [*reversed(words[-_TRIES:]), *range(end, end - _TRIES, -1)]
-    for place in places:
-        left, right = text[place - _NEIGHBOURS : place], text[place : place + _NEIGHBOURS]
+    reaches = range(_NEIGHBOURS, _NEIGHBOURS - _TRIES, -1)
+    ends = (end - _NEIGHBOURS + reach for reach in reaches)
+    for place, reach in (*zip(reversed(words), reaches, strict=False), *zip(ends, reaches, strict=True)):
+        left, right = text[place - reach : place], text[place : place + reach]
         apart = encode(left) + encode(right)
         if encode(left + right) == apart:
             return place
