@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -160,25 +161,25 @@ def test_a_long_text_full_of_json_is_no_body_of_many_values() -> None:
     assert chat.decode(sent).conversation.turns[0].text == text
 
 
-def test_half_a_surrogate_pair_costs_one_step_for_a_thousand_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counting:
-        steps = 0
+def test_half_surrogate_pairs_are_mended_in_few_short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is one call that no other thread interrupts; each call takes some microseconds of Python."""
+    parts: list[bytes] = []
+    mend = wire._mend
 
-        def sub(self, replace: Callable[[Any], bytes], text: bytes) -> bytes:
-            def counted(found: Any) -> bytes:
-                self.steps += 1
-                return replace(found)
+    def noting(part: re.Match[bytes]) -> bytes:
+        parts.append(part[0])
+        return mend(part)
 
-            return original.sub(counted, text)
+    monkeypatch.setattr(wire, "_mend", noting)
+    unit, text = rb"\\ud800\ud800\ud83d\ude00\\\udc00", "\\ud800\ufffd\U0001f600\\\ufffd"
+    assert wire._decode(b'"' + unit * 40_000 + b'"', str) == text * 40_000
+    assert max(part.count(b"\\") for part in parts) <= 2000
+    assert len(parts) < 250
 
-    original, counting = wire._WHOLE_OR_HALF, Counting()
-    monkeypatch.setattr(wire, "_WHOLE_OR_HALF", counting)
-    escapes = rb"\n\u00e9\\" * 20_000
-    assert (
-        wire._decode(b'"' + escapes + rb'\ud83d\ude00\ud800"', str)
-        == "\n\u00e9\\" * 20_000 + "\U0001f600\ufffd"
-    )
-    assert counting.steps < 100
+
+def test_a_byte_that_json_does_not_allow_is_refused_beside_half_a_pair() -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        wire.decode_body(rb'{"model":"\ud800' + b'\0\0"}', chat_request.ChatBody)
 
 
 def test_names_of_tools_are_assigned_in_one_step_each() -> None:

@@ -26,16 +26,11 @@ JSON_SPACE = " \t\r\n"
 """White space between the tokens of JSON (https://www.rfc-editor.org/rfc/rfc8259#section-2)."""
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
-_WHOLE_OR_HALF = re.compile(
-    rb"""
-      (?P<whole> (?: [^\\]++
-                   | \\ (?!u[dD][89a-fA-F]) .
-                   | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2} ){1,1000} )
-    | \\u[dD][89a-fA-F][0-9a-fA-F]{2}
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-"""A part of JSON without half a surrogate pair, or such a half. A part is short: other threads run in between."""
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
+"""Half a surrogate pair, as an escape."""
+_PART = re.compile(rb"(?:[^\\]++|%b%b|\\u[0-9a-fA-F]{4}|\\.){1,1000}" % (_HIGH, _LOW), re.DOTALL)
+"""A part of JSON that ends between two escapes. It is short, and mended by itself: other threads run in between."""
 _KEY_OF = re.compile(r"`(?P<field>[^`]+)`")
 
 
@@ -261,10 +256,16 @@ def _decode(body: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError:
         # Harnesses that cut a string inside an emoji send half of it as an escape, and repeat it with every
         # later turn; refusing it would end the session.
-        mended = _WHOLE_OR_HALF.sub(lambda m: m["whole"] or rb"\ufffd", body)
-        if mended == body:
+        mended = _PART.sub(_mend, body)
+        if mended == body or b"\0" in body:
             raise
         return decode(mended)  # type: ignore[no-any-return]
+
+
+def _mend(part: re.Match[bytes]) -> bytes:
+    """Return a part of JSON with U+FFFD for each half of a pair. Escaped backslashes, which begin none, become NUL."""
+    plain = part[0].replace(rb"\\", b"\0\0")
+    return _HALF.sub("\ufffd".encode(), plain).replace(b"\0\0", rb"\\")
 
 
 def convert(value: Any, kind: type[T], at: str) -> T:
