@@ -15,7 +15,7 @@ from io import BytesIO
 
 import brotli
 import zstandard
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from singletree import request_limits
 from singletree.errors import BodyTooLarge, InvalidRequest, Overloaded, UnsupportedEncoding
@@ -81,33 +81,24 @@ async def _receive_all(receive: Receive, limit: int, admission: BodyAdmission) -
     Bytes beyond the limit are read and dropped, up to the same amount again: a client that is still writing
     would not see the answer, only a broken connection.
     """
-    message: Message = await receive()
-    piece = _piece(message)
-    if not message.get("more_body", False) and len(piece) <= limit:
-        return piece
-    body = ArrivingBody()
-    size = 0
+    body, size, has_more = ArrivingBody(), 0, True
     try:
-        while True:
+        while has_more and size <= 2 * limit:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            piece: bytes = message.get("body", b"")
+            has_more = message.get("more_body", False)
+            if not (size or has_more) and len(piece) <= limit:
+                return piece
             size += len(piece)
             if size <= limit:
                 admission.add(body, piece)
-            if not message.get("more_body", False) or size > 2 * limit:
-                break
-            message = await receive()
-            piece = _piece(message)
         if size > limit:
             raise _too_large(limit)
         return b"".join(body.pieces)
     finally:
         admission.remove(body)
-
-
-def _piece(message: Message) -> bytes:
-    if message["type"] == "http.disconnect":
-        raise ClientLeft
-    piece: bytes = message.get("body", b"")
-    return piece
 
 
 def _too_large(limit: int) -> BodyTooLarge:
