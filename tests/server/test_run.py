@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -292,3 +293,22 @@ async def test_few_threads_do_long_work(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(BadConfiguration, match="seen"):
         await run.run_server(Config(port=0), print)
     assert len(used) == run.MOST_THREADS
+
+
+async def test_a_thread_leaves_the_interpreter_to_the_loop_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop takes it anew for each callback, and would wait 5 ms each time beside the thread of a long prompt."""
+    found: list[float] = []
+
+    async def opened(*_: object) -> None:
+        found.append(sys.getswitchinterval())
+        raise BadConfiguration("seen")
+
+    monkeypatch.setattr(run, "open_service", opened)
+    before = sys.getswitchinterval()
+    try:
+        with pytest.raises(BadConfiguration, match="seen"):
+            await run.run_server(Config(port=0), print)
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [pytest.approx(run.SWITCH_SECONDS)]
+    assert run.SWITCH_SECONDS <= 0.001

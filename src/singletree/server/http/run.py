@@ -9,6 +9,7 @@ import gc
 import ipaddress
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,6 +37,9 @@ from singletree.server.telemetry.tracing import Tracing
 
 MOST_THREADS = 8
 """Threads for long work: each that calls fastokens keeps a cache of words there, which grows to 100 MB."""
+
+SWITCH_SECONDS = 0.001
+"""How long a thread may keep the interpreter from the event loop, which takes it anew for each callback."""
 
 _FLUSH_SECONDS = 2.0
 """Time for the last events of ended streams to be sent."""
@@ -75,6 +79,7 @@ async def run_server(
         WeightsUnavailable, EngineFailed: the model cannot be loaded.
     """
     allow_open_files()
+    sys.setswitchinterval(SWITCH_SECONDS)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS, "work"))
     is_alone = before_listening is None
     address, port = choose_address(config.host, config.port) if is_alone else (config.host, config.port)
