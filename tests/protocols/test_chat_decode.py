@@ -80,7 +80,7 @@ class TestTools:
         choice = {"type": "function", "function": {"name": "list"}}
         decoded = decode(tools=[READ], messages=[USER, found, USER], tool_choice=choice)
         assert [(t.name, t.deferred) for t in decoded.conversation.tools] == [("read", False), ("list", True)]
-        assert decoded.conversation.turns[1] == Turn("system", (ToolReference("list"), Text("Found.")))
+        assert decoded.conversation.turns[1] == Turn("system", (Text("Found."), ToolReference("list")))
         assert decoded.tool_choice == ToolChoice("required", "list")
         first = decode(messages=[found, USER]).conversation.tools
         assert first == (Tool("list"),), "nothing else would say how to call it"

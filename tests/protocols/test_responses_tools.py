@@ -190,6 +190,10 @@ def test_tools_that_are_added_later_stand_where_they_came() -> None:
     assert [(t.name, t.deferred) for t in decoded.conversation.tools] == [("f", False), ("g", True)]
     user = Turn("user", (Text("Hello"),))
     assert decoded.conversation.turns == (user, Turn("developer", (ToolReference("g"),)), user)
+    changed = {**first, "tools": [function("f", description="Anew.")]}
+    decoded = request(input=[first, USER, changed])
+    assert [(t.description, t.deferred) for t in decoded.conversation.tools] == [("Anew.", False)]
+    assert decoded.conversation.turns == (user,)
     only = request(input=[USER, first])
     assert [(t.name, t.deferred) for t in only.conversation.tools] == [("f", False)], (
         "nothing else says how to call"

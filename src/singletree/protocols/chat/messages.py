@@ -141,7 +141,7 @@ def _read(message: ChatMessage, at: str) -> DecodedMessage:
         return DecodedMessage(message, turn, kept)
     tools = tuple(replace(tool, deferred=True) for tool in read_tools(message.tools, f"{at}.tools").tools)
     named = tuple(ToolReference(tool.name) for tool in tools)
-    return DecodedMessage(message, replace(turn, parts=named + turn.parts), kept, tools)
+    return DecodedMessage(message, replace(turn, parts=turn.parts + named), kept, tools)
 
 
 def _plain(message: ChatMessage, at: str) -> Turn:

@@ -187,7 +187,10 @@ class Toolbox:
             client_name=own.name,
             namespace=space,
         )
-        return self._tools.setdefault(tool.name, tool).name
+        known = self._tools.get(tool.name)
+        if known is None or place.found:  # The last definition of a tool counts, in the place of the first.
+            self._tools[tool.name] = tool if known is None else replace(tool, deferred=known.deferred)
+        return tool.name
 
     def _add_namespace(self, sent: _Namespace, place: _Place) -> list[str]:
         """Add the tools of a namespace. Its description has no place of its own, so the first tool gets it."""
