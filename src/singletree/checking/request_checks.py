@@ -23,7 +23,7 @@ _OVERFLOWS = re.compile(
     r"context[_ ]length[_ ]exceeded|maximum context length is \d+ tokens|exceeds the context window"
     r"|exceeds the available context size|greater than the context length"
 )
-"""Those that pi 0.73 knows, of OpenAI, vLLM, llama.cpp and LM Studio."""
+"""Those that pi 1.6 knows, of OpenAI, vLLM, llama.cpp and LM Studio."""
 _ROLE = re.compile(r"messages\.\d+\.role")
 _LONGEST_OVERFLOW = 300_000
 _MARKERS = (
