@@ -186,10 +186,9 @@ def price_ms(turn: InspectedTurn, tokens: int) -> float:
 def _verdict(turn: InspectedTurn) -> InspectedJson:
     step = turn.step
     missing = max(0, step.matched - (step.matched if step.cached is None else step.cached))
-    if missing <= CACHE_BLOCK:
+    kind = _verdict_kind(turn, step)
+    if missing <= CACHE_BLOCK or kind == "first":
         missing = 0
-    kind = _verdict_kind(turn, step, missing)
-    missing = missing if kind != "first" else 0
     return {
         "kind": kind,
         "says": VERDICTS[kind],
@@ -198,7 +197,7 @@ def _verdict(turn: InspectedTurn) -> InspectedJson:
     }
 
 
-def _verdict_kind(turn: InspectedTurn, step: Step, missing: int) -> str:
+def _verdict_kind(turn: InspectedTurn, step: Step) -> str:
     if turn.is_running:
         return "running"
     if step.broken is not None:
