@@ -20,10 +20,10 @@ EXCUSED: dict[str, str] = {}
 """Modules longer than ``LONGEST_LINES``, by path, and the reason why each stays whole."""
 
 SOURCE = {
-    "lines": 70_734,
+    "lines": 70_721,
     "modules": 334,
     "lines of the core": 35_217,
-    "lines that --engine-url loads": 33_758,
+    "lines that --engine-url loads": 33_702,
 }
 """The most that the source may have. A change that adds a feature names the lines that it removes, until there are
 52,000 lines in 280 modules. The core is within its 36,000, and what --engine-url loads within its 34,000.

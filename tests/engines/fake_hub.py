@@ -7,10 +7,10 @@ from pathlib import Path
 
 from singletree.engines.progress import Progress
 from singletree.errors import WeightsUnavailable
-from singletree.model_files.hub import HubUnreachable
+from singletree.model_files.hub import HubUnreachable, HuggingFaceHub
 
 
-class FakeHub:
+class FakeHub(HuggingFaceHub):
     """Repositories by name, what of them is on this machine, and what was taken; it can be switched off."""
 
     def __init__(self, folder: Path, repos: Mapping[str, Sequence[str]]) -> None:
@@ -20,7 +20,7 @@ class FakeHub:
         self.online = True
 
     def files(self, repo: str) -> Mapping[str, int]:
-        """As ``Hub.files``."""
+        """As ``HuggingFaceHub.files``."""
         known = self.repos if self.online else self.here
         if repo not in known:
             message = f"{repo} is not there"
@@ -28,10 +28,10 @@ class FakeHub:
         return dict.fromkeys(known[repo], 1)
 
     def cached(self, repo: str) -> Mapping[str, Path]:
-        """As ``Hub.cached``."""
+        """As ``HuggingFaceHub.cached``."""
         return {name: self.folder / name for name in self.here.get(repo, ())}
 
     def fetch(self, repo: str, files: Sequence[str], progress: Progress) -> Path:
-        """As ``Hub.fetch``."""
+        """As ``HuggingFaceHub.fetch``."""
         self.taken.append((repo, list(files)))
         return self.folder

@@ -13,6 +13,7 @@ from singletree.engines.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, WeightsUnavailable
 from singletree.model_files import resolve
 from singletree.model_files.engine_choice import EngineSites, choose_engine
+from singletree.model_files.hub import HuggingFaceHub
 from singletree.server.models.model_source import engine_arguments_apply, find_model_source
 from singletree.server.settings.config import Config, EngineName
 
@@ -25,7 +26,7 @@ REPOS = {
 }
 
 
-class MemoryHub:
+class MemoryHub(HuggingFaceHub):
     """A hub of a few names."""
 
     def files(self, repo: str) -> Mapping[str, int]:

@@ -33,7 +33,6 @@ from singletree.engines.checkpoint import (
 from singletree.engines.progress import Progress
 from singletree.errors import WeightsUnavailable
 from singletree.model_files.hub import (
-    Hub,
     HubUnreachable,
     HuggingFaceHub,
     find_in_hub,
@@ -291,7 +290,7 @@ def find_built_in(
     weights: bool,
     packages: bool,
     fetch: Fetch | None,
-    hub: Hub | None,
+    hub: HuggingFaceHub | None,
     progress: Progress,
 ) -> Checkpoint:
     """Return a built-in model: from the hub, or from ``packages`` if there is no hub; see ``FindCheckpoint``.

@@ -10,7 +10,7 @@ from pathlib import Path
 from singletree.engines.checkpoint import DEFAULT_MODEL, built_in_repository, known_models
 from singletree.engines.devices import Gpu, find_gpus
 from singletree.errors import BadConfiguration
-from singletree.model_files.hub import Hub, HuggingFaceHub, offers_gguf, offers_weights, parse_id
+from singletree.model_files.hub import HuggingFaceHub, offers_gguf, offers_weights, parse_id
 from singletree.server.models.model_source import GPU_ENGINES
 from singletree.server.settings.config import Config, EngineName
 
@@ -25,7 +25,7 @@ class EngineSites:
 
     is_installed: Callable[[str], bool] = _is_installed
     gpus: Callable[[], Sequence[Gpu]] = find_gpus
-    hub: Callable[[], Hub] = field(default=HuggingFaceHub)
+    hub: Callable[[], HuggingFaceHub] = field(default=HuggingFaceHub)
 
 
 def choose_engine(config: Config, sites: EngineSites | None = None) -> EngineName:
@@ -48,7 +48,7 @@ def choose_engine(config: Config, sites: EngineSites | None = None) -> EngineNam
     raise BadConfiguration(_no_engine(model, sites))
 
 
-def _offers(model: str, hub: Callable[[], Hub]) -> tuple[Callable[[], bool], Callable[[], bool]]:
+def _offers(model: str, hub: Callable[[], HuggingFaceHub]) -> tuple[Callable[[], bool], Callable[[], bool]]:
     path, repo = Path(model).expanduser(), parse_id(model)
     if path.exists() or repo is None or path.suffix == ".gguf":
         is_folder = path.is_dir() and (path / "config.json").is_file()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from singletree.engines.checkpoint import Checkpoint
 from singletree.engines.progress import Progress, in_own_thread, looking
@@ -80,29 +80,13 @@ class HubUnreachable(WeightsUnavailable):
         self.reason = reason
 
 
-class Hub(Protocol):
-    """The interface of a hub of model repositories."""
-
-    def files(self, repo: str) -> Mapping[str, int]:
-        """Return name and size in bytes of each file in the repository; of those in the cache, if it is unreachable.
-
-        Raises WeightsUnavailable.
-        """
-
-    def cached(self, repo: str) -> Mapping[str, Path]:
-        """Return name and path of each file that is on this machine already."""
-
-    def fetch(self, repo: str, files: Sequence[str], progress: Progress) -> Path:
-        """Download files that are not in the cache, and return their folder. Raises WeightsUnavailable."""
-
-
 def parse_id(model: str) -> tuple[str, str | None] | None:
     """Parse ``org/name`` or ``org/name:Q4_K_M`` into repository and quantization; None if it is neither."""
     found = _ID.fullmatch(model)
     return (found["repo"], found["quant"]) if found else None
 
 
-def fetch_gguf(repo: str, quant: str | None, *, hub: Hub, progress: Progress) -> Path:
+def fetch_gguf(repo: str, quant: str | None, *, hub: HuggingFaceHub, progress: Progress) -> Path:
     """Return a GGUF file (the first part of a split one) of ``repo``.
 
     It is also searched in ``repo-GGUF`` of the same owner, the usual name for such repositories. Raises
@@ -126,7 +110,7 @@ def fetch_gguf(repo: str, quant: str | None, *, hub: Hub, progress: Progress) ->
     return hub.fetch(source, files, progress) / files[0]
 
 
-def fetch_weights(repo: str, quant: str | None, *, hub: Hub, progress: Progress) -> Path:
+def fetch_weights(repo: str, quant: str | None, *, hub: HuggingFaceHub, progress: Progress) -> Path:
     """Return a folder with tokenizer and weights; a GGUF file if ``quant`` is given or ``repo`` has nothing else.
 
     Raises WeightsUnavailable.
@@ -142,7 +126,7 @@ def fetch_weights(repo: str, quant: str | None, *, hub: Hub, progress: Progress)
     return hub.fetch(repo, sorted({*_description(available), *weights}), progress)
 
 
-def fetch_tokenizer(repo: str, quant: str | None, *, hub: Hub, progress: Progress) -> Path:
+def fetch_tokenizer(repo: str, quant: str | None, *, hub: HuggingFaceHub, progress: Progress) -> Path:
     """Return a folder with tokenizer, chat template and configuration, a few MB; no weights are fetched for them.
 
     For a repository of GGUF files, the folder is that of the model from which they were made, if it has the same owner
@@ -173,7 +157,7 @@ def fetch_tokenizer(repo: str, quant: str | None, *, hub: Hub, progress: Progres
 
 
 def find_in_hub(
-    repo: str, quant: str | None, gguf: bool, weights: bool, hub: Hub, progress: Progress
+    repo: str, quant: str | None, gguf: bool, weights: bool, hub: HuggingFaceHub, progress: Progress
 ) -> Checkpoint:
     """Return the model of a repository, fetched if it is not on this machine."""
     fetch = fetch_gguf if gguf else fetch_weights if weights else fetch_tokenizer
@@ -212,7 +196,7 @@ def window_of(path: Path) -> int | None:
     return None
 
 
-def offers_gguf(repo: str, quant: str | None, hub: Hub) -> bool:
+def offers_gguf(repo: str, quant: str | None, hub: HuggingFaceHub) -> bool:
     """Return whether the hub has a GGUF file of ``repo``, there or in ``repo-GGUF``. Raises WeightsUnavailable."""
     try:
         return bool(_find_gguf(repo, quant, hub)[1])
@@ -222,12 +206,12 @@ def offers_gguf(repo: str, quant: str | None, hub: Hub) -> bool:
         raise
 
 
-def offers_weights(repo: str, hub: Hub) -> bool:
+def offers_weights(repo: str, hub: HuggingFaceHub) -> bool:
     """Return whether ``repo`` has weights in Hugging Face's layout. Raises WeightsUnavailable."""
     return bool(_weights(hub.files(repo)))
 
 
-def _find_gguf(repo: str, quant: str | None, hub: Hub) -> tuple[str, list[str]]:
+def _find_gguf(repo: str, quant: str | None, hub: HuggingFaceHub) -> tuple[str, list[str]]:
     """Return the repository that has a GGUF file, and its parts; ``repo`` and no parts if there is none."""
     if files := choose_gguf(hub.files(repo), quant):
         return repo, files
@@ -241,7 +225,7 @@ def _find_gguf(repo: str, quant: str | None, hub: Hub) -> tuple[str, list[str]]:
     return (sibling, files) if files else (repo, [])
 
 
-def _cached_gguf(repo: str, quant: str | None, hub: Hub) -> Path | None:
+def _cached_gguf(repo: str, quant: str | None, hub: HuggingFaceHub) -> Path | None:
     for source in dict.fromkeys((repo, _sibling(repo))):
         cached = hub.cached(source)
         if files := choose_gguf(cached, quant):
@@ -361,6 +345,10 @@ class HuggingFaceHub:
         self._answer_seconds = answer_seconds
 
     def files(self, repo: str) -> Mapping[str, int]:
+        """Return name and size in bytes of each file in the repository; of those in the cache, if it is unreachable.
+
+        Raises WeightsUnavailable.
+        """
         huggingface_hub = _library()
         from huggingface_hub.errors import DryRunError
 
@@ -376,6 +364,7 @@ class HuggingFaceHub:
             raise _unavailable(repo, error) from error
 
     def cached(self, repo: str) -> Mapping[str, Path]:
+        """Return name and path of each file that is on this machine already."""
         try:
             from huggingface_hub import CacheNotFound, scan_cache_dir
         except ImportError:
@@ -393,6 +382,7 @@ class HuggingFaceHub:
         }
 
     def fetch(self, repo: str, files: Sequence[str], progress: Progress) -> Path:
+        """Download files that are not in the cache, and return their folder. Raises WeightsUnavailable."""
         huggingface_hub = _library()
         from huggingface_hub.constants import HF_HUB_CACHE
         from huggingface_hub.file_download import repo_folder_name

@@ -24,7 +24,7 @@ def resolve(
     weights: bool = False,
     packages: bool = True,
     fetch: Callable[[str, Path], Path] | None = None,
-    hub: hubs.Hub | None = None,
+    hub: hubs.HuggingFaceHub | None = None,
 ) -> Checkpoint:
     """See ``FindCheckpoint``.
 
