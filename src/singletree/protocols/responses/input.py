@@ -200,7 +200,7 @@ def decode_items(
     tools: Toolbox,
     history: InputItems,
     open_summary: OpenSummary = no_summary,
-) -> tuple[tuple[Turn, ...], tuple[str, ...], Mapping[str, dict[str, Any]]]:
+) -> tuple[tuple[Turn, ...], Sequence[str], Mapping[str, dict[str, Any]]]:
     """Decode ``history``, then ``items``: return the turns, the paths of unresolved references to stored items, and
     what items say in the place of the fields ``reasoning`` and ``text``.
 
@@ -213,7 +213,7 @@ def decode_items(
         at = f"history.{i}" if i < earlier else f"input.{i - earlier}"
         if not reader.take(together, i):
             reader.read(together.decoded[i].item, at)
-    return reader.turns(), tuple(reader.references), reader.updated
+    return reader.turns(), reader.references, reader.updated
 
 
 class _Progress(NamedTuple):

@@ -199,8 +199,7 @@ def _request(
     text = wire.convert(body.text, _TextField, "text") if body.text else _TEXT
     stateful: tuple[str, ...] = ()
     if known is None:
-        refers = (field for field in _STATEFUL if getattr(body, field))
-        stateful = (*refers, *references)
+        stateful = (*[field for field in _STATEFUL if getattr(body, field)], *references)
     instructions = wire.decode_field(body.instructions, _TEXT_OR_NULL, _read_instructions, "instructions")
     turns = (*instructions.turns, *turns)
     if not turns and not stateful:
@@ -254,12 +253,11 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 def _sampling(body: ResponsesBody) -> Sampling:
-    wants_logprobs = bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
     return engine_sampling_of(
         body,
         body.max_output_tokens,
         "max_output_tokens",
-        logprobs=body.top_logprobs or 0 if wants_logprobs else None,
+        logprobs=body.top_logprobs or (0 if _LOGPROBS in (body.include or ()) else None),
     )
 
 
