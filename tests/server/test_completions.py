@@ -10,8 +10,13 @@ import pytest
 
 from conformance.sdk import openai_sdk
 from protocols.grammar_completions import Grammar
+from singletree.conversation import Request
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import EngineFailed
+from singletree.prompts.prompt_writer import Prompt
+from singletree.raw_tokens import routes
+from singletree.server.models.model import Model
+from singletree.server.turn.generation import Generation
 from singletree.testing.scripts import Script
 
 from .by_hand import EngineByHand
@@ -84,6 +89,23 @@ async def test_echo_stop_and_length() -> None:
     assert whole["choices"][0]["text"] == "[[echo:one two three]]one " == streamed.texts[0]
     assert whole["choices"][0]["finish_reason"] == "stop"
     assert (short["choices"][0]["text"], short["choices"][0]["finish_reason"]) == ("one", "length")
+
+
+async def test_a_prompt_of_ids_is_decoded_for_an_echo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To decode seventeen thousand ids takes longer than all else that is done with them before the engine has them."""
+    ids, texts, begin = TOKENIZER.encode("[[echo:one]]"), [], routes._begin
+
+    def noting(model: Model, request: Request, prompt: Prompt) -> Generation:
+        texts.append(prompt.text)
+        return begin(model, request, prompt)
+
+    monkeypatch.setattr(routes, "_begin", noting)
+    async with serving() as served:
+        plain, _ = await both(served, ids)
+        echoed, streamed = await both(served, ids, echo=True)
+    assert texts == ["", "", "[[echo:one]]", "[[echo:one]]"]
+    assert plain["choices"][0]["text"] == "one"
+    assert echoed["choices"][0]["text"] == "[[echo:one]]one" == streamed.texts[0]
 
 
 async def test_the_default_is_sixteen_tokens() -> None:

@@ -122,16 +122,16 @@ def _refuse_unsupported(body: CompletionsBody, choices: int) -> None:
 def _prompts(sent: str | list[str | int | list[int]]) -> tuple[CompletionPrompt, ...]:
     if isinstance(sent, str):
         return (_not_empty(sent, "prompt"),)
-    texts = [each for each in sent if isinstance(each, str)]
-    ids = [each for each in sent if isinstance(each, int)]
-    lists = [each for each in sent if isinstance(each, list)]
-    if not sent or len(sent) not in (len(texts), len(ids), len(lists)):
+    kinds = set(map(type, sent))
+    if len(kinds) != 1:
         cure = "send a string, a list of strings, a list of token ids, or a list of such lists"
         raise refused("prompt", f"is {'mixed' if sent else 'empty'}; {cure}")
-    if ids:
-        return (tuple(ids),)
-    each: Sequence[CompletionPrompt] = texts or [tuple(one) for one in lists]
-    return tuple(_not_empty(one, f"prompt.{i}") for i, one in enumerate(each))
+    alike: Any = sent
+    if int in kinds:
+        return (tuple(alike),)
+    return tuple(
+        _not_empty(one if str in kinds else tuple(one), f"prompt.{i}") for i, one in enumerate(alike)
+    )
 
 
 def _not_empty(prompt: CompletionPrompt, at: str) -> CompletionPrompt:
