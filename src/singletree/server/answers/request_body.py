@@ -56,7 +56,7 @@ async def read_body(
         Overloaded: all bodies that arrive are too much, and this is the largest of them.
         ClientLeft: the client disconnected.
     """
-    decompress = _decoder(headers)
+    decompress = _decoder(headers) if "content-encoding" in headers else None
     body = await _receive_all(receive, limit, admission or BodyAdmission())
     if decompress is None or not body:
         return body
