@@ -259,7 +259,6 @@ class Engine(Protocol):
         time, and before the first chunk Overloaded, ContextOverflow when the prompt is too long for the engine, and
         InvalidRequest for a constraint that the engine does not support.
         """
-        ...
 
     async def abort(self, request_id: str) -> None:
         """End the generation of that id with a last chunk ``cancelled``; ignore unknown ids."""
@@ -274,7 +273,6 @@ class PictureCounter(Protocol):
 
         Raises what ``Engine.generate`` raises.
         """
-        ...
 
 
 WeightStep = Literal["hold", "continue", "name"]

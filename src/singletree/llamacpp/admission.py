@@ -47,11 +47,9 @@ class Clock(Protocol):
 
     def time(self) -> float:
         """Return the time in seconds."""
-        ...
 
     def call_at(self, when: float, callback: Callable[[], None], /) -> TimerHandle:
         """Call ``callback`` at that time."""
-        ...
 
 
 class Admission:

@@ -34,7 +34,6 @@ class StageCheckpoint(Protocol):
     @property
     def bytes(self) -> int:
         """Return about how much memory it takes, in bytes, without what the conversation holds anyway."""
-        ...
 
 
 ValueT = TypeVar("ValueT", contravariant=True)
@@ -49,7 +48,6 @@ class Stage(Protocol[ValueT, ResultT, CheckpointT]):
 
     def run(self, value: ValueT, checkpoint: CheckpointT | None) -> tuple[ResultT, CheckpointT]:
         """Return the next value, and the checkpoint of this prompt. Raises InvalidRequest if it cannot be served."""
-        ...
 
 
 _Heads = dict[int, dict[int, None]]

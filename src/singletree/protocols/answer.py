@@ -92,31 +92,24 @@ class EventEncoder(Protocol):
 
     def start(self) -> list[Frame]:
         """Return the frames that begin the choice."""
-        ...
 
     def feed(self, event: Event) -> list[Frame]:
         """Return the frames for an event; none if the protocol has none for it."""
-        ...
 
     def keep_alive(self) -> list[Frame]:
         """Return frames that keep the connection open and carry nothing."""
-        ...
 
     def end(self, finished: Finished) -> list[Frame]:
         """Return the frames that end the choice."""
-        ...
 
     def tail(self, usage: Usage) -> list[Frame]:
         """Return the frames that end the stream. ``usage`` is the sum over all choices."""
-        ...
 
     def fail(self, error: SingletreeError) -> list[Frame]:
         """Return the frames that end the stream with an error."""
-        ...
 
     def side_event(self, name: str, data: Mapping[str, Any]) -> list[Frame]:
         """Return an event ``name`` outside the protocol, with ``data`` in a no-op event of the protocol."""
-        ...
 
 
 class _Around(dict[str, tuple[bytes, bytes]]):

@@ -70,7 +70,6 @@ class RoutingPolicy(Protocol):
         Args:
             workers: the engines that take new generations; at least one.
         """
-        ...
 
     def sent(self, job: GenerationJob, choice: Choice) -> None:
         """Note that ``job`` goes to the chosen engine."""

@@ -34,11 +34,9 @@ class FrameSink(Protocol):
 
     async def open(self, headers: Iterable[ResponseHeader]) -> None:
         """Begin the answer, with ``headers`` where the transport has any."""
-        ...
 
     async def write(self, frames: list[Frame], *, is_last: bool = False) -> None:
         """Send frames, which may be none where the answer ends with them; return when the transport has them."""
-        ...
 
 
 class EventStream:

@@ -38,23 +38,18 @@ class Carrier(Protocol):
     @property
     def date(self) -> bytes:
         """Return the header with the time."""
-        ...
 
     async def writable(self) -> None:
         """Wait until ``is_writable``, or until the connection is closed."""
-        ...
 
     def read_on(self) -> None:
         """Read on, if reading was paused because of a large body."""
-        ...
 
     def answered(self) -> None:
         """Go on with the next request, or close: the first exchange has its answer."""
-        ...
 
     def give_up(self) -> None:
         """Close without the end of the answer, so that the client sees that it is not complete."""
-        ...
 
 
 class Exchange:
