@@ -104,3 +104,10 @@ def meaning(part: Part) -> object:
         assert part.complete
         return part.name, json.loads(part.arguments)
     return part
+
+
+@pytest.mark.parametrize("arguments", ['{"k": "cut', "no json", "[1]", '"s"', "7", '{"a":' * 3000])
+@pytest.mark.parametrize("name", [name for name in families.names() if families.get(name).forms])
+def test_arguments_that_are_no_object_are_rendered(name: str, arguments: str) -> None:
+    written = render_turn(families.get(name), [ToolCall("f", arguments, "abcdefghi", complete=False)])
+    assert arguments in written or json.dumps(arguments)[1:-1] in written

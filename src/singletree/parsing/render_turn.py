@@ -111,8 +111,12 @@ class _Number(str):
 
 
 def _members(arguments: str) -> Mapping[str, Any]:
-    members: Mapping[str, Any] = json.loads(arguments, parse_float=_Number, parse_int=_Number)
-    return members
+    """Return the members of a JSON object. Arguments that are none, such as cut ones, are one member as they are."""
+    try:
+        members = json.loads(arguments, parse_float=_Number, parse_int=_Number)
+    except (ValueError, RecursionError):
+        members = None
+    return members if isinstance(members, dict) else {"arguments": arguments}
 
 
 _TYPES = ((_Number, "number"), (str, "string"), (bool, "boolean"), (dict, "object"), (list, "array"))
