@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from families.sample_rows import Row, Tools, each_sample, is_new
 from singletree import families
 from singletree.events import Event, ToolCallBroken, ToolCallEnd, fold
@@ -43,6 +45,12 @@ def as_in_body(block: grammar.Block) -> Any:
     if block.type != "tool_use":
         return block.type, block.text
     return block.type, block.start["name"], json.loads(bytes(tool_input(block.text, complete=False)))
+
+
+@pytest.mark.parametrize("value", ["1e400", r'"\ud800"', r'"\ud83d\ud83d"', "7" * 5000])
+def test_a_body_has_every_value_that_json_can_write(value: str) -> None:
+    arguments = f'{{"a":{value},  "b": 1}}'
+    assert bytes(tool_input(arguments, complete=True)).decode() == arguments
 
 
 @each_sample
