@@ -18,7 +18,8 @@ from .serving import MODEL, TOKENIZER, body, serving
 CHAT = "/v1/chat/completions"
 TURN = "<think>\nHm.\n</think>\n\nHi é"
 END = TOKENIZER.added_tokens["<|im_end|>"]
-READ = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+FUNCTION: dict[str, Any] = {"name": "read", "parameters": {"type": "object"}}
+READ = {"type": "function", "function": FUNCTION}
 chunked = pytest.mark.parametrize("chunk", [1, 3, 100])
 
 
@@ -109,6 +110,26 @@ async def test_a_stop_string_is_reported_and_not_shown() -> None:
         choice = (await served.client.post(CHAT, asked)).json["choices"][0]
     assert choice["message"]["content"] == "one "
     assert TOKENIZER.decode(choice["token_ids"]) == "one two"
+
+
+@chunked
+async def test_responses_has_those_of_the_visible_text_only(chunk: int) -> None:
+    turn = (
+        "<think>\nHm.\n</think>\n\nHi é\n\n<tool_call>\n"
+        + '{"name": "read", "arguments": {}}\n</tool_call>\nBye \n'
+    )
+    asked = body("/v1/responses", "[[script:s]]", tools=[{"type": "function", **FUNCTION}])
+    asked |= {"include": ["message.output_text.logprobs"]}
+    async with serving({"s": Script(turn, chunk=chunk)}) as served:
+        whole = (await served.client.post("/v1/responses", asked)).json
+        streamed = events((await served.client.post("/v1/responses", asked | {"stream": True})).body)
+    for output in (whole["output"], streamed[-1][1]["response"]["output"]):
+        texts = [item["content"][0] for item in output if item["type"] == "message"]
+        assert [text["text"] for text in texts] == ["Hi é\n", "Bye \n"]
+        for text in texts:
+            assert (
+                bytes(byte for token in text["logprobs"] for byte in token["bytes"]).decode() == text["text"]
+            )
 
 
 async def test_the_sdk_reads_them() -> None:

@@ -309,6 +309,17 @@ def merge_deltas(events: list[Event]) -> list[Event]:
     return out
 
 
+def _text_range(events: list[Event]) -> tuple[range, int]:
+    """Return the bytes of the visible text among those that the model wrote for ``events``, and their number."""
+    shown, size = range(0), 0
+    for event in events:
+        size += len(event.raw.encode())
+        text = event.raw if isinstance(event, ToolCallBroken) else getattr(event, "text", "")
+        if text and not isinstance(event, ReasoningDelta):  # markup before it is part of its raw span
+            shown = range(shown.start if shown else size - len(text.encode()), size)
+    return shown, size
+
+
 class LogprobReader:
     """Decodes a generation token by token, and puts each token before the events that it made certain.
 
@@ -338,26 +349,28 @@ class LogprobReader:
     def close(self) -> list[Event]:
         """Return the last events, and the tokens that belong to no event: those that ended the turn."""
         events = self._with_tokens(self._decoder.close())
-        return [*events, *self._take(visible=False)] if self._waiting else events
+        rest = tuple(self._token(*each, self._alternatives, False) for each in self._waiting)
+        return [*events, TokenLogprobs(rest)] if rest else events
 
     def _read_prompt(self, rows: Sequence[LogprobRow]) -> list[Event]:
-        limit = self._prompt_alternatives
-        return [
-            PromptLogprobs(
-                tuple(self._token(id, row, limit) for id, row in zip(self._prompt, rows, strict=False))
-            )
-        ]
+        limit, read = self._prompt_alternatives, zip(self._prompt, rows, strict=False)
+        return [PromptLogprobs(tuple(self._token(id, row, limit) for id, row in read))]
 
     def _with_tokens(self, events: list[Event]) -> list[Event]:
         if not events:
             return events
-        visible = any(isinstance(event, TextDelta | ToolCallBroken) for event in events)
-        return [*self._take(visible=visible), *events]
-
-    def _take(self, *, visible: bool) -> list[Event]:
-        tokens = tuple(self._token(id, row, self._alternatives, visible) for id, row in self._waiting)
-        self._waiting.clear()
-        return [TokenLogprobs(tokens)] if tokens else []
+        text, size = _text_range(events)
+        sizes = [len(self._tokenizer.token_bytes(id)) for id, _ in self._waiting]
+        at = max(0, size - sum(sizes))  # the end of a token that was sent before, held back until now
+        tokens: list[Token] = []
+        for (id, row), length in zip(self._waiting, sizes, strict=True):
+            if at >= size:
+                break
+            visible = at + length > text.start and at < text.stop
+            tokens.append(self._token(id, row, self._alternatives, visible))
+            at += length
+        del self._waiting[: len(tokens)]
+        return [TokenLogprobs(tuple(tokens)), *events] if tokens else events
 
     def _token(self, id: int, row: LogprobRow, limit: int, visible: bool = True) -> Token:
         # An engine may report more alternatives than requested, and the token itself besides the most likely ones.
@@ -392,7 +405,6 @@ def make_logprob_reader(
         reported = len(prompt) * (1 + sampling.prompt_logprobs) * request.choices
         what = "log-probabilities of its prompt to report"
         request_limits.check("prompt_logprobs", reported, what=what, param="prompt_logprobs")
-    asked = (sampling.logprobs, sampling.prompt_logprobs)
-    if asked == (None, None) and not request.options.return_token_ids:
+    if sampling.logprobs is sampling.prompt_logprobs is None and not request.options.return_token_ids:
         return None
     return LogprobReader(decoder, model.tokenizer, prompt, request)
