@@ -57,6 +57,14 @@ async def test_the_cap_holds_before_and_after(name: str, compress: Compress) -> 
         await read(compress(PLAIN), name, limit=100)
 
 
+async def test_a_client_that_asks_before_it_sends_too_much_is_refused_at_once() -> None:
+    async def receive() -> Message:
+        raise AssertionError("it was told to go on")
+
+    with pytest.raises(BodyTooLarge):
+        await read_body({"expect": "100-continue", "content-length": "101"}, receive, 100)
+
+
 @each_encoding
 async def test_a_bomb_does_not_go_off(name: str, compress: Compress) -> None:  # C31
     bomb = compress(bytes(32 * 2**20))

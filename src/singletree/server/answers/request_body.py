@@ -57,6 +57,8 @@ async def read_body(
         ClientLeft: the client disconnected.
     """
     decompress = _decoder(headers) if "content-encoding" in headers else None
+    if "expect" in headers and int(headers.get("content-length") or 0) > limit:
+        raise _too_large(limit)  # The client sends the body only if it is told to.
     body = await _receive_all(receive, limit, admission or BodyAdmission())
     if decompress is None or not body:
         return body
