@@ -322,6 +322,7 @@ BAD: list[tuple[Json, str | None]] = [
     ({"input": [{"type": "additional_tools", "tools": [{"type": "function"}]}]}, "input.0.tools.0.name"),
     ({"tools": [{"type": "function"}]}, "tools.0.name"),
     ({"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools.0.parameters"),
+    ({"input": [{"type": "compaction"}]}, "input.0.encrypted_content"),
     ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools.0.tools.0.name"),
     ({"tools": [{"type": "custom", "name": "f", "format": {"syntax": "ebnf"}}]}, "tools.0.format.syntax"),
     ({"tools": {}}, "tools"),

@@ -373,8 +373,8 @@ class _Reader:
         self._append("tool", ToolResult(ids.call_id or ids.id or "", found, extra=item))
 
     def _compaction(self, item: WireObject, at: str) -> None:
-        at = f"{at}.encrypted_content"
-        summary = self._open_summary(wire.convert(item, _Compaction, at).encrypted_content, at)
+        sealed, at = wire.convert(item, _Compaction, at).encrypted_content, f"{at}.encrypted_content"
+        summary = self._open_summary(sealed, at)
         if summary is None:
             self._tools.warnings.append(
                 f"{at} cannot be decrypted here, so the model does not see the summary"
