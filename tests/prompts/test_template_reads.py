@@ -145,6 +145,9 @@ def test_known_templates() -> None:
         "reasoning_effort": ("no_think", "low", "high")
     }
     assert collected_reads("llama.cpp/MiniMax-M3").switches == {"thinking_mode": ("enabled", "disabled")}
+    assert collected_reads("llama.cpp/MiniMax-M3").adaptive
+    assert not collected_reads("llama.cpp/Qwen3.5-4B").adaptive
+    assert not collected_reads("llama.cpp/google-gemma-4-31B-it").adaptive
     assert collected_reads("llama.cpp/moonshotai-Kimi-K2").call_id_format == "functions.{name}:{index}"
     assert collected_reads("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407").call_ids == "nine"
     assert collected_reads("trl/gemma4_v5").results_need_calls

@@ -69,6 +69,16 @@ def test_wishes(reads: TemplateCapabilities, thinking: Thinking, expected: dict[
     assert thinking_arguments(thinking, reads, QUIET) == expected
 
 
+def test_a_model_that_decides_by_itself_is_not_told_to_reason_because_it_did() -> None:
+    adaptive = replace(MODES, adaptive=True)
+    assert thinking_arguments(Thinking(), adaptive, CARRIED) == {}
+    assert thinking_arguments(Thinking(), MODES, CARRIED) == {"thinking_mode": "enabled"}
+    assert thinking_arguments(Thinking(enabled=True), adaptive, CARRIED) == {"thinking_mode": "enabled"}
+    assert thinking_arguments(Thinking(), adaptive, CARRIED, default=Thinking(enabled=True)) == {
+        "thinking_mode": "enabled"
+    }
+
+
 @pytest.mark.parametrize(
     "variables", [{"enable_thinking": False}, {"thinking": False}, {"thinking_mode": "disabled"}]
 )

@@ -99,6 +99,7 @@ class TemplateCapabilities:
         image: the content part that it accepts as an image in a user message; None if it accepts none.
         result_images: whether it accepts that part in a tool result as well.
         switches: the variables that switch reasoning on and off: (value for on, value for off).
+        adaptive: whether the model decides by itself where no switch is set: the prompt is that of neither value.
         history_switches: the variables that keep earlier turns' reasoning, with the value that keeps it.
         efforts: for each effort variable, the words that it accepts, weakest first.
         effort_flags: the variables that are true for an effort, by effort.
@@ -137,6 +138,7 @@ class TemplateCapabilities:
     image: Mapping[str, Any] | None = None
     result_images: bool = False
     switches: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    adaptive: bool = False
     history_switches: Mapping[str, Any] = field(default_factory=dict)
     efforts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     effort_flags: Mapping[str, str] = field(default_factory=dict)
@@ -172,10 +174,9 @@ _OFF_VALUES = {name: off for name, _, off in THINKING_VARIABLES.switches}
 
 _UNSET = Thinking()
 
+# Of a request that asks for reasoning and gives no effort: the default of the native APIs
+# (https://platform.claude.com/docs/en/build-with-claude/effort).
 _DEFAULT_EFFORT = "high"
-"""The effort of a request that asks for reasoning and gives no effort: the default of the native APIs
-(https://platform.claude.com/docs/en/build-with-claude/effort).
-"""
 
 
 def thinking_arguments(
@@ -190,7 +191,8 @@ def thinking_arguments(
     The request takes precedence over the server's ``default``, and that over the template's own default. If the request
     or the server sets reasoning, or the conversation holds reasoning, and it is not switched off, then it is switched
     on by name and the history keeps it, for this request only: a model that reasons between its calls needs its own
-    reasoning to go on. The request's ``template_arguments`` override everything, by name.
+    reasoning to go on. A model that decides by itself is not told to, which would change
+    the prompt because it did. The request's ``template_arguments`` override everything, by name.
     """
     if thinking == default == _UNSET and not holds_reasoning(conversation):
         return {}
@@ -202,15 +204,11 @@ def thinking_arguments(
     is_active = _is_set(merged) or holds_reasoning(conversation)
     is_off = is_switched_off(thinking, default, capabilities)
     history = dict(capabilities.history_switches) if is_active and not is_off else {}
-    wanted = _settings(merged, capabilities) if is_active else {}
+    is_told = is_active and (_is_set(merged) or not capabilities.adaptive)
+    wanted = _settings(merged, capabilities) if is_told else {}
     implied, explicit = ({}, wanted) if _is_set(thinking) else (wanted, {})
-    return {
-        **history,
-        **implied,
-        **(default.template_arguments or {}),
-        **explicit,
-        **(thinking.template_arguments or {}),
-    }
+    given = (history, implied, default.template_arguments or {}, explicit, thinking.template_arguments or {})
+    return {name: value for each in given for name, value in each.items()}
 
 
 def holds_reasoning(conversation: Conversation) -> bool:
@@ -219,12 +217,8 @@ def holds_reasoning(conversation: Conversation) -> bool:
     # One without any is told at once, without Python code for each turn.
     if Reasoning not in map(type, parts):
         return False
-    return any(
-        type(part) is Reasoning and part.text
-        for turn in conversation.turns
-        if turn.role == "assistant"
-        for part in turn.parts
-    )
+    answers = (turn.parts for turn in conversation.turns if turn.role == "assistant")
+    return any(type(part) is Reasoning and part.text for part in chain.from_iterable(answers))
 
 
 def is_switched_off(thinking: Thinking, default: Thinking, capabilities: TemplateCapabilities) -> bool:

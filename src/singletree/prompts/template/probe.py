@@ -151,6 +151,7 @@ class _Probe:
                 for name, on, off in self._known.switches
                 if self._takes_switch(name, (on, off))
             },
+            adaptive=any(self._is_adaptive(*each) for each in self._known.switches),
             history_switches=self._history,
             efforts={name: self._efforts(name) for name in self._known.efforts if name in self._variables},
             effort_flags={
@@ -391,6 +392,12 @@ class _Probe:
         without = self._try(messages)
         text = self._try([*messages[:-1], last | {"content": [*last["content"], dict(image)]}])
         return text is not None and text != without and not any(mark in text for mark in ("'type'", '"type"'))
+
+    def _is_adaptive(self, name: str, on: Any, off: Any) -> bool:
+        if name not in self._variables or isinstance(on, bool):
+            return False
+        texts = {self._try([_user()], **given) for given in ({}, {name: on}, {name: off})}
+        return None not in texts and len(texts) == 3
 
     def _takes_switch(self, name: str, values: tuple[Any, ...]) -> bool:
         """Return whether the template accepts every value, and prints different prompts for them."""
