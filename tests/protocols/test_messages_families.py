@@ -53,6 +53,11 @@ def test_a_body_has_every_value_that_json_can_write(value: str) -> None:
     assert bytes(tool_input(arguments, complete=True)).decode() == arguments
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e", "\x01"])
+def test_what_is_no_json_is_in_no_body(value: str) -> None:
+    assert json.loads(bytes(tool_input(f'{{"a": 1, "b": {value}}}', complete=True))) == {"a": 1}
+
+
 @each_sample
 def test_stream_and_body_agree(name: str, row: Row, tools: Tools) -> None:
     for step in (1, 10_000):
