@@ -190,9 +190,8 @@ def thinking_arguments(
 
     The request takes precedence over the server's ``default``, and that over the template's own default. If the request
     or the server sets reasoning, or the conversation holds reasoning, and it is not switched off, then it is switched
-    on by name and the history keeps it, for this request only: a model that reasons between its calls needs its own
-    reasoning to go on. A model that decides by itself is not told to, which would change
-    the prompt because it did. The request's ``template_arguments`` override everything, by name.
+    on by name and the history keeps it, for this request only: between its calls a model needs its own reasoning. A
+    model that decides by itself is not told to. The request's ``template_arguments`` override everything, by name.
     """
     if thinking == default == _UNSET and not holds_reasoning(conversation):
         return {}

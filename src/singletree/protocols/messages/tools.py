@@ -184,9 +184,8 @@ def complete_values(text: str) -> str:
 
 
 def _is_json(text: str) -> bool:
-    try:
-        # msgspec refuses 1e400 and half a surrogate pair, which are JSON; an integer may have thousands of digits.
-        json.loads(text, parse_int=str, parse_constant=int)  # NaN is none: int refuses it
+    try:  # msgspec refuses 1e400 and half a surrogate pair. ``int`` refuses NaN, which is no JSON.
+        json.loads(text, parse_int=str, parse_constant=int)
     except (ValueError, RecursionError):
         return False
     return True
