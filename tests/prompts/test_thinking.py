@@ -69,7 +69,7 @@ def test_wishes(reads: TemplateCapabilities, thinking: Thinking, expected: dict[
     assert thinking_arguments(thinking, reads, QUIET) == expected
 
 
-def test_a_model_that_decides_by_itself_is_not_told_to_reason_because_it_did() -> None:
+def test_earlier_reasoning_sets_no_switch_of_a_model_that_decides_by_itself() -> None:
     adaptive = replace(MODES, adaptive=True)
     assert thinking_arguments(Thinking(), adaptive, CARRIED) == {}
     assert thinking_arguments(Thinking(), MODES, CARRIED) == {"thinking_mode": "enabled"}

@@ -191,7 +191,7 @@ def thinking_arguments(
     The request takes precedence over the server's ``default``, and that over the template's own default. If the request
     or the server sets reasoning, or the conversation holds reasoning, and it is not switched off, then it is switched
     on by name and the history keeps it, for this request only: between its calls a model needs its own reasoning. A
-    model that decides by itself is not told to. The request's ``template_arguments`` override everything, by name.
+    model that decides by itself gets no switch. The request's ``template_arguments`` override everything, by name.
     """
     if thinking == default == _UNSET and not holds_reasoning(conversation):
         return {}
@@ -203,8 +203,8 @@ def thinking_arguments(
     is_active = _is_set(merged) or holds_reasoning(conversation)
     is_off = is_switched_off(thinking, default, capabilities)
     history = dict(capabilities.history_switches) if is_active and not is_off else {}
-    is_told = is_active and (_is_set(merged) or not capabilities.adaptive)
-    wanted = _settings(merged, capabilities) if is_told else {}
+    is_switched = is_active and (_is_set(merged) or not capabilities.adaptive)
+    wanted = _settings(merged, capabilities) if is_switched else {}
     implied, explicit = ({}, wanted) if _is_set(thinking) else (wanted, {})
     given = (history, implied, default.template_arguments or {}, explicit, thinking.template_arguments or {})
     return {name: value for each in given for name, value in each.items()}
