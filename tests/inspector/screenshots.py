@@ -19,14 +19,14 @@ from PIL import Image
 from clients import install as harness_install
 from clients import session_script
 from clients.conftest import TOKENIZER
-from clients.harness import HARNESSES, Task, run
+from clients.harness import CLAUDE, CODEX, OPENCODE, PI, Task, run
 from clients.served import MODEL, Server, serving
 from inspector import install, traffic
 from inspector.conftest import CONTENT, DESKTOP, FLAGS, PHONE
 from inspector.recorded import write_scripts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pictures"
-TURNS = {"claude-2.1.329": 14, "codex": 6, "opencode-chat": 5, "pi-responses": 4}
+TURNS = {CLAUDE: 14, CODEX: 6, OPENCODE._replace(api="chat"): 5, PI._replace(api="responses"): 4}
 COLOURS = 256
 LARGEST = 150_000
 """Largest size of a picture in bytes."""
@@ -53,13 +53,11 @@ class Shot(NamedTuple):
 def fill(server: Server, folder: Path) -> None:
     """Run the sessions that the pictures show."""
     with ThreadPoolExecutor() as pool:
-        for harness in HARNESSES:
-            if harness.title not in TURNS:
-                continue
+        for harness, turns in TURNS.items():
             workspace, home = folder / harness.title / "workspace", folder / harness.title / "home"
             session_script.make_workspace(workspace)
             home.mkdir()
-            names = write_scripts(server, harness, workspace, TURNS[harness.title])
+            names = write_scripts(server, harness, workspace, turns)
             prompt = f"Look after the modules here, one after another. [[script:{','.join(names)}]]"
             pool.submit(run, harness, Task(server.url, MODEL, prompt, home, workspace))
         pool.submit(traffic.session_with_break, server, "5b1f0c7e-daily-report", 10)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clients import session_script
-from clients.harness import HARNESSES, Harness, Task, run
+from clients.harness import CLAUDE, CODEX, OPENCODE, PI, Harness, Task, run
 from clients.scripts import think
 from clients.served import MODEL, Server
 from inspector import install, traffic
@@ -24,7 +24,7 @@ TURNS = 6
 MANY = 200
 LONG = 1000
 STEPS = 20
-REAL = ("claude-2.1.329", "codex", "opencode-chat", "pi-responses")
+REAL = (CLAUDE, CODEX, OPENCODE._replace(api="chat"), PI._replace(api="responses"))
 
 _FRAMES = """(seconds) => new Promise((resolve) => {
   const times = [];
@@ -133,9 +133,7 @@ def test_a_thousand_turns(open_page: OpenPage, server: Server) -> None:
     assert step < 0.1
 
 
-@pytest.mark.parametrize(
-    "harness", [each for each in HARNESSES if each.title in REAL], ids=lambda each: each.title
-)
+@pytest.mark.parametrize("harness", REAL, ids=lambda each: each.title)
 def test_a_session_of_a_real_harness(
     harness: Harness, open_page: OpenPage, server: Server, tmp_path: Path
 ) -> None:
