@@ -228,6 +228,10 @@ class TestFields:
         assert decoded.response_format == ResponseFormat({"type": "object"}, "n")
         assert decoded.conversation.turns == turns(USER, USER)
         assert decoded.options.stored_state.input_items == fields["input"]
+        more = {**low, "reasoning": {"summary": "auto"}, "text": {"verbosity": "low"}}
+        decoded = request(**{**fields, "input": [*fields["input"], more]})
+        assert decoded.thinking.effort == "low"
+        assert decoded.response_format == ResponseFormat({"type": "object"}, "n")
         default = request(**{**fields, "input": [*fields["input"], {**low, "reasoning": {"effort": None}}]})
         assert default.thinking == Thinking()
         assert refused(input=[USER, {**low, "reasoning": {"effort": 1}}]).param == "reasoning.effort"

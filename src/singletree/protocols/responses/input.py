@@ -392,8 +392,8 @@ class _Reader:
             self._turns.append(Turn("developer", shown, item))
 
     def _configuration(self, item: WireObject, at: str) -> None:
-        update = msgspec.structs.asdict(wire.convert(item, _Update, at))
-        self.updated |= {field: value for field, value in update.items() if value}
+        for name, value in msgspec.structs.asdict(wire.convert(item, _Update, at)).items():
+            self.updated[name] = self.updated.get(name, {}) | (value or {})
 
     def _visible(self, content: str | list[Any] | None, at: str) -> Iterator[VisiblePart]:
         if isinstance(content, str):
