@@ -93,6 +93,15 @@ def test_words_alone_are_enough_only_where_the_turn_is_sure_to_stand() -> None:
     assert spliced(text, unsure, {1: known(call(id="1"))}) == [text]
 
 
+@pytest.mark.parametrize("tools", [0, 100, 100_000, 1_000_000])
+def test_tools_of_any_length_can_stand_before_the_first_turn(tools: int) -> None:
+    """They are no turn, and a template prints them anywhere before it."""
+    head = f"<S>Be brief.{'a tool ' * (tools // 7)}<U>How is it?<A>"
+    turns = [turn("system", "Be brief."), USER, turn("assistant", call(id="1"))]
+    # A call in a format that the family does not read.
+    assert spliced(f"{head}CALL f(k=1)<E>", turns, {2: known(call(id="1"))}) == [head, IDS, "<E>"]
+
+
 def test_a_turn_of_several_messages_is_one() -> None:
     parts = (Reasoning("Why."), "Fine.")
     text = "<U>How is it?<A>Why.<E><A>Fine.<E><U>Again<A>"

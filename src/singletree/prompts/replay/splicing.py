@@ -33,6 +33,9 @@ from singletree.prompts.tokenizer.encode_prompt import Piece, PromptPieces, Text
 ParseTurn = Callable[[str, str], Turn]
 """Parses printed text: (text, the text with which the prompt opened the turn) -> the turn."""
 
+_HEAD_TURNS = 8
+"""How many turns before the first of the assistant are searched in all the text before it, however long it is."""
+
 _MAX_TRIES = 32
 """How many occurrences of the text at the end of a turn's known beginning are tried."""
 
@@ -155,13 +158,14 @@ def splice(
     pieces: list[Piece] = []
     points: list[SplicePoint] = []
     consumed, at = begin.consumed, begin.position
-    certain = False
+    certain, first = False, begin.turn == 0
     for i in range(begin.turn, len(turns)):
         turn = turns[i]
         if turn.role != "assistant":
-            end = prompt.end_of_turn(turn, at)
+            end = prompt.end_of_turn(turn, at, in_head=first and i < _HEAD_TURNS)
             at, certain = (end, len(anchor_of(turn)) >= MIN_ANCHOR) if end >= 0 else (at, False)
             continue
+        first = False
         known, places = recalled.get(i), prompt.next_places(at)
         expected = _generation_prompt_after(known.opening, turns[i - 1]) if known and certain else ""
         if known and expected:

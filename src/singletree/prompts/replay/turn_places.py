@@ -105,14 +105,19 @@ class PlaceSearch:
         """The text was read up to ``end``, and up to the end of a delimiter that begins before it."""
         self.reach = max(self.reach, end + self._longest)
 
-    def end_of_turn(self, turn: Turn, at: int) -> int:
-        """Return the end of the last anchor of ``turn`` after position ``at``; -1 where an anchor is not found."""
+    def end_of_turn(self, turn: Turn, at: int, *, in_head: bool = False) -> int:
+        """Return the end of the last anchor of ``turn`` after position ``at``; -1 where an anchor is not found.
+
+        A turn ``in_head`` stands before the first header. Tools, which have any length, can stand before the turn.
+        """
         for part in turn.parts if turn.role == "tool" else (turn,):
             anchor = anchor_of(part)
             if not anchor:
                 return -1
             anchor = self._guard(anchor).strip(GUARD)
             far = at + _SEARCH_WINDOW + 2 * text_length(part)
+            if in_head and self._headers:
+                far = max(far, self._headers[0][0])
             found = self.text.find(anchor, at, far)
             if found < 0:
                 self.extend_reach(far)
