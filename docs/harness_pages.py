@@ -37,7 +37,8 @@ def _settings(name: str) -> str:
         with mock.patch.dict(os.environ, {"SINGLETREE_CACHE": made}, clear=True):
             variables, arguments = harness.settings(served, harness.api)
         shown = {key: value.replace(made, "FOLDER") for key, value in variables.items()}
-        files = {path.name: path.read_text(encoding="utf-8") for path in sorted(Path(made).rglob("*.*"))}
+        written = sorted(Path(made).rglob("*.*"))
+        files = {path.relative_to(made): path.read_text(encoding="utf-8") for path in written}
     del shown["SINGLETREE_CACHE"]
     need = f"{harness.preamble_tokens:,}", f"{2 * harness.preamble_tokens:,}"
     lines = [
@@ -47,8 +48,7 @@ def _settings(name: str) -> str:
     lines += ["```sh", f"npm install -g {harness.package}", f"singletree launch {name}", "```", ""]
     lines += [f"Without `launch`, for a server with a window of {_WINDOW:,} tokens:", "", "```sh"]
     lines += [f"export {key}={json.dumps(value)}" for key, value in sorted(shown.items())]
-    lines += [" ".join((name, *arguments)), "```", ""]
+    lines += [" ".join((name, *arguments)).replace(made, "FOLDER"), "```", ""]
     for file, content in files.items():
-        kind = file.rpartition(".")[2]
-        lines += [f"`FOLDER/{name}/{file}`:", "", f"```{kind}", content.rstrip("\n"), "```", ""]
+        lines += [f"`FOLDER/{file}`:", "", f"```{file.suffix[1:]}", content.rstrip("\n"), "```", ""]
     return "\n".join(lines)

@@ -28,7 +28,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *PACKAGE.rgl
 
 EXCUSED = {
     "claude": "`make clients` starts it with the settings that its page is made from",
+    "cline": "as claude",
     "codex": "as claude",
+    "copilot": "as claude",
+    "kimi": "as claude",
     "openclaw": "as claude",
     "opencode": "as claude",
     "pi": "as claude",

@@ -72,7 +72,7 @@ def test_harnesses_that_run_only_complete_calls_get_live_arguments(monkeypatch: 
     monkeypatch.setenv(variable, "x-team: a")
     added = harness_settings.claude_environment(SERVED)[variable]
     assert added.splitlines() == ["x-team: a", "x-singletree-live-arguments: 1"]
-    for harness in ("pi", "openclaw", "qwen"):
+    for harness in ("cline", "copilot", "kimi", "pi", "openclaw", "qwen"):
         assert not any(harness_settings.live_arguments(harness, api) for api in EVERY_API)
 
 
@@ -155,10 +155,39 @@ def test_pi_and_openclaw_add_the_path_of_messages_themselves(api: Api, url: str)
 
 
 def test_qwen_is_configured_by_environment_and_command_line() -> None:
-    environment = harness_settings.qwen_environment(SERVED, "messages")
-    assert environment["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000"
-    assert harness_settings.qwen_environment(SERVED, "chat")["OPENAI_BASE_URL"] == "http://127.0.0.1:8000/v1"
-    assert harness_settings.qwen_arguments(SERVED, "chat") == ("--auth-type", "openai", "-m", "org/model")
+    variables, _ = harness_settings.qwen_settings(SERVED, "messages")
+    assert variables["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000"
+    variables, arguments = harness_settings.qwen_settings(SERVED, "chat")
+    assert variables["OPENAI_BASE_URL"] == "http://127.0.0.1:8000/v1"
+    assert arguments == ("--auth-type", "openai", "-m", "org/model")
+
+
+@pytest.mark.parametrize("api", EVERY_API)
+def test_copilot_and_kimi_know_the_window_of_a_model_that_nobody_knows(api: Api) -> None:
+    url = SERVED.url(api)
+    copilot = harness_settings.copilot_environment(SERVED, api)
+    assert copilot["COPILOT_PROVIDER_BASE_URL"] == url
+    limits = ("COPILOT_PROVIDER_MAX_PROMPT_TOKENS", "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS")
+    assert sum(int(copilot[name]) for name in limits) == SERVED.window
+    kimi = harness_settings.kimi_environment(SERVED, api)
+    assert kimi["KIMI_MODEL_BASE_URL"] == url
+    assert kimi["KIMI_MODEL_MAX_CONTEXT_SIZE"] == str(SERVED.window)
+
+
+@pytest.mark.parametrize("api", EVERY_API)
+def test_cline_is_given_the_version_in_the_url(api: Api) -> None:
+    [provider] = harness_settings.cline_providers(SERVED, api)["providers"].values()
+    assert provider["settings"]["baseUrl"] == "http://127.0.0.1:8000/v1"
+
+
+def test_copilot_keeps_the_transport_that_the_user_chose(
+    started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COPILOT_PROVIDER_TRANSPORT", "websockets")
+    run("copilot", "--api", "responses")
+    environment = started[0]["environment"]
+    assert environment["COPILOT_PROVIDER_TRANSPORT"] == "websockets"
+    assert environment["COPILOT_PROVIDER_WIRE_API"] == "responses"
 
 
 @pytest.mark.parametrize(

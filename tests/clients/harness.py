@@ -104,6 +104,18 @@ def _claude_complaints(events: Events) -> list[str]:
     return [json.dumps(event) for event in failed + retried]
 
 
+def _cline_arguments(prompt: str) -> list[str]:
+    return ["--json", prompt]
+
+
+def _cline_answer(events: Events) -> str:
+    return next((str(event["text"]) for event in events if event.get("type") == "run_result"), "")
+
+
+def _cline_complaints(events: Events) -> list[str]:
+    return [json.dumps(event) for event in events if event.get("type") == "error"]
+
+
 def _codex_arguments(prompt: str) -> list[str]:
     return ["exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
 
@@ -122,6 +134,32 @@ def _codex_complaints(events: Events) -> list[str]:
     failed = [event for event in events if event.get("type") in ("error", "turn.failed")]
     remarks = [item for item in _codex_items(events) if item.get("type") == "error"]
     return [json.dumps(complaint) for complaint in failed + remarks]
+
+
+def _copilot_arguments(prompt: str) -> list[str]:
+    return ["--allow-all-tools", "--output-format", "json", "-p", prompt]
+
+
+def _copilot_answer(events: Events) -> str:
+    output = [str(event["data"]["content"]) for event in events if event.get("type") == "assistant.message"]
+    return output[-1].strip() if output else ""
+
+
+def _copilot_complaints(events: Events) -> list[str]:
+    return [json.dumps(event) for event in events if event.get("type") == "session.error"]
+
+
+def _kimi_arguments(prompt: str) -> list[str]:
+    return ["--output-format", "stream-json", "-p", prompt]
+
+
+def _kimi_answer(events: Events) -> str:
+    output = [str(event.get("content") or "") for event in events if event.get("role") == "assistant"]
+    return output[-1].strip() if output else ""
+
+
+def _kimi_complaints(events: Events) -> list[str]:
+    return [json.dumps(event) for event in events if "error" in str(event.get("type"))]
 
 
 def _openclaw_arguments(prompt: str) -> list[str]:
@@ -242,6 +280,17 @@ CLAUDE = Harness(
     version=install.CLAUDE,
 )
 
+CLINE = Harness(
+    "cline",
+    "chat",
+    _cline_arguments,
+    lambda command: ("run_commands", {"commands": [command]}),
+    lambda path: ("read_files", {"files": [{"path": str(path)}]}),
+    lambda path, text: ("editor", {"path": str(path), "new_text": text}),
+    _cline_answer,
+    _cline_complaints,
+)
+
 CODEX = Harness(
     "codex",
     "",
@@ -251,6 +300,30 @@ CODEX = Harness(
     _patch,
     _codex_answer,
     _codex_complaints,
+)
+
+COPILOT = Harness(
+    "copilot",
+    "messages",
+    _copilot_arguments,
+    _described_shell("bash"),
+    _read("view", "path"),
+    lambda path, text: ("create", {"path": str(path), "file_text": text}),
+    _copilot_answer,
+    _copilot_complaints,
+    lambda home: {"COPILOT_OFFLINE": "true"},
+)
+
+KIMI = Harness(
+    "kimi",
+    "messages",
+    _kimi_arguments,
+    _shell("Bash"),
+    _read("Read", "path"),
+    _write("Write", "path"),
+    _kimi_answer,
+    _kimi_complaints,
+    lambda home: {"KIMI_CODE_NO_AUTO_UPDATE": "1"},
 )
 
 OPENCLAW = Harness(
@@ -310,10 +383,14 @@ HARNESSES = (
     CODEX,
     OPENCLAW,
     *(OPENCLAW._replace(api=api, appends=False) for api in ("messages", "chat")),
-    *(harness._replace(api=api) for harness in (OPENCODE, PI) for api in APIS),
+    *(harness._replace(api=api) for harness in (OPENCODE, PI, CLINE, COPILOT, KIMI) for api in APIS),
     PI._replace(version="0.74.2"),
     *(QWEN._replace(api=api) for api in ("messages", "chat")),
 )
+
+ON_ONE_API = {"openclaw": "responses", "cline": "chat", "copilot": "responses", "kimi": "messages"}
+FEWER = tuple(harness for harness in HARNESSES if harness.api == ON_ONE_API.get(harness.name, harness.api))
+"""Each harness; of those that take long to start, or do the same on each API, one."""
 
 
 def run(

@@ -72,6 +72,7 @@ _AGAIN = Behaviour((0, 1, 1))
 _PARTLY_AGAIN = Behaviour((0, 1, 1), PARTIAL)
 _GIVES_UP = Behaviour((0, 1), "API Error")
 _ENDS = Behaviour((0, 1), "")
+_SHOWS_THE_ERROR = Behaviour((0, 1), "Internal server error: the script makes the engine fail")
 _ONCE = {api: {"500": 1} for api in ("messages", "chat", "responses")}
 _TWICE = {"messages": {"529": 2}, "chat": {"503": 2}, "responses": {"503": 2}}
 
@@ -128,7 +129,7 @@ SCENARIOS = (
         "fails_in_a_thought",
         (CALLING, (thought("I know both."), Fault.FAIL, text_for_user(ANSWER)), RESUMING),
         _AGAIN,
-        {"claude-2.1.197": _GIVES_UP},
+        {"claude-2.1.197": _GIVES_UP, "cline": _SHOWS_THE_ERROR},
         broken=None,
     ),
     Scenario(
@@ -138,6 +139,7 @@ SCENARIOS = (
         {
             "claude": Behaviour((0, 1, 2), RESUMED, "Your response above was cut off mid-stream."),
             "claude-2.1.197": _GIVES_UP,
+            "cline": _SHOWS_THE_ERROR,
             "qwen": Behaviour((0, 1, 2), PARTIAL + RESUMED, "Do not repeat any line"),
         },
         broken=None,
@@ -149,6 +151,7 @@ SCENARIOS = (
         Behaviour((0, 1, 1, 2)),
         {
             "claude": Behaviour((0, 1, 2)),
+            "cline": _SHOWS_THE_ERROR,
             "codex": Behaviour((0, 1, 2)),
             # Asks anew, and keeps the first call beside the second.
             "opencode": Behaviour((0, 1, 1, 3), RESUMED),
@@ -163,6 +166,7 @@ SCENARIOS = (
         {
             "claude": Behaviour((0, 1, 2), RESUMED, "Your response above was cut off mid-stream."),
             "claude-2.1.197": _GIVES_UP,
+            "cline": _SHOWS_THE_ERROR,
             "qwen": Behaviour((0, 1, 2), ANSWER + RESUMED, "Do not repeat any line"),
         },
         broken=None,
@@ -176,6 +180,7 @@ SCENARIOS = (
                 (0, 1, 1), "Partial\n" + ANSWER, "Your response above was cut off mid-stream."
             ),
             "claude-2.1.197": _GIVES_UP,
+            "cline": Behaviour((0, 1, 1), "PartialPartial\n" + ANSWER),
             "qwen-chat": Behaviour((0, 1, 2), "Partial" + RESUMED, "Do not repeat any line"),
         },
         broken=None,
@@ -198,6 +203,9 @@ SCENARIOS = (
         Behaviour((0, 1), PARTIAL),
         {
             "claude": Behaviour((0, 1, 2), RESUMED, "Output token limit hit."),
+            # Compacts the session, and begins again.
+            "cline": Behaviour((0, 1, 0, 1), PARTIAL),
+            "copilot": Behaviour((0, 1, 2), RESUMED),
             "qwen": Behaviour((0, 1, 1), f"{PARTIAL}\n{ANSWER}"),
         },
         broken="length",
@@ -208,6 +216,7 @@ SCENARIOS = (
         _ENDS,
         {
             "claude": Behaviour((0, 1, 1), ANSWER, "had no visible output"),
+            "kimi": _AGAIN,
             # Asks once more without tools.
             "openclaw": Behaviour((0, 1), RESUMED),
             "qwen": _AGAIN,

@@ -35,7 +35,10 @@ def _hermes(name: str, arguments: ArgumentValues) -> str:
 
 
 def _qwen3_coder(name: str, arguments: ArgumentValues) -> str:
-    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    values = "".join(
+        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+        for key, value in arguments.items()
+    )
     return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
 
 

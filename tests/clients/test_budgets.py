@@ -9,7 +9,7 @@ import pytest
 
 from clients.codex import WEBSOCKETS, Codex
 from clients.conftest import Flags, Perform, Workspace
-from clients.harness import CLAUDE, HARNESSES, Harness
+from clients.harness import CLAUDE, FEWER, Harness
 from clients.scripts import HERMES, Style
 from clients.served import Server
 from clients.turns import shell, text_for_user, thought
@@ -20,18 +20,8 @@ TURNS = (
     (text_for_user("All is done."),),
 )
 
-# OpenClaw takes long to start: the other APIs are among the slow ones.
-EACH = [
-    pytest.param(
-        harness,
-        id=harness.title,
-        marks=[pytest.mark.slow] if harness.name == "openclaw" and harness.api != "responses" else [],
-    )
-    for harness in HARNESSES
-]
 
-
-@pytest.mark.parametrize("harness", EACH)
+@pytest.mark.parametrize("harness", FEWER, ids=lambda harness: harness.title)
 def test_a_harness_ends_and_says_why(ran: Perform, harness: Harness, workspace: Workspace) -> None:
     done = ran(harness, HERMES, TURNS, ("--session-budget", "generated=1"))
     assert "the budget of this session is used up: generated" in done.outcome.output

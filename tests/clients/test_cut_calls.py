@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from clients.conftest import Perform, Workspace
-from clients.harness import HARNESSES, Harness
+from clients.harness import FEWER, HARNESSES, Harness
 from clients.scripts import HERMES, STYLES, Style
 from clients.turns import (
     Fault,
@@ -103,11 +103,7 @@ def check(ran: Perform, style: Style, harness: Harness, case: Case, folder: Path
     assert len(done.plays) <= MOST_GENERATIONS, "it gives up, or goes on"
 
 
-# OpenClaw takes long to start: the other APIs are among the slow ones.
-QUICK = [harness for harness in HARNESSES if harness.name != "openclaw" or harness.api == "responses"]
-
-
-@pytest.mark.parametrize("harness", QUICK, ids=lambda harness: harness.title)
+@pytest.mark.parametrize("harness", FEWER, ids=lambda harness: harness.title)
 def test_no_harness_runs_an_incomplete_call(
     ran: Perform, harness: Harness, workspace: Workspace
 ) -> None:  # C15

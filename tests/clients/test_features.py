@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clients.conftest import Flags, Perform, Workspace
-from clients.harness import APIS, CLAUDE, HARNESSES, PI, Harness, Task, run
+from clients.harness import APIS, CLAUDE, FEWER, PI, Harness, Task, run
 from clients.scenarios import ANSWER, ANSWERING, CALLING, COMMAND, PRINTED
 from clients.scripts import HERMES, Style
 from clients.served import MODEL, Server
@@ -25,11 +25,7 @@ WORDS = Path(__file__).with_name("mcp_words.py")
 EARLY = ("claude", "codex", "opencode")
 """They start a tool as soon as its call is complete, the others when the turn is over."""
 
-every_harness = pytest.mark.parametrize(
-    "harness",
-    [harness for harness in HARNESSES if harness.name != "openclaw" or harness.api == "responses"],
-    ids=lambda harness: harness.title,
-)
+every_harness = pytest.mark.parametrize("harness", FEWER, ids=lambda harness: harness.title)
 both_claudes = pytest.mark.parametrize(
     "harness", [CLAUDE, CLAUDE._replace(version="2.1.197")], ids=lambda harness: harness.title
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise, takewhile
+from itertools import pairwise, product, takewhile
 
 import pytest
 
@@ -31,8 +31,13 @@ CARRY_NONE = {
     ("qwen-chat", "own_spelling"),
     ("opencode-chat", "own_spelling"),
     ("openclaw-chat", "own_spelling"),
-    # It leaves out what it is given of redacted_thinking.
+    ("cline-chat", "own_spelling"),
+    ("kimi-chat", "own_spelling"),
+    # They leave out what they are given of redacted_thinking.
     ("qwen-messages", "own_spelling"),
+    ("copilot-messages", "own_spelling"),
+    # They return no thoughts, and ask for none on Responses.
+    *product(("cline-messages", "cline-responses", "kimi-responses"), ("hermes", "own_spelling")),
 }
 
 

@@ -10,15 +10,14 @@ from itertools import product
 import pytest
 
 from clients.conftest import Perform, Workspace
-from clients.harness import HARNESSES, Harness
+from clients.harness import FEWER, HARNESSES, Harness
 from clients.scenarios import SCENARIOS, Scenario
 from clients.scripts import HERMES
 
 _CASES = [
     pytest.param(scenario, harness, id=f"{scenario.name}-{harness.title}")
     for scenario, harness in product(SCENARIOS, HARNESSES)
-    # OpenClaw takes long to start: what goes wrong, it goes through on one of its APIs.
-    if scenario.is_smooth or harness.name != "openclaw" or harness.api == "responses"
+    if scenario.is_smooth or harness in FEWER
 ]
 
 

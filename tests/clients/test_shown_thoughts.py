@@ -12,8 +12,8 @@ from clients.turns import shell, text_for_user, thought
 
 THOUGHT = "Nobody else would run this command first."
 ON_RESPONSES = [harness for harness in HARNESSES if harness.speaks == "responses"]
-SHOW_THOUGHTS = ("codex", "pi-responses")
-"""Those that ask for a summary and print it. OpenClaw asks and prints none; OpenCode does not ask."""
+SHOW_THOUGHTS = ("codex", "copilot-responses", "pi-responses")
+"""Those that ask for a summary and print it, and Copilot. OpenClaw asks and prints none; the others do not ask."""
 
 
 @pytest.mark.parametrize("harness", ON_RESPONSES, ids=lambda harness: harness.title)

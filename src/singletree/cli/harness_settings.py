@@ -238,20 +238,67 @@ def _pi_provider(served: Served, api: Api) -> dict[str, Any]:
     return {"baseUrl": served.url(api), "apiKey": served.key, "api": _PI_APIS[api], "models": [model]}
 
 
-_QWEN_NAMES: Mapping[QwenApi, tuple[str, str]] = {
-    "messages": ("anthropic", "ANTHROPIC"),
-    "chat": ("openai", "OPENAI"),
+_NAMES: Mapping[str, Mapping[Any, tuple[str, str]]] = {
+    "copilot": {
+        "messages": ("anthropic", "completions"),
+        "chat": ("openai", "completions"),
+        "responses": ("openai", "responses"),
+    },
+    "kimi": {"messages": ("anthropic", ""), "chat": ("openai", ""), "responses": ("openai_responses", "")},
+    "qwen": {"messages": ("anthropic", "ANTHROPIC"), "chat": ("openai", "OPENAI")},
 }
-"""qwen-code's name of each API, and the prefix of the API's environment variables."""
+"""By harness and API, its name for the API; then Copilot's wire API, or the prefix of qwen-code's variables."""
 
 
-def qwen_environment(served: Served, api: QwenApi) -> dict[str, str]:
-    """Return qwen-code's environment."""
-    _, prefix = _QWEN_NAMES[api]
+def copilot_environment(served: Served, api: Api) -> dict[str, str]:
+    """Return the variables of GitHub Copilot CLI (``copilot help providers``)."""
+    kind, wire = _NAMES["copilot"][api]
+    settings = {
+        "TYPE": kind,
+        "WIRE_API": wire,
+        "BASE_URL": served.url(api),
+        "API_KEY": served.key,
+        "MAX_PROMPT_TOKENS": str(served.context_window - served.output_tokens),
+        "MAX_OUTPUT_TOKENS": str(served.output_tokens),
+    }
+    return {"COPILOT_MODEL": served.model} | _prefixed("COPILOT_PROVIDER", settings)
+
+
+def kimi_environment(served: Served, api: Api) -> dict[str, str]:
+    """Return the variables that make the served model Kimi Code's only one."""
+    settings = {
+        "PROVIDER_TYPE": _NAMES["kimi"][api][0],
+        "BASE_URL": served.url(api),
+        "API_KEY": served.key,
+        "NAME": served.model,
+        "MAX_CONTEXT_SIZE": str(served.context_window),
+        "MAX_OUTPUT_SIZE": str(served.output_tokens),
+    }
+    return _prefixed("KIMI_MODEL", settings)
+
+
+def qwen_settings(served: Served, api: QwenApi) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return qwen-code's variables, and the settings that it accepts only on its command line."""
+    kind, prefix = _NAMES["qwen"][api]
     settings = {"BASE_URL": served.url(api), "API_KEY": served.key, "MODEL": served.model}
-    return {**os.environ, **{f"{prefix}_{name}": value for name, value in settings.items()}}
+    return _prefixed(prefix, settings), ("--auth-type", kind, "-m", served.model)
 
 
-def qwen_arguments(served: Served, api: QwenApi) -> tuple[str, ...]:
-    """Return the settings that qwen-code accepts only on its command line."""
-    return ("--auth-type", _QWEN_NAMES[api][0], "-m", served.model)
+def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:
+    return {f"{prefix}_{name}": value for name, value in settings.items()}
+
+
+_CLINE_PROVIDERS: Mapping[Api, str] = {
+    "messages": "anthropic",
+    "chat": "openai-compatible",
+    "responses": "openai-native",
+}
+
+
+def cline_providers(served: Served, api: Api) -> dict[str, Any]:
+    """Return Cline's ``providers.json``. Its SDKs need the version in the URL."""
+    provider = _CLINE_PROVIDERS[api]
+    chosen = {"provider": provider, "model": served.model}
+    settings = {**chosen, "apiKey": served.key, "baseUrl": f"{served.base_url}/v1"}
+    entry = {"settings": settings, "updatedAt": "1970-01-01T00:00:00Z", "tokenSource": "manual"}
+    return {"version": 1, "lastUsedProvider": provider, "providers": {provider: entry}}

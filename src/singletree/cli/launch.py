@@ -43,6 +43,7 @@ class Target:
 
 
 Environment = dict[str, str]
+Settings = Callable[[Served, Any], tuple[Environment, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Harness:
 
     program: str
     package: str
-    settings: Callable[[Served, Any], tuple[Environment, tuple[str, ...]]]
+    settings: Settings
     api: Api
     apis: Any = None
     summary: str = ""
@@ -123,6 +124,13 @@ def _claude(served: Served, _: Api) -> tuple[Environment, tuple[str, ...]]:
     return harness_settings.claude_environment(served), ()
 
 
+def _cline(served: Served, api: Api) -> tuple[Environment, tuple[str, ...]]:
+    file = _write_configuration(
+        "cline/settings/providers.json", harness_settings.cline_providers(served, api)
+    )
+    return {**os.environ}, ("--data-dir", str(file.parent.parent))
+
+
 def _codex(served: Served, _: Api) -> tuple[Environment, tuple[str, ...]]:
     file = _write_configuration("codex/config.toml", harness_settings.codex_configuration(served))
     return {**os.environ, "CODEX_HOME": str(file.parent), "SINGLETREE_API_KEY": served.key}, ()
@@ -152,8 +160,13 @@ def _pi(served: Served, api: Api) -> tuple[Environment, tuple[str, ...]]:
     return {**os.environ, "PI_CODING_AGENT_DIR": str(file.parent)}, chosen
 
 
+def _variables(make: Callable[[Served, Any], Environment]) -> Settings:
+    return lambda served, api: ({**os.environ, **make(served, api)}, ())
+
+
 def _qwen(served: Served, api: QwenApi) -> tuple[Environment, tuple[str, ...]]:
-    return harness_settings.qwen_environment(served, api), harness_settings.qwen_arguments(served, api)
+    variables, arguments = harness_settings.qwen_settings(served, api)
+    return {**os.environ, **variables}, arguments
 
 
 _SEPARATE = "with a separate configuration"
@@ -161,7 +174,11 @@ _ON_TOP = "with the user's settings and a configuration on top of them"
 
 HARNESSES: tuple[Harness, ...] = (
     Harness("claude", "@anthropic-ai/claude-code", _claude, "messages"),
+    # On Messages it limits each answer to 4,096 tokens.
+    Harness("cline", "cline", _cline, "chat", Api, _SEPARATE),
     Harness("codex", "@openai/codex", _codex, "responses", summary=_SEPARATE),
+    Harness("copilot", "@github/copilot", _variables(harness_settings.copilot_environment), "messages", Api),
+    Harness("kimi", "@moonshot-ai/kimi-code", _variables(harness_settings.kimi_environment), "messages", Api),
     # On the other two APIs it moves a message to the end of every prompt, so the engine reads the last turn again.
     Harness("openclaw", "openclaw", _openclaw, "responses", Api, _SEPARATE),
     Harness("opencode", "opencode-ai", _opencode, "messages", Api, _ON_TOP),

@@ -44,6 +44,8 @@ HARNESSES: tuple[tuple[str, str, str], ...] = (
     ("originator", r"^codex", "Codex"),
     ("user-agent", r"^codex", "Codex"),
     ("user-agent", r"opencode", "OpenCode"),
+    ("user-agent", r"^kimi-code", "Kimi Code"),
+    ("x-initiator", r".", "GitHub Copilot CLI"),
     ("user-agent", r"openclaw", "OpenClaw"),
     ("user-agent", r"qwen-?code", "qwen-code"),
     ("user-agent", r"^pi(?:-coding-agent)?[/ ]", "pi"),

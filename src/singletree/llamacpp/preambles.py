@@ -34,7 +34,10 @@ class Preamble:
 
 PREAMBLES: dict[str, Preamble] = {
     "claude": Preamble("Claude Code", 12_000),
+    "cline": Preamble("Cline", 5_300),
     "codex": Preamble("Codex", 5_000),
+    "copilot": Preamble("GitHub Copilot CLI", 11_400),
+    "kimi": Preamble("Kimi Code", 21_000),
     "openclaw": Preamble("OpenClaw", 6_600),
     "opencode": Preamble("OpenCode", 7_400),
     "pi": Preamble("pi", 1_400),
