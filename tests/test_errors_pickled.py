@@ -24,6 +24,7 @@ EXAMPLES: list[SingletreeError] = [
     errors.RouteNotFound("no path"),
     errors.NotStored("Response", "resp_1"),
     errors.MethodNotAllowed("no method"),
+    errors.RequestTimeout("late"),
     errors.Superseded(),
     errors.RateLimited("too often", retry_after=3.0),
     errors.BodyTooLarge("large"),

@@ -16,6 +16,7 @@ SingletreeError
 │   ├── RouteNotFound           no such path (404)
 │   ├── NotStored               the path names a response or conversation that is not stored (404)
 │   ├── MethodNotAllowed        the path exists, but not with this method (405)
+│   ├── RequestTimeout          the body did not arrive in time (408)
 │   ├── Superseded              an identical request of the same session took its place (409)
 │   ├── RateLimited             the key has asked as often as it may (429)
 │   ├── BodyTooLarge            the body is over the limit (413)
@@ -234,6 +235,12 @@ class MethodNotAllowed(Rejected):
     """The path exists, but not with this method."""
 
     status = 405
+
+
+class RequestTimeout(Rejected):
+    """The rest of the body did not arrive in time."""
+
+    status = 408
 
 
 class Superseded(Rejected):

@@ -310,7 +310,7 @@ async def test_stored_responses_are_refused() -> None:
 
 async def test_on_the_way_out() -> None:
     async with serving() as served:
-        served.service.shutdown.begun = True
+        served.service.shutdown.set()
         assert (await served.client.get("/health")).status == 503
         refused = await served.client.post("/v1/messages", body("/v1/messages", "x"))
     assert refused.status == 529

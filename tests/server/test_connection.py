@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, cast
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from singletree.server.answers.client_link import ON_DISCONNECT, WRITE_NOW
-from singletree.server.http.connection import Connection
+from singletree.server.http.app import App
+from singletree.server.http.connection import BODY_SECONDS, HEAD_BYTES, HEAD_SECONDS, Connection
 from singletree.server.http.http_server import HttpServer
+
+from .serving import serving
 
 REQUESTS = (
     b"POST /a?b=c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello"
@@ -202,6 +206,114 @@ async def test_a_head_that_a_proxy_may_read_otherwise_is_refused(head: bytes, st
     assert transport.written.startswith(b"HTTP/1.1 %d " % status)
     assert transport.written.count(b"HTTP/1.1 ") == 1
     assert app.seen == []
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GE T /a HTTP/1.1\r\n" + HOST, 400),
+        (b"GET /a HTTP/1.1\r\n" + HOST + b"no colon\r\n", 400),
+        (b"GET /a HTTP/1.1\r\n" + HOST + b"X: y\r\n folded\r\n", 400),
+        (b"GET /a HTTP/1.1\r\n" + HOST + b"X: y\0z\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: -3\r\n", 400),
+        (b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999999999999999999\r\n", 400),
+        (b"GET /a HTTP/1.1\r\n" + HOST + b"X: " + b"y" * 2 * HEAD_BYTES + b"\r\n", 431),
+        (b"GET /a HTTP/3.0\r\n" + HOST, 505),
+        (b"GET /a HTTP/1.2\r\n" + HOST, 505),
+        (b"GET /a HTTP/x.y\r\n" + HOST, 400),
+    ],
+)
+async def test_a_damaged_head_gets_one_answer_wherever_it_comes(head: bytes, status: int) -> None:
+    good = b"GET /good HTTP/1.1\r\n" + HOST + b"\r\n"
+    pieces = [head[at : at + 2**16] for at in range(0, len(head), 2**16)]
+    app = Answerer()
+    connection, transport = connect(app)
+    await give(connection, transport, *pieces, b"\r\n" + BODY + good)
+    assert transport.written.startswith(b"HTTP/1.1 %d " % status)
+    assert transport.written.count(b"HTTP/1.1 ") == 1
+    assert b"\r\nconnection: close\r\n" in transport.written
+    assert app.seen == []
+    if len(pieces) > 1:
+        return
+    # Behind a request that is being answered, the answer to that one is the last.
+    connection, transport = connect(app)
+    await give(connection, transport, good + head + b"\r\n" + BODY + good)
+    assert [each[1] for each in app.seen] == ["/good"]
+    assert transport.written.startswith(b"HTTP/1.1 200 ")
+    assert transport.written.count(b"HTTP/1.1 ") == 1
+    assert transport.written.endswith(b"/good\r\n0\r\n\r\n")
+    assert b"\r\nconnection: close\r\n" in transport.written
+    connection.check_time(asyncio.get_running_loop().time() + 6)
+    assert transport.is_closing()
+
+
+CHUNKED = b" HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+SHAPES = {
+    b"/v1/messages": ("invalid_request_error", "timeout_error"),
+    b"/v1/chat/completions": ("invalid_request_error", "invalid_request_error"),
+    b"/v1/responses": ("invalid_request_error", "invalid_request_error"),
+    b"/v1/completions": ("invalid_request_error", "invalid_request_error"),
+}
+
+
+@pytest.mark.parametrize("path", SHAPES)
+@pytest.mark.parametrize("size", [1, 300_000])
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"xyz\r\n", 400),
+        (b"-5\r\n", 400),
+        (b"5 ;\r\n", 400),
+        (b"3\r\nfour\r\n", 400),
+        (b"ffffffffffffffffffff\r\n", 400),
+        (b"0\r\nno colon\r\n\r\n", 400),
+        (b"5\r\nhe", 408),
+        (b"0\r\n", 408),
+    ],
+)
+async def test_a_body_that_breaks_is_answered_once_by_its_protocol(
+    sent: bytes, status: int, size: int, path: bytes
+) -> None:
+    async with serving() as served:
+        connection, transport = connect(App(served.service))
+        begun = b"POST " + path + CHUNKED + b"%x\r\n%b\r\n" % (size, b" " * size)
+        follows = b"" if status == 408 else b"GET /smuggled HTTP/1.1\r\n" + HOST + b"\r\n"
+        await give(connection, transport, begun, sent, follows)
+        if status == 408:
+            assert transport.written == b""
+            connection.check_time(asyncio.get_running_loop().time() + BODY_SECONDS + 1)
+        await give(connection, transport, b"what comes later")
+        async with asyncio.timeout(10):  # The first request for a protocol loads it, in a thread.
+            while not transport.written:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await give(connection, transport)
+        head, _, body = transport.written.rpartition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        assert head.count(b"HTTP/1.1 ") == 1
+        assert b"\r\nconnection: close\r\n" in head + b"\r\n"
+        assert json.loads(body)["error"]["type"] == SHAPES[path][status == 408]
+        connection.check_time(asyncio.get_running_loop().time() + 6)
+        assert transport.is_closing()
+        assert not connection._server.tasks
+        connection.connection_lost(None)
+
+
+async def test_half_a_head_is_answered_when_its_time_is_over() -> None:
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        await more.wait()
+        await Answerer()(scope, receive, send)
+
+    more = asyncio.Event()
+    for before in (b"", b"GET /a HTTP/1.1\r\n" + HOST + b"\r\n"):
+        connection, transport = connect(wait)
+        await give(connection, transport, before + b"GET /b HT")
+        connection.check_time(asyncio.get_running_loop().time() + HEAD_SECONDS + 1)
+        assert transport.written.startswith(b"" if before else b"HTTP/1.1 408 ")
+        more.set()
+        await give(connection, transport)
+        assert transport.written.count(b"HTTP/1.1 ") == 1
+        more.clear()
+        connection.connection_lost(None)
 
 
 async def test_a_target_may_have_the_name_of_the_server() -> None:

@@ -170,5 +170,5 @@ async def test_a_page_that_does_not_read_holds_up_no_agent() -> None:
 async def test_a_shut_down_ends_the_event_stream() -> None:
     async with inspected() as served, Reader(served.client) as reader:
         await reader.next()
-        served.service.shutdown.begun = True
+        served.service.shutdown.set()
         assert await reader.exchange.rest() == b""

@@ -84,7 +84,7 @@ class InspectFeed:
 
     async def _follow(self, send: Send) -> None:
         quiet_since = time.monotonic()
-        while not self._service.shutdown.begun:
+        while not self._service.shutdown.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(SILENCE_SECONDS):
                     await self._filled.wait()

@@ -74,7 +74,7 @@ async def complete(call: Call) -> ASGIApp:
     protocol = await call.api.load()
     service, body = call.service, await call.body()
     request = with_hints(await call.decode(body, protocol.decode), call)
-    if service.shutdown.begun:
+    if service.shutdown.is_set():
         raise Overloaded("the server is shutting down; try again in a moment")
     call.admit()
     warnings = await check_budgets(call, None, request)

@@ -13,13 +13,7 @@ import msgspec
 from msgspec import structs
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import (
-    Chunk,
-    EngineInfo,
-    GenerationJob,
-    WeightStep,
-    token_limit,
-)
+from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, WeightStep, token_limit
 from singletree.errors import (
     BadConfiguration,
     EngineFailed,

@@ -196,10 +196,7 @@ def _type_of(item: WireObject) -> object:
 
 
 def decode_items(
-    items: InputItems,
-    tools: Toolbox,
-    history: InputItems,
-    open_summary: OpenSummary = no_summary,
+    items: InputItems, tools: Toolbox, history: InputItems, open_summary: OpenSummary = no_summary
 ) -> tuple[tuple[Turn, ...], Sequence[str], Mapping[str, dict[str, Any]]]:
     """Decode ``history``, then ``items``: return the turns, the paths of unresolved references to stored items, and
     what items say in the place of the fields ``reasoning`` and ``text``.

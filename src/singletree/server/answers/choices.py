@@ -13,11 +13,7 @@ from typing import Any
 
 from singletree.conversation import Request
 from singletree.errors import EngineFailed, SingletreeError
-from singletree.events import (
-    Finished,
-    Fold,
-    Usage,
-)
+from singletree.events import Finished, Fold, Usage
 from singletree.protocols.answer import AnswerContext, EncodedResponse, EventEncoder, FinishedChoice
 from singletree.protocols.openai.answers import tokens_of
 from singletree.server.answers.observer import AnswerCapture, TurnObserver

@@ -30,14 +30,7 @@ from singletree.server.cross_origin import CrossOriginPolicy, is_preflight, poli
 from singletree.server.doors import open_door_in_thread
 from singletree.server.http.route_table import ROUTES, routes_of
 from singletree.server.http.routes import JSON
-from singletree.server.http.service import (
-    SCOPES,
-    WEBSOCKET_PATH,
-    AnswerSocket,
-    Call,
-    RouteRow,
-    Service,
-)
+from singletree.server.http.service import SCOPES, WEBSOCKET_PATH, AnswerSocket, Call, RouteRow, Service
 from singletree.server.ids import request_id
 from singletree.server.telemetry.tracing import Trace
 from singletree.server.turn.protocol import encode_error
@@ -61,10 +54,7 @@ class App:
         self._service = service
         config = service.config
         self._policy = policy_for(
-            config.host,
-            address,
-            allowed_origins=config.allowed_origins,
-            allowed_hosts=config.allowed_hosts,
+            config.host, address, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
         )
         routes = [(row, _endpoint(service, self._policy, row)) for row in routes_of(service)]
         self._apis = _Routing([route for route in routes if SCOPES[route[0].scope].is_api])
@@ -102,11 +92,7 @@ class App:
                 trace.status = message["status"]
                 # OpenAI's and Anthropic's names of the request id: both SDKs show it.
                 encoded = id.encode()
-                answer = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", encoded),
-                    (b"request-id", encoded),
-                ]
+                answer = [*message.get("headers", ()), (b"x-request-id", encoded), (b"request-id", encoded)]
                 message["headers"] = answer + self._policy.headers(origin, answer)
             await send(message)
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import httptools
 
+from singletree.errors import InvalidRequest, RequestTimeout
 from singletree.server.http.exchange import Exchange
 
 HEAD_BYTES = 128 * 1024
@@ -136,7 +137,8 @@ class Connection(asyncio.Protocol):
             self._upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause.args[0] if isinstance(cause, _Refused) else 400)
+            is_version = error.args == ("Invalid HTTP version",)
+            self._refuse(cause.args[0] if isinstance(cause, _Refused) else 505 if is_version else 400)
         else:
             self._unparsed = 0 if self._has_progress else self._unparsed + len(data)
             if self._unparsed > HEAD_BYTES:
@@ -256,7 +258,7 @@ class Connection(asyncio.Protocol):
         """Go on with the next request, or close."""
         exchange = self._exchanges.popleft()
         if not exchange.keep_alive or self._server.is_closing:
-            if exchange.has_all:
+            if exchange.has_all and self._parser is not None:
                 self.close()
             else:
                 self._linger()
@@ -268,18 +270,18 @@ class Connection(asyncio.Protocol):
         if len(self._exchanges) <= 1:
             self.read_on()
 
-    def give_up(self) -> None:
-        self.close()
-
     # From the server
 
     def check_time(self, now: float) -> None:
-        """Close the connection when its time is over, and cut it when the client does not take what is left."""
+        """End the connection when its time is over, and cut it when the client does not take what is left."""
         if now < self._deadline:
             return
         unsent = self.transport.get_write_buffer_size()
         if not self.transport.is_closing():
-            self.close()
+            if self._is_in_message:
+                self._refuse(408)
+            else:
+                self.close()
         elif unsent == self._unsent:
             self.transport.abort()
         else:
@@ -312,7 +314,7 @@ class Connection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Drop what the client still sends, for a while, so that it gets to read the answer."""
-        self._parser = None
+        self._parser, self._is_in_message = None, False
         self._leave()
         self.read_on()
         self._deadline = self._loop.time() + _LINGER_SECONDS
@@ -320,9 +322,19 @@ class Connection(asyncio.Protocol):
             self.transport.write_eof()
 
     def _refuse(self, status: int) -> None:
-        """End the connection of a client that breaks the protocol; with an error unless an answer is running."""
+        """Read no further, since the client breaks the protocol, and end with one answer.
+
+        That is the one to the last request whose head was read: of the application, also where the body is broken.
+        """
+        broken = self._current if self._is_in_message else None
+        self._parser, self._is_in_message = None, False
         if self._exchanges:
-            self.close()
+            self._exchanges[-1].keep_alive = False
+            self._deadline = math.inf
+            if broken is not None:
+                late = f"the rest of the body did not come within {BODY_SECONDS:g} s; send the request again"
+                malformed = "the chunks of the body are malformed; RFC 9112, section 7.1, has their form"
+                broken.fail(RequestTimeout(late) if status == 408 else InvalidRequest(malformed))
             return
         reason = HTTPStatus(status).phrase.encode()
         self.transport.write(

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
+from singletree.errors import Rejected
 from singletree.server.answers.client_link import ON_DISCONNECT, WRITE_NOW
 
 PIECE_BYTES = 2**17
@@ -48,8 +49,8 @@ class Carrier(Protocol):
     def answered(self) -> None:
         """Go on with the next request, or close: the first exchange has its answer."""
 
-    def give_up(self) -> None:
-        """Close without the end of the answer, so that the client sees that it is not complete."""
+    def close(self) -> None:
+        """Close, perhaps without the end of the answer, so that the client sees that it is not complete."""
 
 
 class Exchange:
@@ -65,6 +66,7 @@ class Exchange:
         "_answer_left",
         "_body",
         "_carrier",
+        "_error",
         "_expects_continue",
         "_gathered",
         "_has_begun",
@@ -93,6 +95,7 @@ class Exchange:
         self._answer_left = 0
         # The head, and what follows it in the same turn of the loop: one packet, where the client waits for all.
         self._gathered: bytearray | None = None
+        self._error: Rejected | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._on_leave: Callable[[], None] | None = None
 
@@ -103,12 +106,13 @@ class Exchange:
         except Exception:
             _LOG.exception("the application failed to answer")
         finally:
-            self.scope["extensions"].clear()  # They refer to this exchange.
+            self._error = None  # Once it is raised, it refers to this exchange,
+            self.scope["extensions"].clear()  # and so do they.
         if self.is_answered or self._is_gone:
             return
         if self._has_begun:
             self._flush()
-            self._carrier.give_up()
+            self._carrier.close()
             return
         self.keep_alive = False
         self._begin({"status": 500, "headers": [(b"content-length", b"0")]})
@@ -135,6 +139,11 @@ class Exchange:
         self.has_all = True
         self._wake()
 
+    def fail(self, error: Rejected) -> None:
+        """Let the application answer that the rest of the body does not come."""
+        self._error = error
+        self._wake()
+
     def leave(self) -> None:
         """Note that the client is gone: nothing more is written."""
         self._is_gone = True
@@ -146,8 +155,11 @@ class Exchange:
     # From the application
 
     async def receive(self) -> Message:
-        """Return the body, in one message unless it is large; after it, wait until the client disconnects."""
-        while not (self._is_gone or self.is_answered or self._has_piece()):
+        """Return the body, in one message unless it is large; after it, wait until the client disconnects.
+
+        Raises what was given to ``fail``.
+        """
+        while not (self._is_gone or self.is_answered or self._error or self._has_piece()):
             if self._expects_continue:
                 self._expects_continue = False
                 self._carrier.transport.write(_CONTINUE)
@@ -160,6 +172,8 @@ class Exchange:
                 self._waiting = None
         if self._is_gone or self.is_answered:
             return _DISCONNECT
+        if self._error is not None:
+            raise self._error
         body, self._body = bytes(self._body), b""
         self._is_delivered = self.has_all
         return {"type": "http.request", "body": body, "more_body": not self.has_all}

@@ -93,8 +93,7 @@ ROUTES: Sequence[RouteRow] = [
 ]
 
 _INSPECTOR_OFF = _rows(
-    "page",
-    [("GET", path, routes.inspector_is_off) for path in ("/inspect", "/inspect/{rest:path}")],
+    "page", [("GET", path, routes.inspector_is_off) for path in ("/inspect", "/inspect/{rest:path}")]
 )
 
 

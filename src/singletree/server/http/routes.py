@@ -81,7 +81,7 @@ async def answer_turn(
     is more than the body. Raises SingletreeError where the request is wrong, or cannot be answered now.
     """
     service, protocol = call.service, await call.api.load()
-    if service.shutdown.begun:
+    if service.shutdown.is_set():
         raise Overloaded("the server is shutting down; try again in a moment")
     call.admit()
     call.trace.accepted()
@@ -327,7 +327,7 @@ async def refuse_upgrade(call: Call) -> ASGIApp:
 
 async def health(call: Call) -> ASGIApp:
     """Answer whether the server accepts requests: status 200, or 503 while it shuts down."""
-    if call.service.shutdown.begun:
+    if call.service.shutdown.is_set():
         return Response(b'{"status":"closing"}', status_code=503, media_type=JSON)
     return Response(b'{"status":"ok"}', media_type=JSON)
 

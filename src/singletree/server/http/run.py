@@ -113,7 +113,7 @@ async def run_server(
             for model in service.catalog.models:
                 model.tokenizer.load_in_background()
             await signalled.acquire()
-            service.shutdown.begun = True
+            service.shutdown.set()
             await _wait_until_idle(service.tracing, config.drain_seconds, signalled)
     finally:
         await close_service(service)
@@ -205,7 +205,7 @@ async def open_service(
 
 async def close_service(service: Service) -> None:
     """Refuse new requests, stop the engines, let ended streams send their last events, and free everything."""
-    service.shutdown.begun = True
+    service.shutdown.set()
     await service.catalog.close()
     await _wait_until_idle(service.tracing, _FLUSH_SECONDS)
     await service.close_foresight()

@@ -57,16 +57,6 @@ async def offload(size: int, work: Callable[[], T], *, waits: bool = False) -> T
     return work() if size < LARGE_BYTES and not waits else await asyncio.to_thread(work)
 
 
-Decoded = TypeVar("Decoded")
-
-
-@dataclass(slots=True)
-class Shutdown:
-    """Whether the server is shutting down: new requests are refused, those of all owners."""
-
-    begun: bool = False
-
-
 @dataclass(slots=True)
 class Service:
     """What the operations of one owner share: the server, and the memories in which they find what is the owner's.
@@ -75,7 +65,7 @@ class Service:
         owner: whose requests it is for; empty for a server with one owner, and for the operator, who sees the sessions
             of all.
         others: the other processes of the server; None where this is the only one.
-        shutdown: of the server, for all owners; so is ``admission``.
+        shutdown: set once new requests are refused, for all owners; ``admission`` is for all owners, too.
     """
 
     config: Config
@@ -95,7 +85,7 @@ class Service:
     media: MediaPreparer = field(init=False)
     keys: ApiKeys = field(init=False)
     owner: str = field(init=False, default="")
-    shutdown: Shutdown = field(init=False, default_factory=Shutdown)
+    shutdown: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _parts: dict[str, Service] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -229,7 +219,7 @@ class Call:
             self.service.admission.leave(self.in_work)
             self.in_work = 0
 
-    async def decode(self, body: bytes, decode: Callable[[bytes, Mapping[str, str]], Decoded]) -> Decoded:
+    async def decode(self, body: bytes, decode: Callable[[bytes, Mapping[str, str]], T]) -> T:
         """Return ``decode(body, headers)``, off the event loop for a long body. Raises what ``decode`` raises."""
         return await offload(len(body), partial(decode, body, self.headers))
 
