@@ -150,6 +150,7 @@ async def test_a_name_may_ask_so_often(tmp_path: Path) -> None:
         assert 1 <= int(refused.headers["retry-after"]) <= 30
         chat = await client(served, "one").post("/v1/chat/completions", MESSAGES)
         assert (chat.status, chat.json["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert chat.json["error"]["type"] == "requests"
         assert (await client(served, "one").get("/v1/models")).status == 200, "no turn is asked for"
 
 

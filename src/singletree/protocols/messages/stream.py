@@ -58,7 +58,6 @@ _ERROR_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
-    409: "conflict_error",
     413: "request_too_large",
     429: "rate_limit_error",
     529: "overloaded_error",

@@ -42,11 +42,14 @@ _CODES: dict[type[SingletreeError], str] = {
     errors.PreviousResponseNotFound: "previous_response_not_found",
     errors.RouteNotFound: "unknown_url",
     errors.MethodNotAllowed: "method_not_supported",
+    errors.RequestTimeout: "request_timeout",
     errors.BodyTooLarge: "request_too_large",
     errors.UnsupportedEncoding: "unsupported_content_encoding",
     # Not "server_is_overloaded": Codex gives up for good on that one.
     Overloaded: "overloaded",
 }
+# OpenAI's limits are on "requests" and on "tokens"; ours are on requests.
+_TYPES = {errors.BudgetSpent: "insufficient_quota", errors.RateLimited: "requests"}
 
 DONE: Frame = ("", b"[DONE]")
 """The last frame of a stream."""
@@ -81,7 +84,7 @@ def error_object(error: SingletreeError, *, prompt: str = "messages") -> ErrorOb
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
     return ErrorObject(
         message=_message(error, prompt),
-        type="invalid_request_error" if rejected else "server_error",
+        type=_TYPES.get(type(error), "invalid_request_error" if rejected else "server_error"),
         param=prompt if isinstance(error, ContextOverflow) else getattr(error, "param", None),
         code=code if rejected or code else "server_error",
     )

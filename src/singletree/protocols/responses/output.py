@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from singletree.conversation import Reasoning, Text, Tool, ToolCall
-from singletree.errors import ContextOverflow, Overloaded, RateLimited, Rejected, SingletreeError
+from singletree.errors import BudgetSpent, ContextOverflow, Overloaded, RateLimited, Rejected, SingletreeError
 from singletree.events import Finished, FinishReason, Token, Usage
 from singletree.protocols import wire
 from singletree.protocols.answer import AnswerContext, EncodedItem, EncodedResponse, FinishedChoice
@@ -43,6 +43,7 @@ _FAILURES: tuple[tuple[type[SingletreeError], str], ...] = (
     (ContextOverflow, "context_length_exceeded"),
     (Overloaded, "rate_limit_exceeded"),
     (RateLimited, "rate_limit_exceeded"),
+    (BudgetSpent, "insufficient_quota"),
     (Rejected, "invalid_prompt"),
     (SingletreeError, "server_error"),
 )
