@@ -11,6 +11,7 @@ import pytest
 
 from protocols import grammar_chat, grammar_messages, grammar_responses
 from protocols.shapes import SHAPES, Shape, names
+from protocols.test_messages_sdk import accumulated
 from singletree.engines.engine import Chunk
 from singletree.errors import EngineFailed
 from singletree.events import Event, Markup, TextDelta, ToolCallBroken, ToolCallStart, fold
@@ -253,6 +254,33 @@ async def test_a_turn_with_a_cut_call_comes_back_by_its_tokens(path: str) -> Non
         first, second = list(served.engine.log)[-2:]
     generated = (*first.prompt_token_ids, *first.token_ids)
     assert tuple(second.prompt_token_ids[: len(generated)]) == generated
+
+
+LONG = '<tool_call>\n{"name": "ls", "arguments": {"path": "a", "more": {"b": [1, 2.0, "text"]}, "c": 5}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("path", "stream"),
+    [
+        ("/v1/messages", False),
+        ("/v1/messages", True),
+        ("/v1/responses", False),
+        ("/v1/chat/completions", False),
+    ],
+)
+async def test_a_cut_call_that_was_shown_live_comes_back_by_its_tokens(path: str, stream: bool) -> None:
+    whole = TOKENIZER.encode(f"I look.\n{LONG}")
+    for at in range(len(TOKENIZER.encode("I look.\n")) + 2, len(whole), 3):
+        script = Script(TOKENIZER.decode(whole), cut_after=at)
+        async with serving({"a": script, "b": "Fine."}, memory=TurnMemory(2**20), layout=LAYOUT) as served:
+            asked = body(path, "[[script:a,b]] Look.", tools=[TOOLS[path]])
+            reply = await served.client.post(path, asked | {"stream": stream}, LIVE)
+            # The SDK makes the message of a stream, with the values of its call that are complete.
+            asked |= _answered(path, asked, accumulated(reply.body) if stream else reply.json)
+            assert (await served.client.post(path, asked)).status == 200
+            first, second = list(served.engine.log)[-2:]
+        generated = (*first.prompt_token_ids, *first.token_ids)
+        assert tuple(second.prompt_token_ids[: len(generated)]) == generated, at
 
 
 def _answered(path: str, asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:

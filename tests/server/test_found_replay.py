@@ -12,7 +12,7 @@ import pytest
 from singletree import families
 from singletree.conversation import Conversation, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
 from singletree.prompts.replay.recall import RecallTurns
-from singletree.prompts.replay.turn_comparison import is_equivalent_turn
+from singletree.prompts.replay.turn_comparison import is_equivalent_turn, is_part_of
 from singletree.prompts.replay.turn_keys import HistoryDigests
 from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt, TurnMemory
 from singletree.testing.scripts import Script
@@ -195,6 +195,43 @@ def test_a_schema_that_comes_later_explains_what_it_filled_in() -> None:
     assert memory.find(back) is None
     assert memory.find(back, tools=(Tool("f", "", schema),)) is not None
     assert memory.find(back, tools=(Tool("f", "", {"type": "object"}),)) is None
+
+
+CUT = '{"path": "a\\u00e9", "more": {"b": [1, 2.0, {}], "c": "tex'
+
+
+@pytest.mark.parametrize(
+    ("returned", "same"),
+    [
+        (CUT, True),
+        ("", True),
+        ("{}", True),
+        ('{"path":"a\u00e9"}', True),
+        ('{"path":"a\u00e9","more":{}}', True),
+        ('{"path": "a\u00e9", "more": {"b": [1]}}', True),
+        ('{"path": "a\u00e9", "more": {"b": [1, 2, {}]}}', True),
+        ('{"path": "a"}', False),
+        ('{"more": {"b": [1]}}', False),
+        ('{"path": "a\u00e9", "more": {"b": [1, 20]}}', False),
+        ('{"path": "a\u00e9", "more": {"b": [1, 2, {}], "c": "text"}}', False),
+        ('{"path": "a\u00e9", "more": {"b": [1, 2, {}]}, "d": 4}', False),
+        ("[]", False),
+    ],
+)
+def test_a_cut_call_comes_back_with_the_values_that_were_complete(returned: str, same: bool) -> None:
+    def calling(arguments: str, complete: bool) -> Turn:
+        return Turn("assistant", (ToolCall("f", arguments, "c1", complete=complete),))
+
+    assert is_equivalent_turn(calling(returned, True), calling(CUT, False)) is same
+    assert is_part_of(calling(returned, True), calling(CUT, False)) is same
+    whole = CUT + 't"}}'
+    assert is_equivalent_turn(calling(returned, True), calling(whole, True)) is returned.endswith('"text"}}')
+
+
+def test_a_long_cut_call_is_compared_in_linear_time() -> None:
+    cut = '{"text": "' + '\\"' * 200_000
+    [generated, back] = [Turn("assistant", (ToolCall("f", a, "c", complete=False),)) for a in (cut, "{}")]
+    assert is_equivalent_turn(back, generated)
 
 
 def test_calls_under_other_ids_are_identified_by_their_order() -> None:

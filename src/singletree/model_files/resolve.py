@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from singletree.engines.checkpoint import (
-    Checkpoint,
-    built_in_repository,
-    known_models,
-)
+from singletree.engines.checkpoint import Checkpoint, built_in_repository, known_models
 from singletree.engines.progress import Progress, no_progress
 from singletree.errors import WeightsUnavailable
 from singletree.model_files import hub as hubs

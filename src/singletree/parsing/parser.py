@@ -25,14 +25,7 @@ from singletree.conversation import Tool, Turn
 from singletree.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta, fold
 from singletree.parsing.arguments import ArgumentReader, Sink
 from singletree.parsing.arguments.json_arguments import JsonCall
-from singletree.parsing.compiled import (
-    Action,
-    CallPatterns,
-    Entries,
-    Marker,
-    Region,
-    compile_family,
-)
+from singletree.parsing.compiled import Action, CallPatterns, Entries, Marker, Region, compile_family
 from singletree.parsing.emitter import (
     EventEmitter,
     Quoting,

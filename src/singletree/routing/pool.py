@@ -17,13 +17,7 @@ from functools import partial
 from msgspec import structs
 
 from singletree.conversation import Sampling
-from singletree.engines.engine import (
-    Chunk,
-    EngineInfo,
-    GenerationJob,
-    PictureSupport,
-    count_picture_tokens,
-)
+from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, PictureSupport, count_picture_tokens
 from singletree.engines.lifetime import Revivable
 from singletree.engines.sharing import EngineQueue, Queued
 from singletree.engines.workers import MatcherSource, RoutingOptions, TurnMatcher, Worker
@@ -358,10 +352,7 @@ def make_pool(
 
 
 def pool_with(
-    policy: RoutingPolicy,
-    workers: Sequence[Worker],
-    options: RoutingOptions,
-    matchers: MatcherSource | None,
+    policy: RoutingPolicy, workers: Sequence[Worker], options: RoutingOptions, matchers: MatcherSource | None
 ) -> EnginePool:
     """Return the engines ``workers`` as one, under ``policy``."""
     limit = MIGRATION_LIMIT if options.migration_limit is None else options.migration_limit

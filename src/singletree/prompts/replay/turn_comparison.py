@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -242,6 +243,8 @@ def _first_places(
 def _is_same_call(returned: ToolCall, generated: ToolCall, tools: Sequence[Tool]) -> bool:
     if returned.name != generated.name:
         return False
+    if not generated.complete and _is_beginning(returned.arguments, generated.arguments):
+        return True
     ours, theirs = canonical_json(generated.arguments), canonical_json(returned.arguments)
     schema = None if ours == theirs else schema_of(generated.name, tools)
     if schema is None:
@@ -279,18 +282,29 @@ _PROTOTYPE = "__proto__"
 """JavaScript libraries drop this key, because assigning it changes the object's prototype."""
 
 
-def canonical_json(arguments: str, change: Callable[[Any], Any] = lambda value: value) -> str:
+def canonical_json(arguments: str, change: Callable[[Any], Any] = lambda value: value, **form: Any) -> str:
     """Return the canonical form of a JSON text (empty: ``{}``); a text that is not JSON is returned unchanged.
 
     Two texts have the same canonical form if JavaScript's ``JSON.parse`` and ``JSON.stringify`` can turn one into the
     other (``after_javascript``). White space, escapes and the order of keys make no difference. ``change`` is applied
-    to the value before it is encoded again.
+    to the value before it is encoded again, with sorted keys or in ``form``.
     """
     try:
         value = after_javascript(json.loads(arguments or "{}", parse_int=float))
-        return json.dumps(change(value), sort_keys=True)
+        return json.dumps(change(value), **form or {"sort_keys": True})
     except (ValueError, RecursionError):
         return arguments
+
+
+_JSON_LEAF = re.compile(r'\s+|"(?:[^"\\]|\\.)*"?|[^\s"{}\[\]:,]+')
+
+
+def _is_beginning(returned: str, cut: str) -> bool:
+    """Return whether ``returned`` has the first values of the JSON text ``cut``: clients parse as much as they can."""
+    compact = partial(canonical_json, separators=(",", ":"))
+    begun = _JSON_LEAF.sub(lambda leaf: compact(leaf[0]) if leaf[0].strip() else "", cut)
+    kept = compact(returned).rstrip("]}")
+    return begun.startswith(kept) and (kept[-1:] in "{[" or begun[len(kept) :][:1] in ("", ",", "]", "}"))
 
 
 def after_javascript(value: Any) -> Any:
