@@ -10,16 +10,19 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from singletree.conversation import Request, ToolCall, ToolResult, Turn
 from singletree.errors import BadConfiguration, BudgetSpent, InvalidRequest
 from singletree.lru import LruCache
 from singletree.owners import owned_id
-from singletree.server.http.service import SESSION_BUDGET, SUBAGENT_BUDGET, Service
+from singletree.server.sessions.request_headers import SESSION_BUDGET, SUBAGENT_BUDGET
 from singletree.server.sessions.sessions import NAMELESS, Opened
 from singletree.server.sessions.step import Cost, total
 from singletree.server.settings.config import Config
+
+if TYPE_CHECKING:
+    from singletree.server.http.service import Service
 
 LOG = logging.getLogger("singletree.budgets")
 

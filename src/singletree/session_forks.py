@@ -17,7 +17,7 @@ from singletree.protocols.chat.request import ChatBody, build_request
 from singletree.protocols.wire import decode_body, dump
 from singletree.server.http.routes import JSON, answer_turn, fetch_session
 from singletree.server.http.service import Call, RouteRow
-from singletree.server.sessions.session_report import PATH
+from singletree.server.sessions import PATH
 from singletree.server.sessions.sessions import NAMELESS, Session
 
 MOVES = "/v1/singletree/moves"

@@ -138,6 +138,8 @@ def test_without_an_extra_the_library_is_installed_and_says_what_serves(
         check=True,
     )
     assert json.loads(parsed.stdout)["parts"][0]["name"] == "ls"
+    for command in (["key", "alice"], ["completion", "bash"], ["sessions", "list", "."], ["serve", "--help"]):
+        subprocess.run([commands / "singletree", *command], capture_output=True, cwd=tmp_path, check=True)
 
 
 def test_one_line_starts_it_and_one_line_removes_it(packages: Path, tmp_path: Path) -> None:

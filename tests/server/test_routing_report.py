@@ -14,7 +14,7 @@ from singletree.cli.session_commands import explain
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, Route
 from singletree.records.record_queue import RecordFile, RecordQueue
 from singletree.records.request_records import RequestRecords
-from singletree.server.sessions.session_report import PATH as SESSIONS
+from singletree.server.sessions import PATH as SESSIONS
 
 from .serving import MODEL, body, serving
 

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from singletree.cli.flag_values import Secret
 from singletree.errors import BadConfiguration
+from singletree.server.sessions import PATH
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -98,8 +99,6 @@ class RunningServer:
 
 def session_path(session: str) -> str:
     """Return the path of the report of a session."""
-    from singletree.server.sessions.session_report import PATH  # Needs the packages of the server.
-
     return f"{PATH}/{quote(session, safe='/')}"
 
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from singletree.cli.inspect import print_value
 from singletree.cli.running_server import RunningServer
 from singletree.errors import BadConfiguration
-from singletree.server.sessions.session_report import PATH
+from singletree.server.sessions import PATH
 
 if TYPE_CHECKING:
     from rich.text import Text

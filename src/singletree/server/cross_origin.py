@@ -11,14 +11,10 @@ A browser lets any page send requests to a server on loopback or in the local ne
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
-
-from starlette.datastructures import Headers
-from starlette.responses import Response
-from starlette.types import Scope
+from typing import Any, NamedTuple
 
 from singletree.errors import BadConfiguration, ForbiddenAddress, ForbiddenHost, ForbiddenOrigin
 
@@ -32,7 +28,7 @@ _DEFAULT_PORTS = {"http": "80", "https": "443", "ws": "80", "wss": "443"}
 _PREFLIGHT_SECONDS = 600
 _METHODS = "GET, POST, DELETE, HEAD, OPTIONS"
 _SHOWN = 128
-_OTHER_SITES = ("cross-site", "same-site")
+_OTHER_SITES = (b"cross-site", b"same-site")
 _BROWSER_HEADERS = frozenset((b"origin", b"sec-fetch-site"))
 """Every request that ``check`` may refuse for its page has one of them."""
 _LONGEST_HOST = 320
@@ -41,6 +37,8 @@ _HOSTS = 256
 """How many decisions about host names are kept."""
 
 Header = tuple[bytes, bytes]
+Scope = Mapping[str, Any]
+"""That of ASGI, of which this module needs the type alone: commands without a server check settings by it, too."""
 
 
 class Origin(NamedTuple):
@@ -101,13 +99,13 @@ class CrossOriginPolicy:
             ForbiddenHost: the name under which the client reached the server is not known.
             ForbiddenOrigin: the request comes from a page of another origin that is not allowed.
         """
-        hosts = _named_hosts(scope)
+        hosts = _values(scope, b"host")
         for host in hosts:
             if not self._knows(host):
                 raise ForbiddenHost(host[:_SHOWN])
         if _BROWSER_HEADERS.isdisjoint(dict(scope["headers"])):
             return None
-        return self._check_page(Headers(scope=scope), hosts)
+        return self._check_page(scope, hosts)
 
     def check_trusted_name(self, scope: Scope) -> None:
         """Check that no web page can have chosen the host name of a request that ``check`` has passed.
@@ -115,19 +113,19 @@ class CrossOriginPolicy:
         Where any name is allowed, only those of loopback are certain: a page may have its own name resolve to here.
         Raises ForbiddenAddress for another name.
         """
-        for host in _named_hosts(scope):
+        for host in _values(scope, b"host"):
             if self.hosts is None and not _LOOPBACK._knows(host):
                 raise ForbiddenAddress(host[:_SHOWN])
 
-    def _check_page(self, headers: Headers, hosts: Sequence[str]) -> str | None:
+    def _check_page(self, scope: Scope, hosts: Sequence[str]) -> str | None:
         foreign = None
-        for text in headers.getlist("origin"):
+        for text in _values(scope, b"origin"):
             if any(_is_same(text, host) for host in hosts):
                 continue
             if not self._allows(text):
                 raise ForbiddenOrigin(text[:_SHOWN])
             foreign = text
-        if foreign is None and _is_hidden_page(headers):
+        if foreign is None and _is_hidden_page(dict(scope["headers"])):
             raise ForbiddenOrigin("")
         return foreign
 
@@ -155,8 +153,8 @@ class CrossOriginPolicy:
 _LOOPBACK = CrossOriginPolicy(hosts=LOCAL_NAMES)
 
 
-def _named_hosts(scope: Scope) -> list[str]:
-    return [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 @lru_cache(_HOSTS)
@@ -194,31 +192,29 @@ def policy_for(
 
 def is_preflight(scope: Scope) -> bool:
     """Tell whether a browser asks what a page may send (https://fetch.spec.whatwg.org/#cors-preflight-fetch)."""
-    headers = Headers(scope=scope)
-    has_headers = "origin" in headers and "access-control-request-method" in headers
+    has_headers = dict(scope["headers"]).keys() >= {b"origin", b"access-control-request-method"}
     return scope["type"] == "http" and scope["method"] == "OPTIONS" and has_headers
 
 
-def preflight_answer(scope: Scope) -> Response:
-    """Answer a preflight of an allowed origin: all methods and headers are allowed, and the routes check them later."""
-    headers = Headers(scope=scope)
+def preflight_headers(scope: Scope) -> dict[str, str]:
+    """Return what a preflight of an allowed origin is answered with: all is allowed, and the routes check it later."""
     allowed = {
         "access-control-allow-methods": _METHODS,
-        "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
+        "access-control-allow-headers": next(iter(_values(scope, b"access-control-request-headers")), "*"),
         "access-control-max-age": str(_PREFLIGHT_SECONDS),
         "vary": "Access-Control-Request-Headers",
     }
-    if headers.get("access-control-request-private-network") == "true":
+    if "true" in _values(scope, b"access-control-request-private-network"):
         allowed["access-control-allow-private-network"] = "true"
-    return Response(status_code=204, headers=allowed)
+    return allowed
 
 
-def _is_hidden_page(headers: Headers) -> bool:
+def _is_hidden_page(headers: Mapping[bytes, bytes]) -> bool:
     """Tell whether a page of another site sent a request without its origin, as for an image or a script. Following a
     link to the server is not such a request: the page cannot read the answer.
     """
-    sent_by = headers.get("sec-fetch-site", "")
-    return sent_by in _OTHER_SITES and headers.get("sec-fetch-mode") != "navigate" and "origin" not in headers
+    sent_by, mode = headers.get(b"sec-fetch-site"), headers.get(b"sec-fetch-mode")
+    return sent_by in _OTHER_SITES and mode != b"navigate" and b"origin" not in headers
 
 
 def _is_same(text: str, host: str) -> bool:

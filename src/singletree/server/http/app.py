@@ -26,7 +26,7 @@ from singletree.errors import (
 )
 from singletree.server.answers.request_body import ClientLeft
 from singletree.server.answers.stream import client_error
-from singletree.server.cross_origin import CrossOriginPolicy, is_preflight, policy_for, preflight_answer
+from singletree.server.cross_origin import CrossOriginPolicy, is_preflight, policy_for, preflight_headers
 from singletree.server.doors import open_door_in_thread
 from singletree.server.http.route_table import ROUTES, routes_of
 from singletree.server.http.routes import JSON
@@ -101,7 +101,7 @@ class App:
             endpoint = routing.endpoints.get((scope["method"], scope["path"]))
             answer: ASGIApp
             if origin and is_preflight(scope):
-                answer = preflight_answer(scope)
+                answer = Response(status_code=204, headers=preflight_headers(scope))
             elif endpoint is None:
                 answer = routing.router
             else:

@@ -19,7 +19,7 @@ from singletree.server.http.service import (
     capture_door,
     inspector_door,
 )
-from singletree.server.sessions.session_report import PATH as SESSIONS
+from singletree.server.sessions import PATH as SESSIONS
 from singletree.server.turn.protocol import MESSAGES, protocol_for
 
 

@@ -22,7 +22,6 @@ from singletree.server.answers.observer import Arrival, KnownResponses
 from singletree.server.answers.response import Lifecycle, SessionStep, TurnResponse
 from singletree.server.doors import open_door_in_thread
 from singletree.server.http.service import (
-    BUDGET_HEADERS,
     LARGE_BYTES,
     Call,
     OpenBudgets,
@@ -35,6 +34,7 @@ from singletree.server.models.chat_format import exact_length
 from singletree.server.models.model import Model
 from singletree.server.sessions.divergence import wait_for_explanations
 from singletree.server.sessions.request_headers import (
+    BUDGET_HEADERS,
     flag_of,
     identify,
     is_subagent,

@@ -159,10 +159,6 @@ class Service:
         return lines
 
 
-SESSION_BUDGET, SUBAGENT_BUDGET = "x-singletree-budget", "x-singletree-subagent-budget"
-BUDGET_HEADERS = frozenset((SESSION_BUDGET, SUBAGENT_BUDGET))
-"""Headers of a request that lower the budget of its session, and of its sub-agent."""
-
 CheckBudgets = Callable[[Service, Opened | None, Request, Mapping[str, str], Any], list[str]]
 """Checks a request by its place in its session, None for raw prompts, by its headers and by the budget of its key, and
 returns warnings. Raises BudgetSpent, and InvalidRequest for the headers."""

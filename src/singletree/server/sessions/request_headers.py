@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 
 from singletree.conversation import AgentContext, Request
 
+SESSION_BUDGET, SUBAGENT_BUDGET = "x-singletree-budget", "x-singletree-subagent-budget"
+BUDGET_HEADERS = frozenset((SESSION_BUDGET, SUBAGENT_BUDGET))
+"""Headers of a request that lower the budget of its session, and of its sub-agent."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:

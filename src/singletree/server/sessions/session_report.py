@@ -14,11 +14,10 @@ import msgspec
 from singletree.engines.engine import Route
 from singletree.errors import RouteNotFound
 from singletree.events import Usage
+from singletree.server.sessions import PATH
 from singletree.server.sessions.sessions import Opened, Session, Sessions
 from singletree.server.sessions.step import CACHE_BLOCK, Break, Cost, CostSums, Fault, Step, total
 from singletree.server.turn.generation import Generation
-
-PATH = "/v1/singletree/sessions"
 
 EXPLAIN_HEADER = "x-singletree-explain"
 """Asks for the headers with the report."""
