@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,7 +32,13 @@ each_encoding = pytest.mark.parametrize(("name", "compress"), COMPRESSED.items()
 PLAIN = b'{"model": "m", "input": "' + bytes(range(97, 123)) * 9000 + b'"}'
 
 
-async def read(body: bytes, encoding: str, limit: int = 2**20, piece: int = 50_000) -> bytes:
+async def read(
+    body: bytes,
+    encoding: str,
+    limit: int = 2**20,
+    piece: int = 50_000,
+    admission: request_body.BodyAdmission | None = None,
+) -> bytes:
     pieces = [body[at : at + piece] for at in range(0, len(body), piece)] or [b""]
     messages: list[Message] = [{"type": "http.request", "body": each, "more_body": True} for each in pieces]
     messages[-1]["more_body"] = False
@@ -38,7 +46,7 @@ async def read(body: bytes, encoding: str, limit: int = 2**20, piece: int = 50_0
     async def receive() -> Message:
         return messages.pop(0)
 
-    return await read_body({"content-encoding": encoding}, receive, limit)
+    return await read_body({"content-encoding": encoding}, receive, limit, admission)
 
 
 @each_encoding
@@ -134,3 +142,22 @@ async def test_a_body_is_decompressed_in_a_thread(
     assert await read(compress(random), name) == random
     assert await read(compress(b"short"), name) == b"short"
     assert [each == get_ident() for each in threads] == [False, True]
+    threads.clear()
+    assert await read(compress(b"long" * 250_000), name, limit=2**26) == b"long" * 250_000
+    assert threads.pop() != get_ident(), "many that are small until they are decompressed hold up nobody"
+    assert len(threads) <= 1
+    threads.clear()
+    admission, running = request_body.BodyAdmission(), 0
+
+    def alone(body: bytes, limit: int) -> bytes:
+        nonlocal running
+        if limit > 2**16:
+            running += 1
+            assert running == 1
+            time.sleep(0.01)
+            running -= 1
+        return decompress(body, limit)
+
+    monkeypatch.setitem(request_body._DECODERS, name, alone)
+    many = [read(compress(b"long" * 250_000), name, limit=2**26, admission=admission) for _ in range(5)]
+    assert await asyncio.gather(*many) == [b"long" * 250_000] * 5

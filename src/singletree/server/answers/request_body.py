@@ -11,6 +11,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from io import BytesIO
 
 import brotli
@@ -26,7 +27,7 @@ _LARGEST_WINDOW = 128 * 2**20
 _PIECE = 2**16
 """How many compressed bytes are decompressed at a time; for Brotli, about how many bytes of output."""
 _SMALL = 4096
-"""Compressed bytes below which a body is decompressed on the event loop: a thread costs more."""
+"""Compressed bytes below which a body of up to ``_PIECE`` is decompressed on the event loop: a thread costs more."""
 _ANY_RATIO = 2**20
 """Bytes up to which a body may be compressed at any ratio."""
 _MOST_MEMBERS = 10_000
@@ -59,14 +60,17 @@ async def read_body(
     decompress = _decoder(headers) if "content-encoding" in headers else None
     if "expect" in headers and int(headers.get("content-length") or 0) > limit:
         raise _too_large(limit)  # The client sends the body only if it is told to.
-    body = await _receive_all(receive, limit, admission or BodyAdmission())
+    body = await _receive_all(receive, limit, admission := admission or BodyAdmission())
     if decompress is None or not body:
         return body
     ratio = request_limits.current().compression_ratio
     most = min(limit, max(_ANY_RATIO, ratio * len(body)))
     try:
         if len(body) < _SMALL:
-            return decompress(body, most)
+            with suppress(BodyTooLarge):
+                return decompress(body, min(most, _PIECE))
+            async with admission.unpacking:
+                return await asyncio.to_thread(decompress, body, most)
         return await asyncio.to_thread(decompress, body, most)
     except BodyTooLarge:
         if most == limit:
@@ -216,6 +220,7 @@ class BodyAdmission:
     def __init__(self) -> None:
         self.arriving = 0
         self.in_work = 0
+        self.unpacking = asyncio.Lock()  # for small bodies: each thread keeps the memory that it has used
         self._bodies: set[ArrivingBody] = set()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
