@@ -193,5 +193,4 @@ class CacheMiss:
 
 CacheDiagnosis = CacheMiss | Literal["hit", "not_found", "unavailable"]
 """``hit``: the prompt contains the earlier prompt and answer. ``not_found``: no answer of that id is known.
-``unavailable``: it is known, and its prompt is no longer in memory.
-"""
+``unavailable``: it is known, and its prompt is no longer in memory."""

@@ -12,8 +12,7 @@ SOON_SECONDS = 2.0
 
 ONCE = 16.0
 """A conversation of one turn counts as idle for so many times as long: most of those are never continued, such as
-requests for a title, and sub-agents that their harness does not name.
-"""
+requests for a title, and sub-agents that their harness does not name."""
 
 
 def _ignore() -> None:

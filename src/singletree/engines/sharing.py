@@ -82,7 +82,7 @@ class EngineQueue:
         refusal: Overloaded | None = None
         while True:
             if refusal or self._waiting:
-                ahead = self._ahead_of(place) if ahead is None else ahead
+                ahead = sum(other < place for other in self._waiting) if ahead is None else ahead
                 await self._wait(place, came + self._seconds, refusal)
             try:
                 begun = await begin()
@@ -91,9 +91,6 @@ class EngineQueue:
                 continue
             self.wake()  # There may be room for the next one, too.
             return begun, None if ahead is None else QueueWait(time.monotonic() - came, ahead)
-
-    def _ahead_of(self, place: Place) -> int:
-        return sum(other < place for other in self._waiting)
 
     async def _wait(self, place: Place, until: float, refusal: Overloaded | None) -> None:
         """Wait until it is this request's turn to try (again).

@@ -19,8 +19,7 @@ _token_texts: LruCache[tuple[Any, ...], tuple[bytes, bytes]] = LruCache(32 * 2**
 """The key of a block -> its ids, and their JSON without brackets, which depends on nothing else.
 
 A megabyte has the text of a hundred thousand tokens. The limit is that of ``Config.request_memory`` by default, as far
-as it is for prompts.
-"""
+as it is for prompts."""
 
 
 def limit_texts(size: int) -> None:

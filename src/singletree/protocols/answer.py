@@ -17,8 +17,7 @@ from singletree.events import Event, Finished, Usage
 
 Frame = tuple[str, bytes]
 """One event of a stream: its name (empty on APIs that name none), and its data on one line, which is JSON except for
-OpenAI's ``[DONE]``. It is a plain tuple, because one is made for every token.
-"""
+OpenAI's ``[DONE]``. It is a plain tuple, because one is made for every token."""
 
 KEEP_ALIVE: Frame = ("", b"")
 """A frame without data. It keeps a connection open and is no event: an event stream gets a comment, others nothing."""

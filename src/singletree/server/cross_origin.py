@@ -20,8 +20,7 @@ from singletree.errors import BadConfiguration, ForbiddenAddress, ForbiddenHost,
 
 LOCAL_NAMES = ("localhost", "*.localhost", "host.docker.internal", "host.containers.internal")
 """Names of this machine that nobody else can register: RFC 6761 reserves ``.localhost``, and ICANN reserves
-``.internal``, in which containers find their host.
-"""
+``.internal``, in which containers find their host."""
 
 _ANY = "*"
 _DEFAULT_PORTS = {"http": "80", "https": "443", "ws": "80", "wss": "443"}

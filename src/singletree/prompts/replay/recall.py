@@ -51,8 +51,7 @@ class Recalled(NamedTuple):
 
 RestoredReasoning = Literal["all", "written_while_off", "none"]
 """Which reasoning is restored that a client left out: all, only that of turns which reason although the prompt had
-closed their reasoning, or none. A client that switches reasoning off takes none of the latter out.
-"""
+closed their reasoning, or none. A client that switches reasoning off takes none of the latter out."""
 
 
 class RecallCheckpoint(NamedTuple):

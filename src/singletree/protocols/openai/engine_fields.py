@@ -54,8 +54,7 @@ CONSTRAINTS: Mapping[str, _Kind] = {
     "grammar": "grammar",
 }
 """Path of a field that sets the format of the visible text -> the kind of its value. The order is: vLLM's fields,
-vLLM's before 0.12, SGLang's, llama.cpp's.
-"""
+vLLM's before 0.12, SGLang's, llama.cpp's."""
 
 IGNORED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "structured_outputs.structural_tag": ((), "send json, regex, choice or grammar"),
@@ -97,8 +96,7 @@ IGNORED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 """Path of a field that has no effect -> the values with which it asks for nothing, and what to do instead.
 
 None, empty texts and empty lists always ask for nothing. An empty object can ask for something: a search, or an answer
-as sound, with all defaults.
-"""
+as sound, with all defaults."""
 
 
 if TYPE_CHECKING:

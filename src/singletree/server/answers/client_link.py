@@ -17,8 +17,7 @@ ResponseHeader = tuple[bytes, bytes]
 
 WRITE_NOW = "singletree.write_now"
 """The extension of ASGI, in a scope's ``extensions``, that writes a part of a body without a coroutine. It takes the
-bytes and whether they end the body, and returns whether it has written them: not while the client reads too slowly.
-"""
+bytes and whether they end the body, and returns whether it has written them: not while the client reads too slowly."""
 
 WriteNow = Callable[[bytes, bool], bool]
 
@@ -59,8 +58,7 @@ class EventStream:
 ON_DISCONNECT = "singletree.on_disconnect"
 """The extension of ASGI, in a scope's ``extensions``, that reports a disconnected client without a task that waits for
 it. It takes the function to call once the client has disconnected (None for none any more), and returns whether the
-client is still connected.
-"""
+client is still connected."""
 
 OnDisconnect = Callable[[Callable[[], None] | None], bool]
 

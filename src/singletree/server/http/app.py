@@ -56,7 +56,7 @@ class App:
         self._policy = policy_for(
             config.host, address, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
         )
-        routes = [(row, _endpoint(service, self._policy, row)) for row in routes_of(service)]
+        routes = [(row, _Endpoint(service, self._policy, row)) for row in routes_of(service)]
         self._apis = _Routing([route for route in routes if SCOPES[route[0].scope].is_api])
         self._all = _Routing(routes)
 
@@ -154,13 +154,6 @@ def plain_path(path: str) -> str:
     return path
 
 
-def _endpoint(service: Service, policy: CrossOriginPolicy, row: RouteRow) -> _Endpoint:
-    scope = SCOPES[row.scope]
-    # Without a key, only the name of the server tells the user of this machine from a web page (DNS rebinding).
-    names = policy if scope.shows_prompts and "sessions" not in service.keys.needed else None
-    return _Endpoint(service, row, names)
-
-
 class _Routing:
     """Routes, and by method and path those whose path is fixed: the router compares every path with every route."""
 
@@ -181,12 +174,14 @@ class _Endpoint:
     The router calls an object as it is; around a function, it would handle errors, which ``App`` does.
     """
 
-    def __init__(self, service: Service, row: RouteRow, names: CrossOriginPolicy | None) -> None:
+    def __init__(self, service: Service, policy: CrossOriginPolicy, row: RouteRow) -> None:
+        scope = SCOPES[row.scope]
         self._service = service
-        self._names = names
+        # Without a key, only the name of the server tells the user of this machine from a web page (DNS rebinding).
+        self._names = policy if scope.shows_prompts and "sessions" not in service.keys.needed else None
         self._path = row.path
         self._operation = row.operation
-        self._right = SCOPES[row.scope].right
+        self._right = scope.right
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises what its operation raises."""

@@ -31,12 +31,12 @@ BODY_STEP = 16 * 1024
 """How many bytes of a body have to come within ``BODY_SECONDS``."""
 IDLE_SECONDS = 330.0
 """How long a connection stays open between two requests. HTTP clients keep idle connections for up to five minutes: one
-that the server closes first may be closed just when the next request is on its way.
-"""
+that the server closes first may be closed just when the next request is on its way."""
 _LINGER_SECONDS = 5.0
 """How long what a client still sends is dropped after an answer that did not wait for all of the request. A connection
-that is closed with unread data is reset, and the client may not see the answer.
-"""
+that is closed with unread data is reset, and the client may not see the answer."""
+_PROBE_SECONDS, _SLOW_PROBE_SECONDS = 0.05, 1.0
+"""Between the lines that a client gets and ignores once it has closed its side; one that is gone answers a reset."""
 FLUSH_SECONDS = 30.0
 """A closing connection that sends nothing for this time is cut: its client does not read."""
 
@@ -123,9 +123,20 @@ class Connection(asyncio.Protocol):
         self._leave()
         self.resume_writing()
 
-    def eof_received(self) -> None:
-        """Take the client for gone: it has closed its side."""
-        self.close()
+    def eof_received(self) -> bool:
+        """Go on while requests that came whole are answered: a client may have closed its side alone."""
+        if not self._exchanges or not self._exchanges[-1].has_all:
+            self.close()
+            return False
+        self._exchanges[-1].keep_alive = False
+        self._loop.call_later(_PROBE_SECONDS, self._probe, 2 * _PROBE_SECONDS)
+        return True
+
+    def _probe(self, seconds: float) -> None:
+        if self._exchanges and self._exchanges[0].probe():
+            self._loop.call_later(seconds, self._probe, min(2 * seconds, _SLOW_PROBE_SECONDS))
+        elif self._exchanges:
+            self.close()
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None:

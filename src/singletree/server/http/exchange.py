@@ -72,6 +72,7 @@ class Exchange:
         "_has_begun",
         "_is_chunked",
         "_is_delivered",
+        "_is_event_stream",
         "_is_gone",
         "_is_head",
         "_on_leave",
@@ -86,7 +87,7 @@ class Exchange:
         self.scope = scope
         scope["extensions"] = {WRITE_NOW: self.write_now, ON_DISCONNECT: self.on_disconnect}
         self.keep_alive = keep_alive
-        self.has_all = self.is_answered = False
+        self.has_all = self.is_answered = self._is_event_stream = False
         self._carrier = carrier
         self._expects_continue = expects_continue
         self._body: bytes | bytearray = b""
@@ -143,6 +144,16 @@ class Exchange:
         """Let the application answer that the rest of the body does not come."""
         self._error = error
         self._wake()
+
+    def probe(self) -> bool:
+        """Write what the client ignores. Return false where it ignores nothing: before an answer to HTTP/1.0."""
+        if self._is_event_stream:
+            self.write_now(b":\n\n")
+        elif not self._has_begun:
+            if self.scope["http_version"] != "1.1":
+                return False
+            self._carrier.transport.write(_CONTINUE)
+        return True
 
     def leave(self) -> None:
         """Note that the client is gone: nothing more is written."""
@@ -230,7 +241,9 @@ class Exchange:
         # Messages answers 529, which is no status of HTTP's registry.
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status
         lines = [line, self._carrier.date, *[b"%b: %b" % each for each in headers]]
-        length = dict(headers).get(b"content-length")
+        by_name = dict(headers)
+        self._is_event_stream = by_name.get(b"content-type", b"").startswith(b"text/event-stream")
+        length = by_name.get(b"content-length")
         has_body = not self._is_head and status not in _WITHOUT_BODY
         if length is None and has_body:
             if self.scope["http_version"] == "1.1":

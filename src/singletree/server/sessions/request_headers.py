@@ -138,8 +138,7 @@ Cancel = Callable[[], object]
 
 SOONEST_REPETITION = 1.0
 """Shortest time in seconds between a request and its repetition. Parallel agents with one task send equal requests
-within a shorter time; a client that gives up a request has waited longer.
-"""
+within a shorter time; a client that gives up a request has waited longer."""
 
 _IDEMPOTENCY_KEY = "idempotency-key"
 

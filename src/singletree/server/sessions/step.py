@@ -156,8 +156,7 @@ class CostSums:
 
 Course = Literal["first", "appended", "back", "broken"]
 """How a prompt continues its session. ``first``: it begins a conversation. ``appended``: it contains all of the
-recorded prompt and turn. ``back``: it continues an earlier turn. ``broken``: it lacks tokens that it should contain.
-"""
+recorded prompt and turn. ``back``: it continues an earlier turn. ``broken``: it lacks tokens that it should contain."""
 
 
 @dataclass(frozen=True, slots=True)

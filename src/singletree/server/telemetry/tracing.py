@@ -40,8 +40,7 @@ _SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 MODEL_STATES = ("loaded", "unloaded", "lazy", "loading", "failed")
 """In which state a model can be: its engine runs, it was stopped because nobody used it, the model waits for its first
-request, is being loaded, or did not start.
-"""
+request, is being loaded, or did not start."""
 
 Metric = TypeVar("Metric", Counter, Histogram)
 HintsOrAgent = TypeVar("HintsOrAgent", Hints, AgentContext)
