@@ -77,6 +77,13 @@ def test_a_system_message_that_is_moved_is_not_taken_inside() -> None:  # C1
     assert not reads(as_assistant).system_inside
 
 
+def test_a_system_message_that_takes_the_head_away_is_not_taken_inside() -> None:  # C1
+    own_head = "{% if messages | selectattr('role', 'eq', 'system') | list == [] %}You help.\n{% endif %}"
+    assert not reads(own_head + LOOP + END).system_inside
+    at_the_start_only = "{% if messages[0].role != 'system' %}You help.\n{% endif %}"
+    assert reads(at_the_start_only + LOOP + END).system_inside
+
+
 def test_a_system_message_alone() -> None:
     assert reads(CHATML).system_alone
     assert reads(HERMES).system_alone
@@ -152,6 +159,7 @@ def test_known_templates() -> None:
     assert collected_reads("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407").call_ids == "nine"
     assert collected_reads("trl/gemma4_v5").results_need_calls
     assert not collected_reads("llama.cpp/Qwen3.5-4B").system_inside
+    assert not collected_reads("llama.cpp/muse-glimmer").system_inside
     assert collected_reads("llama.cpp/Qwen3.5-4B").result_images
     assert not collected_reads("llama.cpp/meta-llama-Llama-3.1-8B-Instruct").parallel_calls
     assert not collected_reads("llama.cpp/google-gemma-2-2b-it").system

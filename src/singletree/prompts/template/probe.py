@@ -275,16 +275,9 @@ class _Probe:
 
     def _reasoned(self, place: ReasoningField, calls: bool) -> list[tuple[MessageDict, list[MessageDict]]]:
         """Return turns with reasoning and the messages after: in a tool loop, where most keep it, and elsewhere."""
-        turns: list[tuple[MessageDict, list[MessageDict]]] = [
-            (_assistant(), []),
-            (_assistant(), [_user("qlater")]),
-        ]
+        turns = [(_assistant(), later) for later in ([], [_user("qlater")])]
         if calls:
-            turns = [
-                (self._calling(), [self._result()]),
-                (self._calling("qbefore"), [self._result()]),
-                *turns,
-            ]
+            turns = [(self._calling(text), [self._result()]) for text in (None, "qbefore")] + turns
         return [(put_reasoning(message, place, "qthought"), after) for message, after in turns]
 
     def _thinking_contexts(self) -> list[dict[str, Any]]:
@@ -364,16 +357,20 @@ class _Probe:
         return "none" if self._prints_tool(_TOOL | {"function": without}) else "tool"
 
     def _takes_system_inside(self, loop: list[MessageDict]) -> bool:
-        """Return whether a system message is printed in place, after any kind of turn, and not as the assistant's."""
-        before = [_user(), _assistant()]
+        """Return whether a system message is printed in place, after any kind of turn, and not as the assistant's.
+
+        Some templates print a head of their own if no message at all is from the system: it has to stay as well.
+        """
+        before, later = [_user(), _assistant()], _user("qlater")
         in_place = (
-            self._prints([*before, _system(), _user("qlater")], "quser", "qanswer", "qsystem", "qlater")
+            self._prints([*before, _system(), later], "quser", "qanswer", "qsystem", "qlater")
             and self._prints([_user(), _system()], "quser", "qsystem")
             and self._prints([_system("qrules"), _user(), _system()], "qrules", "quser", "qsystem")
             and (not loop or self._prints([*loop, _system()], "qresult", "qsystem"))
         )
-        as_assistant = [*before, _assistant("qsystem"), _user("qlater")]
-        return in_place and self._try([*before, _system(), _user("qlater")]) != self._try(as_assistant)
+        renders = (self._try([*before, *more, later]) for more in ([], [_system()], [_assistant("qsystem")]))
+        without, inside, as_assistant = (text or "" for text in renders)
+        return in_place and inside != as_assistant and inside.startswith(without.partition("qanswer")[0])
 
     def _image(self) -> Mapping[str, Any] | None:
         text = {"type": "text", "text": "quser"}
