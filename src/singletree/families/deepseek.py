@@ -1,5 +1,7 @@
 """DeepSeek."""
 
+from dataclasses import replace
+
 from singletree.conversation import ThinkingVariables
 from singletree.families.shared import THINK, THINK_IN_LINES
 from singletree.parsing.family import Family, Form
@@ -58,77 +60,61 @@ DEEPSEEK_V3 = Family(
 def dsml(
     name: str,
     aliases: tuple[str, ...],
+    model: str,
     block: str,
-    space: str,
-    models: tuple[str, ...],
-    source: str,
+    *,
+    also_blocks: tuple[str, ...] = (),
     language: str = "DSML",
 ) -> Family:
     """Return a DSML family: tags whose parameters have an attribute for whether they are strings.
 
     Args:
-        name, aliases, models, source: as in ``Family``.
-        block: name of the tag around calls.
-        space: text after the prefix of each tag name.
+        name, aliases: as in ``Family``.
+        model: the vendor's name of the model.
+        block: name of the tag around calls. Where it begins with a space, each tag name does.
+        also_blocks: other names that the model gives it now and then.
         language: prefix of each tag name.
     """
+    space = " " * block.startswith(" ")
     tag = f"｜{language}｜{space}"
-    pair = (f"<{tag}{block}>\n", f"\n</{tag}{block}>")
     close = f"</{tag}parameter>\n"
     parameter = f'<{tag}parameter name="{{key}}" string="{{string}}">{{value}}{close}'
     untyped = (f'<{tag}parameter name="{{key}}">{{value}}{close}',)
     opener, closer = f'<{tag}invoke name="{{name}}"', f"</{tag}invoke>"
+    own, *others = (
+        (f"<｜{language}｜{each}>\n", f"\n</｜{language}｜{each}>") for each in (block, *also_blocks)
+    )
+    forms: tuple[Form, ...] = (
+        Form(f"{opener}>\n{{params}}{closer}", own, parameter=parameter, also_parameter=untyped),
+        # Without parameters the tag may close itself; sometimes the body is one JSON object.
+        Form(f"{opener}{{params}}/>", own, parameter=parameter),
+        Form(f"{opener}>\n{{args}}\n{closer}", own),
+    )
+    forms += tuple(replace(form, calls=pair, also_close=(own[1],)) for pair in others for form in forms)
     return Family(
         name=name,
         aliases=aliases,
         reasoning=("<think>", "</think>\n\n"),
-        forms=(
-            Form(
-                f"{opener}>\n{{params}}{closer}",
-                pair,
-                joiner="\n",
-                parameter=parameter,
-                also_parameter=untyped,
-                optional=True,
-            ),
-            # Without parameters the tag may close itself; sometimes the body is one JSON object.
-            Form(f"{opener}{{params}}/>", pair, joiner="\n", parameter=parameter, optional=True),
-            Form(f"{opener}>\n{{args}}\n{closer}", pair, joiner="\n", optional=True),
-        ),
+        forms=tuple(replace(form, joiner="\n", optional=True) for form in forms),
         before_calls="\n\n",
         stop_markers=_END,
         thinking_variables=ThinkingVariables(history=(("drop_thinking", False),)),
-        fingerprint=(f"{tag}{block}",) if space else (f"｜{language}｜", block),
+        fingerprint=(f"｜{language}｜{block}",) if space else (f"｜{language}｜", block),
         # The templates of V4.1 hold V4's words as well: there tag names begin with a space.
         not_in_template=("function_calls", f"｜{language}｜ calls") if block == "tool_calls" else (),
-        models=models,
-        source=source,
+        models=(model,),
+        source="https://huggingface.co/deepseek-ai/" + model.replace(" ", "-"),
     )
 
 
-DEEPSEEK_V3_2 = dsml(
-    "deepseek_v3_2",
-    ("deepseek_v32", "deepseekv32"),
-    "function_calls",
-    "",
-    ("DeepSeek V3.2",),
-    "https://huggingface.co/deepseek-ai/DeepSeek-V3.2",
-)
+DEEPSEEK_V3_2 = dsml("deepseek_v3_2", ("deepseek_v32", "deepseekv32"), "DeepSeek V3.2", "function_calls")
 
 DEEPSEEK_V4 = dsml(
     "deepseek_v4",
     ("deepseekv4",),
+    "DeepSeek V4",
     "tool_calls",
-    "",
-    ("DeepSeek V4",),
-    "https://huggingface.co/deepseek-ai/DeepSeek-V4",
+    also_blocks=("toolcalls", "tool"),  # vLLM's parser has them as seen in production
 )
 
-DEEPSEEK_V4_1 = dsml(
-    "deepseek_v4_1",
-    ("deepseek_v41", "deepseekv41"),
-    "calls",
-    " ",
-    ("DeepSeek V4.1",),
-    "https://huggingface.co/deepseek-ai/DeepSeek-V4.1",
-)
+DEEPSEEK_V4_1 = dsml("deepseek_v4_1", ("deepseek_v41", "deepseekv41"), "DeepSeek V4.1", " calls")

@@ -102,17 +102,10 @@ GIGACHAT3 = Family(
 )
 
 GIGACHAT35 = replace(
-    dsml(
-        "gigachat35",
-        (),
-        "tool_calls",
-        "",
-        ("GigaChat 3.5",),
-        "https://huggingface.co/ai-sage",
-        language="GCML",
-    ),
+    dsml("gigachat35", (), "GigaChat 3.5", "tool_calls", language="GCML"),
     stop_markers=("</s>",),
     stray_markers=("<|message_sep|>",),  # it also comes before a call
+    source="https://huggingface.co/ai-sage",
 )
 
 XLAM = Family(
