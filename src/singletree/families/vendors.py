@@ -168,14 +168,16 @@ MINIMAX_M2 = Family(
     name="minimax_m2",
     aliases=("minimax-m2", "minimax"),
     reasoning=THINK_IN_LINES,
-    forms=(
+    forms=tuple(
         Form(
-            call='<invoke name="{name}">\n{params}</invoke>',
+            call=f"<invoke name={quote}{{name}}{quote}>\n{{params}}</invoke>",
             parameter='<parameter name="{key}">{value}</parameter>\n',
+            also_parameter=tuple(f"<parameter name={q}{{key}}{q}>{{value}}</parameter>\n" for q in ("'", "")),
             calls=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
             joiner="\n",
             optional=True,
-        ),
+        )
+        for quote in ('"', "'", "")  # as MiniMax's own parser reads names (its guide to tool calls)
     ),
     before_calls="\n",
     stop_markers=("[e~[",),
