@@ -8,7 +8,7 @@ import re
 import pytest
 
 from family_cases import broken_behind
-from parsing.reading import read, turn
+from parsing.reading import cuts, read, turn
 from singletree import families
 from singletree.conversation import Part, Reasoning, Text, Tool, ToolCall
 from singletree.events import ToolCallEnd, fold
@@ -224,6 +224,19 @@ def test_h11_json_arguments_keep_the_models_own_bytes(family: Family) -> None:  
         family, list(render_turn(family, [ToolCall("f", written, "abcdefghi")])), TOOLS, closed(family)
     ).tool_calls
     assert found.arguments == written
+
+
+@pytest.mark.parametrize("family", [f for f in CALL if f.forms[0].is_json], ids=lambda f: f.name)
+def test_h11_a_name_in_json_is_the_string_that_is_written(family: Family) -> None:
+    written = render_turn(family, [F, G])
+    for pieces in cuts(written.replace('"f"', r'"\u0066"')):
+        assert shown(turn(family, pieces, TOOLS, closed(family)).parts) == shown((F, G))
+    for no_name in (r"\x66", r"\u006"):
+        text = written.replace('"f"', f'"{no_name}"')
+        for pieces in ([text], list(text)):
+            found = turn(family, pieces, TOOLS, closed(family))
+            assert [call.name for call in found.tool_calls] in ([], ["g"])
+            assert no_name in "".join(part.text for part in found.parts if isinstance(part, Text))
 
 
 def test_h12_what_others_leave_in_the_text_is_reasoning_here() -> None:

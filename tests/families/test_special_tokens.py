@@ -67,3 +67,13 @@ def test_the_text_of_a_special_token_in_an_argument_is_data(family: Family) -> N
     prose = " ".join(t for t in sorted(tokens(family)) if '"' not in t)
     turn = fold(read_tokens(family, [*split(family, before), (prose, False), *split(family, after)]))
     assert [c.arguments for c in turn.tool_calls] == ['{"s": "' + prose + '"}']
+
+
+@pytest.mark.parametrize("family", [f for f in WITH_TOKENS if f.forms], ids=lambda f: f.name)
+def test_no_name_has_a_special_token_in_it(family: Family) -> None:
+    rendered = render_turn(family, [ToolCall("f_g", '{"s": "A"}', "abcdefghi")])
+    for token in sorted(tokens(family)):
+        pieces = [*split(family, rendered.replace("f_g", f"f{token}g"))]
+        for call in fold(read_tokens(family, pieces)).tool_calls:
+            call.name.encode()
+            assert call.name != f"f{token}g"

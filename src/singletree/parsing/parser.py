@@ -24,7 +24,7 @@ from typing import Any
 from singletree.conversation import Tool, Turn
 from singletree.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta, fold
 from singletree.parsing.arguments import ArgumentReader, Sink
-from singletree.parsing.arguments.json_arguments import JsonCall
+from singletree.parsing.arguments.json_arguments import JsonCall, string_of
 from singletree.parsing.compiled import Action, CallPatterns, Entries, Marker, Region, compile_family
 from singletree.parsing.emitter import (
     EventEmitter,
@@ -426,7 +426,8 @@ class Parser:
             if named is None:
                 return False
             slots["name"] = named["name"]
-        name = slots["name"] = form.form.unescaped(slots.get("name", "").strip())
+        written = slots.get("name", "").strip()
+        name = slots["name"] = string_of(written) if form.form.is_json else form.form.unescaped(written)
         return name in self._schemas if form.form.unmarked else bool(name)
 
     def _begin_call(self, form: CallPatterns, slots: dict[str, str], raw: str, whole: bool) -> None:

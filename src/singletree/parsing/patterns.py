@@ -339,7 +339,7 @@ def slot(name: str, *, quoted: bool = False, again: bool = False) -> Element:
         return _Slot(name if name == "type" else "", _ITEMS[name], least=int(name != "any"))
     group = "" if again else name
     if quoted:
-        return _Slot(group, r'[^"\\\x00-\x1f]|\\.')
+        return _Slot(group, r'[^"\\\x00-\x1f\ud800-\udfff]|\\.')
     blanks = r"\n" if name == "key" else r"\s`'"
     return _Slot(group, rf'[^{blanks}<>{{}}\[\]"\ud800-\udfff]')
 

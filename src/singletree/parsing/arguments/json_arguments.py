@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
 
 from singletree.parsing.arguments import LONGEST_VALUE, Coded, FindBreak, MakeReader, Sink, coercion
 from singletree.parsing.family import Form
@@ -230,18 +229,14 @@ class JsonCall:
         source = "".join(self._pieces)
         raw = self.close()
         spans = _members(source)
-        name = next((v for k in self._NAMES if isinstance(v := _value(spans.get(k)), str)), "")
+        name = next((v for k in self._NAMES if (v := _value(spans.get(k)))), "")
         arguments = _arguments(next((spans[k] for k in self._ARGUMENTS if k in spans), "null"))
         if not name or arguments is None:
             sink.broken(raw)
             return
-        wire_id = _value(spans.get("id") or spans.get("tool_call_id"))
-        sink.start(name, wire_id if isinstance(wire_id, str) else "", raw)
+        sink.start(name, _value(spans.get("id") or spans.get("tool_call_id")), raw)
         sink.delta(arguments, "")
         sink.end()
-
-
-_WHITE = " \t\n\r"
 
 
 def _members(source: str) -> dict[str, str]:
@@ -263,18 +258,30 @@ def _members(source: str) -> dict[str, str]:
 
 
 def _skip(source: str, at: int) -> int:
-    while source[at] in _WHITE:
-        at += 1
-    return at
+    return _SPACE.match(source, at).end()  # type: ignore[union-attr]
 
 
-def _value(text: str | None) -> Any:
-    return json.loads(text) if text is not None and text.startswith('"') else None
+def string_of(text: str) -> str:
+    """Return the string that JSON writes as ``text`` between quotes; empty if none, or if a special token is in it."""
+    try:
+        text.encode()  # the code of a token is half a surrogate pair
+        string: str = json.loads(f'"{text}"')
+    except ValueError:
+        return ""
+    return string
+
+
+def _value(text: str | None) -> str:
+    return string_of(text[1:-1]) if text is not None and text.startswith('"') else ""
+
+
+_ESCAPED = re.compile(r"\\(?:(u[dD][89a-fA-F])|.)")
 
 
 def _arguments(text: str) -> str | None:
     if text.startswith('"'):
-        text = json.loads(text).strip() or "{}"
+        # Surrogates are escapes in the object, too: alone, none is a character.
+        text = json.loads(_ESCAPED.sub(lambda m: f"\\{m[0]}" if m[1] else m[0], text)).strip() or "{}"
     if text == "null":
         return "{}"
     return text if text.startswith("{") and coercion.is_json(text) else None
