@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from clients.returned_turns import RENAMING, new_ids, numbered_ids
+from clients.returned_turns import HABITS, MUTATIONS, RENAMING, new_ids, numbered_ids
 from singletree import families
 from singletree.checking.returned_turns import PROTOCOLS, Mutation, TurnProtocol, as_given, no_thoughts
 from singletree.conversation import Part, Reasoning, Text, ToolCall
@@ -107,6 +107,45 @@ async def test_a_turn_with_other_ids_is_in_place_in_every_format(
         generated = list(model["tokenizer"].encode(written))
         generated = generated[: len(served.engine.log[0].token_ids)]
         assert second[: len(first) + len(generated)] == first + generated
+
+
+ONE_CALL_EACH = """\
+{%- set last = namespace(name=none) %}{% for m in messages %}{% if m.tool_calls -%}
+{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif -%}
+{% set f = m.tool_calls[0].function %}{% set last.name = f.name -%}
+<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>
+{%- elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
+{%- elif m.role == 'tool' %}{{ raise_exception('no call') if last.name is none -}}
+<|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>
+{%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor -%}
+{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+"""Prints one call of a message, and reasoning only beside one, as gpt-oss's template does."""
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize(
+    "habit", [as_given, no_thoughts, *MUTATIONS, *HABITS], ids=lambda habit: habit.__name__
+)
+@pytest.mark.parametrize("between", [(), (Reasoning("And more."),)], ids=["at once", "a thought between"])
+async def test_two_calls_are_in_place_where_a_message_has_one(
+    between: tuple[Part, ...], habit: Mutation, protocol: TurnProtocol
+) -> None:
+    """The engine stops behind ``<|call|>``, so the first of two ends as other messages do."""
+    family = families.get("gpt_oss")
+    tokenizer = vocabulary(dict.fromkeys(MARKS["gpt_oss"], True), "<|call|>")
+    spoken = speech(tokenizer, ONE_CALL_EACH, family)
+    model = {part: getattr(spoken, part) for part in ("tokenizer", "template", "family", "layout")}
+    written = render_turn(family, (Reasoning("I look."), CALLS[0], *between, CALLS[1]))
+    async with serving_family(model, written.replace("<|call|>", "<|end|>", 1)) as served:
+        session = Session(served, protocol, habit, "[[script:s0,s1]] How is it?")
+        for _ in range(2):
+            await session.go_on()
+        first, second = prompts(served)
+        generated = list(served.engine.log[0].token_ids)
+        assert second[: len(first) + len(generated)] == first + generated
+        behind = tokenizer.decode(second[len(first) + len(generated) :])
+        assert "<|start|>functions." in behind
+        assert "<tool_result>" not in behind
 
 
 def serving_family(model: dict[str, Any], output: str) -> Any:

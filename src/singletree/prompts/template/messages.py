@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, cast
 
 from singletree.conversation import Part, Reasoning, Text, ToolCall, ToolResult, Turn
@@ -248,22 +248,13 @@ class MessageWriter:
                 continue
             call_id, name = self._ids.result(part.call_id)
             answer = with_error(part)
-            if not self._takes_result():
-                content = self._pictures.content(answer)
-                self._user(
-                    f"<tool_result>\n{content}\n</tool_result>"
-                    if isinstance(content, str)
-                    else [*parts_of("<tool_result>\n"), *content, *parts_of("\n</tool_result>")]
-                )
+            if self._takes_result():
+                of = {"name": self._guard(name), "tool_call_id": self._guard(call_id)}
+                self._messages += [{"role": "tool", **of, "content": self._pictures.result_content(answer)}]
+            elif isinstance(content := self._pictures.content(answer), str):
+                self._user(f"<tool_result>\n{content}\n</tool_result>")
             else:
-                self._messages.append(
-                    {
-                        "role": "tool",
-                        "name": self._guard(name),
-                        "tool_call_id": self._guard(call_id),
-                        "content": self._pictures.result_content(answer),
-                    }
-                )
+                self._user([*parts_of("<tool_result>\n"), *content, *parts_of("\n</tool_result>")])
 
     def _takes_result(self) -> bool:
         """Return whether a result can be printed now: some templates print results only after their own calls."""
@@ -278,7 +269,12 @@ class MessageWriter:
 
     def _assistant(self, turn: Turn) -> list[MessageDict]:
         """Return one message, or two where the template prints a turn's text after its calls."""
-        capabilities, shape = self._capabilities, self._shape(turn)
+        capabilities = self._capabilities
+        # As text, two calls would lose their results, and their turn its reasoning, with which text would be lost here.
+        one_each = capabilities.results_need_calls and not capabilities.parallel_calls and not turn.text
+        if one_each and len(turn.tool_calls) > 1:
+            return [message for each in _by_calls(turn) for message in self._assistant(each)]
+        shape = self._shape(turn)
         calls = self._native_calls(shape)
         if capabilities.call_closers is not None and any(
             isinstance(p, ToolCall) for p in shape.content[: -len(calls) or None]
@@ -472,6 +468,12 @@ def _call_text(call: ToolCall) -> str:
     """Return a call as text, in the manner of a result for which a template has no form (``_results``)."""
     name = json.dumps(call.name, ensure_ascii=False)
     return f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
+
+
+def _by_calls(turn: Turn) -> list[Turn]:
+    """Return the turn in pieces with one call each, at their end; what is behind the last one is in its piece, too."""
+    ends = [i + 1 for i, part in enumerate(turn.parts) if isinstance(part, ToolCall)][:-1]
+    return [replace(turn, parts=turn.parts[a:b]) for a, b in pairwise([0, *ends, len(turn.parts)])]
 
 
 def _joined_assistants(turns: Sequence[Turn]) -> list[Turn]:
