@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,27 @@ def test_h2_one_ordered_pass(family: Family) -> None:  # C14 C20
     parts: list[Part] = [Reasoning("one"), F, Reasoning("two"), Text("Hm"), G]
     back = turn(family, [render_turn(family, parts)], TOOLS, closed(family)).parts
     assert shown(back) == shown(tuple(parts))
+
+
+@pytest.mark.parametrize("family", THINK, ids=lambda f: f.name)
+def test_h2_a_fence_in_reasoning_or_around_a_call_quotes_nothing_behind_it(family: Family) -> None:
+    # Where text has a closer, it is quoted, too, unless it is a token.
+    fenced: list[Part] = [Text("```"), F, Text("```")] if family in MARKED and not family.text else []
+    parts = [
+        Reasoning("I need ``` here."),
+        Text("So."),
+        Reasoning("two"),
+        *fenced,
+        Reasoning("three"),
+        Text("Hm"),
+    ]
+    text = render_turn(family, parts)
+    for pieces in ([text], list(text)):
+        back = [
+            replace(p, text=p.text.strip()) if isinstance(p, Text) else p
+            for p in turn(family, pieces, TOOLS, closed(family)).parts
+        ]
+        assert shown(tuple(back)) == shown(tuple(parts))
 
 
 @pytest.mark.parametrize("family", MARKED, ids=lambda f: f.name)

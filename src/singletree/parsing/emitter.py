@@ -149,53 +149,51 @@ class EventEmitter:
 
 _TICKS = re.compile(r"`+|[^`]+")
 _FENCE = 3
-_MATES = {"`": "`", '"': '"', "'": "'", "“": "”", "‘": "’", "«": "»"}
+CLOSING_MARKS = {"`": "`", '"': '"', "'": "'", "“": "”", "‘": "’", "«": "»"}
+"""The characters that close a quotation, by those that open one."""
 
 
 class Quoting:
-    """The state of Markdown text that is read piece by piece.
+    """The state of Markdown text that is read piece by piece. Reasoning between two pieces opens and closes no code.
 
     Attributes:
         fenced: whether the text is inside a code fence.
         inline: whether the text is inside inline code.
-        last: the last character; empty at the start.
+        last: the last character, of reasoning too; empty at the start.
+        run: number of backticks at the end of the text.
     """
 
-    __slots__ = ("_run", "fenced", "inline", "last")
+    __slots__ = ("fenced", "inline", "last", "run")
 
     def __init__(self) -> None:
         self.fenced = False
         self.inline = False
         self.last = ""
-        self._run = 0
+        self.run = 0
 
     @property
     def is_plain(self) -> bool:
         """Return whether text without a backtick changes nothing but ``last``."""
-        return not (self.inline or self._run)
+        return not (self.inline or self.run)
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, reasoning: bool) -> None:
         if text:
             self.last = text[-1]
-            if self._run or self.inline or "`" in text:
+            if not reasoning and (self.run or self.inline or "`" in text):
                 self._follow(text)
 
     def _follow(self, text: str) -> None:
         for found in _TICKS.finditer(text):
             if found.group()[0] == "`":
-                before, self._run = self._run, self._run + len(found.group())
-                if before < _FENCE <= self._run:
+                before, self.run = self.run, self.run + len(found.group())
+                if before < _FENCE <= self.run:
                     self.fenced = not self.fenced
                     self.inline = False
                 elif not before:
                     self.inline = not self.inline
             else:
-                self._run = 0
+                self.run = 0
                 self.inline = self.inline and "\n" not in found.group()
-
-    def closing_mark(self, mark: str) -> str:
-        """Return the character that closes a quotation opened by ``mark``; empty when ``mark`` opens none."""
-        return _MATES.get(mark, "")
 
 
 _NEAR = (24, 48, 128)

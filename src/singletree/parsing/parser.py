@@ -27,6 +27,7 @@ from singletree.parsing.arguments import ArgumentReader, Sink
 from singletree.parsing.arguments.json_arguments import JsonCall, string_of
 from singletree.parsing.compiled import Action, CallPatterns, Entries, Marker, Region, compile_family
 from singletree.parsing.emitter import (
+    CLOSING_MARKS,
     EventEmitter,
     Quoting,
     continues_message,
@@ -196,6 +197,7 @@ class Parser:
         self._blanks = ""
         self._breaks = breaks
         self._step = Parser._prose
+        self._quoting.run = 0
 
     def _prose(self, text: str, position: int) -> int:
         if self._blank:
@@ -274,7 +276,7 @@ class Parser:
     def _emit_prose(self, piece: str) -> None:
         if piece:
             text = self._emitter.prose(piece, self.in_reasoning)
-            self._quoting.feed(text)
+            self._quoting.feed(text, self.in_reasoning)
             if self._region.has_unmarked:
                 self._recent = (self._recent + text)[-_RECENT:]
 
@@ -339,7 +341,7 @@ class Parser:
             return False
         if self._quoting.fenced and not self.in_reasoning:
             return True
-        mate = self._quoting.closing_mark("" if self._blank else self._quoting.last)
+        mate = CLOSING_MARKS.get("" if self._blank else self._quoting.last)
         if not mate:
             return False
         if marker.action is Action.OPEN_REASONING:  # its label may follow
