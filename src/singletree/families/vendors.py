@@ -51,6 +51,7 @@ QWEN3_CODER = Family(
             wrap_each=True,
             joiner="\n",
             next_closes=True,
+            pair_ends=True,  # as in Qwen's own parser
             optional=True,  # Qwen3-Coder forgets <tool_call> now and then (vllm#41967's thread, ollama#16686)
         ),
     ),

@@ -391,7 +391,8 @@ def _header(form: Form, head: str, body: str, coded: _Coded, closers: tuple[str,
         coded(SLOT.split(each)[0]).strip() for each in (form.parameter, *form.also_parameter)
     )
     end = coded(_split_tail(_split_call(form)[2], "params")[0]).strip()
-    return [*elements, *patterns.ends_before(*openers, *([end] if end else (c.strip() for c in closers)))]
+    ends = (end, *(c.strip() for c in closers if form.pair_ends or not end))
+    return [*elements, *patterns.ends_before(*openers, *ends)]
 
 
 _JSON_TOKEN = re.compile(r'"[^"]+"|[{}\[\],:"]|\s+|[^"{}\[\],:\s]+')

@@ -76,6 +76,7 @@ class Form:
         next_closes: whether a value whose closing tag is missing ends where the next parameter opens: at the start of a
             line, and only if the tool's schema has a property of that name which was not given yet. Anything else is
             data.
+        pair_ends: whether the pair's closer also ends a call whose own closing tag is missing. In a value it is data.
         optional: whether the model may leave out the opener of the pair; the call then starts at its own first literal
             (qwen3_coder without ``<tool_call>``, DeepSeek without ``calls▁begin``).
         unmarked: whether calls have no marker. Such a call counts only at the start of the text or of a line, and only
@@ -97,6 +98,7 @@ class Form:
     parameter: str = ""
     also_parameter: tuple[str, ...] = ()
     next_closes: bool = False
+    pair_ends: bool = False
     optional: bool = False
     unmarked: bool = False
     behind: str = ""
@@ -137,8 +139,7 @@ class Form:
 
     def between(self, header: str) -> str:
         """Return the text between calls in a family whose messages begin with ``header``."""
-        shares_a_pair = bool(self.calls[0]) and not self.wrap_each
-        return self.joiner if self.joiner or shares_a_pair else header
+        return self.joiner if self.joiner or (self.calls[0] and not self.wrap_each) else header
 
     @property
     def opener(self) -> str:

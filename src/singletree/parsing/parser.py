@@ -247,8 +247,7 @@ class Parser:
             return True
         before = text[max(position, at - _RECENT) : at]
         before = before if len(before) == _RECENT else self._recent + before
-        behind = marker.behind
-        return before.endswith("\n") or (behind is not None and behind.search(before) is not None)
+        return before.endswith("\n") or bool(marker.behind and marker.behind.search(before))
 
     def _is_code(self) -> bool:
         """Return whether the next character is in mid-line, inside code of the Markdown text."""
@@ -359,11 +358,10 @@ class Parser:
     def _close_held(self, held: str) -> None:
         found = self._region.pattern.match(held)
         marker = self._region.markers[found.lastindex - 1] if found and found.lastindex else None
-        if found is None or marker is None:
-            self._add_prose(held)
-        elif held in self._compiled.swallowed:
+        is_whole = found is not None and found.end() == len(held)
+        if marker is not None and held in self._compiled.swallowed:
             self._swallow(held, marker)
-        elif marker.whole or (found.end() == len(held) and marker.action is not Action.OPEN_CALL):
+        elif marker and (marker.whole or (is_whole and marker.action is not Action.OPEN_CALL)):
             self._apply(marker, held, 0, len(held))
         else:
             self._add_prose(held)

@@ -113,7 +113,7 @@ def parameter_patterns(
             elements += [SPACE, slot, SPACE] if part in _SPACED else [slot]
         else:
             elements += patterns.literal(coded(part))
-    ends = [tail.strip()] if tail.strip() else [c.strip() for c in closers]
+    ends = [e.strip() for e in (tail, *(closers if form.pair_ends or not tail.strip() else ())) if e.strip()]
     # A model that forgets the closer continues with the end of the call and of its pair. These two tags in a row are
     # too unlikely inside a value to be data.
     after = "\n".join(t for t in (ends[0], closers[0].strip() if tail.strip() else "") if t)
@@ -262,10 +262,9 @@ class TagParameters:
             if found is None:
                 end = min(end, held)
                 self._at_line = at_line and end == position
-        if found is not None:
-            self._add_text(text[position:end], sink)
-            return self._close_parameter(sink, found.group(), found.end())
         self._add_text(text[position:end], sink)
+        if found is not None:
+            return self._close_parameter(sink, found.group(), found.end())
         return sink.hold(text, end) if end < len(text) else end
 
     def _begins(self, text: str, position: int, sink: Sink) -> bool:
