@@ -11,6 +11,7 @@ def _other_forms() -> tuple[Form, ...]:
         "<|channel|>{any}to=R\n<|constrain|>{any}<|message|>",
         "<|channel|>{any}to=R<|message|>",
         "<|channel|>{any}to=R {any}<|message|>",
+        "<|channel|>{any}to=R<|channel|>{any}<|message|>",
         " to=R\n<|channel|>{any}<|constrain|>{any}<|message|>",
         " to=R\n<|channel|>{any}<|message|>",
     )
@@ -24,7 +25,11 @@ GPT_OSS = Family(
     message_header=_TURN,
     reasoning=("<|channel|>analysis<|message|>", "<|end|>"),
     text=("<|channel|>final<|message|>", "<|end|>"),
-    also_text=("<|channel|>commentary<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
+    also_text=tuple(
+        f"<|channel|>{channel}{type_}<|message|>"
+        for channel in ("commentary", "final")
+        for type_ in ("", " <|constrain|>json", "<|constrain|>json", " json")
+    ),
     forms=(
         Form(call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{args}<|call|>"),
         *_other_forms(),
