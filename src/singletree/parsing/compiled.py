@@ -187,7 +187,7 @@ def _openers(family: Family, coded: _Coded) -> list[Marker]:
             literals.append(coded(SLOT.split(form.call)[0]))
         literals += [tag[1] for literal in literals if (tag := _TAG_AND_WORD.match(literal))]
         for text in (t for literal in literals for t in _begun(coded(family.message_header), literal)):
-            marked = text.strip().rstrip("[ \n") or text.strip()
+            marked = text.strip().partition("\n")[0].rstrip("[ ") or text.strip()
             if form.is_json and form.unmarked and not form.calls[0]:
                 marked = "{"  # the white space in it is free
             behind = re.compile(rf"(?:{form.behind})\Z") if form.behind else None
