@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -134,8 +135,8 @@ def test_a_conversation_with_nudges_only_grows(path: Path) -> None:  # C1
     template = _loaded(path.read_text(encoding="utf-8"))
     if any(vendor in label(path).lower() for vendor in MOVES_TOOLS):
         pytest.skip("the template moves its tools")
-    for loop in (False, True):
-        turns, before = [SYSTEM, USER], ""
+    for loop, head in product((False, True), ((SYSTEM,), ())):
+        turns, before = [*head, USER], ""
         for number in range(4):
             conversation = Conversation(tuple(turns), TOOLS)
             text = template.render(conversation, render_parts=write_parts, add_generation_prompt=False)
