@@ -18,7 +18,6 @@ from benchmarks.processor import Watch, resident_bytes, wait_idle
 from benchmarks.servers import MODEL, Server
 from benchmarks.stream_reader import WrongAnswer, post, read_streams
 from benchmarks.tool_session import PROTOCOLS, Protocol, Session, grown, marker
-from singletree.prompts.tokenizer.tokenizer import CACHE_BYTES
 from singletree.server.models.chat_format import _PROMPT_BYTES
 
 LEAST_TOKENS = 800
@@ -187,8 +186,8 @@ def _count_cost(server: Server, bodies: Sequence[Mapping[str, object]]) -> float
 
 
 _BOUNDS = {"--turn-memory": 64 * 2**20, "--session-memory": 32 * 2**20}
-_FIXED = CACHE_BYTES + _PROMPT_BYTES
-"""The caches of the tokenizer and of prompts, which no flag sets."""
+_FIXED = _PROMPT_BYTES
+"""The cache of prompts, which no flag sets."""
 _DIFFERENT = 40  # sessions that are made; the others differ from them in their first words
 
 

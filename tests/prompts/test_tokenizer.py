@@ -183,9 +183,12 @@ def test_accelerating_changes_no_id(
     loaded: dict[str, tuple[Tokenizer, tokenizers.Tokenizer]], tmp_path: Path
 ) -> None:
     tokenizer = load_tokenizer(write_directory(tmp_path, byte_level()))
-    tokenizer.accelerate()
     text = "".join(SPECIAL) + "the lazy dog's 123 ä👍🏽\n\n  \ud800" + "".join(ORDINARY)
+    tokenizer.encode(text)
+    assert tokenizer._encoded.bytes > 0
+    tokenizer.of("owner").accelerate()
     assert tokenizer.encode(text) == loaded["byte_level"][0].encode(text)
+    assert tokenizer._encoded.bytes == 0, "a fast encoder needs no cache"
 
 
 def test_what_a_directory_says(tmp_path: Path) -> None:

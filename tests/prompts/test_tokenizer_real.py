@@ -113,7 +113,7 @@ def test_a_growing_text_is_as_whole(name: str, scratch: Path) -> None:  # C7
     """Every beginning of a conversation, and new text alone goes to the encoder."""
     tokenizer = loaded(name, scratch).tokenizer
     chance = random.Random(2)
-    cut = tokenizer._separators[-1][0]
+    cut = tokenizer._separators[-1]
     encoded: list[int] = []
     encode = tokenizer._later.encode
 

@@ -102,7 +102,7 @@ class SegmentEncoder:
     def __init__(self, pipeline: Pipeline, *, is_lazy: bool = False) -> None:
         self._pipeline: Pipeline | None = pipeline
         self._definition = b""
-        self._is_packed = False
+        self.is_fast = False
         self._reference: tokenizers.Tokenizer | None = None
         self._loading = Lock()
         self._vocabulary: _Vocabulary | None = None
@@ -119,7 +119,7 @@ class SegmentEncoder:
             if self._reference is None:
                 packed = self._definition
                 self._reference = tokenizers.Tokenizer.from_buffer(
-                    zlib.decompress(packed) if self._is_packed else packed
+                    zlib.decompress(packed) if self.is_fast else packed
                 )
                 return_freed_memory()
             self._vocabulary = self._vocabulary or self._reference
@@ -141,11 +141,11 @@ class SegmentEncoder:
 
     def encode_array(self, text: str) -> array[int]:
         """Return the token ids of a segment as an array; one longer than a slice is encoded in slices."""
-        return encode_in_slices(text, self.encode)
+        return self.encode(text) if len(text) <= SLICE_CHARACTERS else encode_in_slices(text, self.encode)
 
     def accelerate(self, vocabulary_size: int) -> bool:
         """Switch to fastokens if it has the same vocabulary and the same ids for every probe. Takes seconds."""
-        if self._is_packed:
+        if self.is_fast:
             return True
         self.load()
         try:
@@ -171,5 +171,5 @@ class SegmentEncoder:
         # The reference is made again for the first text that fastokens refuses.
         with self._loading:
             self.encode, self._vocabulary = encode, fast
-            self._definition, self._is_packed, self._reference = packed, True, None
+            self._definition, self.is_fast, self._reference = packed, True, None
         return True

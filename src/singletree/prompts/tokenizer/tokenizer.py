@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 from sys import getsizeof
@@ -32,7 +32,7 @@ from singletree.prompts.tokenizer.definition import (
     without_first_prefix,
 )
 from singletree.prompts.tokenizer.detokenizer import Detokenizer, TokenTexts
-from singletree.prompts.tokenizer.encoder import SLICE_CHARACTERS, SegmentEncoder, return_freed_memory
+from singletree.prompts.tokenizer.encoder import SegmentEncoder, return_freed_memory
 from singletree.prompts.tokenizer.huggingface import KnownTokenizerFiles, TokenizerFacts, read_directory
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -87,14 +87,14 @@ class TextCheckpoint:
 
     Attributes:
         token_ids: the tokens, from index ``begin`` on; those before belong to something else.
-        separator: the added token at which the text was cut into sections, as (text, id); None where it was not cut.
+        separator: the added token that ends the sections of the text; empty where there is none.
         ends: the end of each separator, as (characters, tokens), both counted from the beginning of the text.
     """
 
     text: str
     token_ids: array[int]
     begin: int
-    separator: tuple[str, int] | None
+    separator: str
     ends: list[tuple[int, int]]
 
 
@@ -186,7 +186,7 @@ class Tokenizer:
         """Set the tokens that end a turn, beside those that the checkpoint names, and what depends on them."""
         self.stop_token_ids = self._own_stops | stops
         self._added = AddedTokens(added, self.stop_token_ids | self._named_ids, self.neutral)
-        self._separators = [(t.text, t.id) for t in self._added.unambiguous(self.stop_token_ids)]
+        self._separators = [token.text for token in self._added.unambiguous(self.stop_token_ids)]
         self._encoded: LruCache[str, array[int]] = LruCache(self._cache_bytes)
 
     def encode(self, text: str) -> list[int]:
@@ -210,31 +210,28 @@ class Tokenizer:
         """
         begin = len(token_ids)
         ends: list[tuple[int, int]] = []
-        at = 0
+        at, separator = 0, ""
         if checkpoint is not None and checkpoint.separator:
-            separator, id = checkpoint.separator
+            separator = checkpoint.separator
             same = common_text_prefix(checkpoint.text, text)
             ends = checkpoint.ends[: bisect_right(checkpoint.ends, same, key=itemgetter(0))]
             at, known = ends[-1] if ends else (0, 0)
             _extend(token_ids, checkpoint.token_ids, checkpoint.begin, checkpoint.begin + known)
-        else:
+        parts, known_ids = self._added.split(text[at:]), self._added.ids
+        if not separator:
             # The token that ends the last turn: the sections between stay the same as the text grows.
-            separator, id = max(self._separators, key=lambda token: text.rfind(token[0]), default=("", 0))
-            if not separator or separator not in text:
-                token_ids.extend(self._ids_of(text, self._first, partial(self._cached, make=self._later_ids)))
-                return TextCheckpoint(text, token_ids, begin, None, [])
-        later_ids = partial(self._ids_of, first=self._later)
-        for position, section in enumerate(text[at:].split(separator)):
-            if position:
-                token_ids.append(id)
-                at += len(separator)
-                ends.append((at, len(token_ids) - begin))
-            if section:
-                # The text between two ends of turns is cached as a whole: a turn costs one lookup.
-                ids = self._cached(section, later_ids) if at else self._ids_of(section, self._first)
-                token_ids.extend(ids)
-                at += len(section)
-        return TextCheckpoint(text, token_ids, begin, (separator, id), ends)
+            separator = next(filter(self._separators.__contains__, parts[-2::-2]), "")
+        if parts[0]:
+            token_ids.extend(self._segment_ids(parts[0]) if at else self._first_ids(parts[0]))
+        offsets = tuple(accumulate(map(len, parts), initial=at))
+        for place in range(1, len(parts), 2):
+            token, segment = parts[place], parts[place + 1]
+            token_ids.append(known_ids[token] if token in known_ids else self._added.id(token))
+            if token == separator:
+                ends.append((offsets[place + 1], len(token_ids) - begin))
+            if segment:
+                token_ids.extend(self._segment_ids(segment))
+        return TextCheckpoint(text, token_ids, begin, separator, ends)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of ``token_ids``, special tokens included; invalid UTF-8 becomes U+FFFD."""
@@ -297,6 +294,8 @@ class Tokenizer:
         """Switch to a faster encoder if one gives identical ids; return whether it did. Takes longer than loading."""
         encoders = {id(encoder): encoder for encoder in (self._first, self._later)}
         found = [encoder.accelerate(self.vocabulary_size) for encoder in encoders.values()]
+        if all(found):
+            self._encoded.resize(0)
         return_freed_memory()
         return all(found)
 
@@ -305,34 +304,20 @@ class Tokenizer:
         if self._acceleration.acquire(blocking=False):
             Thread(target=self.accelerate, name="accelerate tokenizer").start()
 
-    def _ids_of(
-        self, text: str, first: SegmentEncoder, segment_ids: Callable[[str], array[int]] | None = None
-    ) -> array[int]:
-        """Encode ``text``, cut at its added tokens; ``first`` encodes the segment before the first added token."""
-        later = segment_ids or self._later_ids
-        parts = self._added.split(text)
-        ids = array("I")
-        if parts[0]:
-            own = first is not self._later
-            ids.extend(first.encode_array(_encodable(parts[0])) if own else later(parts[0]))
-        for position in range(1, len(parts), 2):
-            ids.append(self._added.id(parts[position]))
-            if parts[position + 1]:
-                ids.extend(later(parts[position + 1]))
-        return ids
+    def _first_ids(self, segment: str) -> array[int]:
+        """Encode the segment before the first added token."""
+        if self._first is self._later:
+            return self._segment_ids(segment)
+        return self._first.encode_array(_encodable(segment))
 
-    def _later_ids(self, segment: str) -> array[int]:
-        segment = _encodable(segment)
-        if len(segment) > SLICE_CHARACTERS:
-            return self._later.encode_array(segment)
-        return self._later.encode(segment)
-
-    def _cached(self, text: str, make: Callable[[str], array[int]]) -> array[int]:
-        """The key is the text with its guards: without them, a guarded token would get the ids of the token itself."""
-        ids = self._encoded.get(text)
+    def _segment_ids(self, segment: str) -> array[int]:
+        """Encode any other segment. A fast encoder takes hardly longer than to look it up, and to keep it."""
+        if self._later.is_fast:
+            return self._later.encode_array(_encodable(segment))
+        ids = self._encoded.get(segment)
         if ids is None:
-            ids = make(text)
-            self._encoded.put(text, ids, getsizeof(text) + getsizeof(ids))
+            ids = self._later.encode_array(_encodable(segment))
+            self._encoded.put(segment, ids, getsizeof(segment) + getsizeof(ids))
         return ids
 
     def _prepends_space(self, encoder: SegmentEncoder) -> bool:
