@@ -44,6 +44,7 @@ CHATML = (
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables that no client may set by name: they hold the conversation."""
 
+_GUARDS = 64
 _TOOL_LIST_BYTES = 32 * 2**20
 _TOOL_LIST_COST = 8
 """Bytes in memory for each byte of a tool list's JSON: it is kept as objects, and as text at three depths."""
@@ -141,6 +142,7 @@ class ChatTemplate:
         self._template, tree, self.is_tracked, names = compile_template(source, now)
         self._tools: LruCache[tuple[TextGuard, bytes], SourceList] = LruCache(_TOOL_LIST_BYTES)
         self._removed_texts = _removed_texts(tree)
+        self._guards: LruCache[TextGuard, TextGuard] = LruCache(entries=_GUARDS)
         self.is_pure = is_pure(tree)
         self.source = source
         self.is_default = is_default
@@ -168,9 +170,15 @@ class ChatTemplate:
 
     def separating_guard(self, guard: TextGuard) -> TextGuard:
         """Return ``guard``, with a mark wherever the template may remove text and so join the text around it."""
-        return (
-            guard if not self._removed_texts or guard is str else _SeparatingGuard(guard, self._removed_texts)
-        )
+        if not self._removed_texts or guard is str:
+            return guard
+        known = self._guards.peek(guard)
+        if known is None:
+            # No guarded text holds what the guard breaks itself, such as tokens for reasoning.
+            left = tuple(text for text in self._removed_texts if text in guard(f"x{text}x"))
+            known = _SeparatingGuard(guard, left) if left else guard
+            self._guards.put(guard, known)
+        return known
 
     def render_messages(self, messages: list[MessageDict], **context: Any) -> str:
         """Render messages in the template's own form. Raises what the template raises."""
