@@ -136,9 +136,15 @@ def normalized_id(text: str) -> str:
 
 def without_space(text: str) -> str:
     """Return ``text`` without white space, since a client may trim and join texts."""
-    if text.isascii():  # Most of a conversation is; its bytes are cleared five times as fast.
-        return text.encode().translate(None, _ASCII_SPACE).decode()
-    return "".join(text.split())
+    return packed_text(text).decode("utf-8", "surrogatepass")
+
+
+def packed_text(text: str) -> bytes:
+    """Return ``without_space`` as UTF-8. From bytes, the white space of ASCII is taken five times as fast."""
+    packed = text.encode("utf-8", "surrogatepass").translate(None, _ASCII_SPACE)
+    if packed.isascii():
+        return packed
+    return "".join(packed.decode("utf-8", "surrogatepass").split()).encode("utf-8", "surrogatepass")
 
 
 def is_equivalent_turn(returned: Turn, remembered: Turn, tools: Sequence[Tool] = ()) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from singletree.conversation import Document, Image, Part, Reasoning, Text, ToolCall, ToolResult, Turn
-from singletree.prompts.replay.turn_comparison import normalized_id, without_space
+from singletree.prompts.replay.turn_comparison import normalized_id, packed_text, without_space
 
 
 class Fingerprint(NamedTuple):
@@ -113,8 +113,8 @@ class HistoryDigests:
         for number in range(len(self._digests) - 1, turn):
             added = self._turns[number]
             digest = self._digests[-1].copy()
-            for text in (added.role, *_digested(added.parts, partial(self._number_of_call, number))):
-                digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+            texts = _digested(added.parts, partial(self._number_of_call, number))
+            digest.update(b"\0".join([added.role.encode(), *texts, b""]))
             self._digests.append(digest)
         return self._digests[turn].hexdigest()
 
@@ -128,15 +128,16 @@ class HistoryDigests:
         return str(ids.index(call_id)) if call_id in ids else ""
 
 
-def _digested(parts: Sequence[Part], number_of_call: Callable[[str], str]) -> Iterator[str]:
+def _digested(parts: Sequence[Part], number_of_call: Callable[[str], str]) -> Iterator[bytes]:
     for part in parts:
         if isinstance(part, Text):
-            yield without_space(part.text)
+            yield packed_text(part.text)
         elif isinstance(part, ToolCall):
-            yield part.name
-            yield without_space(part.arguments)
+            yield part.name.encode("utf-8", "surrogatepass")
+            yield packed_text(part.arguments)
         elif isinstance(part, ToolResult):
-            yield number_of_call(part.call_id)
+            yield number_of_call(part.call_id).encode()
             yield from _digested(part.parts, number_of_call)
         elif isinstance(part, Image | Document):
-            yield (part.key if isinstance(part, Image) else "") or part.data or part.url
+            key = part.key if isinstance(part, Image) else ""
+            yield (key or part.data or part.url).encode("utf-8", "surrogatepass")
