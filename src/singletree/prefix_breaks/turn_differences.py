@@ -15,6 +15,7 @@ from singletree.prompts.replay.turn_comparison import (
     ProseSpan,
     consists_of,
     is_equivalent_turn,
+    without_space,
 )
 
 _PLAIN = re.compile(r"[\w.-]+")
@@ -54,8 +55,8 @@ def difference(
         later: the turns behind ``returned``.
     """
     joined = Turn("assistant", tuple(part for turn in returned for part in turn.parts))
-    thought, text = _without_space(generated.reasoning), _without_space(generated.text)
-    their_thought, their_text = _without_space(joined.reasoning), _without_space(joined.text)
+    thought, text = without_space(generated.reasoning), without_space(generated.text)
+    their_thought, their_text = without_space(joined.reasoning), without_space(joined.text)
     if not joined.tool_calls and their_text:
         whole = (their_text, their_thought) == (text, thought)
         if not whole and parse(family, joined.text, tools).tool_calls:
@@ -82,19 +83,15 @@ def difference(
 
 def thought_is_in(excerpt: str, turns: Sequence[Turn]) -> bool:
     """Tell whether any reasoning of ``turns`` begins with ``excerpt``, ignoring white space."""
-    begin = _without_space(excerpt)
+    begin = without_space(excerpt)
     spans = (part.text for turn in turns for part in turn.parts if isinstance(part, Reasoning))
-    return any(_without_space(span).startswith(begin) for span in spans)
-
-
-def _without_space(text: str) -> str:
-    return "".join(text.split())
+    return any(without_space(span).startswith(begin) for span in spans)
 
 
 def _without_thought(text: str, thought: str, family: Family) -> str | None:
     """Return ``text`` without ``thought`` and the markers around it; None where it does not contain ``thought``."""
     for marker in (*REASONING_TAGS, *(family.reasoning or ())):
-        text = text.replace(_without_space(marker), "")
+        text = text.replace(without_space(marker), "")
     if not thought or thought not in text:
         return None
     before, _, after = text.partition(thought)
@@ -108,14 +105,14 @@ def _has_thoughts_between(returned: Turn, generated: Turn, family: Family) -> bo
         for part in generated.parts
         if isinstance(part, Text | Reasoning)
     ]
-    text = _without_space(returned.text)
-    has_thought = any(_without_space(s.text) in text for s in spans if s.is_reasoning and s.text.strip())
+    text = without_space(returned.text)
+    has_thought = any(without_space(s.text) in text for s in spans if s.is_reasoning and s.text.strip())
     return has_thought and consists_of(returned.text, spans, family.reasoning or ())
 
 
 def _retells_calls(text: str, generated: Turn) -> bool:
     """Tell whether ``text``, without white space, begins with the text of ``generated`` and goes on with its calls."""
-    begin = _without_space(generated.text)
+    begin = without_space(generated.text)
     if not generated.tool_calls or not text.startswith(begin):
         return False
     at = len(begin)
@@ -140,7 +137,7 @@ def _values(arguments: str) -> Iterator[str]:
         elif isinstance(value, list):
             waiting += value
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
-            yield from _PLAIN.findall(_without_space(str(value)))
+            yield from _PLAIN.findall(without_space(str(value)))
 
 
 def _calls_follow(generated: Turn, later: Sequence[Turn], tools: Sequence[Tool]) -> bool:

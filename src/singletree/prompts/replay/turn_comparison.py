@@ -94,6 +94,7 @@ PartT = TypeVar("PartT", bound=Part)
 
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]+")
 _ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
+_RARE_SPACE = re.compile(b"|".join(chr(n).encode() for n in range(128, 0xD800) if chr(n).isspace()))
 
 
 def generated_parts(turn: Turn) -> list[Text | Reasoning | ToolCall]:
@@ -142,9 +143,7 @@ def without_space(text: str) -> str:
 def packed_text(text: str) -> bytes:
     """Return ``without_space`` as UTF-8. From bytes, the white space of ASCII is taken five times as fast."""
     packed = text.encode("utf-8", "surrogatepass").translate(None, _ASCII_SPACE)
-    if packed.isascii():
-        return packed
-    return "".join(packed.decode("utf-8", "surrogatepass").split()).encode("utf-8", "surrogatepass")
+    return packed if packed.isascii() else _RARE_SPACE.sub(b"", packed)
 
 
 def is_equivalent_turn(returned: Turn, remembered: Turn, tools: Sequence[Tool] = ()) -> bool:

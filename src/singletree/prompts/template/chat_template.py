@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, partial
@@ -44,7 +44,6 @@ CHATML = (
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables that no client may set by name: they hold the conversation."""
 
-_GUARDS = 64
 _TOOL_LIST_BYTES = 32 * 2**20
 _TOOL_LIST_COST = 8
 """Bytes in memory for each byte of a tool list's JSON: it is kept as objects, and as text at three depths."""
@@ -142,7 +141,7 @@ class ChatTemplate:
         self._template, tree, self.is_tracked, names = compile_template(source, now)
         self._tools: LruCache[tuple[TextGuard, bytes], SourceList] = LruCache(_TOOL_LIST_BYTES)
         self._removed_texts = _removed_texts(tree)
-        self._guards: LruCache[TextGuard, TextGuard] = LruCache(entries=_GUARDS)
+        self._guards: LruCache[TextGuard, TextGuard] = LruCache(entries=64)
         self.is_pure = is_pure(tree)
         self.source = source
         self.is_default = is_default
@@ -176,7 +175,7 @@ class ChatTemplate:
         if known is None:
             # No guarded text holds what the guard breaks itself, such as tokens for reasoning.
             left = tuple(text for text in self._removed_texts if text in guard(f"x{text}x"))
-            known = _SeparatingGuard(guard, left) if left else guard
+            known = _separating(guard, left) if left else guard
             self._guards.put(guard, known)
         return known
 
@@ -368,25 +367,18 @@ def _forms(capabilities: TemplateCapabilities) -> tuple[tuple[TemplateCapabiliti
     return (capabilities, False), (plain, True), (replace(plain, system=False), True)
 
 
-@dataclass(frozen=True, slots=True)
-class _SeparatingGuard:
-    """``guard``, with a mark wherever a template may remove text and so join the text around it to a token."""
+def _separating(guard: TextGuard, removed_texts: Sequence[str]) -> TextGuard:
+    # A mark is put before a removed text inside a word: white space separates already, and some templates trim it.
+    separators = [(text, re.compile(rf"(?<=\S)(?={re.escape(text)}\S)")) for text in removed_texts]
 
-    guard: TextGuard
-    removed_texts: tuple[str, ...]
-
-    def __call__(self, text: str) -> str:
-        guarded = self.guard(text)
-        for removed in self.removed_texts:
+    def guard_and_separate(text: str) -> str:
+        guarded = guard(text)
+        for removed, separator in separators:
             if removed in guarded:
-                guarded = _separator(removed).sub(GUARD, guarded)
+                guarded = separator.sub(GUARD, guarded)
         return guarded
 
-
-@cache
-def _separator(removed: str) -> re.Pattern[str]:
-    """Match the place before ``removed`` inside a word: white space separates already, and some templates trim it."""
-    return re.compile(rf"(?<=\S)(?={re.escape(removed)}\S)")
+    return guard_and_separate
 
 
 _SHORTEST_REMOVED = {"replace": 0, "split": 3, "rsplit": 3, "partition": 3, "rpartition": 3}

@@ -222,7 +222,7 @@ class Tokenizer:
             # The token that ends the last turn: the sections between stay the same as the text grows.
             separator = next(filter(self._separators.__contains__, parts[-2::-2]), "")
         if parts[0]:
-            token_ids.extend(self._segment_ids(parts[0]) if at else self._first_ids(parts[0]))
+            token_ids.extend(self._segment_ids(parts[0], self._later if at else self._first))
         offsets = tuple(accumulate(map(len, parts), initial=at))
         for place in range(1, len(parts), 2):
             token, segment = parts[place], parts[place + 1]
@@ -230,7 +230,7 @@ class Tokenizer:
             if token == separator:
                 ends.append((offsets[place + 1], len(token_ids) - begin))
             if segment:
-                token_ids.extend(self._segment_ids(segment))
+                token_ids.extend(self._segment_ids(segment, self._later))
         return TextCheckpoint(text, token_ids, begin, separator, ends)
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -304,19 +304,13 @@ class Tokenizer:
         if self._acceleration.acquire(blocking=False):
             Thread(target=self.accelerate, name="accelerate tokenizer").start()
 
-    def _first_ids(self, segment: str) -> array[int]:
-        """Encode the segment before the first added token."""
-        if self._first is self._later:
-            return self._segment_ids(segment)
-        return self._first.encode_array(_encodable(segment))
-
-    def _segment_ids(self, segment: str) -> array[int]:
-        """Encode any other segment. A fast encoder takes hardly longer than to look it up, and to keep it."""
-        if self._later.is_fast:
-            return self._later.encode_array(_encodable(segment))
+    def _segment_ids(self, segment: str, encoder: SegmentEncoder) -> array[int]:
+        """Encode a segment. A fast encoder takes hardly longer than to look the ids up, and to keep them."""
+        if encoder.is_fast or encoder is not self._later:
+            return encoder.encode_array(_encodable(segment))
         ids = self._encoded.get(segment)
         if ids is None:
-            ids = self._later.encode_array(_encodable(segment))
+            ids = encoder.encode_array(_encodable(segment))
             self._encoded.put(segment, ids, getsizeof(segment) + getsizeof(ids))
         return ids
 
