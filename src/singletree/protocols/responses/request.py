@@ -104,6 +104,10 @@ class SentRequest(NamedTuple):
     def references(self) -> References:
         return input.references_of(self.body.previous_response_id, self.body.conversation, self.items)
 
+    @property
+    def needs_store(self) -> bool:
+        return bool(self.references or self.body.background) or self.body.store is not False
+
 
 def decode(
     body: bytes,

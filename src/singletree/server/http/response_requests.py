@@ -113,21 +113,26 @@ async def read_response(call: Call, body: bytes, recent: KnownResponses | None) 
     if catalog.loads_later:
         # A summary in the request is opened with the keys of its model, while the request is decoded.
         await catalog.ready(await offload(len(body), partial(models.requested_model, body)))
-    summaries = partial(summary_opener, catalog)
-    sent = await offload(len(body), partial(responses.parse_body, body))
-    references, store = sent.references, None
-    if sent.body.store is not False or sent.body.background or references:
-        store = None if call.service.store is None else await call.service.store.opened()
-    known = recent or store
-    found = None if known is None else await known.look_up(references)
-    size = len(body) + (0 if found is None else sum(map(len, found.history)))
-    resolve = partial(responses.resolve_request, sent, found, summaries, stores=store is not None)
-    request = await offload(size, resolve)
-    state = request.options.stored_state
-    if known is not None and state.background and not state.store:
-        raise InvalidRequest(
-            "background needs store: true; otherwise the response could not be retrieved", param="background"
-        )
+    resolve = partial(responses.resolve_request, summaries=partial(summary_opener, catalog))
+
+    def read() -> Request | responses.SentRequest:
+        sent = responses.parse_body(body)
+        looks_up = (sent.needs_store and call.service.store is not None) or recent is not None
+        return sent if looks_up else resolve(sent, None, stores=False)
+
+    request = await offload(len(body), read)
+    if isinstance(request, responses.SentRequest):
+        sent, store = request, None
+        if sent.needs_store and call.service.store is not None:
+            store = await call.service.store.opened()
+        known = recent or store
+        found = None if known is None else await known.look_up(sent.references)
+        size = len(body) + (0 if found is None else sum(map(len, found.history)))
+        request = await offload(size, partial(resolve, sent, found, stores=store is not None))
+        state = request.options.stored_state
+        if known is not None and state.background and not state.store:
+            why = "background needs store: true; otherwise the response could not be retrieved"
+            raise InvalidRequest(why, param="background")
     if call.service.config.raw_reasoning:
         include = (*request.options.include, INCLUDE_REASONING)
         request = replace(request, options=replace(request.options, include=include))
