@@ -196,5 +196,5 @@ MESSAGES, CHAT, RESPONSES = PROTOCOLS = (
     Protocol(
         returned_turns.PROTOCOLS[1], b'"content":"R', more=(("stream_options", {"include_usage": True}),)
     ),
-    Protocol(returned_turns.PROTOCOLS[2], b"response.output_text.delta", "max_output_tokens"),
+    Protocol(returned_turns.PROTOCOLS[2], b"output_text.delta", "max_output_tokens", (("store", False),)),
 )
