@@ -163,9 +163,6 @@ class _Part(LruCache[Key, Value]):
     def pop(self, key: Key) -> Value | None:
         return self._whole.pop(self._own(key))
 
-    def resize(self, limit: float) -> None:
-        self._whole.resize(limit)
-
     def _own(self, key: Key) -> _OwnKey:
         return _OwnKey(self._owner, key)
 

@@ -12,10 +12,9 @@ from server.picture_model import tokenizer
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.errors import InvalidRequest
-from singletree.llamacpp.picture_prompt import PicturePrompts
+from singletree.llamacpp.picture_prompt import MarkupDecoder, PicturePrompts
 from singletree.pictures import PromptPicture
 from singletree.prompts.tokenizer.added_tokens import NEUTRAL, PICTURE_MARK
-from singletree.prompts.tokenizer.tokenizer import MarkupDecoder
 
 MARKER = "<__media_secret__>"
 TOKENS = tokenizer(marks_pictures=True)

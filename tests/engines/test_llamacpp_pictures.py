@@ -18,10 +18,11 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import InvalidRequest
 from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.picture_prompt import MarkupDecoder
 from singletree.pictures import PromptPicture
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import load_chat_template
-from singletree.prompts.tokenizer.tokenizer import MarkupDecoder, Tokenizer, load_tokenizer
+from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from singletree.server.models.chat_format import find_eyes
 
 pytestmark = pytest.mark.embedded

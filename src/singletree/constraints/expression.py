@@ -18,7 +18,7 @@ from typing import Any
 from typing import Literal as Literal_
 
 from singletree.constraints.enforceable import FORMATS, subschemas
-from singletree.constraints.grammars import to_ebnf, to_lark
+from singletree.constraints.grammars import quoted, to_ebnf, to_lark
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class _Writer:
             yield text[end:], None
 
     def _literal(self, text: str) -> str:
-        return " ".join(_quote(t) if id is None else f"<[{id}]>" for t, id in self._pieces(text)) or '""'
+        return " ".join(quoted(t) if id is None else f"<[{id}]>" for t, id in self._pieces(text)) or '""'
 
     def _until(self, stop: str, without: Iterable[str], text: str = _ANY) -> str:
         """Return ``text`` up to ``stop``. Text never contains a special token, so such a stop needs no lazy match."""
@@ -232,7 +232,7 @@ class _Writer:
         behind = self._literal("".join(each for each, _ in rest)) if rest else ""
         if id is not None:
             return f"{self._terminal(text, without)} <[{id}]> {behind}".rstrip()
-        terminal = self._terminal(text, without, f" {_quote(head)}")
+        terminal = self._terminal(text, without, f" {quoted(head)}")
         return f"{terminal} {behind}" if rest else self._rule("until", terminal, "[lazy]")
 
     def _terminal(self, text: str, without: Iterable[str], tail: str = "") -> str:
@@ -254,10 +254,6 @@ class _Writer:
         )
         end = self._rule("end", " | ".join([self._terminal(_ANY, (*prose.without, *stops)), *last]))
         return f"({self._rule('marked', ' | '.join(again))})* {end}" if again else end
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _slashed(pattern: str) -> str:

@@ -210,7 +210,7 @@ def _from_lark(found: re.Match[str]) -> str:
     if found["reference"]:
         return f" {_ebnf_name(found['reference'])}"
     if found["text"]:
-        return f" {_quoted(_ESCAPE.sub(_unescaped, found['text'][1:-1]))}"
+        return f" {quoted(_ESCAPE.sub(_unescaped, found['text'][1:-1]))}"
     if found["pattern"]:
         return f" ({''.join(map(_from_pattern, _scan(_ATOM, found['pattern'])))})"
     if found["low"]:
@@ -230,11 +230,11 @@ def _from_pattern(atom: re.Match[str]) -> str:
     if escape and escape.lower() in _CLASSES:
         return f" [{'^' * escape.isupper()}{_CLASSES[escape.lower()]}]"
     if escape or character:
-        return f" {_quoted(_meant(escape) if escape else character)}"
+        return f" {quoted(_meant(escape) if escape else character)}"
     return " (" if atom["group"] else atom["operator"]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -32,7 +32,7 @@ from singletree.gguf import GgufHeader, read_header
 from singletree.llamacpp import wire
 from singletree.llamacpp.admission import Admission, Ticket
 from singletree.llamacpp.parking import ParkedStates, parking_root
-from singletree.llamacpp.picture_prompt import NO_PROJECTOR, PictureSession
+from singletree.llamacpp.picture_prompt import NO_PROJECTOR, MarkupDecoder, PictureSession
 from singletree.llamacpp.prefix_cache import PrefixFolder
 from singletree.llamacpp.prefix_files import pack_ids
 from singletree.llamacpp.process import LlamaProcess
@@ -41,7 +41,6 @@ from singletree.llamacpp.slots import Claim, SlotActions
 from singletree.lru import LruCache
 from singletree.model_files.saved_cache import open_folder
 from singletree.pictures import PromptPicture, comparable_tokens
-from singletree.prompts.tokenizer.tokenizer import MarkupDecoder
 from singletree.remote.http_client import HttpTransport, over_unix
 from singletree.remote.transport import ConnectionLost, InFlightRequest, Pieces, StreamedResponse, ask, begun
 

@@ -30,7 +30,8 @@ from singletree.errors import EngineFailed, InvalidRequest, SingletreeError
 from singletree.llamacpp import wire
 from singletree.lru import LruCache
 from singletree.pictures import PromptPicture
-from singletree.prompts.tokenizer.tokenizer import MarkupDecoder
+from singletree.prompts.tokenizer.added_tokens import GUARD, NEUTRAL
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 32 * 2**20
@@ -56,6 +57,41 @@ class _TokenCount(Struct):
 
 TokenizeText = Callable[[str], Awaitable[Sequence[int]]]
 """llama.cpp's tokenizer, with special tokens recognised and none added."""
+
+
+class MarkupDecoder:
+    """Decodes for an engine that reads text, which makes a special token of every text of one.
+
+    Attributes:
+        section_ends: tokens that end a turn: text before and behind them is tokenized independently.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.added_ids = frozenset(tokenizer.added_tokens.values())
+        self.special_ids = frozenset(tokenizer.added_tokens[text] for text in tokenizer.special_tokens)
+        self.section_ends = tokenizer.stop_token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def decode_neutral(self, token_ids: Sequence[int]) -> str:
+        """Return the same, where ordinary text that reads like an added token is broken by ``NEUTRAL``."""
+        stream = self._tokenizer.new_detokenizer()
+        pieces: list[str] = []
+        run: list[str] = []
+        for id in token_ids:
+            text = "".join(piece for piece, _ in stream.feed((id,)))
+            if id in self.added_ids:
+                pieces += [self._broken("".join(run)), text]
+                run = []
+            else:
+                run.append(text)
+        run += [piece for piece, _ in stream.flush()]
+        return "".join([*pieces, self._broken("".join(run))])
+
+    def _broken(self, text: str) -> str:
+        return self._tokenizer.guard(text).replace(GUARD, NEUTRAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from singletree.engines.progress import Progress
 from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration
 from singletree.llamacpp.engine import LlamaCppEngine
+from singletree.llamacpp.picture_prompt import MarkupDecoder
 from singletree.llamacpp.preambles import log_first_turns
-from singletree.prompts.tokenizer.tokenizer import MarkupDecoder, Tokenizer
+from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.server.models.model_source import (
     LocalEngine,
     ModelSource,

@@ -196,11 +196,6 @@ def expand(
         count = counts.get(picture.key, 1)
         start = length + len(before)
         parts += [before.tobytes(), array("I", [picture.placeholder_id]).tobytes() * count]
-        spans.append(PictureSpan(start, start + count, picture_identity(picture)))
+        spans.append(PictureSpan(start, start + count, f"sha256:{picture.key}"))
         read, length = picture.position + 1, start + count
     return b"".join([*parts, tokens[read:].tobytes()]), tuple(spans)
-
-
-def picture_identity(picture: PromptPicture) -> str:
-    """Return the name by which engines know the picture: the one that it is sent with."""
-    return f"sha256:{picture.key}"

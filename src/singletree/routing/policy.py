@@ -113,11 +113,8 @@ class RandomPolicy(RoutingPolicy):
         return Choice(self._random.choice(workers), reason="at random")
 
 
-class LeastLoadedPolicy(RoutingPolicy):
+class LeastLoadedPolicy(RandomPolicy):
     """Choose the engine with the least to do; equal ones at random."""
-
-    def __init__(self, random: Random) -> None:
-        self._random = random
 
     async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
         least = min(map(load_rank, workers))
@@ -125,11 +122,8 @@ class LeastLoadedPolicy(RoutingPolicy):
         return Choice(worker, reason=f"the least loaded: {worker.load.generations} generations")
 
 
-class PowerOfTwoPolicy(RoutingPolicy):
+class PowerOfTwoPolicy(RandomPolicy):
     """Choose the less loaded of two engines taken at random: many front ends without shared state spread well so."""
-
-    def __init__(self, random: Random) -> None:
-        self._random = random
 
     async def choose(self, job: GenerationJob, workers: Sequence[Worker]) -> Choice:
         two = self._random.sample(workers, min(2, len(workers)))

@@ -8,7 +8,7 @@ import zlib
 from array import array
 from collections.abc import Callable
 from threading import Lock
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import tokenizers
@@ -29,10 +29,6 @@ def return_freed_memory() -> None:
 
 
 _Encode: TypeAlias = "Callable[[str], array[int]]"
-
-
-class _Vocabulary(Protocol):
-    def id_to_token(self, token_id: int, /) -> str | None: ...
 
 
 PROBES = (
@@ -105,7 +101,7 @@ class SegmentEncoder:
         self.is_fast = False
         self._reference: tokenizers.Tokenizer | None = None
         self._loading = Lock()
-        self._vocabulary: _Vocabulary | None = None
+        self._token_of: Callable[[int], str | None] | None = None
         self.encode: _Encode = self._encode
         if not is_lazy:
             self.load()
@@ -122,16 +118,15 @@ class SegmentEncoder:
                     zlib.decompress(packed) if self.is_fast else packed
                 )
                 return_freed_memory()
-            self._vocabulary = self._vocabulary or self._reference
+            self._token_of = self._token_of or self._reference.id_to_token
             return self._reference
 
     def load_once(self) -> None:
-        if self._vocabulary is None:
+        if self._token_of is None:
             self.load()
 
     def id_to_token(self, token_id: int) -> str | None:
-        vocabulary = self.load() if self._vocabulary is None else self._vocabulary
-        return vocabulary.id_to_token(token_id)
+        return (self._token_of or self.load().id_to_token)(token_id)
 
     def _encode(self, text: str) -> array[int]:
         reference = self._reference or self.load()
@@ -170,6 +165,6 @@ class SegmentEncoder:
         packed = zlib.compress(self._definition, 1)
         # The reference is made again for the first text that fastokens refuses.
         with self._loading:
-            self.encode, self._vocabulary = encode, fast
+            self.encode, self._token_of = encode, fast.id_to_token
             self._definition, self.is_fast, self._reference = packed, True, None
         return True

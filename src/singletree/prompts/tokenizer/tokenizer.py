@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,7 +18,6 @@ from singletree.lru import LruCache
 from singletree.prefixes import common_text_prefix
 from singletree.prompts.tokenizer.added_tokens import (
     GUARD,
-    NEUTRAL,
     PICTURE_MARK,
     AddedToken,
     AddedTokens,
@@ -187,7 +186,7 @@ class Tokenizer:
         self.stop_token_ids = self._own_stops | stops
         self._added = AddedTokens(added, self.stop_token_ids | self._named_ids, self.neutral)
         self._separators = [token.text for token in self._added.unambiguous(self.stop_token_ids)]
-        self._encoded: LruCache[str, array[int]] = LruCache(self._cache_bytes)
+        self._encoded = self._cache = LruCache[str, "array[int]"](self._cache_bytes)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a rendered prompt.
@@ -216,7 +215,9 @@ class Tokenizer:
             same = common_text_prefix(checkpoint.text, text)
             ends = checkpoint.ends[: bisect_right(checkpoint.ends, same, key=itemgetter(0))]
             at, known = ends[-1] if ends else (0, 0)
-            _extend(token_ids, checkpoint.token_ids, checkpoint.begin, checkpoint.begin + known)
+            # Without a copy between, which a slice of the tokens would be.
+            with memoryview(checkpoint.token_ids) as tokens:
+                token_ids.frombytes(tokens[checkpoint.begin : checkpoint.begin + known].cast("B"))
         parts, known_ids = self._added.split(text[at:]), self._added.ids
         if not separator:
             # The token that ends the last turn: the sections between stay the same as the text grows.
@@ -295,7 +296,7 @@ class Tokenizer:
         encoders = {id(encoder): encoder for encoder in (self._first, self._later)}
         found = [encoder.accelerate(self.vocabulary_size) for encoder in encoders.values()]
         if all(found):
-            self._encoded.resize(0)
+            self._cache.resize(0)
         return_freed_memory()
         return all(found)
 
@@ -319,13 +320,6 @@ class Tokenizer:
         return bool(pieces) and pieces[0][0].startswith(" ")
 
 
-def _extend(token_ids: array[int], other: array[int], start: int, end: int) -> None:
-    """Append ``other[start:end]`` without a copy between, which a slice would be."""
-    width = other.itemsize
-    with memoryview(other) as tokens, tokens.cast("B") as data:
-        token_ids.frombytes(data[start * width : end * width])
-
-
 def _encodable(segment: str) -> str:
     """Return a segment without guards, and with U+FFFD for characters that cannot be encoded."""
     return segment if segment.isascii() else replace_surrogates(segment.replace(GUARD, ""))
@@ -336,38 +330,3 @@ def _segment_encoder(pipeline: Pipeline, is_lazy: bool) -> SegmentEncoder:
         return SegmentEncoder(pipeline, is_lazy=is_lazy)
     except Exception as error:  # tokenizers raises a bare Exception for any definition that it cannot read
         raise BadConfiguration(f"the tokenizer's definition cannot be used: {error}") from error
-
-
-class MarkupDecoder:
-    """Decodes for an engine that reads text, which makes a special token of every text of one.
-
-    Attributes:
-        section_ends: tokens that end a turn: text before and behind them is tokenized independently.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.added_ids = frozenset(tokenizer.added_tokens.values())
-        self.special_ids = frozenset(tokenizer.added_tokens[text] for text in tokenizer.special_tokens)
-        self.section_ends = tokenizer.stop_token_ids
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids)
-
-    def decode_neutral(self, token_ids: Sequence[int]) -> str:
-        """Return the same, where ordinary text that reads like an added token is broken by ``NEUTRAL``."""
-        stream = self._tokenizer.new_detokenizer()
-        pieces: list[str] = []
-        run: list[str] = []
-        for id in token_ids:
-            text = "".join(piece for piece, _ in stream.feed((id,)))
-            if id in self.added_ids:
-                pieces += [self._broken("".join(run)), text]
-                run = []
-            else:
-                run.append(text)
-        run += [piece for piece, _ in stream.flush()]
-        return "".join([*pieces, self._broken("".join(run))])
-
-    def _broken(self, text: str) -> str:
-        return self._tokenizer.guard(text).replace(GUARD, NEUTRAL)
