@@ -208,10 +208,33 @@ async def test_a_long_body_is_decoded_in_a_thread(path: str, monkeypatch: pytest
     elif path == "/detokenize":
         sent = {"model": MODEL, "tokens": [1, 2]}
     async with serving({"hi": "yes"}) as served:
-        for padding in ("", "x" * 70_000):
-            await served.client.post(path, sent | {"user": padding})
+        for size in (0, 70_000, 600_000):
+            await served.client.post(path, sent | {"user": "x" * size})
     main = threading.main_thread()
-    assert [thread is main for thread in threads] == [True, False]
+    assert [thread is main for thread in threads] == [True, path != "/v1/completions", False]
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_many_messages_are_decoded_in_a_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tried first, and what is decoded until it takes too long is not decoded again."""
+    threads: list[threading.Thread] = []
+    decode = wire.decode_raw
+
+    def noting(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return decode(*given)
+
+    monkeypatch.setattr(wire, "decode_raw", noting)
+    sent = body(path, "hi")
+    field = "input" if path == RESPONSES else "messages"
+    messages = [{"role": "user", "content": f"{path} {number} {'x' * 60}"} for number in range(1500)]
+    async with serving({}) as served:
+        await served.client.post(path, sent | {field: messages})
+    main = threading.main_thread()
+    inline = sum(thread is main for thread in threads)
+    assert 500 < inline < 1000
+    assert len(threads) - inline >= 1500 - inline
+    assert len(threads) < 1520
 
 
 async def test_token_ids_beyond_the_window_are_refused_before_they_are_decoded(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
+from math import inf
 from operator import is_
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -122,6 +124,7 @@ def decode_each(
             # Also of one that was not found above: an equal one may be before it.
             key, known = find_bytes(_KNOWN, make, element)
         if known is None:
+            _spend(_ELEMENT_COST + len(element))
             known = element, make(decode_raw(element, kind, f"{at}.{i}"), f"{at}.{i}")
             if not keeps(known[1]):
                 made.append(known[1])
@@ -163,6 +166,7 @@ def _longest_prefix(make: Callable[..., Any], sent: list[bytes], at: str) -> tup
 
     The elements of the prefix are compared, and marked as used, without a look-up of each.
     """
+    _spend(_KNOWN_COST * len(sent))
     looked_up: list[_Found] = []
     for length in range(len(sent), 0, -1):
         found = find_bytes(_KNOWN, make, sent[length - 1])
@@ -192,11 +196,37 @@ def decode_field(
     sent = bytes(field) or b"null"
     key, known = find_bytes(_KNOWN, make, sent)
     if known is None:
+        _spend(_SCHEMA_COST * len(sent))
         if has_schemas:
             check_schema_fields(sent, at)
         known = sent, make(decode_raw(sent, kind, at), at)
         _KNOWN.put(key, known, _VALUE_BYTES + _PARSED_FACTOR * len(sent))
     return known[1]
+
+
+class Lengthy(Exception):
+    """To decode something takes longer than is allowed (``decode_briefly``). What was decoded is known from then on."""
+
+
+def decode_briefly(decode: Callable[[], T]) -> T:
+    """Return ``decode()``; raise Lengthy if it takes longer than the text of ``BRIEF_BYTES``, some milliseconds."""
+    before = _left.set(BRIEF_BYTES)
+    try:
+        return decode()
+    finally:
+        _left.reset(before)
+
+
+def _spend(size: int) -> None:
+    _left.set(left := _left.get() - size)
+    if left < 0:
+        raise Lengthy
+
+
+BRIEF_BYTES = 512 * 1024
+_left: ContextVar[float] = ContextVar("left", default=inf)
+_KNOWN_COST, _ELEMENT_COST, _SCHEMA_COST = 100, 500, 4
+"""In bytes of text: an element that is known, a new one beside its text, and each byte of a field with objects."""
 
 
 def known_value(key: tuple[Any, ...], make: Callable[[], tuple[Built, int]]) -> Built:

@@ -115,15 +115,15 @@ async def read_response(call: Call, body: bytes, recent: KnownResponses | None) 
         await catalog.ready(await offload(len(body), partial(models.requested_model, body)))
     resolve = partial(responses.resolve_request, summaries=partial(summary_opener, catalog))
 
-    def read() -> Request | responses.SentRequest:
+    def read(body: bytes, _: object) -> Request | responses.SentRequest:
         sent = responses.parse_body(body)
-        looks_up = (sent.needs_store and call.service.store is not None) or recent is not None
+        looks_up = recent is not None or (call.service.store is not None and sent.needs_store)
         return sent if looks_up else resolve(sent, None, stores=False)
 
-    request = await offload(len(body), read)
+    request = await call.decode(body, read)
     if isinstance(request, responses.SentRequest):
         sent, store = request, None
-        if sent.needs_store and call.service.store is not None:
+        if call.service.store is not None and sent.needs_store:
             store = await call.service.store.opened()
         known = recent or store
         found = None if known is None else await known.look_up(sent.references)

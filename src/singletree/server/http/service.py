@@ -6,6 +6,7 @@ import asyncio
 import copy
 import ipaddress
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from singletree.conversation import Request
 from singletree.errors import ForbiddenAddress, SingletreeError
+from singletree.protocols import wire
 from singletree.server.answers.client_link import StreamedAnswer
 from singletree.server.answers.observer import (
     AnswerCapture,
@@ -215,8 +217,13 @@ class Call:
             self.in_work = 0
 
     async def decode(self, body: bytes, decode: Callable[[bytes, Mapping[str, str]], T]) -> T:
-        """Return ``decode(body, headers)``, off the event loop for a long body. Raises what ``decode`` raises."""
-        return await offload(len(body), partial(decode, body, self.headers))
+        """Return ``decode(body, headers)``, in a thread where it takes long. Raises what ``decode`` raises."""
+        work = partial(decode, body, self.headers)
+        # A list of prompts takes far longer than its text; what other bodies hold is counted while it is decoded.
+        if LARGE_BYTES <= len(body) < wire.BRIEF_BYTES and self.api.prompt != "prompt":
+            with suppress(wire.Lengthy):
+                return wire.decode_briefly(work)
+        return await offload(len(body), work)
 
     def capture(self, generations: Sequence[Generation]) -> AnswerCapture | None:
         """Return what keeps the tokens of the answer, for training; None where nothing does."""
