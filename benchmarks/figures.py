@@ -122,7 +122,7 @@ _TOKEN = (
     "writing them; with one stream most of it is the system's; `make counts` has the calls"
 )
 _PROMPT = "comparing the body with the last one, copying text and tokens, writing the token ids as JSON for the engine"
-_NEW = "encoding (a quarter), rendering, decoding (a fifth each), digests of turns, token ids as JSON (a tenth each)"
+_NEW = "rendering, encoding (a fifth each), decoding (a seventh), token ids as JSON, digests of turns (a tenth each)"
 _REQUEST = (
     "decoding and checking the body, the template's tail, the session, the engine's HTTP request, metrics"
 )

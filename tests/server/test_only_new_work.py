@@ -65,7 +65,9 @@ async def _turn(served: Served, messages: list[dict[str, Any]], number: int) -> 
     messages += [{"role": "assistant", "content": blocks}, reported]
 
 
-async def test_a_turn_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:  # C7 C41
+@pytest.mark.parametrize("is_fast", [False, True])
+async def test_a_turn_costs_what_is_new(monkeypatch: pytest.MonkeyPatch, *, is_fast: bool) -> None:  # C7 C41
+    monkeypatch.setattr(TOKENIZER._later, "is_fast", is_fast)
     first = {"role": "user", "content": f"[[script:a]] Begin. {LONG}"}
     messages = [first]
     counted = Counted(monkeypatch)
@@ -78,7 +80,8 @@ async def test_a_turn_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None
             if not number:
                 continue
             new = len(LONG) + 2 * len(MODEL_OUTPUT) + 200
-            assert counted.encoded <= new
+            # With a fast encoder, what came one turn before is encoded again: to keep its ids would take as long.
+            assert counted.encoded <= new * (1 + is_fast)
             assert counted.guarded <= new
             assert counted.read <= 2, "the turn that came back first, and no other"
             assert counted.tool_lists == 0

@@ -88,8 +88,10 @@ class EncodePrompt:
             token_ids = before.token_ids[: ends[-1] if ends else 0]
         for piece in pieces[same:]:
             if isinstance(piece, TextSpan):
-                piece = self.tokenizer.encode_array(piece.text_in(prompt.text))
-            token_ids.extend(piece)
+                # The text before a turn that came back was in the tail of the last prompt.
+                self.tokenizer.encode_incremental(piece.text_in(prompt.text), before, token_ids)
+            else:
+                token_ids.extend(piece)
             ends.append(len(token_ids))
         tail = self.tokenizer.encode_incremental(text, before, token_ids)
         encoded = EncodedPrompt(pieces, ends, tail)

@@ -189,11 +189,7 @@ class Tokenizer:
         self._encoded = self._cache = LruCache[str, "array[int]"](self._cache_bytes)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a rendered prompt.
-
-        Added tokens are matched in the text, and no others are added, such as one at the beginning. Guarded text
-        (``guard``) is encoded as ordinary characters.
-        """
+        """Return the token ids of a rendered prompt. Added tokens are matched but in guarded text; none is added."""
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> array[int]:
