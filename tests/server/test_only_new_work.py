@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from singletree.lru import LruCache
 from singletree.parsing.parser import parse
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template import chat_template
@@ -68,6 +69,7 @@ async def _turn(served: Served, messages: list[dict[str, Any]], number: int) -> 
 @pytest.mark.parametrize("is_fast", [False, True])
 async def test_a_turn_costs_what_is_new(monkeypatch: pytest.MonkeyPatch, *, is_fast: bool) -> None:  # C7 C41
     monkeypatch.setattr(TOKENIZER._later, "is_fast", is_fast)
+    monkeypatch.setattr(TOKENIZER, "_encoded", LruCache(2**20))  # Another test may have made it fast.
     first = {"role": "user", "content": f"[[script:a]] Begin. {LONG}"}
     messages = [first]
     counted = Counted(monkeypatch)

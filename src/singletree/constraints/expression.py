@@ -18,7 +18,8 @@ from typing import Any
 from typing import Literal as Literal_
 
 from singletree.constraints.enforceable import FORMATS, subschemas
-from singletree.constraints.grammars import quoted, to_ebnf, to_lark
+from singletree.constraints.grammars import to_ebnf, to_lark
+from singletree.parsing.arguments.coercion import quoted
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from singletree.errors import InvalidRequest
+from singletree.parsing.arguments.coercion import quoted
 
 _TOKEN = re.compile(
     r"""
@@ -232,10 +233,6 @@ def _from_pattern(atom: re.Match[str]) -> str:
     if escape or character:
         return f" {quoted(_meant(escape) if escape else character)}"
     return " (" if atom["group"] else atom["operator"]
-
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _meant(escape: str) -> str:
