@@ -124,7 +124,7 @@ def decode_each(
             # Also of one that was not found above: an equal one may be before it.
             key, known = find_bytes(_KNOWN, make, element)
         if known is None:
-            _spend(_ELEMENT_COST + len(element))
+            spend(_ELEMENT_COST + len(element))
             known = element, make(decode_raw(element, kind, f"{at}.{i}"), f"{at}.{i}")
             if not keeps(known[1]):
                 made.append(known[1])
@@ -166,7 +166,7 @@ def _longest_prefix(make: Callable[..., Any], sent: list[bytes], at: str) -> tup
 
     The elements of the prefix are compared, and marked as used, without a look-up of each.
     """
-    _spend(_KNOWN_COST * len(sent))
+    spend(_KNOWN_COST * len(sent))
     looked_up: list[_Found] = []
     for length in range(len(sent), 0, -1):
         found = find_bytes(_KNOWN, make, sent[length - 1])
@@ -196,7 +196,7 @@ def decode_field(
     sent = bytes(field) or b"null"
     key, known = find_bytes(_KNOWN, make, sent)
     if known is None:
-        _spend(_SCHEMA_COST * len(sent))
+        spend(_SCHEMA_COST * len(sent))
         if has_schemas:
             check_schema_fields(sent, at)
         known = sent, make(decode_raw(sent, kind, at), at)
@@ -217,7 +217,8 @@ def decode_briefly(decode: Callable[[], T]) -> T:
         _left.reset(before)
 
 
-def _spend(size: int) -> None:
+def spend(size: int) -> None:
+    """Count what takes as long to decode as ``size`` bytes of text. Raises Lengthy, if ``decode_briefly`` decodes."""
     _left.set(left := _left.get() - size)
     if left < 0:
         raise Lengthy
@@ -225,8 +226,8 @@ def _spend(size: int) -> None:
 
 BRIEF_BYTES = 512 * 1024
 _left: ContextVar[float] = ContextVar("left", default=inf)
-_KNOWN_COST, _ELEMENT_COST, _SCHEMA_COST = 100, 500, 4
-"""In bytes of text: an element that is known, a new one beside its text, and each byte of a field with objects."""
+BLOCK_COST, _KNOWN_COST, _ELEMENT_COST, _SCHEMA_COST = 50, 100, 500, 8
+"""In bytes of text: a block, an element that is known, a new one beside its text, a byte of a field with objects."""
 
 
 def known_value(key: tuple[Any, ...], make: Callable[[], tuple[Built, int]]) -> Built:

@@ -220,6 +220,7 @@ def _arguments(raw: msgspec.Raw, at: str) -> tuple[str, bool]:
 def _parts(sent: str | list[_ContentPart] | None, at: str) -> Iterator[Part]:
     if isinstance(sent, str):
         sent = [_ContentPart("text", sent)]
+    wire.spend(wire.BLOCK_COST * len(sent or ()))
     for i, part in enumerate(sent or ()):
         decode = _PARTS.get(part.type)
         if decode is None:

@@ -105,6 +105,7 @@ def decode_blocks(content: BlockContent, place: ContentPlace, at: str, notes: Re
     if isinstance(content, str):
         return [Text(content)] if content else []
     parts: list[Part] = []
+    wire.spend(wire.BLOCK_COST * len(content or ()))
     for i, block in enumerate(content or ()):
         where = f"{at}.{i}"
         if block.type in _IGNORED:

@@ -395,6 +395,7 @@ class _Reader:
     def _visible(self, content: str | list[Any] | None, at: str) -> Iterator[VisiblePart]:
         if isinstance(content, str):
             content = [{"type": "input_text", "text": content}]
+        wire.spend(wire.BLOCK_COST * len(content or ()))
         for i, given in enumerate(content or ()):
             part = decode_part(given, f"{at}.{i}")
             if isinstance(part, str):
