@@ -252,29 +252,18 @@ _NAMES: Mapping[str, Mapping[Any, tuple[str, str]]] = {
 
 def copilot_environment(served: Served, api: Api) -> dict[str, str]:
     """Return the variables of GitHub Copilot CLI (``copilot help providers``)."""
-    kind, wire = _NAMES["copilot"][api]
-    settings = {
-        "TYPE": kind,
-        "WIRE_API": wire,
-        "BASE_URL": served.url(api),
-        "API_KEY": served.key,
-        "MAX_PROMPT_TOKENS": str(served.context_window - served.output_tokens),
-        "MAX_OUTPUT_TOKENS": str(served.output_tokens),
-    }
-    return {"COPILOT_MODEL": served.model} | _prefixed("COPILOT_PROVIDER", settings)
+    (kind, wire), answer = _NAMES["copilot"][api], served.output_tokens
+    limits = {"MAX_PROMPT_TOKENS": str(served.context_window - answer), "MAX_OUTPUT_TOKENS": str(answer)}
+    settings = {"TYPE": kind, "WIRE_API": wire, "BASE_URL": served.url(api), "API_KEY": served.key}
+    return {"COPILOT_MODEL": served.model} | _prefixed("COPILOT_PROVIDER", settings | limits)
 
 
 def kimi_environment(served: Served, api: Api) -> dict[str, str]:
     """Return the variables that make the served model Kimi Code's only one."""
-    settings = {
-        "PROVIDER_TYPE": _NAMES["kimi"][api][0],
-        "BASE_URL": served.url(api),
-        "API_KEY": served.key,
-        "NAME": served.model,
-        "MAX_CONTEXT_SIZE": str(served.context_window),
-        "MAX_OUTPUT_SIZE": str(served.output_tokens),
-    }
-    return _prefixed("KIMI_MODEL", settings)
+    window, answer = str(served.context_window), str(served.output_tokens)
+    limits = {"MAX_CONTEXT_SIZE": window, "MAX_OUTPUT_SIZE": answer, "PROVIDER_TYPE": _NAMES["kimi"][api][0]}
+    settings = {"BASE_URL": served.url(api), "API_KEY": served.key, "NAME": served.model}
+    return _prefixed("KIMI_MODEL", settings | limits)
 
 
 def qwen_settings(served: Served, api: QwenApi) -> tuple[dict[str, str], tuple[str, ...]]:
