@@ -9,12 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from singletree.checking.endpoint import LOOKUP, Endpoint, Refused
-from singletree.checking.returned_turns import (
-    Mutation,
-    Reply,
-    TurnProtocol,
-    WireBody,
-)
+from singletree.checking.returned_turns import Mutation, Reply, TurnProtocol, WireBody
 from singletree.checking.stream_checks import play_call
 from singletree.checking.streams import Counts
 from singletree.checking.verdicts import Failed, NotApplicable, Undecided

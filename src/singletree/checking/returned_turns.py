@@ -184,12 +184,7 @@ def _responses_turn(blocks: Sequence[ReturnedBlock], reply: Reply) -> list[WireB
             "role": "assistant",
             "content": [{"type": "output_text", "text": b.text}] if reply.listed else b.text,
         },
-        "call": lambda i, b: {
-            "type": "function_call",
-            "call_id": b.id,
-            "name": b.name,
-            "arguments": b.text,
-        },
+        "call": lambda i, b: {"type": "function_call", "call_id": b.id, "name": b.name, "arguments": b.text},
     }
     turn: list[WireBody] = []
     for open_blocks, calls in _messages_of(blocks):
@@ -242,11 +237,7 @@ PROTOCOLS = (
         "messages",
         _messages_turn,
         _messages_blocks,
-        lambda name, description, schema: {
-            "name": name,
-            "description": description,
-            "input_schema": schema,
-        },
+        lambda name, description, schema: {"name": name, "description": description, "input_schema": schema},
         {"max_tokens": 8000, "thinking": {"type": "enabled", "budget_tokens": 4000}},
     ),
     TurnProtocol(

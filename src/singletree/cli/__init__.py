@@ -93,12 +93,7 @@ def _run(arguments: Sequence[str] | None) -> None:
 
             print_first_screen()
             return
-        app()(
-            words,
-            print_error=False,
-            exit_on_error=False,
-            result_action="return_value",
-        )
+        app()(words, print_error=False, exit_on_error=False, result_action="return_value")
     except UnusedCliTokensError as error:
         _fail(f"too many arguments: {shlex.join(error.unused_tokens or ())}; see --help", 2)
     except CycloptsError as error:

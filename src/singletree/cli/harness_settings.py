@@ -27,8 +27,7 @@ RUNS_ONLY_COMPLETE_CALLS: frozenset[tuple[str, Api]] = frozenset(
 )
 """Harnesses that get live arguments, with the API: with them they ran no call that was cut or broken
 (``tests/clients``). Most report the arguments that they could not read to the model, and the model makes the call
-again. Of the other harnesses, pi and qwen-code run the part of the call that they have, and OpenClaw ends the turn.
-"""
+again. Of the other harnesses, pi and qwen-code run the part of the call that they have, and OpenClaw ends the turn."""
 
 _OUTPUT_TOKENS = 32_000
 """Limit of one answer in tokens, for harnesses that need a number; the server lowers it to what fits."""
@@ -193,8 +192,7 @@ _PI_ABILITIES: Mapping[Api, tuple[str, ...]] = {
     "responses": ("supportsAdditionalTools",),
 }
 """What pi supposes of no server that it does not know, beside system messages in the middle: without them, a tool that
-comes later changes the beginning of the prompt. On two of the APIs the first one names the session.
-"""
+comes later changes the beginning of the prompt. On two of the APIs the first one names the session."""
 
 
 def pi_models(served: Served, api: Api) -> dict[str, Any]:

@@ -19,10 +19,7 @@ JAMBA = Family(
 PHI4 = Family(
     name="phi4",
     aliases=("phi4_mini_json",),
-    forms=(
-        json_list("functools[", "]"),
-        json_list("<|tool_call|>[", "]<|/tool_call|>"),
-    ),
+    forms=(json_list("functools[", "]"), json_list("<|tool_call|>[", "]<|/tool_call|>")),
     stop_markers=("<|end|>",),
     fingerprint=("functools",),
     models=("Phi-4-mini",),
@@ -209,10 +206,7 @@ GRANITE = Family(
     name="granite",
     reasoning=("Here is my thought process:\n", "\nHere is my response:\n"),
     also_reasoning=(("Here's my thought process:\n", "\nHere's my response:\n"), ("<think>", "</think>")),
-    forms=(
-        json_list("<tool_call>[", "]"),
-        json_list("<|tool_call|>[", "]"),
-    ),
+    forms=(json_list("<tool_call>[", "]"), json_list("<|tool_call|>[", "]")),
     stop_markers=("<|end_of_text|>",),
     stray_markers=("<response>", "</response>"),
     fingerprint=("<|tool_call|>", "<|start_of_role|>"),

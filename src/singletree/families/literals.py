@@ -124,11 +124,7 @@ GEMMA4 = Family(
 
 FUNCTIONGEMMA = Family(
     name="functiongemma",
-    forms=_calls(
-        "<start_function_call>",
-        "<end_function_call>",
-        replace(_GEMMA, quote="<escape>"),
-    ),
+    forms=_calls("<start_function_call>", "<end_function_call>", replace(_GEMMA, quote="<escape>")),
     stop_markers=("<end_of_turn>", "<start_function_response>"),
     fingerprint=("<start_function_call>",),
     models=("FunctionGemma",),

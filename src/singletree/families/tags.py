@@ -166,10 +166,7 @@ _IFM_PAIRS = ("<ifm|tool_calls>\n<ifm|tool_call>", "<ifm|tool_call>")
 K2_HORIZON = Family(
     name="k2_horizon",
     reasoning=("<ifm|think>", "</ifm|think>"),
-    also_reasoning=(
-        ("<ifm|think_fast>", "</ifm|think_fast>"),
-        ("<ifm|think_faster>", "</ifm|think_faster>"),
-    ),
+    also_reasoning=(("<ifm|think_fast>", "</ifm|think_fast>"), ("<ifm|think_faster>", "</ifm|think_faster>")),
     forms=(
         Form(
             call="<ifm|tool_call>{name}{params}</ifm|tool_call>",

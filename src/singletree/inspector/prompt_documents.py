@@ -308,11 +308,7 @@ def _first_difference(
         return None
     at, lost = turn.step.matched, turn.lost
     was = array("I", lost.tokens or b"")[:1] if lost is not None else ()
-    return {
-        "token": at,
-        "was": _token(was, tokenizer),
-        "now": _token(ids[at : at + 1], tokenizer),
-    }
+    return {"token": at, "was": _token(was, tokenizer), "now": _token(ids[at : at + 1], tokenizer)}
 
 
 def _token(ids: Sequence[int], tokenizer: Tokenizer | None) -> InspectedJson | None:

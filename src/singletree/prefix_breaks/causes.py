@@ -277,8 +277,7 @@ CAUSES: tuple[Cause, ...] = (
         fault="unknown",
     ),
 )
-"""The known causes in the order in which they are tried; ``c`` is the break's context. The last matches every break.
-"""
+"""The known causes in the order in which they are tried; ``c`` is the break's context. The last matches every break."""
 
 
 def explain_break(divergence: Divergence, tokens: bytes, chat_format: ChatFormat) -> Break:

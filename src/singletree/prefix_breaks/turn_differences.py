@@ -33,8 +33,7 @@ Difference = Literal[
 ]
 """How a turn differs that came back. ``none``: it is complete. ``in_pieces``: it is complete, in several messages.
 ``interrupted``: messages of others stand between its text and its calls. ``edited``: it has content that was not
-generated.
-"""
+generated."""
 
 
 def difference(

@@ -36,8 +36,7 @@ _INSPECTOR_SECONDS = 5.0
 """How long a process may take to answer what it has of a session."""
 _JOB_SECONDS = 10.0
 """How long a process may take to answer about a background response or a conversation: one that is busy must not make
-it disappear.
-"""
+it disappear."""
 
 _LENGTH_BYTES = 8
 

@@ -39,8 +39,7 @@ from singletree.server.settings.config import Config
 _FLAG = "--kv-events-config"
 _NOT_WITH = frozenset((_FLAG, "--data-parallel-size", "-dp", "--dp-size", "--dp"))
 """Arguments of engines that are left alone: those with settings of their own for KV events, and those with several
-ranks, each of which has a cache and publishes at a port of its own.
-"""
+ranks, each of which has a cache and publishes at a port of its own."""
 _ENABLED: Mapping[str, Mapping[str, Any]] = {
     "vllm": {"enable_kv_cache_events": True, "publisher": "zmq", "topic": ""},
     "sglang": {"publisher": "zmq", "topic": ""},

@@ -42,12 +42,7 @@ from singletree.lru import LruCache
 from singletree.owners import owned_id
 from singletree.protocols import wire
 from singletree.protocols.answer import EncodedItem, EncodedResponse
-from singletree.protocols.responses.state import (
-    REASONING_FIELD,
-    StoredReasoning,
-    input_forms,
-    item_form,
-)
+from singletree.protocols.responses.state import REASONING_FIELD, StoredReasoning, input_forms, item_form
 from singletree.request_options import References, StoredItems
 from singletree.server.answers.observer import KeepResponse
 from singletree.server.ids import NewId
@@ -114,8 +109,7 @@ T = TypeVar("T")
 _SETTLE_SECONDS = 1.0
 _GROUP_SECONDS = 0.05
 """How long a response waits for others that are written with it, if nobody asks for what is stored. A process that is
-killed loses the responses of this time; the operating system may lose those of seconds (``synchronous = NORMAL``).
-"""
+killed loses the responses of this time; the operating system may lose those of seconds (``synchronous = NORMAL``)."""
 _LARGEST_GROUP = 128
 
 

@@ -30,8 +30,7 @@ NAME_BYTES = 16
 
 RIVALS = 9
 """How many turns a key leads to at most; older ones are forgotten. One more than a turn memory keeps, so that it
-learns that there were others.
-"""
+learns that there were others."""
 
 _READ_SECONDS, _WRITE_SECONDS = 0.25, 2.0
 """How long one access may wait for other processes. Reads block the turn; writes run in a thread."""

@@ -80,12 +80,7 @@ class StoredTurnMemory(TurnMemory):
     """
 
     def __init__(
-        self,
-        limit: int,
-        store: TurnStore,
-        capsules: Capsules,
-        *,
-        now: Callable[[], float] = time.monotonic,
+        self, limit: int, store: TurnStore, capsules: Capsules, *, now: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(limit)
         self.waits = store.is_remote

@@ -19,8 +19,7 @@ from singletree.server.http.connection import FLUSH_SECONDS
 
 PING_SECONDS = 20.0
 """How often a connection is tried, so that the system finds out that the other machine is gone. No answer is asked for:
-clients read, and so answer, only while they wait for an event.
-"""
+clients read, and so answer, only while they wait for an event."""
 MOST_PARTS = 16 * 1024
 """Most parts of one message: an empty part takes memory although it adds nothing to the size."""
 MOST_CONTROL_FRAMES = 100
