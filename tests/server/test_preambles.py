@@ -49,7 +49,8 @@ def test_every_harness_has_a_preamble() -> None:
 def test_a_first_turn_is_estimated_for_what_fits_the_window() -> None:
     assert describe_first_turns(40.0, 16_000) == (
         "prompts are read at about 40 tokens/s here, slower towards the end of a long one; a first turn takes at "
-        "least: pi 35 s, Codex 2 min, OpenClaw 3 min, OpenCode 3 min, Claude Code 5 min"
+        "least: pi 35 s, Codex 2 min, Cline 2 min, OpenClaw 3 min, OpenCode 3 min, GitHub Copilot CLI 5 min, "
+        "Claude Code 5 min"
     )
     assert describe_first_turns(0.25, 2048).endswith("at least: pi 93 min")
     assert "window of 1000 tokens" in describe_first_turns(3000.0, 1000)
