@@ -185,7 +185,7 @@ def _count_cost(server: Server, bodies: Sequence[Mapping[str, object]]) -> float
     return watch.stop().cpu[0] * 1e3
 
 
-_BOUNDS = {"--turn-memory": 64 * 2**20, "--session-memory": 32 * 2**20}
+_BOUNDS = {"--turn-memory": 64 * 2**20, "--session-memory": 32 * 2**20, "--request-memory": 128 * 2**20}
 _FIXED = _PROMPT_BYTES
 """The cache of prompts, which no flag sets."""
 _DIFFERENT = 40  # sessions that are made; the others differ from them in their first words
