@@ -102,4 +102,5 @@ def perform(
         url = server.url if cut is None else stack.enter_context(relaying(server.url, cut)).url
         task = Task(url, MODEL, f"{prompt} [[script:{','.join(names)}]]", home, stage.notes.parent)
         outcome = run(stage.harness, task, seconds, settings=settings)
+    server.wait_until_idle()
     return Ran(outcome, server.plays(names), names, server.answers(*TURNS) - before)

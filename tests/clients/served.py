@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +64,12 @@ class Server(NamedTuple):
             if (found := _ANSWERS.match(line)) and found["route"] in routes:
                 counted[found["status"]] += int(float(found["count"]))
         return counted
+
+    def wait_until_idle(self, seconds: float = 5.0) -> None:
+        """Waits until no generation runs, ``seconds`` at most: that a client has left is noticed a moment later."""
+        until = time.monotonic() + seconds
+        while b"singletree_generations_in_flight 0" not in self._get("/metrics") and time.monotonic() < until:
+            time.sleep(0.05)
 
     def dispatched(self) -> tuple[float, float]:
         """How many calls of tools it has sent, and the seconds from the last token of each until it was sent."""
