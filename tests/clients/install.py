@@ -90,7 +90,7 @@ def install() -> None:
             shutil.copy(HERE / name, target / name)
         if is_newest():
             _ask_for_newest(target)
-        print(f"Installing the harnesses into {target} (about 2.6 GB) ...", flush=True)
+        print(f"Installing the harnesses into {target} (about 3.2 GB) ...", flush=True)
         quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
         # Not `npm ci`: it refuses a lock without the packages of other platforms, which not every index has.
         subprocess.run(["npm", "install", "--no-save", *quiet], cwd=target, check=True)
