@@ -236,37 +236,43 @@ def _pi_provider(served: Served, api: Api) -> dict[str, Any]:
     return {"baseUrl": served.url(api), "apiKey": served.key, "api": _PI_APIS[api], "models": [model]}
 
 
-_NAMES: Mapping[str, Mapping[Any, tuple[str, str]]] = {
-    "copilot": {
-        "messages": ("anthropic", "completions"),
-        "chat": ("openai", "completions"),
-        "responses": ("openai", "responses"),
-    },
-    "kimi": {"messages": ("anthropic", ""), "chat": ("openai", ""), "responses": ("openai_responses", "")},
-    "qwen": {"messages": ("anthropic", "ANTHROPIC"), "chat": ("openai", "OPENAI")},
+_COPILOT_NAMES: Mapping[Api, tuple[str, str]] = {
+    "messages": ("anthropic", "completions"),
+    "chat": ("openai", "completions"),
+    "responses": ("openai", "responses"),
 }
-"""By harness and API, its name for the API; then Copilot's wire API, or the prefix of qwen-code's variables."""
+"""Copilot's type of provider for each API, and its wire API."""
 
 
 def copilot_environment(served: Served, api: Api) -> dict[str, str]:
     """Return the variables of GitHub Copilot CLI (``copilot help providers``)."""
-    (kind, wire), answer = _NAMES["copilot"][api], served.output_tokens
+    (kind, wire), answer = _COPILOT_NAMES[api], served.output_tokens
     limits = {"MAX_PROMPT_TOKENS": str(served.context_window - answer), "MAX_OUTPUT_TOKENS": str(answer)}
     settings = {"TYPE": kind, "WIRE_API": wire, "BASE_URL": served.url(api), "API_KEY": served.key}
     return {"COPILOT_MODEL": served.model} | _prefixed("COPILOT_PROVIDER", settings | limits)
 
 
+_KIMI_TYPES: Mapping[Api, str] = {"messages": "anthropic", "chat": "openai", "responses": "openai_responses"}
+
+
 def kimi_environment(served: Served, api: Api) -> dict[str, str]:
     """Return the variables that make the served model Kimi Code's only one."""
     window, answer = str(served.context_window), str(served.output_tokens)
-    limits = {"MAX_CONTEXT_SIZE": window, "MAX_OUTPUT_SIZE": answer, "PROVIDER_TYPE": _NAMES["kimi"][api][0]}
+    limits = {"MAX_CONTEXT_SIZE": window, "MAX_OUTPUT_SIZE": answer, "PROVIDER_TYPE": _KIMI_TYPES[api]}
     settings = {"BASE_URL": served.url(api), "API_KEY": served.key, "NAME": served.model}
     return _prefixed("KIMI_MODEL", settings | limits)
 
 
+_QWEN_NAMES: Mapping[QwenApi, tuple[str, str]] = {
+    "messages": ("anthropic", "ANTHROPIC"),
+    "chat": ("openai", "OPENAI"),
+}
+"""qwen-code's name of each API, and the prefix of the API's environment variables."""
+
+
 def qwen_settings(served: Served, api: QwenApi) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return qwen-code's variables, and the settings that it accepts only on its command line."""
-    kind, prefix = _NAMES["qwen"][api]
+    kind, prefix = _QWEN_NAMES[api]
     settings = {"BASE_URL": served.url(api), "API_KEY": served.key, "MODEL": served.model}
     return _prefixed(prefix, settings), ("--auth-type", kind, "-m", served.model)
 

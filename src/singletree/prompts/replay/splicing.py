@@ -158,14 +158,14 @@ def splice(
     pieces: list[Piece] = []
     points: list[SplicePoint] = []
     consumed, at = begin.consumed, begin.position
-    certain, first = False, begin.turn == 0
+    certain, in_head = False, begin.turn == 0
     for i in range(begin.turn, len(turns)):
         turn = turns[i]
         if turn.role != "assistant":
-            end = prompt.end_of_turn(turn, at, in_head=first and i < _HEAD_TURNS)
+            end = prompt.end_of_turn(turn, at, in_head=in_head and i < _HEAD_TURNS)
             at, certain = (end, len(anchor_of(turn)) >= MIN_ANCHOR) if end >= 0 else (at, False)
             continue
-        first = False
+        in_head = False
         known, places = recalled.get(i), prompt.next_places(at)
         expected = _generation_prompt_after(known.opening, turns[i - 1]) if known and certain else ""
         if known and expected:
