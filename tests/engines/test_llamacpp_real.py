@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,23 @@ async def test_sampling_reaches_the_model(engine: LlamaCppEngine) -> None:
     assert sampled[0] != tokens_of(
         await run(engine, FRANCE, Sampling(temperature=5.0, max_tokens=12, seed=8))
     )
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [Sampling(presence_penalty=2.0), Sampling(frequency_penalty=2.0), Sampling(repetition_penalty=2.0)],
+    ids=["presence", "frequency", "repetition"],
+)
+async def test_penalties_reach_the_model(engine: LlamaCppEngine, penalty: Sampling) -> None:
+    plain = Sampling(temperature=0.0, max_tokens=100, ignore_eos=True)
+    neutral = replace(plain, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0)
+    penalized = replace(penalty, temperature=0.0, max_tokens=100, ignore_eos=True)
+    unchanged, again, changed = [
+        tokens_of(await run(engine, FRANCE, sampling)) for sampling in (plain, neutral, penalized)
+    ]
+    assert again == unchanged
+    assert len(changed) == 100
+    assert changed != unchanged
 
 
 async def test_a_temperature_of_its_own_holds_where_a_request_sets_none() -> None:

@@ -83,7 +83,7 @@ def test_all_of_sampling_is_sent() -> None:
         "presence_penalty": 0.2,
         "frequency_penalty": 0.3,
         "repeat_penalty": 1.1,
-        "repeat_last_n": -1,
+        "repeat_last_n": 2 + 9,
         "seed": 4,
         "n_probs": 5,
         "logit_bias": [[8, -2.0]],

@@ -19,7 +19,6 @@ from singletree.remote.wire import COMMON_SAMPLING, sampling_reader
 
 _SEED_RANGE = 1 << 32
 _RANDOM_SEED = _SEED_RANGE - 1
-_WHOLE_CONTEXT = -1
 _MAX_EVENT_BYTES = 2**24
 _MAX_VALUES = 1_000_000  # of an event, which may hold the text of the prompt
 
@@ -236,7 +235,7 @@ def encode_llamacpp_request(
     }
     body |= _read_sampling(sampling)
     if any(getattr(sampling, name) is not None for name in _PENALTIES):
-        body["repeat_last_n"] = _WHOLE_CONTEXT
+        body["repeat_last_n"] = len(job.prompt_token_ids) + limit  # newer servers refuse -1 for all
     if sampling.seed is not None:
         seed = sampling.seed % _SEED_RANGE
         body["seed"] = seed if seed != _RANDOM_SEED else 0
