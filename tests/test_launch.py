@@ -174,6 +174,15 @@ def test_copilot_and_kimi_know_the_window_of_a_model_that_nobody_knows(api: Api)
     assert kimi["KIMI_MODEL_MAX_CONTEXT_SIZE"] == str(SERVED.window)
 
 
+@pytest.mark.parametrize(
+    ("window", "given"), [(32_768, 32_768), (65_536, 50_000), (92_499, 50_000), (92_500, 92_500)]
+)
+def test_kimi_does_not_summarize_all_the_time(window: int, given: int) -> None:
+    """It reserves 50,000 tokens of each larger window, so that its 21,000 do not fit beside them."""
+    kimi = harness_settings.kimi_environment(replace(SERVED, window=window), "messages")
+    assert kimi["KIMI_MODEL_MAX_CONTEXT_SIZE"] == str(given)
+
+
 @pytest.mark.parametrize("api", EVERY_API)
 def test_cline_is_given_the_version_in_the_url(api: Api) -> None:
     [provider] = harness_settings.cline_providers(SERVED, api)["providers"].values()

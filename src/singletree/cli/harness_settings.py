@@ -254,11 +254,19 @@ def copilot_environment(served: Served, api: Api) -> dict[str, str]:
 
 _KIMI_TYPES: Mapping[Api, str] = {"messages": "anthropic", "chat": "openai", "responses": "openai_responses"}
 
+_KIMI_RESERVE = 50_000
+
 
 def kimi_environment(served: Served, api: Api) -> dict[str, str]:
-    """Return the variables that make the served model Kimi Code's only one."""
-    window, answer = str(served.context_window), str(served.output_tokens)
-    limits = {"MAX_CONTEXT_SIZE": window, "MAX_OUTPUT_SIZE": answer, "PROVIDER_TYPE": _KIMI_TYPES[api]}
+    """Return the variables that make the served model Kimi Code's only one.
+
+    It summarizes a session once less than ``_KIMI_RESERVE`` tokens of a larger window are left, or once 85 % of a
+    smaller one are used: in a window that is little larger it would do nothing else.
+    """
+    window = served.context_window
+    window = _KIMI_RESERVE if _KIMI_RESERVE < window < 1.85 * _KIMI_RESERVE else window
+    limits = {"MAX_CONTEXT_SIZE": str(window), "MAX_OUTPUT_SIZE": str(served.output_tokens)}
+    limits["PROVIDER_TYPE"] = _KIMI_TYPES[api]
     settings = {"BASE_URL": served.url(api), "API_KEY": served.key, "NAME": served.model}
     return _prefixed("KIMI_MODEL", settings | limits)
 
