@@ -11,9 +11,11 @@ from engines.sglang_recording import SCENARIOS, load
 from engines.vllm_memory import MemoryAnswer
 from engines.vllm_recording import PARIS
 from engines.wire_servers import DIALECTS, DialectTransport, started
+from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import InvalidRequest
 from singletree.events import WeightVersion
+from singletree.remote.sglang.wire import SglangWire
 
 FORMS = ("incremental", "cumulative")
 TOKENS = {
@@ -54,6 +56,13 @@ async def test_recorded_exchange(form: str, name: str, step: int | None) -> None
     chunks = await replay(form, name, step)
     assert (tokens_of(chunks), chunks[-1].finish) == TOKENS[name]
     assert chunks[-1].cached_tokens is not None
+
+
+def test_zeros_are_written_as_sglang_accepts_them() -> None:
+    job = GenerationJob([5], Sampling(top_k=0, top_p=0.0, temperature=0.0), "zeros")
+    written = json.loads(SglangWire().encode(job, max_tokens=1))["sampling_params"]
+    assert (written["top_k"], written["temperature"]) == (-1, 0)
+    assert 0 < written["top_p"] < 1e-6
 
 
 @pytest.mark.parametrize("form", FORMS)

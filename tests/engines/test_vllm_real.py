@@ -206,7 +206,7 @@ async def test_constraint(engine: RemoteEngine, url: str, constraint: Constraint
 @pytest.mark.parametrize(
     ("sampling", "more"),
     [
-        (Sampling(max_tokens=2, top_p=0.0), {}),
+        (Sampling(max_tokens=2, temperature=-1.0), {}),
         (Sampling(max_tokens=2, logprobs=1000), {}),
         (Sampling(max_tokens=2), {"constraint": Constraint("gbnf", "root ::= ( ")}),
         (Sampling(max_tokens=2), {"constraint": Constraint("json_schema", {"type": "nonsense"})}),

@@ -248,7 +248,7 @@ def refusal(status: int, body: bytes, prompt_tokens: int, retry_after: str = "")
 @pytest.mark.parametrize(
     ("name", "kind", "says"),
     [
-        ("bad_top_p", InvalidRequest, "top_p must be in (0, 1], got 0.0"),
+        ("bad_top_p", InvalidRequest, "top_p must be in (0, 1], got 2.0"),
         ("bad_seed", InvalidRequest, "9223372036854775807"),
         ("bad_structural_tag", InvalidRequest, "structural_tag"),
         ("overflow", ContextOverflow, f"{WINDOW + 1} tokens > {WINDOW} maximum"),
@@ -343,6 +343,10 @@ def test_zero_is_sent() -> None:
     written = encoded(Sampling(temperature=0.0, top_k=0, seed=0, presence_penalty=0.0, logprobs=0))
     assert [written[k] for k in ("temperature", "top_k", "seed", "presence_penalty", "logprobs")] == [0] * 5
     assert written["return_tokens_as_token_ids"] is True
+
+
+def test_a_top_p_of_0_is_one_that_vllm_accepts() -> None:
+    assert 0 < encoded(Sampling(top_p=0.0))["top_p"] < 1e-6
 
 
 def test_stop_strings_are_not_the_engines() -> None:

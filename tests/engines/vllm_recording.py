@@ -119,7 +119,7 @@ SCENARIOS: dict[str, Scenario] = {
     "structural_tag": constrained("structural_tag", STRUCTURAL_TAG),
     "bad_gbnf": constrained("gbnf", "root ::= ( broken"),
     "bad_structural_tag": constrained("structural_tag", {"type": "structural_tag", "format": {"type": "no"}}),
-    "bad_top_p": Scenario(Sampling(max_tokens=4, top_p=0.0)),
+    "bad_top_p": Scenario(Sampling(max_tokens=4, top_p=2.0)),
     "bad_seed": Scenario(Sampling(max_tokens=4, seed=2**70)),
     "too_many_logprobs": Scenario(Sampling(max_tokens=4, logprobs=50)),
     "out_of_vocabulary": Scenario(greedy(4), (1, 99999999)),

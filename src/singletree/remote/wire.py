@@ -163,17 +163,26 @@ COMMON_SAMPLING = (
 """The fields of ``Sampling`` that vLLM, SGLang and TensorRT-LLM have by the same name."""
 
 
-def sampling_reader(*same: str, **renamed: str) -> Callable[[Sampling], dict[str, Any]]:
+LEAST_TOP_P = {"top_p": 1e-9}
+"""Leaves the most probable token alone, as OpenAI's 0 does, which vLLM and SGLang refuse."""
+
+
+def sampling_reader(
+    *same: str, zeros: Mapping[str, float] = LEAST_TOP_P, **renamed: str
+) -> Callable[[Sampling], dict[str, Any]]:
     """Return a function that returns fields of ``Sampling`` by the names that a server has for them.
 
     Fields that are None are left out, so that the server's defaults apply.
 
     Args:
         same: the fields with the same name there.
+        zeros: what the server accepts instead of 0, by its names.
     """
     read, names = attrgetter(*same, *renamed), (*same, *renamed.values())
     return lambda sampling: {
-        name: value for name, value in zip(names, read(sampling), strict=True) if value is not None
+        name: value or zeros.get(name, value)
+        for name, value in zip(names, read(sampling), strict=True)
+        if value is not None
     }
 
 

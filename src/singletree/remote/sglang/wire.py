@@ -27,9 +27,9 @@ from singletree.pictures import PromptPicture
 from singletree.remote.events import EventReader, TokenId
 from singletree.remote.pictures import PictureCounts, content_hash, data_url, pictures_of
 from singletree.remote.transport import RefusalWords, ServerRefusal
-from singletree.remote.wire import COMMON_SAMPLING, Wire, WireReader, sampling_reader
+from singletree.remote.wire import COMMON_SAMPLING, LEAST_TOP_P, Wire, WireReader, sampling_reader
 
-_read_sampling = sampling_reader(*COMMON_SAMPLING)
+_read_sampling = sampling_reader(*COMMON_SAMPLING, zeros={**LEAST_TOP_P, "top_k": -1})
 SGLANG_FINISHES: Mapping[str, StopKind] = {"stop": "stop", "length": "length", "abort": "cancelled"}
 """SGLang's finish reasons of a generation that did not fail."""
 
