@@ -61,9 +61,10 @@ def test_other_versions_are_refused(tmp_path: Path, version: int) -> None:
         read_metadata(write(tmp_path, tiny_gguf(METADATA, version)))
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [b"PK\x03\x04" + bytes(100), b"hello\n"])
+def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(WeightsUnavailable, match="not a GGUF file"):
-        read_metadata(write(tmp_path, b"PK\x03\x04" + bytes(100)))
+        read_metadata(write(tmp_path, data))
 
 
 @pytest.mark.parametrize("longest_array", [None, 0])

@@ -51,4 +51,4 @@ async def test_a_session_moves_to_another_machine(
     assert "0 saved states" in command(capsys, "delete", here, "no")[1]
     assert command(capsys, "delete", here, id) == (0, "")
     assert list(here.iterdir()) == []
-    assert "is no folder" in command(capsys, "list", file)[1]
+    assert command(capsys, "list", file)[1].startswith(f"singletree: {file} is no folder")

@@ -17,8 +17,7 @@ from typing import Any
 
 from singletree.errors import WeightsUnavailable
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
+_STARTS = (b"GGUF\2\0\0\0", b"GGUF\3\0\0\0")
 _HEAD = struct.Struct("<4sIQQ")
 _SCALARS = {
     0: "<B",
@@ -68,12 +67,12 @@ class _Reader:
         self._position = _HEAD.size
 
     def read(self) -> dict[str, Any]:
-        magic, version, _, count = _HEAD.unpack_from(self._data)
-        if magic != _MAGIC or version not in _VERSIONS:
+        if self._data[:8] not in _STARTS:
             raise WeightsUnavailable(
                 f"{self._name} is not a GGUF file of version 2 or 3 (it begins with {self._data[:8]!r}); give such a "
                 "file, or the name of a model"
             )
+        _, _, _, count = _HEAD.unpack_from(self._data)
         pairs = ((self._string(), self._value(self._number("<I"))) for _ in range(count))
         return {key: value for key, value in pairs if value is not None}
 

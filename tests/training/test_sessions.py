@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from singletree.cli.traces import count_traces, export_traces
 from singletree.errors import BadConfiguration
 from singletree.training.exports import FORMS, count_trained, history, reward_of
 from singletree.training.graph import (
@@ -272,3 +273,25 @@ def test_a_file_of_another_schema_stays_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(BadConfiguration):
             file.create({})
     assert path.read_bytes() == written
+
+
+def test_the_commands_leave_out_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    play(tmp_path / "whole.jsonl", ORDINARY, 1)
+    (tmp_path / "other.jsonl").write_text('{"a":\n')
+    for command in (count_traces, export_traces):
+        command(tmp_path / "whole.jsonl")
+        whole = capsys.readouterr().out
+        command(tmp_path)
+        out, err = capsys.readouterr()
+        assert out == whole != ""
+        assert err == f"{tmp_path / 'other.jsonl'} is left out, it is damaged: line 1 is damaged\n"
+
+
+def test_an_export_does_not_overwrite_what_it_reads(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    play(path, ORDINARY, 1)
+    before = path.read_bytes()
+    for source in (path, tmp_path):
+        with pytest.raises(BadConfiguration, match=r"s\.jsonl is one of the sessions; give another file"):
+            export_traces(source, output=path)
+    assert path.read_bytes() == before

@@ -29,8 +29,9 @@ def list_saved(folder: Path) -> None:
     """
     from singletree.llamacpp.prefix_files import list_states
 
+    states = list_states(_checked(folder))
     print(f"{'id':{_ID_SHOWN}}  {'tokens':>7}  {'MB':>7}  {'last used':16}  {'key':16}  model")
-    for path, file in list_states(_checked(folder)):
+    for path, file in states:
         status = path.stat()
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
         tokens, model = ("", file) if isinstance(file, str) else (file.about.tokens, file.about.origin.name)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from cyclopts import App
@@ -14,6 +14,9 @@ from cyclopts import App
 from singletree.cli.inspect import print_value
 from singletree.errors import BadConfiguration
 from singletree.private_files import open_private
+
+if TYPE_CHECKING:
+    from singletree.training.graph import SessionGraph
 
 app = App(name="traces", help="Check captured sessions, and write them in the forms of trainers.")
 
@@ -23,6 +26,17 @@ def _files(path: Path) -> list[Path]:
     if not found:
         raise BadConfiguration(f"{path} has no sessions; give a file or folder of --capture")
     return found
+
+
+def _undamaged(files: list[Path]) -> Iterator[tuple[Path, SessionGraph]]:
+    from singletree.training.graph import check_session, read_session
+
+    for file in files:
+        graph = read_session(file)
+        if problems := check_session(graph):
+            print(f"{file} is left out, it is damaged: {problems[0]}", file=sys.stderr)
+        else:
+            yield file, graph
 
 
 @app.command(name="check")
@@ -60,11 +74,10 @@ def count_traces(path: Path, *, json: bool = False) -> None:
         json: print JSON.
     """
     from singletree.training.exports import count_trained
-    from singletree.training.graph import read_session
 
     found = []
-    for file in _files(path):
-        summary = count_trained(read_session(file))
+    for file, graph in _undamaged(_files(path)):
+        summary = count_trained(graph)
         tokens = summary["prompt_tokens"] + summary["sampled_tokens"]
         found.append({**summary, "bytes_per_token": round(file.stat().st_size / max(1, tokens), 2)})
     if json:
@@ -99,16 +112,15 @@ def export_traces(
         incomplete: write sessions too that may lack something, whose reward is left out.
     """
     from singletree.training.exports import find_form
-    from singletree.training.graph import check_session, read_session
 
     documents = find_form(form)
+    files = _files(path)
+    if output is not None and output.exists() and any(map(output.samefile, files)):
+        raise BadConfiguration(f"--output {output} is one of the sessions; give another file")
 
     def lines() -> Iterator[bytes]:
-        for file in _files(path):
-            graph = read_session(file)
-            if problems := check_session(graph):
-                print(f"{file} is left out, it is damaged: {problems[0]}", file=sys.stderr)
-            elif graph.lacks and not incomplete:
+        for file, graph in _undamaged(files):
+            if graph.lacks and not incomplete:
                 print(f"{file} is left out, it may lack something: {graph.lacks[0]}", file=sys.stderr)
             else:
                 yield from (msgspec.json.encode(each) + b"\n" for each in documents(graph))
