@@ -44,6 +44,11 @@ class Framework(Table):
     refusal: ClassVar[dict[str, Any]] = {"detail": "<no>"}
 
 
+class Absent(Table):
+    def open(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Arriving:
+        return super().open(method, path.replace("messages", "none"), headers, body)
+
+
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "HttpConnector", Table)
@@ -84,9 +89,28 @@ def test_a_failure_is_explained(
 
 
 @pytest.mark.usefixtures("table")
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_checks(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status("http://there", flag, str(tmp_path)) == 1
+    printed = capsys.readouterr()
+    assert printed.err == f"singletree: {tmp_path}: Is a directory; give a path that can be used\n"
+    assert printed.out == ""
+
+
+@pytest.mark.usefixtures("table")
 def test_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("http://gone") == 2
     assert "no endpoint answers: connection refused" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(endpoint, "HttpConnector", Absent)
+    assert status("http://there", "--model", "nope") == 2
+    assert "/v1/responses for the model 'nope'; it lists m" in capsys.readouterr().err
 
 
 def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

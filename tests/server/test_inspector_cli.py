@@ -102,7 +102,7 @@ def test_a_session_is_saved(
     assert run("inspect", "--export", "gone") == 1
     assert "is not kept" in capsys.readouterr().err
     assert run("inspect", "--export", "s", "-o", str(tmp_path)) == 1
-    assert "give a file that can be written" in capsys.readouterr().err
+    assert "give a path that can be used" in capsys.readouterr().err
     assert run("inspect", "-o", "x") == 1
     assert "belong to --export" in capsys.readouterr().err
 

@@ -172,7 +172,7 @@ class Endpoint:
         try:
             self._discover()
         except (NoAnswer, Refused) as error:
-            raise Unreachable(f"no endpoint answers: {error}") from None
+            raise Unreachable(f"no endpoint answers: {error}; give the URL of a running server") from None
 
     def _discover(self) -> None:
         listed = self.get("/v1/models").json
@@ -186,7 +186,11 @@ class Endpoint:
         self.window = next((value for value in stated if isinstance(value, int)), None)
         self.protocols = tuple(protocol for protocol in PROTOCOLS if self._has(protocol))
         if not self.protocols:
-            raise Unreachable("it has none of /v1/messages, /v1/chat/completions and /v1/responses")
+            names = ", ".join(str(each["id"]) for each in self.models)
+            unlisted = "" if own else f" for the model {self.model!r}; it lists {names or 'no models'}"
+            raise Unreachable(
+                f"it has none of /v1/messages, /v1/chat/completions and /v1/responses{unlisted}"
+            )
         self._look_deeper(self.protocols[-1])
 
     def _has(self, protocol: TurnProtocol) -> bool:

@@ -6,6 +6,7 @@ Nothing that takes time is imported here: only inside ``main`` does Ctrl-C end i
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -107,6 +108,10 @@ def _run(arguments: Sequence[str] | None) -> None:
     except BrokenPipeError:
         # The reader closed the pipe, as `singletree families | head` does.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the interpreter's last flush)
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        _fail(f"{error.filename or 'the output'}: {error.strerror}; give a path that can be used", 1)
 
 
 def app() -> App:

@@ -85,6 +85,9 @@ def check_endpoint(
     except Unreachable as error:
         print(f"singletree: {url}: {error}", file=sys.stderr)
         sys.exit(2)
+    for file in (json_file, html_file):
+        if file is not None:
+            file.open("ab").close()  # One that cannot be written is refused before two minutes of checks.
     results = []
     with console.status("checking") as status:
         for result in run_all(checks, endpoint, seconds):

@@ -80,9 +80,6 @@ def _export(server: RunningServer, session: str, output: Path | None, *, without
     path = f"{_PAGE}/api/export?session={quote(session, safe='')}&texts={texts}"
     document = server.fetch_bytes(path, seconds=_EXPORT_SECONDS)
     file = output or Path(f"singletree-{_session_id(session)}.html")
-    try:
-        create_private(file)
-        file.write_bytes(document)
-    except OSError as error:
-        raise BadConfiguration(f"{file}: {error.strerror}; give a file that can be written with -o") from None
+    create_private(file)
+    file.write_bytes(document)
     print(f"{file} ({len(document):,} bytes)")

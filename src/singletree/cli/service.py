@@ -43,6 +43,10 @@ def install(*arguments: Arguments) -> None:
         Arguments of `singletree serve`, after --. Paths must be absolute. Give keys as @FILE: all users of a machine
         can see the arguments of its programs.
     """
+    from singletree.cli import app as command_line
+
+    # What serve would refuse is refused now, not at each of its starts.
+    command_line().parse_args(["serve", *arguments], print_error=False, exit_on_error=False)
     path = _definition()
     command = [sys.executable, "-m", "singletree", "serve", *arguments]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,6 +129,7 @@ def _run(*command: str, may_fail: bool = False) -> int:
         ) from None
     if done.returncode and not may_fail:
         raise BadConfiguration(
-            f"`{' '.join(command)}` fails: {done.stderr.strip()}; the file of the service is {_definition()}"
+            f"`{' '.join(command)}` fails: {done.stderr.strip()}; the file of the service is {_definition()}: "
+            "install it as a user who is logged in, or start `singletree serve` in another way"
         )
     return done.returncode
