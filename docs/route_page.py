@@ -16,7 +16,6 @@ programs. Errors have the form of the protocol; on routes without one, that of t
 has `anthropic-version`, else OpenAI's. Routes of an API are also below `/anthropic`, `/openai`, `/api/v1` and
 `/v1/v1`, which base URLs of other servers bring, and with `--capture` below `/sessions/NAME`.
 With `--key-file` the key needs the right for its routes, too ([rights](security.md#names-rights-and-rates---key-file)).
-`GET /v1/responses` opens a WebSocket for a client that asks for one, and refuses it with `--no-websockets` only.
 `POST /v1/responses/compact` answers with what is left of the conversation, and a summary that the model writes.
 
 | route | what it does | protocol | who may use it |

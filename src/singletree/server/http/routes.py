@@ -316,9 +316,9 @@ async def get_session(call: Call) -> ASGIApp:
 
 
 async def refuse_upgrade(call: Call) -> ASGIApp:
-    """Refuse a WebSocket upgrade with status 426: Codex tries a WebSocket first, and then falls back to HTTP at once.
+    """Open a WebSocket for turns; with --no-websockets refuse it with status 426, and Codex falls back to HTTP at once.
 
-    Raises MethodNotAllowed for an ordinary GET.
+    A WebSocket is opened before it comes here. Raises MethodNotAllowed for an ordinary GET.
     """
     if "upgrade" not in call.headers:
         raise MethodNotAllowed("GET /v1/responses is not supported: send POST, or GET /v1/responses/{id}")
