@@ -8,7 +8,7 @@ import { useKeys } from "./keyboard.js";
 import { follow, serverNow, useLive } from "./live.js";
 import { BreakCard, Empty, Fact, PhaseLegend, Verdict, awaited, laidOut, sentence } from "./pieces.js";
 import { exported, useAnswer } from "./source.js";
-import { barsOf, endOf } from "./times.js";
+import { barsOf, endOf, reachOf } from "./times.js";
 import { gist } from "./event_gist.js";
 import { TurnPages } from "./turn_pages.js";
 import { VirtualRows } from "./virtual_rows.js";
@@ -116,7 +116,7 @@ function Calls({ calls }) {
 function TimeBar({ turn }) {
   const now = serverNow();
   const bars = barsOf(turn, now).filter((bar) => bar.kind !== "gap");
-  const reach = Math.max(1, ...bars.map((bar) => bar.end));
+  const reach = Math.max(1, reachOf(turn, now));
   const place = (ms) => `${(ms / reach) * 100}%`;
   const step = niceStep(reach / MOST_TICKS);
   const ticks = Array.from({ length: Math.floor(reach / step) + 1 }, (_, index) => index * step);

@@ -249,6 +249,24 @@ def test_tokens_beside_the_events(open_page: OpenPage, server: Server, sessions:
     expect(call).to_contain_text(re.compile(r"dispatched at \d+ ms, ran \d"))
 
 
+def test_the_end_of_a_turn_is_in_its_time(open_page: OpenPage, server: Server, sessions: Sessions) -> None:
+    session = sessions["good"]
+    turn = turns(server, session)[-1]
+
+    def end_late(route: Any) -> None:
+        """An answer whose body took long to make, and to send, after its last token."""
+        answer = route.fetch()
+        found = answer.json()
+        found["turn"]["times"]["total_ms"] *= 9
+        route.fulfill(response=answer, json=found)
+
+    page = open_page()
+    page.route("**/inspect/api/turns/*", end_late)
+    page.evaluate("address => { location.hash = address }", f"#/sessions/{session}/turns/{turn['id']}")
+    expect(page.locator(".turn-end")).to_be_attached()
+    assert checks.overflowing(page) == []
+
+
 def test_a_request_that_was_sent_again_is_folded(open_page: OpenPage, server: Server) -> None:
     traffic.repeated_request(server, "repeated")
     page = open_page(f"#/sessions/{traffic.session_id(server, 'repeated')}")
