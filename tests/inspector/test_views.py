@@ -96,6 +96,7 @@ def test_every_view_fits_a_phone(view: str, open_page: OpenPage, server: Server,
     expect(page.get_by_role("heading", level=1)).to_contain_text(HEADINGS[view])
     page.wait_for_timeout(300)
     assert checks.overflowing(page) == []
+    assert page.locator(".crumbs ol").evaluate("list => list.scrollWidth - list.clientWidth") == 0
 
 
 def test_the_tree_of_sessions(open_page: OpenPage, sessions: Sessions) -> None:
