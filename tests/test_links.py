@@ -33,7 +33,12 @@ def _anchors(page: Path) -> frozenset[str]:
 def _broken(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = (page.parent / path).resolve() if path else page
-    return not target.exists() or bool(anchor and target.suffix == ".md" and anchor not in _anchors(target))
+    # The site makes one dash of several in an anchor, GitHub keeps them.
+    return (
+        "--" in anchor
+        or not target.exists()
+        or bool(anchor and target.suffix == ".md" and anchor not in _anchors(target))
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
