@@ -123,13 +123,16 @@ function Help({ onClose }) {
 
 function KeyForm() {
   const [key, setKey] = useState("");
+  const field = useRef();
+  useEffect(() => field.current.focus(), []);
   return html`<form class="empty key-form" onSubmit=${(event) => {
     event.preventDefault();
     useKey(key.trim());
   }}>
     <p class="empty-title">This server wants an API key.</p>
+    ${needsKey.value === "refused" && html`<p class="bad" role="alert">It refuses the key that was given.</p>`}
     <p>It is the one that harnesses send (<code>--api-key</code>). It stays in this tab.</p>
-    <label>API key <input type="password" autocomplete="off" required value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
+    <label>API key <input ref=${field} type="password" autocomplete="off" required value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
     <button type="submit">Open</button>
   </form>`;
 }

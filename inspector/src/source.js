@@ -9,7 +9,8 @@ const STORED_KEY = "singletree-key";
 export const exported = readExported();
 /** Counts up when everything has to be fetched again: after a reconnect, or with another key. */
 export const generation = signal(0);
-export const needsKey = signal(false);
+/** Why the page asks for a key: "missing" or "refused"; empty where it need not. */
+export const needsKey = signal("");
 /** Counts up with every key that is given. */
 export const keyVersion = signal(0);
 
@@ -24,7 +25,7 @@ if (apiKey) sessionStorage.setItem(STORED_KEY, apiKey);
 export function useKey(key) {
   apiKey = key;
   sessionStorage.setItem(STORED_KEY, key);
-  needsKey.value = false;
+  needsKey.value = "";
   keyVersion.value += 1;
   generation.value += 1;
 }
@@ -47,7 +48,7 @@ export async function request(path, options = {}) {
     throw new ApiError(0, "The server does not answer. The page tries again by itself.");
   }
   if (response.ok) return response;
-  if (response.status === 401) needsKey.value = true;
+  if (response.status === 401) needsKey.value = apiKey ? "refused" : "missing";
   let message = `The server answered ${response.status} ${response.statusText}.`;
   try {
     message = (await response.json()).error.message;
