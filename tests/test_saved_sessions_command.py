@@ -48,6 +48,7 @@ async def test_a_session_moves_to_another_machine(
 
     file.write_bytes(file.read_bytes()[:-4096])
     assert "it is cut" in command(capsys, "import", there, file, "--model", model)[1]
+    assert "no id is given; `singletree sessions list" in command(capsys, "delete", here)[1]
     assert "0 saved states" in command(capsys, "delete", here, "no")[1]
     assert command(capsys, "delete", here, id) == (0, "")
     assert list(here.iterdir()) == []

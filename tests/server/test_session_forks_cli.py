@@ -58,6 +58,8 @@ async def test_a_fork_is_shown_and_compared(run: Run, tmp_path: Path) -> None:
         harness = Harness(PROTOCOLS[0], as_given, 3)
         for _ in range(3):
             await harness.go_on(served.client, "alpha")
+        status, printed = await run(served, "fork", "task", "--at", "0", "--model", "beta")
+        assert (status, "at is 0; the session has turns 1 to" in printed) == (1, True)
         status, printed = await run(served, "fork", "task", "--at", "2", "--model", "beta")
         assert status == 0, printed
         assert "(Thought 1.)\nWords 1.\nweather {" in printed

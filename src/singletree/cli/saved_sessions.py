@@ -107,6 +107,8 @@ def delete_saved(folder: Path, *ids: str) -> None:
     ids
         The ids of the states, or their beginnings.
     """
+    if not ids:
+        raise BadConfiguration(f"no id is given; `singletree sessions list {folder}` shows them")
     for path in [_find(folder, id) for id in ids]:
         path.unlink(missing_ok=True)
 

@@ -52,7 +52,7 @@ def fork_to_model(
         value = server.post(_MOVES, {"session": session, "to": model})
         text = f"{model} answers the requests of session {session} from now on"
     else:
-        at = at or len(server.fetch_session(session, "/turns")["data"])
+        at = len(server.fetch_session(session, "/turns")["data"]) if at is None else at
         value = server.post(
             f"{session_path(session)}/fork", {"model": model, "at": at}, seconds=_TURN_SECONDS
         )
