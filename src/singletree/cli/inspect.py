@@ -174,13 +174,12 @@ def read_text(file: str) -> str:
     """Return the text of ``file`` (- for standard input) with its line endings unchanged.
 
     Raises:
-        BadConfiguration: the file cannot be read, or is not UTF-8.
+        OSError: the file cannot be read.
+        BadConfiguration: it is not UTF-8.
     """
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return data.decode()
-    except OSError as error:
-        raise BadConfiguration(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise BadConfiguration(f"{file}: not valid UTF-8 at byte {error.start}") from None
 

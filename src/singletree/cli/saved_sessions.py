@@ -134,7 +134,5 @@ def _checked(folder: Path) -> Path:
 def _explained(file: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise BadConfiguration(f"{file}: {error.strerror or error}") from None
     except ValueError as error:
         raise BadConfiguration(f"{file} cannot be used: {error}") from None
