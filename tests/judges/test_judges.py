@@ -69,7 +69,7 @@ def _judge(judge: str, folder: Path, files: list[str], report: Path, **variables
         "pytest",
         *options,
         "--timeout",
-        "60",
+        "300",  # One test generates under twenty names of models.
         f"--junitxml={report}",
         *files,
     ]
