@@ -15,7 +15,7 @@ Every route of the server, made from `src/singletree/server/http/route_table.py`
 programs. Errors have the form of the protocol; on routes without one, that of the client: Anthropic's where a request
 has `anthropic-version`, else OpenAI's. Routes of an API are also below `/anthropic`, `/openai`, `/api/v1` and
 `/v1/v1`, which base URLs of other servers bring, and with `--capture` below `/sessions/NAME`.
-With `--key-file` the key needs the right for its routes, too ([rights](security.md#names-rights-and-rates-in-a-file-of-keys)).
+With `--key-file` a key needs the right for its routes ([rights](security.md#names-rights-and-rates-in-a-file-of-keys)).
 `POST /v1/responses/compact` answers with what is left of the conversation, and a summary that the model writes.
 
 | route | what it does | protocol | who may use it |
