@@ -155,6 +155,49 @@ def test_h5_complete_calls_before_a_broken_one_are_kept(family: Family) -> None:
     assert "oops" in "".join(p.text for p in parts if isinstance(p, Text))
 
 
+# The pair of a call of beam is that of every message, and the tags of minicpm5 are those of any XML.
+PARAMETERS = [f for f in CALL if f.forms[0].parameter and f.name not in ("beam", "minicpm5")]
+
+
+OSLO = ToolCall("f", '{"s": "Oslo"}', "abcdefghi")
+
+
+def without_first_closer(family: Family, *calls: ToolCall) -> str:
+    """Return the turn of ``calls`` as a model writes it that forgets the closing tag of the first value."""
+    closer = SLOT.sub("s", family.forms[0].parameter.partition("{value}")[2]).strip()
+    before, behind = render_turn(family, calls).split(closer, 1)
+    return before + (behind.removeprefix("\n") if before.endswith("\n") else behind)
+
+
+@pytest.mark.parametrize("family", PARAMETERS, ids=lambda f: f.name)
+def test_h6_a_value_without_its_closing_tag_hides_no_other_call(family: Family) -> None:  # C18
+    text = without_first_closer(family, OSLO, OSLO, G)
+    for pieces in cuts(text):
+        assert shown(turn(family, pieces, TOOLS, closed(family)).parts) == shown((OSLO, OSLO, G))
+    for end in range(text.index("Oslo") + 4, len(text)):
+        calls = turn(family, [text[:end]], TOOLS, closed(family)).tool_calls
+        assert calls[0].arguments.startswith('{"s": "Oslo')
+        assert all(call.arguments in ('{"s": "Oslo"}', "{}") for call in calls if call.complete)
+
+
+@pytest.mark.parametrize("family", [f for f in PARAMETERS if f.forms[0].next_closes], ids=lambda f: f.name)
+def test_h6_a_value_without_its_closing_tag_ends_at_the_next_parameter(family: Family) -> None:
+    call = ToolCall("f", '{"s": "Oslo", "n": 3}', "abcdefghi")
+    text = without_first_closer(family, call, G).replace("Oslo", "Oslo\n").replace("Oslo\n\n", "Oslo\n")
+    for pieces in cuts(text):
+        assert shown(turn(family, pieces, TOOLS, closed(family)).parts) == shown((call, G))
+
+
+def test_h6_an_element_inside_a_value_without_its_closing_tag_ends() -> None:
+    tag = "]<]minimax[>["
+    text = f'{tag}<tool_call>\n{tag}<invoke name="h">{tag}<a>{tag}<a>1{tag}</invoke>\n{tag}</tool_call>Hi'
+    tools = (Tool("h", parameters={"properties": {"a": {"type": "object"}}}),)
+    for pieces in cuts(text):
+        (call, text_behind) = turn(families.get("minimax_m3"), pieces, tools).parts
+        assert shown((call,)) == [("h", json.dumps({"a": f"{tag}<a>1"}), True)]
+        assert text_behind == Text("Hi")
+
+
 @pytest.mark.parametrize("family", families.table(), ids=lambda f: f.name)
 def test_h6_what_opens_nothing_sensible_hides_nothing(family: Family) -> None:  # C17
     for marker in markers(family):

@@ -85,7 +85,13 @@ def dsml(
         (f"<｜{language}｜{each}>\n", f"\n</｜{language}｜{each}>") for each in (block, *also_blocks)
     )
     forms: tuple[Form, ...] = (
-        Form(f"{opener}>\n{{params}}{closer}", own, parameter=parameter, also_parameter=untyped),
+        Form(
+            f"{opener}>\n{{params}}{closer}",
+            own,
+            parameter=parameter,
+            also_parameter=untyped,
+            next_closes=True,
+        ),
         # Without parameters the tag may close itself; sometimes the body is one JSON object.
         Form(f"{opener}{{params}}/>", own, parameter=parameter),
         Form(f"{opener}>\n{{args}}\n{closer}", own),

@@ -176,6 +176,7 @@ MINIMAX_M2 = Family(
             also_parameter=tuple(f"<parameter name={q}{{key}}{q}>{{value}}</parameter>\n" for q in ("'", "")),
             calls=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
             joiner="\n",
+            next_closes=True,
             optional=True,
         )
         for quote in ('"', "'", "")  # as MiniMax's own parser reads names (its guide to tool calls)

@@ -20,6 +20,8 @@ from singletree.parsing.patterns import SPACE, Either, Element, Found, Match, Pa
 _SPACED = ("key", "type")
 """Slots beside which a model may write white space."""
 _LONGEST_KEY = 256
+_WORD = "\0"
+"""The first letter of a name, in the text behind a value."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,13 @@ def parameter_patterns(
         else:
             elements += patterns.literal(coded(part))
     ends = [e.strip() for e in (tail, *(closers if form.pair_ends or not tail.strip() else ())) if e.strip()]
-    # A model that forgets the closer continues with the end of the call and of its pair. These two tags in a row are
-    # too unlikely inside a value to be data.
-    after = "\n".join(t for t in (ends[0], closers[0].strip() if tail.strip() else "") if t)
+    # A model that forgets the closer goes on with the end of the call, and then ends the pair or begins the next call.
+    # These two in a row are too unlikely inside a value to be data.
+    own, rest = bool(tail.strip()), coded(form.call.partition("{params}")[2])[len(tail) :].strip()
+    again = coded(("" if own else form.calls[0]) + SLOT.split(form.call)[0]).strip()
+    has_again = form.calls[0] and again and not (own and form.wrap_each)
+    follows = (closers[0].strip() * own, again + _WORD if has_again else "")
+    after = ["\n".join(t for t in (ends[0], rest, each) if t) for each in follows if each]
 
     def value_end(key: str) -> TextSearch:
         return _value_end(coded(close.replace("{key}", key)), after)
@@ -133,22 +139,24 @@ def parameter_patterns(
         element=coded(form.parameter) if form.nested else "",
         opens=Pattern(child) if form.nested else None,
         also=tuple(parameter_patterns(each, tail, closers, coded) for each in also),
-        next=NextParameter(before, behind.rstrip("\n")) if form.next_closes else None,
+        next=NextParameter(before, SLOT.split(behind)[0].rstrip("\n")) if form.next_closes else None,
     )
 
 
-def _value_end(close: str, after: str) -> TextSearch:
+def _value_end(close: str, after: Sequence[str]) -> TextSearch:
     closer, trim = close.strip(), close.startswith("\n")
-    texts, lost = [closer], r"(?!)"
-    if "\n" in after:
-        # One line break or none, as in ``texts``: everything that this can match has to be held back.
-        lost = rf"(?={re.escape(after).replace(re.escape(chr(10)), chr(10) + '?')})"
-        texts.append(after)
-    texts += [s.replace("\n", "") for s in texts]
-    if trim:
-        texts += ["\n" + s for s in texts]
-    pattern = ("\n?" if trim else "") + f"(?:{re.escape(closer)}|{lost})"
+    # One line break or none, as in ``texts``: everything that this can match has to be held back.
+    lost = "|".join(map(re.escape, after)).replace("\\\n", "\n?").replace(re.escape(_WORD), r"\w") or r"(?!)"
+    texts = [variant for text in after for variant in _variants("\n" + text)]
+    texts += _variants("\n" * trim + closer)
+    pattern = ("\n?" if trim else "") + rf"{re.escape(closer)}|\n?(?={lost})"
     return TextSearch.of(texts, pattern, coercion.UNLIKE_JSON)
+
+
+def _variants(text: str) -> list[str]:
+    """Return ``text`` with and without each of its line breaks."""
+    line, line_break, rest = text.partition("\n")
+    return [line + each + tail for each in {line_break, ""} for tail in (_variants(rest) if rest else [""])]
 
 
 class TagParameters:
@@ -305,7 +313,7 @@ class TagParameters:
     def _close_parameter(self, sink: Sink, closer: str, position: int) -> int:
         element = self._patterns.element
         if self._value is not None and element:
-            if not self._is_balanced(element):
+            if closer and not self._is_balanced(element):
                 self._add_text(closer, sink)
                 return position
             value = "".join(self._value)
