@@ -249,6 +249,8 @@ class MessageWriter:
             call_id, name = self._ids.result(part.call_id)
             answer = with_error(part)
             if self._takes_result():
+                for call in self._before_results().get("tool_calls", ()):
+                    self.placeholders.name_result(call["function"]["name"], self._guard(name))
                 of = {"name": self._guard(name), "tool_call_id": self._guard(call_id)}
                 self._messages += [{"role": "tool", **of, "content": self._pictures.result_content(answer)}]
             elif isinstance(content := self._pictures.content(answer), str):
@@ -260,8 +262,10 @@ class MessageWriter:
         """Return whether a result can be printed now: some templates print results only after their own calls."""
         if not self._capabilities.results_need_calls:
             return self._capabilities.results
-        before = next((m for m in reversed(self._messages) if m["role"] != "tool"), {})
-        return "tool_calls" in before
+        return "tool_calls" in self._before_results()
+
+    def _before_results(self) -> MessageDict:
+        return next((m for m in reversed(self._messages) if m["role"] != "tool"), {})
 
     def _show_later_images(self) -> None:
         if content := self._pictures.take_later():
@@ -273,7 +277,10 @@ class MessageWriter:
         # As text, two calls would lose their results, and their turn its reasoning, with which text would be lost here.
         one_each = capabilities.results_need_calls and not capabilities.parallel_calls and not turn.text
         if one_each and len(turn.tool_calls) > 1:
-            return [message for each in _by_calls(turn) for message in self._assistant(each)]
+            messages = [message for each in _by_calls(turn) for message in self._assistant(each)]
+            for call in messages[-1].get("tool_calls", ()):
+                call["function"]["name"] = self.placeholders.add_name(call["function"]["name"])
+            return messages
         shape = self._shape(turn)
         calls = self._native_calls(shape)
         if capabilities.call_closers is not None and any(
