@@ -98,7 +98,8 @@ OWN = {
     "chatml": CHATML,
 }
 DROPS_THOUGHTS_BEFORE_CALLS = {"llama.cpp/openai-gpt-oss-120b", "trl/gptoss"}
-"""Harmony's template has one place for text and reasoning before a call, and drops it from finished loops."""
+"""Harmony's template has one place for text and reasoning before a call, and drops it from finished loops. A text is
+kept in the model's own format only, which the tests' own parts are not in."""
 MOVES_TOOLS = "mistral", "command"
 """Their templates print the tools before the last user message, so that a new one moves them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,10 +14,11 @@ import pytest
 from clients.returned_turns import HABITS, MUTATIONS, RENAMING, new_ids, numbered_ids
 from singletree import families
 from singletree.checking.returned_turns import PROTOCOLS, Mutation, TurnProtocol, as_given, no_thoughts
-from singletree.conversation import Part, Reasoning, Text, ToolCall
+from singletree.conversation import Conversation, Part, Reasoning, Text, ToolCall, ToolResult, Turn
 from singletree.parsing.family import Family
 from singletree.parsing.render_turn import render_turn
 from singletree.prompts.replay.turn_memory import TurnMemory
+from singletree.prompts.template.chat_template import ChatTemplate
 from singletree.server.ids import is_minted, new_id
 from singletree.testing.scripted_engine import ScriptedEngine
 
@@ -112,7 +114,10 @@ async def test_a_turn_with_other_ids_is_in_place_in_every_format(
 
 ONE_CALL_EACH = """\
 {%- set last = namespace(name=none) %}{% for m in messages %}{% if m.tool_calls -%}
-{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif -%}
+{{ raise_exception('both') if m.content and m.thinking -}}
+{% set why = m.content or m.thinking %}{% if why and not messages[loop.index:] | rejectattr('tool_calls', 'defined')
+  | selectattr('role', 'equalto', 'assistant') | list -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ why }}<|end|>{% endif -%}
 {% set f = m.tool_calls[0].function %}{% set last.name = f.name -%}
 <|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>
 {%- elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
@@ -120,23 +125,33 @@ ONE_CALL_EACH = """\
 <|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>
 {%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor -%}
 {% if add_generation_prompt %}<|start|>assistant{% endif %}"""
-"""Prints one call of a message, and reasoning only beside one, as gpt-oss's template does."""
+"""Prints one call of a message, and text or reasoning before it as reasoning, which it drops when the loop has ended,
+as gpt-oss's template does."""
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 @pytest.mark.parametrize(
     "habit", [as_given, no_thoughts, *MUTATIONS, *HABITS], ids=lambda habit: habit.__name__
 )
-@pytest.mark.parametrize("between", [(), (Reasoning("And more."),)], ids=["at once", "a thought between"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (Reasoning("I look."), *CALLS),
+        (Reasoning("I look."), CALLS[0], Reasoning("And more."), CALLS[1]),
+        SPOKEN,
+        (*SPOKEN[:3], Reasoning("And more."), Text("On."), CALLS[1]),
+    ],
+    ids=["at once", "a thought between", "words before", "a thought and words between"],
+)
 async def test_two_calls_are_in_place_where_a_message_has_one(
-    between: tuple[Part, ...], habit: Mutation, protocol: TurnProtocol
+    parts: tuple[Part, ...], habit: Mutation, protocol: TurnProtocol
 ) -> None:
     """The engine stops behind ``<|call|>``, so the first of two ends as other messages do."""
     family = families.get("gpt_oss")
     tokenizer = vocabulary(dict.fromkeys(MARKS["gpt_oss"], True), "<|call|>")
     spoken = speech(tokenizer, ONE_CALL_EACH, family)
     model = {part: getattr(spoken, part) for part in ("tokenizer", "template", "family", "layout")}
-    written = render_turn(family, (Reasoning("I look."), CALLS[0], *between, CALLS[1]))
+    written = render_turn(family, parts)
     async with serving_family(model, written.replace("<|call|>", "<|end|>", 1)) as served:
         session = Session(served, protocol, habit, "[[script:s0,s1]] How is it?")
         for _ in range(2):
@@ -154,6 +169,21 @@ async def test_two_calls_are_in_place_where_a_message_has_one(
         ):  # Elsewhere each call has an id of its own.
             assert named == [call.name for call in CALLS]
         assert "<tool_result>" not in behind
+
+
+def test_a_text_before_a_call_stays_where_the_template_drops_the_reasoning_of_a_loop() -> None:
+    family = families.get("gpt_oss")
+    question, result = Turn("user", (Text("How is it?"),)), ToolResult(CALLS[0].id, (Text("Sunny."),))
+    turns = [question, Turn("assistant", SPOKEN[:3]), Turn("tool", (result,))]
+    for ended in (False, True):
+        turns += [Turn("assistant", (Text("Fine."),)), question] * ended
+        prompt = ChatTemplate(ONE_CALL_EACH).render(
+            Conversation(tuple(turns)), render_parts=partial(render_turn, family)
+        )
+        text = "<|channel|>final<|message|>So.<|end|><|start|>assistant to=functions.get<|channel|>"
+        assert text in prompt
+        assert ("<|channel|>analysis<|message|>I look.<|end|>" in prompt) is not ended
+        assert "<|start|>functions.get to=assistant" in prompt
 
 
 def serving_family(model: dict[str, Any], output: str) -> Any:

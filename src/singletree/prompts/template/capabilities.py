@@ -65,6 +65,8 @@ class TemplateCapabilities:
         reasoning: the message field from which it prints reasoning (``part``: a content part of type thinking);
             None if it has no such field.
         text_beside_reasoning: whether a turn with reasoning and calls may have text as well.
+        call_header: what it prints before the words of a turn, and before the name of a call, behind the header of
+            both; empty where a turn with reasoning and calls may have text as well.
         tools: whether it prints tools.
         tools_always: whether it needs an empty list, not None, where there are no tools.
         needed_descriptions: whether it fails on a ``tool``, or on a ``parameter`` too, without a description.
@@ -110,6 +112,7 @@ class TemplateCapabilities:
     variables: frozenset[str] = frozenset()
     reasoning: ReasoningField | None = None
     text_beside_reasoning: bool = False
+    call_header: tuple[str, str] = ("", "")
     tools: bool = False
     tools_always: bool = False
     needed_descriptions: Literal["none", "tool", "parameter"] = "none"

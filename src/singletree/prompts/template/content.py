@@ -267,8 +267,8 @@ class Placeholders:
         without_reasoning: by the number of a text, the number of its marker and the form without reasoning.
         unprobed: by the number of a text, the number of its marker, if the template gets no reasoning of the turn.
         kept: markers that the template printed in a probe render.
-        results: by the number of a call's name, the names that stand at its further places, in order: a template of one
-            call names a result after the last call.
+        results: by the number of a call's name, the name, and those at its further places: a template of one call names
+            a result after the last call.
         cuts: by the number of a text, the number of the placeholder up to which the rendered text after it is cut out,
             and the text after that placeholder that is cut out too.
     """
@@ -278,7 +278,7 @@ class Placeholders:
     without_reasoning: dict[int, tuple[int, str]] = field(default_factory=dict)
     unprobed: dict[int, int] = field(default_factory=dict)
     kept: frozenset[int] = frozenset()
-    results: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    results: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     cuts: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     def add_text(self, text: str, lead: str = "") -> str:
@@ -291,16 +291,17 @@ class Placeholders:
         self.add_text("")
         return len(self.texts) - 1
 
-    def add_name(self, name: str) -> str:
-        """Return a placeholder for the name of a call, and of its turn's results (``name_result``)."""
-        placeholder = self.add_text(name)
-        self.results[len(self.texts) - 1] = ()
+    def add_name(self, name: str, before: str = "", lead: str = "") -> str:
+        """Return a placeholder for a call's name, with ``before`` in front of the ``lead`` that the template prints."""
+        placeholder = self.add_text(before + lead + name, lead)
+        self.results[len(self.texts) - 1] = name, ()
         return placeholder
 
     def name_result(self, call: str, name: str) -> None:
         """The next result behind ``call``, the name in the message or its placeholder, is that of the tool ``name``."""
         for number in placeholder_numbers(call) & self.results.keys():
-            self.results[number] += (name,)
+            own, names = self.results[number]
+            self.results[number] = own, (*names, name)
 
     def add_alternatives(self, text: str, without_reasoning: str, marker: int | None, lead: str = "") -> str:
         """Return a placeholder for ``text``, or for ``without_reasoning`` if the template does not print the marker."""
@@ -329,8 +330,7 @@ class Placeholders:
             return rendered
         kept = self.kept | placeholder_numbers(rendered) if self.without_reasoning else self.kept
         pieces: list[str] = []
-        names = {number: iter(names) for number, names in self.results.items()}
-        seen: set[int] = set()
+        names = {number: iter((self.texts[number], *names)) for number, (_, names) in self.results.items()}
         at = 0
         for match in _PLACEHOLDERS.finditer(rendered):
             number = int(match[1])
@@ -338,8 +338,8 @@ class Placeholders:
                 continue  # it is inside text that is cut out
             marker, without_reasoning = self.without_reasoning.get(number, (None, ""))
             text = self.texts[number] if marker is None or marker in kept else without_reasoning
-            text = next(names[number], text) if number in seen and number in names else text
-            seen.add(number)
+            if number in names:
+                text = next(names[number], self.results[number][0])
             pieces += [rendered[at : match.start()].removesuffix(self.leads[number]), text]
             at = self._end_of_cut(number, rendered, match.end())
         return "".join([*pieces, rendered[at:]]) if pieces else rendered

@@ -128,6 +128,27 @@ class MessageWriter:
         return self._render_parts((Text(_WORD),)).partition(_WORD)[0]
 
     @cached_property
+    def _call_lead(self) -> str:
+        """What the template prints before the name of a call; empty where it prints text beside reasoning, or is not
+        known to print it before both.
+        """
+        words, call = self._capabilities.call_header
+        return self._lead.removesuffix(words) + call if words and self._lead.endswith(words) else ""
+
+    def _before_call(self, parts: tuple[Part, ...]) -> str:
+        """Return ``parts`` as the model writes them before a call, where the template has no place for them."""
+        call = ToolCall(_WORD, "{}", _WORD)
+        return (
+            self._plain_text((*parts, call)).removesuffix(self._plain_text((call,)))
+            if self._call_lead
+            else ""
+        )
+
+    @property
+    def _one_call_each(self) -> bool:
+        return self._capabilities.results_need_calls and not self._capabilities.parallel_calls
+
+    @cached_property
     def _writes_reasoning(self) -> bool:
         """Return whether the model has a form for reasoning. Another model may have begun the conversation."""
         return self._capabilities.reasoning is not None or bool(self._render_parts((Reasoning(_WORD),)))
@@ -275,12 +296,8 @@ class MessageWriter:
         """Return one message, or two where the template prints a turn's text after its calls."""
         capabilities = self._capabilities
         # As text, two calls would lose their results, and their turn its reasoning, with which text would be lost here.
-        one_each = capabilities.results_need_calls and not capabilities.parallel_calls and not turn.text
-        if one_each and len(turn.tool_calls) > 1:
-            messages = [message for each in _by_calls(turn) for message in self._assistant(each)]
-            for call in messages[-1].get("tool_calls", ()):
-                call["function"]["name"] = self.placeholders.add_name(call["function"]["name"])
-            return messages
+        if self._one_call_each and len(turn.tool_calls) > 1 and (self._call_lead or not turn.text):
+            return [message for each in _by_calls(turn) for message in self._assistant(each)]
         shape = self._shape(turn)
         calls = self._native_calls(shape)
         if capabilities.call_closers is not None and any(
@@ -307,6 +324,11 @@ class MessageWriter:
         self, reasoning: Reasoning | None, parts: tuple[Part, ...], calls: list[MessageDict]
     ) -> MessageDict:
         place = self._capabilities.reasoning
+        for function in (call["function"] for call in calls if self._one_call_each):
+            # A text before the call is the model's own format in front of it: the template has no place for it.
+            text = self._before_call(parts)
+            function["name"] = self.placeholders.add_name(function["name"], text, self._call_lead)
+            parts = () if text else parts
         if reasoning is None or place is None:
             content = self._assistant_content(parts if reasoning is None else (reasoning, *parts))
             return self._assistant_message(content, calls)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from jinja2 import nodes
 
 from singletree.conversation import ThinkingVariables
+from singletree.prefixes import common_text_prefix
 from singletree.prompts.template.capabilities import (
     CLOCK,
     EFFORTS,
@@ -105,6 +106,7 @@ class _Probe:
         loop = [_user(), self._calling(), tool]
         results = calls and self._prints(loop, "quser", "qtool", "qresult")
         reasoning = self._reasoning(calls)
+        text_beside_reasoning = calls and self._keeps_text(reasoning)
         image = self._image()
         results_need_calls = results and not self._prints([_user(), _assistant(), tool], "qanswer", "qresult")
         text_with_calls = calls and self._prints(
@@ -116,7 +118,8 @@ class _Probe:
             clock=self._prints_time,
             variables=self._variables - STANDARD_VARIABLES,
             reasoning=reasoning,
-            text_beside_reasoning=calls and self._keeps_text(reasoning),
+            text_beside_reasoning=text_beside_reasoning,
+            call_header=self._call_header() if results_need_calls and not text_beside_reasoning else ("", ""),
             tools=self._prints_tool(_TOOL),
             tools_always=self._no_tools is not None,
             needed_descriptions=self._needed_descriptions(),
@@ -230,6 +233,12 @@ class _Probe:
             return text if _ARGUMENTS in text else None
         whole = "qkey" in text and "qvalue" in text and '\\"qkey' not in text and "'qkey'" not in text
         return text if whole else None
+
+    def _call_header(self) -> tuple[str, str]:
+        words = (self._try([_user(), _assistant(), _user("qlater")]) or "").partition("qanswer")[0]
+        call = (self._try([_user(), self._calling(), self._result()]) or "").partition("qtool")[0]
+        same = common_text_prefix(words, call)
+        return words[same:], call[same:]
 
     def _takes_parallel_calls(self) -> bool:
         calls = [self._call("qfirst"), self._call("qsecond")]
