@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain, product
 from typing import Any
 
 from singletree.parsing import patterns
@@ -147,16 +148,11 @@ def _value_end(close: str, after: Sequence[str]) -> TextSearch:
     closer, trim = close.strip(), close.startswith("\n")
     # One line break or none, as in ``texts``: everything that this can match has to be held back.
     lost = "|".join(map(re.escape, after)).replace("\\\n", "\n?").replace(re.escape(_WORD), r"\w") or r"(?!)"
-    texts = [variant for text in after for variant in _variants("\n" + text)]
-    texts += _variants("\n" * trim + closer)
+    written = ("\n" * trim + closer, *("\n" + text for text in after))
+    ways = (product(*((c, "")[: 1 + (c == "\n")] for c in text)) for text in written)
+    texts = ["".join(each) for each in chain.from_iterable(ways)]
     pattern = ("\n?" if trim else "") + rf"{re.escape(closer)}|\n?(?={lost})"
     return TextSearch.of(texts, pattern, coercion.UNLIKE_JSON)
-
-
-def _variants(text: str) -> list[str]:
-    """Return ``text`` with and without each of its line breaks."""
-    line, line_break, rest = text.partition("\n")
-    return [line + each + tail for each in {line_break, ""} for tail in (_variants(rest) if rest else [""])]
 
 
 class TagParameters:

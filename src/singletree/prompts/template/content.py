@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any, Literal
 
 from singletree.conversation import (
@@ -26,6 +27,7 @@ from singletree.conversation import (
     ToolCall,
     ToolReference,
     ToolResult,
+    Turn,
 )
 from singletree.prompts.template.capabilities import MessageDict, TemplateCapabilities
 
@@ -172,6 +174,30 @@ def _described(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**parameters, "properties": described}
 
 
+def by_calls(turn: Turn) -> list[Turn]:
+    """Return the turn in pieces with one call each, at their end; what is behind the last one is in its piece, too."""
+    ends = [i + 1 for i, part in enumerate(turn.parts) if isinstance(part, ToolCall)][:-1]
+    return [replace(turn, parts=turn.parts[a:b]) for a, b in pairwise([0, *ends, len(turn.parts)])]
+
+
+def joined_assistants(turns: Sequence[Turn]) -> list[Turn]:
+    """Return ``turns`` with turns of the assistant in a row as one."""
+    joined: list[Turn] = []
+    for turn in turns:
+        if joined and turn.role == joined[-1].role == "assistant":
+            joined[-1] = Turn("assistant", joined[-1].parts + turn.parts)
+        else:
+            joined.append(turn)
+    return joined
+
+
+def last_answer(turns: Sequence[Turn]) -> int:
+    """Return the index at which the last run of assistant turns begins; 0 if there is none after the first turn."""
+    roles = [turn.role for turn in turns]
+    starts = (i for i in range(len(roles) - 1, 0, -1) if roles[i - 1] != "assistant" == roles[i])
+    return next(starts, 0)
+
+
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _NUMBER = re.compile(r"(?<!\d)\d{1,9}\Z")
 _NINE = re.compile(r"[0-9A-Za-z]{9}")
@@ -267,8 +293,7 @@ class Placeholders:
         without_reasoning: by the number of a text, the number of its marker and the form without reasoning.
         unprobed: by the number of a text, the number of its marker, if the template gets no reasoning of the turn.
         kept: markers that the template printed in a probe render.
-        results: by the number of a call's name, the name, and those at its further places: a template of one call names
-            a result after the last call.
+        results: by the number of a call's name, the name, and those at its further places: they may be of its results.
         cuts: by the number of a text, the number of the placeholder up to which the rendered text after it is cut out,
             and the text after that placeholder that is cut out too.
     """
@@ -278,7 +303,7 @@ class Placeholders:
     without_reasoning: dict[int, tuple[int, str]] = field(default_factory=dict)
     unprobed: dict[int, int] = field(default_factory=dict)
     kept: frozenset[int] = frozenset()
-    results: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    results: dict[int, tuple[str, ...]] = field(default_factory=dict)
     cuts: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     def add_text(self, text: str, lead: str = "") -> str:
@@ -294,14 +319,13 @@ class Placeholders:
     def add_name(self, name: str, before: str = "", lead: str = "") -> str:
         """Return a placeholder for a call's name, with ``before`` in front of the ``lead`` that the template prints."""
         placeholder = self.add_text(before + lead + name, lead)
-        self.results[len(self.texts) - 1] = name, ()
+        self.results[len(self.texts) - 1] = (name,)
         return placeholder
 
     def name_result(self, call: str, name: str) -> None:
         """The next result behind ``call``, the name in the message or its placeholder, is that of the tool ``name``."""
         for number in placeholder_numbers(call) & self.results.keys():
-            own, names = self.results[number]
-            self.results[number] = own, (*names, name)
+            self.results[number] += (name,)
 
     def add_alternatives(self, text: str, without_reasoning: str, marker: int | None, lead: str = "") -> str:
         """Return a placeholder for ``text``, or for ``without_reasoning`` if the template does not print the marker."""
@@ -330,7 +354,7 @@ class Placeholders:
             return rendered
         kept = self.kept | placeholder_numbers(rendered) if self.without_reasoning else self.kept
         pieces: list[str] = []
-        names = {number: iter((self.texts[number], *names)) for number, (_, names) in self.results.items()}
+        names = {number: iter((self.texts[number], *names)) for number, (_, *names) in self.results.items()}
         at = 0
         for match in _PLACEHOLDERS.finditer(rendered):
             number = int(match[1])

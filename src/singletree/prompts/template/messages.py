@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any, cast
 
 from singletree.conversation import Part, Reasoning, Text, ToolCall, ToolResult, Turn
@@ -28,6 +28,9 @@ from singletree.prompts.template.content import (
     PictureWriter,
     Placeholders,
     TemplateCallIds,
+    by_calls,
+    joined_assistants,
+    last_answer,
     part_text,
     parts_of,
     placeholder_of,
@@ -129,20 +132,14 @@ class MessageWriter:
 
     @cached_property
     def _call_lead(self) -> str:
-        """What the template prints before the name of a call; empty where it prints text beside reasoning, or is not
-        known to print it before both.
-        """
+        """What the template prints before a call's name, if it has no place for text beside reasoning; else empty."""
         words, call = self._capabilities.call_header
         return self._lead.removesuffix(words) + call if words and self._lead.endswith(words) else ""
 
     def _before_call(self, parts: tuple[Part, ...]) -> str:
         """Return ``parts`` as the model writes them before a call, where the template has no place for them."""
         call = ToolCall(_WORD, "{}", _WORD)
-        return (
-            self._plain_text((*parts, call)).removesuffix(self._plain_text((call,)))
-            if self._call_lead
-            else ""
-        )
+        return self._plain_text((*parts, call)).removesuffix(self._plain_text((call,)))
 
     @property
     def _one_call_each(self) -> bool:
@@ -170,7 +167,7 @@ class MessageWriter:
         the last message and is left open.
         """
         done = 0 if checkpoint is None else self._restore(checkpoint)
-        answer = _last_answer(turns)
+        answer = last_answer(turns)
         if answer > done or checkpoint is None:
             self._write(turns[done:answer])
             checkpoint = self._make_checkpoint(answer)
@@ -200,7 +197,7 @@ class MessageWriter:
         return MessageCheckpoint(turns, tuple(self._messages), self._as_parts, *state)
 
     def _write(self, turns: Sequence[Turn]) -> None:
-        for turn in turns if self._capabilities.consecutive_assistants else _joined_assistants(turns):
+        for turn in turns if self._capabilities.consecutive_assistants else joined_assistants(turns):
             if turn.role != "tool":
                 self._show_later_images()
             if turn.role == "assistant":
@@ -297,7 +294,7 @@ class MessageWriter:
         capabilities = self._capabilities
         # As text, two calls would lose their results, and their turn its reasoning, with which text would be lost here.
         if self._one_call_each and len(turn.tool_calls) > 1 and (self._call_lead or not turn.text):
-            return [message for each in _by_calls(turn) for message in self._assistant(each)]
+            return [message for each in by_calls(turn) for message in self._assistant(each)]
         shape = self._shape(turn)
         calls = self._native_calls(shape)
         if capabilities.call_closers is not None and any(
@@ -326,7 +323,7 @@ class MessageWriter:
         place = self._capabilities.reasoning
         for function in (call["function"] for call in calls if self._one_call_each):
             # A text before the call is the model's own format in front of it: the template has no place for it.
-            text = self._before_call(parts)
+            text = self._before_call(parts) if self._call_lead else ""
             function["name"] = self.placeholders.add_name(function["name"], text, self._call_lead)
             parts = () if text else parts
         if reasoning is None or place is None:
@@ -497,29 +494,6 @@ def _call_text(call: ToolCall) -> str:
     """Return a call as text, in the manner of a result for which a template has no form (``_results``)."""
     name = json.dumps(call.name, ensure_ascii=False)
     return f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
-
-
-def _by_calls(turn: Turn) -> list[Turn]:
-    """Return the turn in pieces with one call each, at their end; what is behind the last one is in its piece, too."""
-    ends = [i + 1 for i, part in enumerate(turn.parts) if isinstance(part, ToolCall)][:-1]
-    return [replace(turn, parts=turn.parts[a:b]) for a, b in pairwise([0, *ends, len(turn.parts)])]
-
-
-def _joined_assistants(turns: Sequence[Turn]) -> list[Turn]:
-    joined: list[Turn] = []
-    for turn in turns:
-        if joined and turn.role == joined[-1].role == "assistant":
-            joined[-1] = Turn("assistant", joined[-1].parts + turn.parts)
-        else:
-            joined.append(turn)
-    return joined
-
-
-def _last_answer(turns: Sequence[Turn]) -> int:
-    """Return the index at which the last run of assistant turns begins; 0 if there is none after the first turn."""
-    roles = [turn.role for turn in turns]
-    starts = (i for i in range(len(roles) - 1, 0, -1) if roles[i - 1] != "assistant" == roles[i])
-    return next(starts, 0)
 
 
 def _in_parts(message: MessageDict) -> MessageDict:
