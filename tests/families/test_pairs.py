@@ -61,11 +61,16 @@ KEPT: Mapping[tuple[int, ...], str] = {
         llama.cpp/MiniMax-M2 llama.cpp/Qwen-Qwen3-0.6B llama.cpp/Qwen3.5-4B llama.cpp/Reka-Edge
         llama.cpp/StepFun3.5-Flash llama.cpp/deepseek-ai-DeepSeek-V3.2 llama.cpp/google-gemma-4-31B-it
         llama.cpp/google-gemma-4-31B-it-interleaved llama.cpp/openai-gpt-oss-120b
-        llama.cpp/upstage-Solar-Open-100B smg/kimi_k25 smg/minimax_m2 trl/diffusion_gemma trl/gemma4
+        llama.cpp/upstage-Solar-Open-100B smg/kimi_k25 smg/minimax_m2 trl/gemma4
         trl/gemma4_v3 trl/gemma4_v4 trl/gemma4_v5 trl/glm4moe trl/qwen3 trl/qwen3_5_nothink vllm/qwen3
         vllm/qwen35
     """,
-    (1, 0, 0, 1): "llama.cpp/ggml-vocab-gemma-4.embedded llama.cpp/llama-cpp-deepseek-r1 trl/gemma4_v2",
+    (
+        1,
+        0,
+        0,
+        1,
+    ): "llama.cpp/ggml-vocab-gemma-4.embedded llama.cpp/llama-cpp-deepseek-r1 trl/diffusion_gemma trl/gemma4_v2",
     (0, 0, 0, 0): """
         axolotl/exaone4 llama.cpp/Apriel-1.6-15b-Thinker-fixed llama.cpp/NVIDIA-Nemotron-Nano-v2
         llama.cpp/Qwen-QwQ-32B vllm/tool_chat_template_deepseekr1

@@ -171,6 +171,31 @@ async def test_two_calls_are_in_place_where_a_message_has_one(
         assert "<tool_result>" not in behind
 
 
+TEXT_LAST = """\
+{%- for m in messages %}{% if m.role != 'tool' %}{% if m.role != 'assistant' %}<|turn>user
+{{ m.content }}<turn|>{% else %}{% if m.tool_calls and m.reasoning_content -%}
+<|channel>thought
+{{ m.reasoning_content }}<channel|>{% endif -%}
+{% for c in m.tool_calls -%}
+<|tool_call>call:{{ c.function.name }}{{ c.function.arguments | tojson }}<tool_call|>{% endfor -%}
+{% for r in messages[loop.index:] if m.tool_calls and r.role == 'tool' -%}
+<|tool_response>response:{{ r.name }}{{ '{' }}{{ r.content }}}<tool_response|>{% endfor -%}
+{{ m.content }}{% endif %}{% endif %}{% endfor -%}
+{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model
+{% endif %}"""
+"""Prints the text of a turn behind its results, and reasoning beside calls only, as Gemma 4's first templates do."""
+
+
+def test_a_text_stays_between_reasoning_and_call_where_the_template_prints_it_behind_the_result() -> None:
+    question, result = Turn("user", (Text("How is it?"),)), ToolResult(CALLS[0].id, (Text("Sunny."),))
+    turns = (question, Turn("assistant", SPOKEN[:3]), Turn("tool", (result,)))
+    prompt = ChatTemplate(TEXT_LAST).render(
+        Conversation(turns), render_parts=partial(render_turn, families.get("gemma4"))
+    )
+    assert "thought\nI look.<channel|>So.<|tool_call>call:get{" in prompt
+    assert "<|tool_response>response:get{Sunny.}" in prompt
+
+
 def test_a_text_before_a_call_stays_where_the_template_drops_the_reasoning_of_a_loop() -> None:
     family = families.get("gpt_oss")
     question, result = Turn("user", (Text("How is it?"),)), ToolResult(CALLS[0].id, (Text("Sunny."),))

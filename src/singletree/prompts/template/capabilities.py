@@ -66,7 +66,7 @@ class TemplateCapabilities:
             None if it has no such field.
         text_beside_reasoning: whether a turn with reasoning and calls may have text as well.
         call_header: what it prints before the words of a turn, and before the name of a call, behind the header of
-            both; empty where a turn with reasoning and calls may have text as well.
+            both; empty where a turn with reasoning and calls may have text as well, or calls may be text.
         tools: whether it prints tools.
         tools_always: whether it needs an empty list, not None, where there are no tools.
         needed_descriptions: whether it fails on a ``tool``, or on a ``parameter`` too, without a description.

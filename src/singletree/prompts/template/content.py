@@ -318,7 +318,7 @@ class Placeholders:
 
     def add_name(self, name: str, before: str = "", lead: str = "") -> str:
         """Return a placeholder for a call's name, with ``before`` in front of the ``lead`` that the template prints."""
-        placeholder = self.add_text(before + lead + name, lead)
+        placeholder = self.add_text(before + lead + name, lead) if before else self.add_text(name)
         self.results[len(self.texts) - 1] = (name,)
         return placeholder
 

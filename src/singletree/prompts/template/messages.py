@@ -132,9 +132,9 @@ class MessageWriter:
 
     @cached_property
     def _call_lead(self) -> str:
-        """What the template prints before a call's name, if it has no place for text beside reasoning; else empty."""
+        """What the template prints before a call's name, if it has no place there for text; else empty."""
         words, call = self._capabilities.call_header
-        return self._lead.removesuffix(words) + call if words and self._lead.endswith(words) else ""
+        return self._lead.removesuffix(words) + call if call and self._lead.endswith(words) else ""
 
     def _before_call(self, parts: tuple[Part, ...]) -> str:
         """Return ``parts`` as the model writes them before a call, where the template has no place for them."""
@@ -301,7 +301,7 @@ class MessageWriter:
             isinstance(p, ToolCall) for p in shape.content[: -len(calls) or None]
         ):
             return [self._with_all_calls(shape, capabilities.call_closers)]
-        if calls and self._has_content(shape) and not capabilities.text_with_calls:
+        if calls and self._has_content(shape) and not (capabilities.text_with_calls or self._call_lead):
             return [self._message(shape.reasoning, shape.middle, []), self._message(None, (), calls)]
         return [self._message(shape.reasoning, shape.middle if calls else shape.content, calls)]
 
@@ -321,14 +321,14 @@ class MessageWriter:
         self, reasoning: Reasoning | None, parts: tuple[Part, ...], calls: list[MessageDict]
     ) -> MessageDict:
         place = self._capabilities.reasoning
-        for function in (call["function"] for call in calls if self._one_call_each):
-            # A text before the call is the model's own format in front of it: the template has no place for it.
+        if reasoning is not None and place is None:
+            parts, reasoning = (reasoning, *parts), None
+        for call in calls if self._one_call_each else calls[: bool(parts and self._call_lead)]:
             text = self._before_call(parts) if self._call_lead else ""
-            function["name"] = self.placeholders.add_name(function["name"], text, self._call_lead)
-            parts = () if text else parts
+            name = self.placeholders.add_name(call["function"]["name"], text, self._call_lead)
+            call["function"]["name"], parts = name, () if text else parts
         if reasoning is None or place is None:
-            content = self._assistant_content(parts if reasoning is None else (reasoning, *parts))
-            return self._assistant_message(content, calls)
+            return self._assistant_message(self._assistant_content(parts), calls)
         reasoning_text, marker = self._own_guard(reasoning.text), None
         if reasoning_text.strip() and any(isinstance(part, Reasoning) for part in parts):
             marker = self.placeholders.add_marker()
@@ -454,7 +454,7 @@ class MessageWriter:
     def _native_calls(self, shape: _Shape) -> list[MessageDict]:
         capabilities, calls = self._capabilities, shape.calls
         # Text and calls of one turn become two messages where a template would lose the results otherwise.
-        splits = capabilities.results_need_calls and capabilities.consecutive_assistants
+        splits = self._call_lead or (capabilities.results_need_calls and capabilities.consecutive_assistants)
         if (
             not capabilities.calls
             or (len(calls) > 1 and not capabilities.parallel_calls)

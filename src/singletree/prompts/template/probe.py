@@ -119,7 +119,7 @@ class _Probe:
             variables=self._variables - STANDARD_VARIABLES,
             reasoning=reasoning,
             text_beside_reasoning=text_beside_reasoning,
-            call_header=self._call_header() if results_need_calls and not text_beside_reasoning else ("", ""),
+            call_header=self._call_header() if needs_calls and not text_beside_reasoning else ("", ""),
             tools=self._prints_tool(_TOOL),
             tools_always=self._no_tools is not None,
             needed_descriptions=self._needed_descriptions(),
@@ -238,7 +238,10 @@ class _Probe:
         words = (self._try([_user(), _assistant(), _user("qlater")]) or "").partition("qanswer")[0]
         call = (self._try([_user(), self._calling(), self._result()]) or "").partition("qtool")[0]
         same = common_text_prefix(words, call)
-        return words[same:], call[same:]
+        other = _assistant(self._empty, tool_calls=[self._call("qother")])
+        again = self._try([_user(), self._calling(), self._result(), other]) or ""
+        # A header that counts calls is not known beforehand.
+        return (words[same:], call[same:]) if again.partition("qother")[0].endswith(call[same:]) else ("", "")
 
     def _takes_parallel_calls(self) -> bool:
         calls = [self._call("qfirst"), self._call("qsecond")]
