@@ -85,6 +85,7 @@ OTHER_CALLS = {
     "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use": "refuses nested schemas without additionalProperties",
     "llama.cpp/openbmb-MiniCPM5-1B": "prints an object as Python does",
     "trl/deepseekv3": "prints the text and the opener of the first turn with calls only",
+    "vllm/tool_chat_template_gemma3_pythonic": "prints several arguments without commas",
     "vllm/tool_chat_template_llama3.2_pythonic": "prints strings without quotes",
     "vllm/tool_chat_template_llama4_json": "prints nothing between two calls",
     "vllm/tool_chat_template_llama4_pythonic": "prints an object as Python does",

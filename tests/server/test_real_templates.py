@@ -56,23 +56,17 @@ TOOLS = [
 
 BREAKS: Mapping[str, str] = {
     "axolotl/exaone4": "drops reasoning",
-    "axolotl/mistral_v2v3": "prints tools before the last words of the user",
-    "axolotl/mistral_v3_tekken": "prints tools before the last words of the user",
     "llama.cpp/Apriel-1.6-15b-Thinker-fixed": "drops reasoning",
     "llama.cpp/Cohere2MoE": "numbers results",
     "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use": "prints instructions behind the last message",
     "llama.cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use": "drops reasoning beside text; numbers results",
-    "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506": "prints tools before the last words of the user",
     "llama.cpp/NVIDIA-Nemotron-Nano-v2": "drops reasoning",
     "llama.cpp/Qwen-QwQ-32B": "drops reasoning",
-    "llama.cpp/mistralai-Mistral-Nemo-Instruct-2407": "prints tools before the last words of the user",
     "llama.cpp/moonshotai-Kimi-K2": "numbers the calls of each turn from 0",
     "npm_lenml/command_r_plus.tool_use": "prints instructions behind the last message",
-    "npm_lenml/mistral_nemo": "prints tools before the last words of the user",
     "trl/deepseekv3": "opens the calls of the first turn only",
     "vllm/tool_chat_template_deepseekr1": "drops reasoning",
-    "vllm/tool_chat_template_mistral": "prints tools before the last words of the user",
-    "vllm/tool_chat_template_mistral_parallel": "prints tools before the last words of the user",
+    "vllm/tool_chat_template_mistral_parallel": "prints instructions in the last words of the user",
 }
 """Why a template does not print what its model wrote, by ``label``."""
 
@@ -114,8 +108,8 @@ def spoken_by(source: str) -> ChatFormat:
     """How a model with that template is spoken to; its tokens are those that template and family show."""
     family = with_variant(families.find(source).family, source)
     found = sorted({*TOKEN.findall("\n".join([source, *markers(family)]))})
-    ends = [mark.strip() for mark in family.stop_markers if mark.strip() in found]
-    tokenizer = vocabulary(dict.fromkeys([*found, "<s>", "</s>"], True), ([*ends, "<|im_end|>", "</s>"])[0])
+    ends = [mark for mark in (*map(str.strip, family.stop_markers), "<|im_end|>") if mark in found]
+    tokenizer = vocabulary(dict.fromkeys([*found, "<s>", "</s>"], True), [*ends, "</s>"][0])
     return speech(tokenizer, source, family)
 
 

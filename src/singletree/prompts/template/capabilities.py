@@ -80,7 +80,7 @@ class TemplateCapabilities:
         call_id_format: the form of the ids by which the model knows its calls, with ``{name}`` and ``{index}``
             (counted over the conversation); empty where any id is good. No probe finds it: the family has it.
         results: whether it prints messages with the role tool, in their place.
-        results_need_calls: whether it prints them only after a turn whose calls it printed.
+        results_need_calls: whether it prints them only after a turn whose calls it printed, in each step of a loop.
         unanswered: which calls of a turn may have no result: ``none`` where the template refuses that, ``last`` where
             it matches results to calls by their order alone, ``any`` where it prints which call a result answers.
         call_closers: the text that the template prints after the arguments of a turn's last call, where the template
@@ -90,7 +90,7 @@ class TemplateCapabilities:
             reasoning of the loop, as after a result. None if it treats none so.
         user_after_result: whether a user message may follow a tool result.
         user_ends_loop: whether a user message after a tool result removes the reasoning of the loop from the prompt,
-            whatever its switches are set to.
+            whatever its switches are set to, or moves the tools.
         system: whether it prints a system message at the head, and keeps it there in a longer conversation.
         system_alone: whether it prints a system message when there is no other message.
         consecutive_systems: whether it accepts two system messages at the head.

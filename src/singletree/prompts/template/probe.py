@@ -108,7 +108,8 @@ class _Probe:
         reasoning = self._reasoning(calls)
         text_beside_reasoning = calls and self._keeps_text(reasoning)
         image = self._image()
-        results_need_calls = results and not self._prints([_user(), _assistant(), tool], "qanswer", "qresult")
+        uncalled = [_user(), _assistant(), tool, _assistant("qmore"), tool]
+        results_need_calls = results and not self._prints(uncalled, "qanswer", "qresult", "qmore")
         text_with_calls = calls and self._prints(
             [_user(), self._calling("qbefore"), tool], "qbefore", "qtool"
         )
@@ -136,7 +137,7 @@ class _Probe:
             call_closers=self._call_closers() if needs_calls and text_with_calls else None,
             result_marks=self._result_marks(reasoning) if results and not results_need_calls else None,
             user_after_result=results and self._prints([*loop, _user("qlater")], "qresult", "qlater"),
-            user_ends_loop=calls and self._drops_loop_reasoning(reasoning),
+            user_ends_loop=calls and (self._drops_loop_reasoning(reasoning) or self._moves_tools(loop)),
             system=system,
             system_alone=system and self._prints([_system()], "qsystem"),
             consecutive_systems=system
@@ -241,7 +242,11 @@ class _Probe:
         other = _assistant(self._empty, tool_calls=[self._call("qother")])
         again = self._try([_user(), self._calling(), self._result(), other]) or ""
         # A header that counts calls is not known beforehand.
-        return (words[same:], call[same:]) if again.partition("qother")[0].endswith(call[same:]) else ("", "")
+        return (
+            (words[same:].strip(), call[same:])
+            if again.partition("qother")[0].endswith(call[same:])
+            else ("", "")
+        )
 
     def _takes_parallel_calls(self) -> bool:
         calls = [self._call("qfirst"), self._call("qsecond")]
@@ -311,6 +316,11 @@ class _Probe:
             and not self._prints([*loop, _user("qlater")], "qthought", **context)
             for context in ({**self._history, **switched} for switched in self._thinking_contexts())
         )
+
+    def _moves_tools(self, loop: list[MessageDict]) -> bool:
+        texts = (self._try(messages, tools=[_TOOL]) for messages in (loop, [*loop, _user("qlater")]))
+        heads = {text and text.partition("quser")[0] for text in texts}
+        return len(heads) > 1 and None not in heads
 
     def _calls_keep_reasoning(self, place: ReasoningField | None) -> bool:
         """Return whether the template drops the reasoning of a loop when a later turn has no calls."""
