@@ -23,7 +23,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.engines.workers import Worker
 from singletree.errors import BadConfiguration, EngineFailed, InvalidRequest, Overloaded, WeightsUnavailable
-from singletree.llamacpp import parking, slot_states
+from singletree.llamacpp import prefix_cache, slots
 from singletree.llamacpp.admission import Ticket
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.slots import Claim
@@ -101,7 +101,7 @@ async def cached(engine: LlamaCppEngine, prompt: Sequence[int], salt: str) -> in
 
 
 async def test_salts_do_not_share_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_states, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(prefix_cache, "KEEP_SECONDS", 0.0)
     prompt, whole = [*FRANCE, *ITALY], len(FRANCE) + len(ITALY) - 1
     async with running(slots=1, cache_ram_mib=0) as engine:
         found = [await cached(engine, prompt, salt) for salt in ("", "a", "b", "", "", "a", "a")]
@@ -109,8 +109,8 @@ async def test_salts_do_not_share_a_slot(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_each_salt_finds_its_own_parked_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_states, "KEEP_SECONDS", 0.0)
-    monkeypatch.setattr(parking, "LEAST_TOKENS", 16)
+    monkeypatch.setattr(prefix_cache, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(slots, "LEAST_TOKENS", 16)
     prompt, whole = [*FRANCE, *ITALY], len(FRANCE) + len(ITALY) - 1
     async with running(slots=2) as engine:
         found = [await cached(engine, prompt, salt) for salt in ("a", "b", "", "a", "b", "")]

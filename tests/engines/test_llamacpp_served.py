@@ -14,7 +14,7 @@ from protocols import grammar_chat
 from server.memory import events
 from server.serving import MODEL, Served, serving
 from singletree import families
-from singletree.llamacpp import slot_states
+from singletree.llamacpp import prefix_cache
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.prompts.template.chat_template import load_chat_template
 from singletree.prompts.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -106,7 +106,7 @@ async def test_a_main_agent_is_cached_when_its_sub_agents_have_ended(
     foresight: bool, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory for two of the conversations, on one slot."""
-    monkeypatch.setattr(slot_states, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(prefix_cache, "KEEP_SECONDS", 0.0)
     model: dict[str, Any] = {"tokenizer": tokenizer, "template": load_chat_template(tokenizer)}
     path, family = tiny_model("worded"), families.get("plain")
     engine = LlamaCppEngine(path, slots=1, context_window=4096, threads=1, cache_ram_mib=1)

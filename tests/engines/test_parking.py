@@ -14,12 +14,11 @@ from engines.small_model import ITALY, small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.engines.outlook import Outlook
-from singletree.llamacpp import admission, parking, slot_states
+from singletree.llamacpp import admission, prefix_cache, slots
 from singletree.llamacpp.engine import LlamaCppEngine
-from singletree.llamacpp.parking import ParkedStates
+from singletree.llamacpp.prefix_cache import keep_seconds
 from singletree.llamacpp.prefix_files import pack_ids
-from singletree.llamacpp.slot_states import keep_seconds
-from singletree.llamacpp.slots import HeldState, SavedState, SlotActions
+from singletree.llamacpp.slots import HeldState, ParkedStates, SavedState, SlotActions
 
 pytestmark = pytest.mark.embedded
 
@@ -189,9 +188,9 @@ def test_a_slot_is_kept_for_as_long_as_a_change_costs(
 
 @asynccontextmanager
 async def running(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[LlamaCppEngine]:
-    monkeypatch.setattr(parking, "LEAST_TOKENS", 32)
+    monkeypatch.setattr(slots, "LEAST_TOKENS", 32)
     monkeypatch.setattr(admission, "LEAST_COMMON", 32)
-    monkeypatch.setattr(slot_states, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(prefix_cache, "KEEP_SECONDS", 0.0)
     made = LlamaCppEngine(small_model(), context_window=256, threads=1, **settings)
     await made.start()
     try:

@@ -18,7 +18,7 @@ from engines.tiny_shapes import tiny_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import BadConfiguration
-from singletree.llamacpp import parking, prefix_cache
+from singletree.llamacpp import prefix_cache, slots
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.prefix_cache import PrefixCache
 from singletree.llamacpp.prefix_files import PrefixFiles, pack_ids
@@ -41,7 +41,7 @@ KEY = HERE.key
 def short_prompts_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "LEAST_TOKENS", 32)
     monkeypatch.setattr(prefix_cache, "LEAST_NEW_TOKENS", 16)
-    monkeypatch.setattr(parking, "LEAST_TOKENS", 32)
+    monkeypatch.setattr(slots, "LEAST_TOKENS", 32)
 
 
 @asynccontextmanager

@@ -10,9 +10,9 @@ from engines.contract import collect
 from engines.small_model import small_model
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
-from singletree.llamacpp import slot_states
+from singletree.llamacpp import prefix_cache
 from singletree.llamacpp.engine import LlamaCppEngine
-from singletree.llamacpp.slot_states import PrefillEstimator, PrefillSpeed
+from singletree.llamacpp.prefix_cache import PrefillEstimator, PrefillSpeed
 
 STEPS = [(0, 0.0), (256, 8.0), (512, 17.0), (10_300, 331.0)]
 
@@ -70,7 +70,7 @@ def test_a_machine_that_became_busy_is_reported_while_it_reads() -> None:
 async def test_llama_cpp_reports_it_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_states, "MIN_REPORTED_SECONDS", 0.0001)
+    monkeypatch.setattr(prefix_cache, "MIN_REPORTED_SECONDS", 0.0001)
     caplog.set_level(logging.INFO, "singletree.llamacpp.engine")
     engine = LlamaCppEngine(small_model(), slots=1, context_window=512, batch_tokens=64, threads=1)
     await engine.start()

@@ -13,7 +13,7 @@ from singletree.engines.engine import Chunk, GenerationJob
 from singletree.engines.workers import Worker
 from singletree.routing.kv_policy import KvAwarePolicy
 from singletree.routing.policy import Choice
-from singletree.routing.residency import Mean, Residency
+from singletree.routing.predicted_cache import Mean, Residency
 
 
 class Watch:

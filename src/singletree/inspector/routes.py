@@ -18,11 +18,10 @@ from starlette.types import ASGIApp
 
 from singletree import __version__
 from singletree.errors import InvalidRequest, RouteNotFound
-from singletree.inspector.feed import InspectFeed
 from singletree.inspector.inspector import PAGE, Inspector
 from singletree.inspector.turn_documents import InspectedJson
 from singletree.inspector.turn_record import known_session_id
-from singletree.inspector.view import QUESTIONS, InspectView, WholeView
+from singletree.inspector.view import QUESTIONS, InspectFeed, InspectView, WholeView
 from singletree.protocols.wire import dump
 from singletree.server.http.routes import JSON
 from singletree.server.http.service import Call, Operation, RoutedDoor, RouteRow, Service

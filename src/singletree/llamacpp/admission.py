@@ -2,7 +2,7 @@
 
 A slot holds the state of one conversation. If a request of another session takes it, that state is lost, and the next
 turn of the conversation is read again from its beginning: with more conversations than slots, every turn of each. So a
-session keeps its slot between its turns, and its state is parked (``parking.py``) before another session takes it.
+session keeps its slot between its turns, and its state is parked (``slots.py``) before another session takes it.
 """
 
 from __future__ import annotations

@@ -31,13 +31,17 @@ from singletree.errors import BadConfiguration, EngineFailed, EngineUnfit, Singl
 from singletree.gguf import GgufHeader, read_header
 from singletree.llamacpp import wire
 from singletree.llamacpp.admission import Admission, Ticket
-from singletree.llamacpp.parking import ParkedStates, parking_root
 from singletree.llamacpp.picture_prompt import NO_PROJECTOR, MarkupDecoder, PictureSession
-from singletree.llamacpp.prefix_cache import PrefixFolder
+from singletree.llamacpp.prefix_cache import (
+    PrefillEstimator,
+    PrefillSpeed,
+    PrefixFolder,
+    SlotStates,
+    keep_seconds,
+)
 from singletree.llamacpp.prefix_files import pack_ids
 from singletree.llamacpp.process import LlamaProcess
-from singletree.llamacpp.slot_states import PrefillEstimator, PrefillSpeed, SlotStates, keep_seconds
-from singletree.llamacpp.slots import Claim, SlotActions
+from singletree.llamacpp.slots import Claim, ParkedStates, SlotActions, parking_root
 from singletree.lru import LruCache
 from singletree.model_files.saved_cache import open_folder
 from singletree.pictures import PromptPicture, comparable_tokens

@@ -24,8 +24,15 @@ from singletree.routing.block_chain import MIN_UNIT, BlockChain, ChainMemory, un
 from singletree.routing.event_cache import EventCache, KvEventStream
 from singletree.routing.policy import Choice, tokens_to_hold
 from singletree.routing.pool import EnginePool, pool_with
-from singletree.routing.predicted_cache import PredictedCache, PrefixIndex, blocks_by_holder
-from singletree.routing.residency import IDLE_SECONDS, WAIT_SECONDS, Mean, Residency
+from singletree.routing.predicted_cache import (
+    IDLE_SECONDS,
+    WAIT_SECONDS,
+    Mean,
+    PredictedCache,
+    PrefixIndex,
+    Residency,
+    blocks_by_holder,
+)
 
 if TYPE_CHECKING:
     from singletree.routing.event_subscriber import EventSubscriber
