@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import page_parts
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 DOCS = Path(__file__).resolve().parent
 

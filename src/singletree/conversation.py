@@ -43,7 +43,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 CAPSULE_PREFIX = "singletree1."
 """First characters of a capsule: the encrypted record of a turn that a client carries for the server
-(server/capsules/capsule.py)."""
+(server/capsules.py)."""
 
 
 @dataclass(frozen=True, slots=True)

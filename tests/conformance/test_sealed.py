@@ -10,7 +10,7 @@ import pytest
 
 from server.serving import MODEL, TEMPLATE, TOKENIZER, Served, serving
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.capsules.capsule import PREFIX, Capsules
+from singletree.server.capsules import PREFIX, Capsules
 
 from .sdk import anthropic_sdk, openai_sdk
 from .test_sdks import MESSAGES_TOOL, RESPONSES_TOOL, TURNS, each_turn, steady

@@ -22,7 +22,7 @@ from engines.real_vllm import ROOT
 from singletree.engines.workers import RouterMode
 from singletree.server.http.route_table import ROUTES
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 pytestmark = pytest.mark.deploy
 

@@ -20,7 +20,7 @@ from deploy.deploy_tools import CHART, read_dashboard
 from engines.real_vllm import free_port
 from scale import databases
 from scale.processes import Group, ask, serving
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 pytestmark = pytest.mark.deploy
 

@@ -22,7 +22,7 @@ from singletree.engines.engine import GenerationJob
 from singletree.errors import SingletreeError
 from singletree.pictures import PromptPicture
 from singletree.remote.engine import RemoteEngine
-from singletree.remote.sglang.server import SglangServer
+from singletree.remote.sglang import SglangServer
 
 WIRE = Path(__file__).parent / "sglang_wire"
 OF = 282  # the token " of", the third of the answer

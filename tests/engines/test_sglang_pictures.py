@@ -23,7 +23,7 @@ from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import EngineFailed, EngineUnfit, InvalidRequest
 from singletree.pictures import PromptPicture
 from singletree.remote.engine import RemoteEngine
-from singletree.remote.sglang.wire import SglangWire
+from singletree.remote.sglang import SglangWire
 
 EYES = {"has_image_understanding": True}
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from engines import picture_loop, real_sglang
 from engines.tiny_vlm import LOAD, MODEL, write_tiny_vlm
 from singletree.remote.engine import RemoteEngine
-from singletree.remote.sglang.server import SglangServer
+from singletree.remote.sglang import SglangServer
 
 pytestmark = [pytest.mark.engines, pytest.mark.asyncio(loop_scope="module")]
 PAGE = 16

@@ -23,7 +23,7 @@ from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.errors import InvalidRequest
 from singletree.remote.detection import detect_server
 from singletree.remote.engine import RemoteEngine
-from singletree.remote.sglang.server import SglangServer
+from singletree.remote.sglang import SglangServer
 
 pytestmark = pytest.mark.engines
 

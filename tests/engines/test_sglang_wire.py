@@ -15,7 +15,7 @@ from singletree.conversation import Sampling
 from singletree.engines.engine import Chunk, GenerationJob
 from singletree.errors import InvalidRequest
 from singletree.events import WeightVersion
-from singletree.remote.sglang.wire import SglangWire
+from singletree.remote.sglang import SglangWire
 
 FORMS = ("incremental", "cumulative")
 TOKENS = {

@@ -12,7 +12,7 @@ from engines.vllm_recording import GENERATE_STREAMS, SCENARIOS, STREAMS, Exchang
 from singletree.conversation import Sampling
 from singletree.engines.engine import GenerationJob
 from singletree.events import WeightVersion
-from singletree.remote.sglang.wire import SglangWire
+from singletree.remote.sglang import SglangWire
 from singletree.remote.vllm.server import GenerateReader, GenerateWire
 from singletree.remote.vllm.wire import CompletionsWire
 

@@ -15,7 +15,7 @@ from typing import Any
 from engines.vllm_memory import MemoryAnswer
 from singletree.llamacpp.llama_server import LlamaServer
 from singletree.remote.engine import RemoteEngine
-from singletree.remote.sglang.server import SglangServer
+from singletree.remote.sglang import SglangServer
 from singletree.remote.tensorrt_llm import TensorRtServer
 from singletree.remote.transport import ConnectionLost, StreamedResponse
 from singletree.remote.vllm.server import VllmServer

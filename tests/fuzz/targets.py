@@ -33,7 +33,7 @@ from singletree.protocols.openai import answers
 from singletree.protocols.responses import compact
 from singletree.routing.event_cache import EventCache, KvEventStream
 from singletree.routing.predicted_cache import PrefixIndex
-from singletree.server.capsules.capsule import PREFIX, Capsules, Span, Tampered
+from singletree.server.capsules import PREFIX, Capsules, Span, Tampered
 from tiny_gguf import tiny_gguf
 
 TARGETS: dict[str, tuple[Callable[[bytes], None], Sequence[bytes]]] = {}

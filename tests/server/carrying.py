@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.capsules.capsule import Capsules
+from singletree.server.capsules import Capsules
 from singletree.testing.scripts import Script
 
 from .memory import events

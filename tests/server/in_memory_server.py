@@ -26,7 +26,7 @@ from singletree.server.http.service import Service
 from singletree.server.models.catalog import load_models
 from singletree.server.models.model_source import ModelSource
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 from singletree.testing import byte_model
 
 MODEL = "counted"

@@ -14,7 +14,7 @@ from singletree.server.http.service import Service
 from singletree.server.models.catalog import Catalog
 from singletree.server.models.model import Model
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 from singletree.testing import byte_model
 from singletree.testing.scripted_engine import ScriptedEngine
 from singletree.testing.scripts import Script

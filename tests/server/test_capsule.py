@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from singletree.errors import BadConfiguration
 from singletree.prompts.replay.turn_memory import GenerationPrompt
-from singletree.server.capsules import capsule
-from singletree.server.capsules.capsule import (
+from singletree.server import capsules as sealing
+from singletree.server.capsules import (
+    PREFIX,
     Capsules,
     Span,
     Tampered,
@@ -59,11 +60,11 @@ def test_what_was_sealed_is_opened(span: Span) -> None:  # C34
 def test_every_changed_bit_is_noticed() -> None:  # C34
     """A change of the beginning makes it another server's; any other is known as one."""
     whole = capsules().seal(SPAN)
-    data = base64.urlsafe_b64decode(whole[len(capsule.PREFIX) :] + "==")
+    data = base64.urlsafe_b64decode(whole[len(PREFIX) :] + "==")
     for bit in range(8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
-        text = capsule.PREFIX + base64.urlsafe_b64encode(changed).rstrip(b"=").decode()
+        text = PREFIX + base64.urlsafe_b64encode(changed).rstrip(b"=").decode()
         if bit < 32:  # the key's id: of a key that is not ours
             assert capsules().open(text) is None
         else:
@@ -79,7 +80,7 @@ def test_every_changed_character_is_noticed() -> None:  # C34
         try:
             opened = capsules().open(whole[:at] + other + whole[at + 1 :])
         except Tampered:
-            assert at >= len(capsule.PREFIX)
+            assert at >= len(PREFIX)
         assert opened is None
 
 
@@ -91,10 +92,10 @@ def test_every_changed_character_is_noticed() -> None:  # C34
         lambda whole: whole + "A",
         lambda whole: whole + "=",
         lambda whole: whole + " ",
-        lambda whole: whole[: len(capsule.PREFIX)],
-        lambda whole: whole[: len(capsule.PREFIX) + 30],
-        lambda whole: capsule.PREFIX + "é" * 60,
-        lambda whole: capsule.PREFIX + "\ud800" * 60,
+        lambda whole: whole[: len(PREFIX)],
+        lambda whole: whole[: len(PREFIX) + 30],
+        lambda whole: PREFIX + "é" * 60,
+        lambda whole: PREFIX + "\ud800" * 60,
         lambda whole: whole + "A" * (8 * 2**20),
         lambda whole: whole + whole,
     ],
@@ -149,11 +150,11 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even under our own key no more is unpacked than the count says."""
     many = Span(b"the turn", 0, True, GenerationPrompt(), array("I", bytes(4 * 2**20)))
     assert len(capsules().seal(many)) < 10_000
-    monkeypatch.setattr(capsule, "_MAX_TOKENS", 1000)
+    monkeypatch.setattr(sealing, "_MAX_TOKENS", 1000)
     assert capsules().seal(many) == ""
     monkeypatch.undo()
     sealed = capsules().seal(many)
-    monkeypatch.setattr(capsule, "_MAX_TOKENS", 1000)
+    monkeypatch.setattr(sealing, "_MAX_TOKENS", 1000)
     with pytest.raises(Tampered):
         capsules().open(sealed)
 
@@ -200,7 +201,7 @@ def test_without_a_key_each_process_has_its_own() -> None:
 
 
 def test_without_the_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    capsule._cipher.cache_clear()
+    sealing._cipher.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     lines: list[str] = []
     assert load_capsules((), b"model", strict=True, report=lines.append) is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from singletree.conversation import Text, Tool, ToolCall, Turn
-from singletree.server.capsules.capsule import PREFIX
+from singletree.server.capsules import PREFIX
 from singletree.server.turn.round_trip import survives_round_trip
 from singletree.testing.scripts import Script
 

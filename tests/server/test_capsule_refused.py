@@ -8,7 +8,7 @@ from itertools import count, repeat
 
 import pytest
 
-from singletree.server.capsules.capsule import Capsules
+from singletree.server.capsules import Capsules
 from singletree.testing.scripts import Script
 
 from .carrying import (

@@ -16,7 +16,7 @@ from singletree.prompts.replay.splicing import splice
 from singletree.prompts.replay.turn_keys import HistoryDigests
 from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt
 from singletree.prompts.tokenizer.encode_prompt import TextSpan
-from singletree.server.capsules.capsule import PREFIX
+from singletree.server.capsules import PREFIX
 from singletree.server.ids import TurnCallIds
 from singletree.server.turn.decoder import TurnDecoder
 from singletree.server.turn.recorder import TurnRecorder

@@ -21,7 +21,7 @@ from singletree.server.http.app import App
 from singletree.server.http.service import Call, Service
 from singletree.server.models.catalog import load_models
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 from .memory import GRAMMARS, Client
 

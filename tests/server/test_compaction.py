@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conformance.sdk import openai_sdk
-from singletree.server.capsules.capsule import Capsules
+from singletree.server.capsules import Capsules
 from singletree.server.settings.config import Config
 from singletree.stored_responses.store import Store
 from singletree.testing.scripts import Script

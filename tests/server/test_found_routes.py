@@ -10,7 +10,7 @@ from singletree.server.http.app import App, plain_path
 from singletree.server.http.service import Service
 from singletree.server.models.catalog import load_models
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 from .memory import Client
 from .serving import MODEL, body, serving

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from engines.real_vllm import ROOT
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 FILES = ROOT / "deploy" / "helm" / "singletree" / "files"
 

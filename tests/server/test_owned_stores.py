@@ -14,7 +14,7 @@ import pytest
 from singletree.processes.served_process import join_processes
 from singletree.prompts.prompt_cache import PromptCache
 from singletree.prompts.replay.turn_memory import TurnMemory
-from singletree.server.capsules.capsule import Tampered
+from singletree.server.capsules import Tampered
 from singletree.server.settings.api_keys import ApiKeys
 from singletree.server.settings.config import Config
 from singletree.stored_responses.store import Store

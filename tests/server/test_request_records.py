@@ -21,7 +21,7 @@ from singletree.records.record_queue import (
     sequence_hashes,
 )
 from singletree.records.request_records import RequestRecords
-from singletree.server.telemetry.tracing import DROPPED_RECORDS
+from singletree.server.telemetry import DROPPED_RECORDS
 
 from .carrying import ONE, Client
 from .serving import MODEL, TEMPLATE, TOKENIZER, serving

@@ -19,7 +19,7 @@ from singletree.server.models import catalog as catalog_module
 from singletree.server.models.catalog import Catalog, load_models
 from singletree.server.models.model import Model, load_model
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 from .memory import Client, events
 from .serving import body

@@ -12,7 +12,7 @@ import pytest
 from singletree.conversation import Text, Turn
 from singletree.prompts.replay.turn_keys import HistoryDigests
 from singletree.prompts.replay.turn_memory import GeneratedTurn
-from singletree.server.telemetry.tracing import STORE_FAILURES
+from singletree.server.telemetry import STORE_FAILURES
 from singletree.turn_stores.store import SqliteTurnStore, StoredTurn, StoreUnavailable
 from singletree.turn_stores.stored_memory import StoredTurnMemory
 

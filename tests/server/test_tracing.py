@@ -12,7 +12,7 @@ import pytest
 
 from singletree.events import Finished
 from singletree.server.sessions.step import Step
-from singletree.server.telemetry.tracing import Trace, Tracing
+from singletree.server.telemetry import Trace, Tracing
 
 from .serving import MODEL, Served, serving
 from .test_sessions import Harness, remembering
@@ -169,7 +169,7 @@ def test_processes_that_share_metrics_know_each_count_when_its_request_ends(
 ) -> None:
     script = """if True:
         from pathlib import Path
-        from singletree.server.telemetry.tracing import Trace, Tracing
+        from singletree.server.telemetry import Trace, Tracing
 
         tracing = Tracing()
         trace = Trace(tracing, "GET", "/health", "req_1")

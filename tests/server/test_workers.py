@@ -16,7 +16,7 @@ from singletree.server.sessions.request_headers import InFlight, RequestKey, is_
 from singletree.server.sessions.sessions import MovedSession, Sessions
 from singletree.server.sessions.step import Break
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 from .serving import serving
 from .test_replay import LAYOUT

@@ -27,7 +27,7 @@ from singletree.in_process.sglang_startup import PACKAGE, load_sglang
 from singletree.in_process.startup import EngineSettings
 from singletree.pictures import PromptPicture
 from singletree.remote.pictures import PictureCounts, count_by_generating, pictures_of, silence
-from singletree.remote.sglang.wire import (
+from singletree.remote.sglang import (
     FIRST_ANSWER_SECONDS,
     SGLANG_BACKENDS,
     SGLANG_BLINDNESS,

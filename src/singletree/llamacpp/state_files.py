@@ -25,7 +25,7 @@ import msgspec
 
 from singletree.errors import BadConfiguration
 from singletree.model_files.saved_cache import digest_weights
-from singletree.server.capsules.capsule import Capsules, Tampered, parse_keys
+from singletree.server.capsules import Capsules, Tampered, parse_keys
 
 _PURPOSE = b"singletree state 1"
 _PIECE = 1 << 20

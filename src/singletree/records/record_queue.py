@@ -25,7 +25,7 @@ from singletree.errors import BadConfiguration
 from singletree.events import Event
 from singletree.private_files import open_private
 from singletree.server.sparse_log import OncePerMinute
-from singletree.server.telemetry.tracing import DROPPED_RECORDS
+from singletree.server.telemetry import DROPPED_RECORDS
 
 LOG = logging.getLogger(__name__)
 

@@ -47,9 +47,7 @@ DOORS: Mapping[str, Door] = {
         "singletree.remote.servers", "find_source", "server.models.model_source.FindSource", "--engine-url"
     ),
     "server vllm": Door("singletree.remote.vllm.server", "VllmServer", _SERVER, "--engine-url of a vLLM"),
-    "server sglang": Door(
-        "singletree.remote.sglang.server", "SglangServer", _SERVER, "--engine-url of an SGLang"
-    ),
+    "server sglang": Door("singletree.remote.sglang", "SglangServer", _SERVER, "--engine-url of an SGLang"),
     "server tensorrt-llm": Door(
         "singletree.remote.tensorrt_llm", "TensorRtServer", _SERVER, "--engine-url of a TensorRT-LLM"
     ),

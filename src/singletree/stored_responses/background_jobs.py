@@ -30,7 +30,7 @@ from singletree.server.answers.stream import SendBuffer, Stream
 from singletree.server.http.routes import JSON
 from singletree.server.http.service import Service
 from singletree.server.ids import new_id
-from singletree.server.telemetry.tracing import Trace, Tracing
+from singletree.server.telemetry import Trace, Tracing
 
 _ROUTE = "/v1/responses (background)"
 

@@ -1,6 +1,6 @@
 """Stores of generated turns, which outlive a process or are shared by several: the interface, encryption, and SQLite.
 
-A store has names, which are random or digests, and bytes, which are encrypted (``server.capsules.capsule``). SQLite in
+A store has names, which are random or digests, and bytes, which are encrypted (``server.capsules``). SQLite in
 WAL mode serves the processes of one machine: readers and the writer do not wait for each other.
 docs/decisions/turn-store.md compares it with Redis and with a file in shared memory.
 """
@@ -23,7 +23,7 @@ from singletree.conversation import Part, Reasoning, Text, ToolCall, Turn
 from singletree.errors import BadConfiguration
 from singletree.private_files import create_private
 from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPrompt
-from singletree.server.capsules.capsule import Capsules, Tampered, pack_token_ids, unpack_token_ids
+from singletree.server.capsules import Capsules, Tampered, pack_token_ids, unpack_token_ids
 
 NAME_BYTES = 16
 """Length of the names of turns, keys and conversations."""

@@ -36,11 +36,11 @@ from singletree.prompts.replay.turn_memory import (
     turn_keys,
     turn_slots,
 )
-from singletree.server.capsules.capsule import Capsules
+from singletree.server.capsules import Capsules
 from singletree.server.settings.api_keys import ApiKeys
 from singletree.server.settings.config import Config
 from singletree.server.sparse_log import OncePerMinute
-from singletree.server.telemetry.tracing import STORE_FAILURES
+from singletree.server.telemetry import STORE_FAILURES
 from singletree.turn_stores.redis_store import RedisTurnStore
 from singletree.turn_stores.store import (
     NAME_BYTES,

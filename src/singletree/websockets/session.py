@@ -39,7 +39,7 @@ from singletree.server.http.routes import answer_turn, recall_waits
 from singletree.server.http.service import WEBSOCKET_PATH as PATH
 from singletree.server.http.service import Call, ReadResponse, Service, offload
 from singletree.server.ids import new_id
-from singletree.server.telemetry.tracing import Trace
+from singletree.server.telemetry import Trace
 from singletree.server.turn import pipeline
 
 _MOST_WAITING = 16

@@ -25,7 +25,7 @@ from singletree.server.sessions.request_headers import InFlight
 from singletree.server.sessions.sessions import Opened, Sessions
 from singletree.server.sessions.step import Step
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Trace
+from singletree.server.telemetry import Trace
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.protocol import WireProtocol
 

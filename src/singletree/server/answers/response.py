@@ -38,7 +38,7 @@ from singletree.server.sessions.request_headers import Cancel, InFlight, Request
 from singletree.server.sessions.session_report import add_cost, raw_cost, report_headers
 from singletree.server.sessions.sessions import Opened, Sessions
 from singletree.server.sessions.step import CostSums
-from singletree.server.telemetry.tracing import Trace
+from singletree.server.telemetry import Trace
 
 
 @dataclass(slots=True)

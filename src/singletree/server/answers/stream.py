@@ -17,7 +17,7 @@ from singletree.errors import EngineFailed, SingletreeError, Superseded
 from singletree.events import Event, Finished, FinishReason
 from singletree.protocols.answer import EventEncoder, Frame
 from singletree.server.answers.choices import Choices, DispatchOptions, run_together
-from singletree.server.telemetry.tracing import Trace
+from singletree.server.telemetry import Trace
 
 WriteThrough = Callable[[list[Frame]], bool]
 """Writes frames at once. Returns whether it did: false while the transport has to be waited for."""

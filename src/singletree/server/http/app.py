@@ -32,7 +32,7 @@ from singletree.server.http.route_table import ROUTES, routes_of
 from singletree.server.http.routes import JSON
 from singletree.server.http.service import SCOPES, WEBSOCKET_PATH, AnswerSocket, Call, RouteRow, Service
 from singletree.server.ids import request_id
-from singletree.server.telemetry.tracing import Trace
+from singletree.server.telemetry import Trace
 from singletree.server.turn.protocol import encode_error
 
 _BASES = {"/anthropic/": "/", "/openai/": "/", "/api/v1/": "/v1/", "/v1/v1/": "/v1/"}

@@ -23,7 +23,7 @@ from singletree.protocols.responses.compact import compaction_request
 from singletree.protocols.responses.output import INCLUDE_REASONING
 from singletree.protocols.responses.state import OpenSummary, no_summary, summary_of
 from singletree.server.answers.observer import KnownResponses
-from singletree.server.capsules.capsule import Capsules, Tampered
+from singletree.server.capsules import Capsules, Tampered
 from singletree.server.http.service import Call, offload
 from singletree.server.models.catalog import Catalog
 from singletree.server.turn import pipeline

@@ -33,7 +33,7 @@ from singletree.server.http.service import Service
 from singletree.server.models.catalog import load_models
 from singletree.server.models.model_source import FindSource, find_model_source
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Tracing
+from singletree.server.telemetry import Tracing
 
 MOST_THREADS = 8
 """Threads for long work: each that calls fastokens keeps a cache of words there, which grows to 100 MB."""

@@ -42,7 +42,7 @@ from singletree.server.sessions.session_report import encode_session
 from singletree.server.sessions.sessions import Opened, Sessions
 from singletree.server.settings.api_keys import ApiKey, ApiKeys, Right
 from singletree.server.settings.config import Config
-from singletree.server.telemetry.tracing import Trace, Tracing
+from singletree.server.telemetry import Trace, Tracing
 from singletree.server.turn.generation import Generation
 from singletree.server.turn.protocol import ProtocolEntry, protocol_for
 

@@ -29,7 +29,7 @@ from singletree.prompts.template.chat_template import ChatTemplate, load_chat_te
 from singletree.prompts.template.pictures import find_picture_token
 from singletree.prompts.tokenizer.added_tokens import PICTURE_MARK
 from singletree.prompts.tokenizer.tokenizer import GuardFunction, Tokenizer
-from singletree.server.capsules.capsule import Capsules
+from singletree.server.capsules import Capsules
 from singletree.server.doors import open_door
 from singletree.server.settings.config import Config
 

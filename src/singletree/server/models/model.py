@@ -32,7 +32,7 @@ from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.prompts.template.chat_template import ChatTemplate
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
 from singletree.protocols.models import ModelInfo
-from singletree.server.capsules.capsule import Capsules, load_capsules, model_fingerprint
+from singletree.server.capsules import Capsules, load_capsules, model_fingerprint
 from singletree.server.doors import open_door, open_door_in_thread
 from singletree.server.models.chat_format import ChatFormat, find_eyes, load_chat_format, tokenizer_for
 from singletree.server.models.model_source import FindSource, ModelSource, find_model_source

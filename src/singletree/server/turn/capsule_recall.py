@@ -18,7 +18,7 @@ from singletree.events import Event, fold
 from singletree.parsing.parser import Parser
 from singletree.prompts.replay.turn_comparison import end_of_spans, is_equivalent_turn, is_part_of
 from singletree.prompts.replay.turn_memory import CAPSULE_KEY, GeneratedTurn
-from singletree.server.capsules.capsule import Capsules, Span, Tampered
+from singletree.server.capsules import Capsules, Span, Tampered
 from singletree.server.models.chat_format import ChatFormat
 from singletree.server.turn.round_trip import LAST_WORD
 

@@ -18,7 +18,7 @@ from singletree.prompts.replay.turn_memory import GeneratedTurn, GenerationPromp
 from singletree.prompts.replay.turn_places import TurnDelimiters, anchor_digest, anchor_end, anchor_of
 from singletree.prompts.tokenizer.added_tokens import PICTURE_MARK, strip_guards
 from singletree.prompts.tokenizer.tokenizer import Tokenizer
-from singletree.server.capsules.capsule import Span
+from singletree.server.capsules import Span
 from singletree.server.ids import NewId, TurnCallIds, new_id
 from singletree.server.models.chat_format import ChatFormat
 from singletree.server.turn.decoder import DecodedTurn

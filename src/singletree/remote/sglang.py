@@ -12,8 +12,10 @@ one makes them fail, or never answer. ``PictureSupport.reads_text`` keeps such t
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -21,13 +23,25 @@ import msgspec
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.engine import Chunk, ConstraintKind, GenerationJob, LogprobRow, StopKind
 from singletree.engines.token_json import encode_token_ids
-from singletree.errors import EngineFailed, EngineUnfit, SingletreeError
+from singletree.errors import BadConfiguration, EngineFailed, EngineUnfit, SingletreeError
 from singletree.events import WeightVersion
 from singletree.pictures import PromptPicture
 from singletree.remote.events import EventReader, TokenId
 from singletree.remote.pictures import PictureCounts, content_hash, data_url, pictures_of
 from singletree.remote.transport import RefusalWords, ServerRefusal
-from singletree.remote.wire import COMMON_SAMPLING, LEAST_TOP_P, Wire, WireReader, sampling_reader
+from singletree.remote.wire import (
+    COMMON_SAMPLING,
+    LEAST_TOP_P,
+    GetPage,
+    ServerOffer,
+    Wire,
+    WireReader,
+    ask_for_tokens,
+    body_fields,
+    find_model,
+    read_page,
+    sampling_reader,
+)
 
 _read_sampling = sampling_reader(*COMMON_SAMPLING, zeros={**LEAST_TOP_P, "top_k": -1})
 SGLANG_FINISHES: Mapping[str, StopKind] = {"stop": "stop", "length": "length", "abort": "cancelled"}
@@ -341,3 +355,81 @@ class SglangWire(Wire):
     def blindness(self, refusal: SingletreeError | None) -> str | None:
         """Return why the model takes no pictures, as the server's description of it says."""
         return self._blindness
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class _ServerInfo(msgspec.Struct):
+    version: str | None = None
+    model_path: str | None = None
+    max_running_requests: int | None = None
+    enable_priority_scheduling: bool = False
+    schedule_low_priority_values_first: bool = False
+    page_size: int | None = None
+    max_total_num_tokens: int | None = None
+    grammar_backend: str | None = None
+
+
+class _ModelInfo(msgspec.Struct):
+    has_image_understanding: bool = False
+
+
+class SglangServer:
+    """An SGLang server, 0.5 or newer; tested with 0.5.23. See ``Server``.
+
+    Options for ``sglang.launch_server``:
+
+    - ``--incremental-streaming-output``: without it each event repeats all tokens so far, so that a stream's size
+      grows with the square of its length.
+    - ``--enable-priority-scheduling``: without it priorities are not sent, because SGLang may refuse them. They are
+      sent with the sign that the server's ``--schedule-low-priority-values-first`` needs.
+    - ``--enable-multimodal`` for pictures, with models that SGLang serves without them by default.
+    - ``--mm-preprocess-cache-size-mb 1024``: a picture that comes again is not decoded and resized again.
+    - ``--grammar-backend xgrammar`` for forced calls: ``llguidance`` has JSON schemas, regexes and EBNF only.
+    - ``--enable-session-radix-cache``: what no session refers to is evicted first. Sessions are named to a server
+      whose ``/openapi.json`` has the field for it (0.5.23).
+    - not ``--reasoning-parser``: with it SGLang applies constraints only after it considers the reasoning complete.
+    """
+
+    title = SGLANG_WORDS.title
+    hint = (
+        "start it with `python -m sglang.launch_server --model-path MODEL` (0.5 or newer), or correct the URL"
+    )
+
+    async def look_up(self, url: str, get: GetPage) -> ServerOffer:
+        chosen, window = await find_model(url, get, self.title)
+        if chosen.parent is not None:
+            raise BadConfiguration(
+                f"{chosen.id!r} at {url} is an adapter: {SGLANG_WORDS.path} is asked for the model itself; name "
+                f"{chosen.parent!r}, or serve the adapter merged into its model"
+            )
+        info = await read_page(get, _ServerInfo, "/server_info", "/get_server_info") or _ServerInfo()
+        if (loss := backend_loss(info.grammar_backend)) is not None:
+            _LOG.warning("%s", loss)
+        described = await read_page(get, _ModelInfo, "/model_info", "/get_model_info")
+        blindness = None if described and described.has_image_understanding else SGLANG_BLINDNESS
+        sign = (1 if info.schedule_low_priority_values_first else -1) * info.enable_priority_scheduling
+        wire = SglangWire(blindness, sign, info.grammar_backend or "")
+        wire.takes_sessions = "session_id" in await body_fields(get, wire.path)
+        return ServerOffer(
+            chosen.id,
+            (wire,),
+            window=window,
+            slots=info.max_running_requests,
+            details={"version": info.version, **_cache_size(info)},
+            checkpoint=info.model_path or chosen.root,
+            tokenize=partial(ask_for_tokens, chosen.id),
+            # The prompts of retracted generations are read again, by the new weights.
+            weights={
+                "hold": ("/pause_generation", {"mode": "retract"}),
+                "continue": ("/continue_generation", {}),
+                "name": ("/update_weight_version", {"abort_all_requests": False}),
+            },
+        )
+
+
+def _cache_size(info: _ServerInfo) -> dict[str, int]:
+    """Return the size of a page of the KV cache and of the whole cache, in tokens, as far as they are known."""
+    sizes = {"kv_block_size": info.page_size, "kv_cache_tokens": info.max_total_num_tokens}
+    return {name: size for name, size in sizes.items() if size is not None and size > 0}

@@ -1,1 +1,0 @@
-"""SGLang: token ids in and out."""

@@ -1,1 +1,0 @@
-"""Capsules: the tokens of generated turns, encrypted, which clients carry and stores keep."""

@@ -1,1 +1,0 @@
-"""What the server reports about answers: metrics, log lines, records and spans."""
