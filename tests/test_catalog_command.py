@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from singletree.cli import catalog as command
+from singletree.cli import launch as command
 from singletree.cli import main
 
 ENTRIES = {"models": [{"slug": "m"}, {"slug": "n"}]}

@@ -89,7 +89,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"lifetime", "sharing", "workers"},
         {"abilities", "token_json"},
         {"engine"},
-        {"checkpoint", "devices", "outlook"},
+        {"checkpoint", "devices"},
         {"progress"},
     ],
     "remote": [

@@ -22,8 +22,7 @@ from statistics import median
 from time import monotonic
 
 from singletree.conversation import Request, Sampling, Text, ToolResult, Turn
-from singletree.engines.engine import GenerationJob
-from singletree.engines.outlook import Outlook
+from singletree.engines.engine import GenerationJob, Outlook
 from singletree.errors import SingletreeError
 from singletree.events import FinishReason, ToolCallStart, fold
 from singletree.lru import LruCache

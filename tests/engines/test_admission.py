@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.outlook import Outlook
+from singletree.engines.engine import Outlook
 from singletree.errors import Overloaded
 from singletree.llamacpp.admission import KEEP_SECONDS, LONGEST_TENURE, LONGEST_WAIT, Admission, Ticket
 from singletree.llamacpp.prefix_files import pack_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from singletree.engines.outlook import ONCE, OVERDUE_SECONDS, SOON_SECONDS, Outlook, worth
+from singletree.engines.engine import ONCE, OVERDUE_SECONDS, SOON_SECONDS, Outlook, worth
 
 NOW = 1000.0
 

@@ -12,8 +12,7 @@ import pytest
 from engines.contract import collect, tokens_of
 from engines.small_model import ITALY, small_model
 from singletree.conversation import Sampling
-from singletree.engines.engine import Chunk, GenerationJob
-from singletree.engines.outlook import Outlook
+from singletree.engines.engine import Chunk, GenerationJob, Outlook
 from singletree.llamacpp import admission, prefix_cache, slots
 from singletree.llamacpp.engine import LlamaCppEngine
 from singletree.llamacpp.prefix_cache import keep_seconds

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from singletree.engines.engine import Chunk, EngineInfo, GenerationJob
-from singletree.engines.outlook import Outlook
+from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, Outlook
 from singletree.foresight import UNKNOWN_PAUSE
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.config import Config

@@ -21,9 +21,9 @@ from singletree.errors import BadConfiguration, EngineFailed
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.records import span_attributes as spans
 from singletree.records import span_export
-from singletree.records.invocations import questions
 from singletree.records.record_queue import RecordQueue
 from singletree.records.request_records import RequestRecords
+from singletree.records.span_attributes import questions
 from singletree.records.span_export import SpanExport, exports_content, find_exporter
 
 from .agent_traffic import CALL, LAYOUT, TOOL, Agent

@@ -1,21 +1,25 @@
-"""``singletree explain``, ``tail`` and ``sessions cost``: what a running server reports on its sessions."""
+"""``singletree explain``, ``tail``, ``inspect``, ``sessions cost``: what a running server reports on its sessions."""
 
 from __future__ import annotations
 
+import sys
 import time
+import webbrowser
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 from cyclopts import Parameter
 
 from singletree.cli.inspect import print_value
 from singletree.cli.running_server import RunningServer
 from singletree.errors import BadConfiguration
+from singletree.private_files import create_private
 from singletree.server.sessions import PATH
 
 if TYPE_CHECKING:
     from rich.text import Text
-
 
 _COURSE_TEXTS = {
     "first": "a new conversation: there is no earlier prompt to continue",
@@ -130,7 +134,7 @@ def tail(*, server: RunningServer = RunningServer(), interval: float = 1.0) -> N
 
     watcher = SessionWatcher(server)
     console = Console(highlight=False, soft_wrap=True)
-    watcher.skip()
+    watcher.look()
     is_there = True
     while True:
         try:
@@ -152,10 +156,6 @@ class SessionWatcher:
         self._server = server
         self._seen: dict[str, int] = {}
 
-    def skip(self) -> None:
-        """Pass over all requests that have ended. Raises BadConfiguration as ``new_steps`` does."""
-        self._list()
-
     def new_steps(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Return (session, step) of each request that ended since the last call, in the order of their start.
 
@@ -163,15 +163,15 @@ class SessionWatcher:
         """
         seen = self._seen
         found: list[tuple[float, str, Mapping[str, Any]]] = []
-        for key, requests in self._list().items():
+        for key, requests in self.look().items():
             new = requests - seen.get(key, 0)
             if new > 0:
                 steps = self._server.fetch_session(key)["steps"]
                 found += [(step["at"], key, step) for step in steps[-new:]]
         return ((key, step) for _, key, step in sorted(found, key=lambda each: each[0]))
 
-    def _list(self) -> dict[str, int]:
-        """Note how many requests each session has had, and return it."""
+    def look(self) -> dict[str, int]:
+        """Note how many requests each session has had, and return it. Raises BadConfiguration as ``new_steps``."""
         listed = self._server.fetch(PATH)["data"]
         self._seen = {session["id"]: session["requests"] for session in listed}
         return self._seen
@@ -182,7 +182,7 @@ def step_line(session: str, step: Mapping[str, Any]) -> Text:
     from rich.text import Text
 
     cached = "-" if step["cached_tokens"] is None else f"{step['cached_tokens']:,}"
-    line = Text(time.strftime("%H:%M:%S", time.localtime(step["at"])), style="dim")
+    line = Text(_clock(step["at"]), style="dim")
     line.append(f"  {_short(session):{_KEY}}", style="default")
     line.append(f"  {step['course']:9}", style=_COLOURS.get(step["course"], "default"))
     line.append(
@@ -322,3 +322,74 @@ def _row(cost: _Cost, last: str) -> str:
 
 def _width(title: str) -> int:
     return 5 if title == "turns" else 10
+
+
+_PAGE = "/inspect"
+_EXPORT_SECONDS = 120
+
+
+def inspect(
+    session: str | None = None,
+    *,
+    server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
+    open: bool = True,
+    export: str | None = None,
+    output: Annotated[Path | None, Parameter(name=["-o", "--output"])] = None,
+    without_texts: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Open the page that shows what the agents of a running server do. The server needs --inspect.
+
+    Parameters
+    ----------
+    session
+        The session to show, by its id or by its name in the server's log; the list of sessions by default.
+    open
+        Open a browser; the URL is printed in any case.
+    export
+        Save this session as one HTML file instead.
+    output
+        The file; SESSION.html by default.
+    without_texts
+        Leave prompts, answers and requests out of the file.
+    """
+    # Says how to start the server where the inspector is off.
+    state = server.fetch(f"{_PAGE}/api/server")
+    if export is not None:
+        _export(server, export, output, without_texts=without_texts)
+        return
+    if output is not None or without_texts:
+        raise BadConfiguration("--output and --without-texts belong to --export SESSION; give that as well")
+    place = "/sessions" if session is None else f"/sessions/{_session_id(session)}"
+    url = f"{server.root}{_PAGE}#{place}"
+    print(url)
+    if not state.get("content"):
+        print("texts are not kept; start the server with --inspect-content to see them", file=sys.stderr)
+    if server.api_key:
+        # It is not put into the URL: the command line of a browser can be read by others.
+        print("the page asks for the API key", file=sys.stderr)
+    if open:
+        _open(url)
+
+
+def _session_id(session: str) -> str:
+    from singletree.inspector.turn_record import known_session_id
+
+    return known_session_id(session)
+
+
+def _open(url: str) -> None:
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return
+    webbrowser.open(url)
+
+
+def _export(server: RunningServer, session: str, output: Path | None, *, without_texts: bool) -> None:
+    texts = "0" if without_texts else "1"
+    path = f"{_PAGE}/api/export?session={quote(session, safe='')}&texts={texts}"
+    document = server.fetch_bytes(path, seconds=_EXPORT_SECONDS)
+    file = output or Path(f"singletree-{_session_id(session)}.html")
+    create_private(file)
+    file.write_bytes(document)
+    print(f"{file} ({len(document):,} bytes)")

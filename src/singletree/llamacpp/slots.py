@@ -20,7 +20,7 @@ from time import monotonic
 
 import msgspec
 
-from singletree.engines.outlook import Outlook, Worth, worth
+from singletree.engines.engine import Outlook, Worth, worth
 from singletree.llamacpp.prefix_files import common_tokens
 from singletree.remote.transport import ConnectionLost, Transport, ask
 

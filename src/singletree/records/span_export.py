@@ -32,8 +32,8 @@ from singletree.errors import BadConfiguration
 from singletree.events import fold
 from singletree.lru import LruCache
 from singletree.records import span_attributes as spans
-from singletree.records.invocations import Invocation, Invocations
 from singletree.records.record_queue import AnswerRecords, RequestRecord
+from singletree.records.span_attributes import Invocation, Invocations
 from singletree.server.sparse_log import OncePerMinute
 
 _CLOSING_SECONDS = 3.0

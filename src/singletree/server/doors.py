@@ -67,7 +67,7 @@ DOORS: Mapping[str, Door] = {
         "a model, or the tokenizer of one at --engine-url",
     ),
     "choice of an engine": Door(
-        "singletree.model_files.engine_choice",
+        "singletree.model_files.resolve",
         "choose_engine",
         "server.models.model_source.ChooseEngine",
         "--engine auto",

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from msgspec import Struct, structs
 
 from singletree.conversation import AgentContext
-from singletree.engines.engine import Route
-from singletree.engines.outlook import Outlook
+from singletree.engines.engine import Outlook, Route
 from singletree.events import FinishReason
 from singletree.lru import LruCache
 from singletree.owners import owned_id

@@ -10,8 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from singletree.conversation import PromptReport, Request, Sampling
-from singletree.engines.engine import Engine, Route
-from singletree.engines.outlook import Outlook
+from singletree.engines.engine import Engine, Outlook, Route
 from singletree.errors import ContextOverflow, InvalidRequest
 from singletree.events import Event, Finished, FinishReason, Usage, WeightVersion
 from singletree.parsing.parser import Parser
