@@ -7,64 +7,63 @@ from typing import Any
 
 import pytest
 
-from singletree.conversation import Text, Turn
+from singletree.conversation import Request, Text, Turn
 from singletree.errors import InvalidRequest
+from singletree.protocols import wire
 from singletree.raw_tokens import routes
-from singletree.raw_tokens.routes import DetokenizeBody, TokenizeRequest
+from singletree.raw_tokens.routes import DetokenizeBody, TokenizeBody
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def decode(**fields: Any) -> TokenizeRequest:
+def decode(**fields: Any) -> tuple[TokenizeBody, Request | None]:
     return routes.decode_tokenize(json.dumps(fields).encode(), {})
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"prompt": "hi"}, TokenizeRequest("", "hi")),
-        ({"prompt": ""}, TokenizeRequest("", "")),
+        ({"prompt": "hi"}, (None, "hi", None)),
+        ({"prompt": ""}, (None, "", None)),
         (
             {"model": "m", "prompt": "hi", "add_special_tokens": False, "return_token_strs": True},
-            TokenizeRequest("m", "hi", add_special_tokens=False, return_token_strs=True),
+            ("m", "hi", True),
         ),
-        (
-            {"prompt": "hi", "model": None, "messages": None, "add_special_tokens": None},
-            TokenizeRequest("", "hi"),
-        ),
+        ({"prompt": "hi", "model": None, "messages": None, "add_special_tokens": None}, (None, "hi", None)),
     ],
 )
-def test_a_prompt(fields: dict[str, Any], expected: TokenizeRequest) -> None:
-    assert decode(**fields) == expected
+def test_a_prompt(fields: dict[str, Any], expected: tuple[str | None, str, bool | None]) -> None:
+    wanted, request = decode(**fields)
+    assert (wanted.model, wanted.prompt, wanted.return_token_strs) == expected
+    assert request is None
 
 
 def test_messages_are_read_as_a_chat_is() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
-    request = decode(messages=MESSAGES, tools=[tool], chat_template_kwargs={"enable_thinking": False})
-    assert request.prompt is None
-    assert request.chat is not None
-    assert request.chat.conversation.turns == (Turn("user", (Text("hi"),)),)
-    assert [t.name for t in request.chat.conversation.tools] == ["f"]
-    assert request.chat.thinking.enabled is False
-    assert (request.add_special_tokens, request.chat.opens_turn) == (False, True)
+    wanted, request = decode(messages=MESSAGES, tools=[tool], chat_template_kwargs={"enable_thinking": False})
+    assert wanted.prompt is None
+    assert request is not None
+    assert request.conversation.turns == (Turn("user", (Text("hi"),)),)
+    assert [t.name for t in request.conversation.tools] == ["f"]
+    assert request.thinking.enabled is False
+    assert request.opens_turn
 
 
 @pytest.mark.parametrize(
-    ("fields", "special", "generation"),
+    ("fields", "generation"),
     [
-        ({"add_special_tokens": True}, True, True),
-        ({"add_generation_prompt": False}, False, False),
+        ({"add_special_tokens": True}, True),
+        ({"add_generation_prompt": False}, False),
         (
             {"messages": [*MESSAGES, {"role": "assistant", "content": "So"}], "continue_final_message": True},
-            False,
             True,
         ),
     ],
 )
-def test_what_a_chat_is_printed_with(fields: dict[str, Any], special: bool, generation: bool) -> None:
-    request = decode(**{"messages": MESSAGES} | fields)
-    assert request.chat is not None
-    assert (request.add_special_tokens, request.chat.opens_turn) == (special, generation)
+def test_what_a_chat_is_printed_with(fields: dict[str, Any], generation: bool) -> None:
+    _, request = decode(**{"messages": MESSAGES} | fields)
+    assert request is not None
+    assert request.opens_turn == generation
 
 
 @pytest.mark.parametrize(
@@ -84,9 +83,8 @@ def test_refusals(fields: dict[str, Any], param: str, words: str) -> None:
 
 
 def test_detokenize() -> None:
-    decoded = routes.decode_detokenize(b'{"model":"m","tokens":[1,2]}')
-    assert decoded == DetokenizeBody([1, 2], "m")
-    assert routes.decode_detokenize(b'{"tokens":[]}') == DetokenizeBody([])
+    assert wire.decode_body(b'{"model":"m","tokens":[1,2]}', DetokenizeBody) == DetokenizeBody([1, 2], "m")
+    assert wire.decode_body(b'{"tokens":[]}', DetokenizeBody) == DetokenizeBody([])
 
 
 @pytest.mark.parametrize(
@@ -101,17 +99,5 @@ def test_detokenize() -> None:
 )
 def test_detokenize_refuses(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        routes.decode_detokenize(body)
+        wire.decode_body(body, DetokenizeBody)
     assert caught.value.param == param
-
-
-def test_answers() -> None:
-    assert json.loads(routes.encode_tokenize([5, 6], max_model_len=8192)) == {
-        "count": 2,
-        "max_model_len": 8192,
-        "tokens": [5, 6],
-        "token_strs": None,
-    }
-    reported = json.loads(routes.encode_tokenize((5,), max_model_len=1, token_strs=["Ġhi"]))
-    assert reported["token_strs"] == ["Ġhi"]
-    assert json.loads(routes.encode_detokenize('hi "é"\n')) == {"prompt": 'hi "é"\n'}

@@ -65,7 +65,8 @@ def doctor(
     from singletree.drafting.diagnosis import diagnose
 
     if machine:
-        print_machine(json=json)
+        report = machine_report()
+        print_value(report) if json else _print_machine(report)
         return
     if model is None:
         raise BadConfiguration("doctor: name a model or a chat template, or give --machine")
@@ -137,19 +138,6 @@ def _print(name: str, findings: list[Finding]) -> None:
 
 _PLACES = {"memory": "llama.cpp", "gpu": "vLLM, SGLang"}
 _GIB = 2**30
-
-
-def print_machine(*, json: bool) -> None:
-    """Print memory, devices, installed engines, and which models fit.
-
-    Args:
-        json: print JSON instead of tables.
-    """
-    report = machine_report()
-    if json:
-        print_value(report)
-    else:
-        _print_machine(report)
 
 
 def machine_report() -> dict[str, Any]:

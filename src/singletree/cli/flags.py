@@ -27,30 +27,32 @@ from singletree.errors import BadConfiguration
 from singletree.server.settings.config import Config, Flag, FlagForm, Separator
 
 _FIELDS: Mapping[str, str] = {
-    "Server": "config host port workers keep_alive_seconds hold_seconds drain_seconds log_level",
-    "Model": "models model_name model_alias load package_weights context_window max_output_tokens chat_template "
-    "tool_call_parser reasoning_parser default_thinking default_chat_template_kwargs model_card "
-    "codex_catalog codex_profile",
-    "Engine": "engine engine_arguments slots threads idle_unload prefix_cache_path prefix_cache_limit "
+    "Server": "config host port workers keep_alive_seconds hold_seconds* drain_seconds log_level",
+    "Model": "models* model_name* model_alias* load* package_weights context_window* max_output_tokens* "
+    "chat_template* tool_call_parser* reasoning_parser* default_thinking* default_chat_template_kwargs* model_card* "
+    "codex_catalog* codex_profile*",
+    "Engine": "engine* engine_arguments* slots* threads* idle_unload* prefix_cache_path prefix_cache_limit "
     "prefix_cache_key foresight mmproj",
-    "Engines at --engine-url": "engine_url engine_api_key router_mode kv_events kv_replay kv_cache_tokens "
-    "migration_limit",
-    "Access and limits": "api_key admin_key key_file share_between_keys allowed_origins allowed_hosts body_limit limit "
-    "session_budget subagent_budget key_budget",
+    "Engines at --engine-url": "engine_url* engine_api_key* router_mode* kv_events* kv_replay* kv_cache_tokens* "
+    "migration_limit*",
+    "Access and limits": "api_key admin_key key_file share_between_keys allowed_origins allowed_hosts body_limit "
+    "limit session_budget subagent_budget key_budget",
     "Answers": "reasoning_field raw_reasoning enable_anthropic_api websockets live_arguments "
     "enable_streaming_tool_dispatch enable_streaming_reasoning_dispatch",
     "Pictures and documents": "picture_limit allow_image_urls pdf",
-    "Prompts and remembered turns": "turn_memory turn_memory_path turn_memory_url capsule_key strict_capsules "
-    "restore_reasoning session_memory request_memory stability_off strip_anthropic_preamble",
+    "Prompts and remembered turns": "turn_memory* turn_memory_path* turn_memory_url capsule_key strict_capsules "
+    "restore_reasoning* session_memory request_memory stability_off* strip_anthropic_preamble*",
     "Stored responses": "store store_path store_url store_limit",
     "What the server shows of itself": "explain trace_path trace_limit otel inspect inspect_content inspect_size "
     "capture capture_content capture_logprobs capture_key capture_redact",
-    "Scripted engine": "script_dir script_delay script_log",
+    "Scripted engine": "script_dir* script_delay* script_log*",
 }
-"""The fields of the configuration, by the title of their section; sections and fields in the order of the help."""
+"""The fields of the configuration, by the title of their section; sections and fields in the order of the help.
+
+Those with a star are a model's: each table of models may set its own. The others are the server's."""
 
 SECTIONS: Mapping[str, Group] = {
-    name: group
+    name.rstrip("*"): group
     for group, names in ((Group.create_ordered(title), names) for title, names in _FIELDS.items())
     for name in names.split()
 }
@@ -134,46 +136,10 @@ def read_file(path: Path) -> dict[str, Any]:
     return {key.replace("_", "-"): value for key, value in settings.items()}
 
 
-MODEL_FIELDS: frozenset[str] = frozenset(
-    {
-        "models",
-        "model_name",
-        "model_alias",
-        "load",
-        "idle_unload",
-        "engine",
-        "engine_url",
-        "router_mode",
-        "kv_events",
-        "kv_replay",
-        "kv_cache_tokens",
-        "migration_limit",
-        "engine_arguments",
-        "engine_api_key",
-        "slots",
-        "threads",
-        "context_window",
-        "max_output_tokens",
-        "tool_call_parser",
-        "reasoning_parser",
-        "model_card",
-        "codex_catalog",
-        "codex_profile",
-        "chat_template",
-        "default_thinking",
-        "default_chat_template_kwargs",
-        "strip_anthropic_preamble",
-        "stability_off",
-        "turn_memory",
-        "turn_memory_path",
-        "restore_reasoning",
-        "hold_seconds",
-        "script_dir",
-        "script_delay",
-        "script_log",
-    }
+MODEL_FIELDS = frozenset(
+    name[:-1] for names in _FIELDS.values() for name in names.split() if name.endswith("*")
 )
-"""Fields of Config that a table may set; the others are the server's."""
+"""Fields of Config that a table may set."""
 
 _SHARED_FIELDS = frozenset({"engine", "threads", "slots", "max_output_tokens", "turn_memory", "hold_seconds"})
 """Fields of a model whose values suit any model."""

@@ -7,8 +7,8 @@ https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html#tokenizer-a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -154,57 +154,42 @@ def _begin(model: Model, request: Request, prompt: Prompt) -> Generation:
 async def tokenize_text(call: Call) -> ASGIApp:
     """Tokenize a text, or the prompt of a conversation."""
     sent = await call.body()
-    request = await call.decode(sent, decode_tokenize)
-    model = await call.service.catalog.ready(request.model)
-    if request.chat is None:
-        refuse_long_text(model, len(request.prompt or ""))
-        ids = await offload(len(sent), partial(model.tokenizer.encode, request.prompt or ""))
+    wanted, request = await call.decode(sent, decode_tokenize)
+    model = await call.service.catalog.ready(wanted.model or "")
+    if request is None:
+        text = wanted.prompt or ""
+        refuse_long_text(model, len(text))
+        ids = await offload(len(sent), partial(model.tokenizer.encode, text))
     else:
-        chat = await call.service.media.read(request.chat, model)
-        write = partial(write_prompt, model, chat, check_characters=partial(refuse_long_text, model))
+        request = await call.service.media.read(request, model)
+        write = partial(write_prompt, model, request, check_characters=partial(refuse_long_text, model))
         ids = (await offload(len(sent), write, waits=recall_waits(model))).token_ids.tolist()
-    body = await offload(len(sent), partial(_tokenized, model, ids, with_texts=request.return_token_strs))
-    return Response(body, media_type=JSON)
+    encode = partial(_encode_tokens, model, ids, with_texts=bool(wanted.return_token_strs))
+    return Response(await offload(len(sent), encode), media_type=JSON)
 
 
-def _tokenized(model: Model, ids: list[int], *, with_texts: bool) -> bytes:
+def _encode_tokens(model: Model, ids: list[int], *, with_texts: bool) -> bytes:
     known = {id: model.tokenizer.decode([id]) for id in set(ids)} if with_texts else {}
     texts = [known[id] for id in ids] if with_texts else None
-    return encode_tokenize(ids, max_model_len=model.context_window, token_strs=texts)
+    body = {"count": len(ids), "max_model_len": model.context_window, "tokens": ids, "token_strs": texts}
+    return msgspec.json.encode(body)
 
 
 async def detokenize(call: Call) -> ASGIApp:
     """Decode token ids to text. Raises InvalidRequest for an id outside the vocabulary."""
     sent = await call.body()
-    request = await call.decode(sent, decode_detokenize)
+    request = await call.decode(sent, lambda body, _: wire.decode_body(body, DetokenizeBody))
     model = await call.service.catalog.ready(request.model or "")
-    return Response(await offload(len(sent), partial(_detokenized, model, request)), media_type=JSON)
+    return Response(await offload(len(sent), partial(_encode_text, model, request)), media_type=JSON)
 
 
-def _detokenized(model: Model, request: DetokenizeBody) -> bytes:
+def _encode_text(model: Model, request: DetokenizeBody) -> bytes:
     check_token_ids(request.tokens, "tokens", model.tokenizer)
-    return encode_detokenize(model.tokenizer.decode(request.tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizeRequest:
-    """A request to tokenize a text (``prompt``) or a conversation (``chat``) as the model's template renders it.
-
-    Attributes:
-        model: the model's name; empty for the model that is served.
-        add_special_tokens: whether the tokenizer adds its own special tokens (such as a beginning of text).
-        return_token_strs: whether to return the text of each token too.
-    """
-
-    model: str
-    prompt: str | None = None
-    chat: Request | None = None
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
+    return msgspec.json.encode({"prompt": model.tokenizer.decode(request.tokens)})
 
 
 class TokenizeBody(chat.ChatBody, kw_only=True):
-    """The body of a request for the tokens of a text or of a conversation."""
+    """The body of a request for the tokens of a text or of a conversation; its ``add_special_tokens`` has no effect."""
 
     model: str | None = None  # type: ignore[assignment]  # null is taken here, unlike in a chat
     messages: list[msgspec.Raw] | None = None  # type: ignore[assignment]
@@ -220,40 +205,13 @@ class DetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
-def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> TokenizeRequest:
-    """Decode the JSON ``body``; ``messages`` are decoded as in Chat Completions. Raises InvalidRequest."""
+def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> tuple[TokenizeBody, Request | None]:
+    """Decode the JSON ``body``, and its ``messages`` as in Chat Completions. Raises InvalidRequest."""
     wanted = wire.decode_body(body, TokenizeBody)
     if (wanted.prompt is None) == (wanted.messages is None):
         given = "neither prompt nor messages is" if wanted.prompt is None else "both prompt and messages are"
         raise InvalidRequest(f"{given} given; send one of the two", param="prompt")
-    request = None if wanted.messages is None else chat.build_request(wanted)
-    special = wanted.add_special_tokens
-    return TokenizeRequest(
-        model=wanted.model or "",
-        prompt=wanted.prompt,
-        chat=request,
-        # The chat template writes the special tokens itself.
-        add_special_tokens=request is None if special is None else special,
-        return_token_strs=bool(wanted.return_token_strs),
-    )
-
-
-def decode_detokenize(body: bytes, headers: Mapping[str, str] = {}) -> DetokenizeBody:
-    """Decode the JSON ``body``. Raises InvalidRequest."""
-    return wire.decode_body(body, DetokenizeBody)
-
-
-def encode_tokenize(
-    tokens: Sequence[int], *, max_model_len: int, token_strs: Sequence[str] | None = None
-) -> bytes:
-    """Encode the tokens of a text; ``max_model_len`` is the model's context window in tokens."""
-    body = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": token_strs}
-    return msgspec.json.encode(body)
-
-
-def encode_detokenize(text: str) -> bytes:
-    """Encode the text of decoded tokens."""
-    return msgspec.json.encode({"prompt": text})
+    return wanted, None if wanted.messages is None else chat.build_request(wanted)
 
 
 ROUTES = (

@@ -59,6 +59,7 @@ class EventReader:
     """
 
     finishes: ClassVar[Mapping[str, StopKind]]
+    lookup: Lookup | None = None
 
     def __init__(
         self, words: RefusalWords, prompt_tokens: int, max_tokens: int, stops: Iterable[int] = ()
@@ -79,11 +80,6 @@ class EventReader:
         self.failure: SingletreeError | None = None
         self.done = False
         self.cut = False
-
-    @property
-    def lookup(self) -> Lookup | None:
-        """None: all that is needed is in the stream."""
-        return None
 
     def resolve(self, status: int, body: bytes) -> Chunk | None:
         return None
