@@ -12,6 +12,8 @@ from singletree.inspector.turn_documents import InspectedJson, price_ms, summari
 from singletree.inspector.turn_record import InspectedSession, InspectedTurn
 
 _LIVE_SECONDS = 60.0
+_PLAIN = ("id", "key", "parent", "harness", "client", "is_agent")
+"""Fields of a session that the page gets as they are."""
 
 
 def brief_turn(turn: InspectedTurn) -> Mapping[str, Any]:
@@ -67,15 +69,7 @@ def session_part(session: InspectedSession, *, with_texts: bool) -> InspectedJso
 
 
 def _head(session: InspectedSession) -> InspectedJson:
-    return {
-        "id": session.id,
-        "key": session.key,
-        "parent": session.parent,
-        "harness": session.harness,
-        "client": session.client,
-        "is_agent": session.is_agent,
-        "dropped": session.dropped,
-    }
+    return {name: getattr(session, name) for name in (*_PLAIN, "dropped")}
 
 
 def join_parts(parts: Sequence[InspectedJson]) -> InspectedJson:
@@ -124,15 +118,10 @@ def summarize_session(part: Mapping[str, Any]) -> InspectedJson:
     last_at = max((turn["ended_at"] or turn["received_at"] for turn in turns), default=0.0)
     moment = time.time()
     return {
-        "id": part["id"],
-        "key": part["key"],
-        "parent": part["parent"],
-        "harness": part["harness"],
-        "client": part["client"],
+        **{name: part[name] for name in _PLAIN},
         "protocol": None if last is None else last["protocol"],
         "model": None if last is None else last["model"],
         "models": list(dict.fromkeys(turn["model"] for turn in turns)),
-        "is_agent": part["is_agent"],
         "is_live": running > 0 or moment - last_at < _LIVE_SECONDS,
         "running": running,
         "first_at": turns[0]["received_at"] if turns else None,
@@ -238,18 +227,9 @@ def _causes(turns: Iterable[InspectedJson]) -> list[InspectedJson]:
         broken = turn["break"]
         if broken is None or turn["repeats"] is not None:
             continue
-        cause = found.setdefault(
-            broken["cause"],
-            {
-                "cause": broken["cause"],
-                "says": broken["says"],
-                "cure": broken["cure"],
-                "count": 0,
-                "lost_tokens": 0,
-                "lost_ms": 0.0,
-                "turns": [],
-            },
-        )
+        known = {name: broken[name] for name in ("cause", "says", "cure")}
+        new = {**known, "count": 0, "lost_tokens": 0, "lost_ms": 0.0, "turns": []}
+        cause = found.setdefault(broken["cause"], new)
         cause["count"] += 1
         cause["lost_tokens"] += broken["lost_tokens"]
         cause["lost_ms"] = round(cause["lost_ms"] + broken["lost_ms"], 1)

@@ -57,6 +57,11 @@ _MISSES: Mapping[Fault, str] = {
 """The verdicts on what the engine did not have, by fault."""
 
 
+_PLAIN = ("id", "session", "number", "lane", "status", "repeats", "request_id", "answer_id", "protocol", "path",
+          "stream", "process", "is_agent", "finish")  # fmt: skip
+"""Fields of a turn that the page gets as they are."""
+
+
 def summarize_turn(turn: InspectedTurn, *, with_texts: bool) -> InspectedJson:
     """Return what lists and events show of a turn, with or without excerpts of prompts and the messages of errors."""
     step, usage = turn.step, turn.usage
@@ -64,22 +69,10 @@ def summarize_turn(turn: InspectedTurn, *, with_texts: bool) -> InspectedJson:
     order = {call.index: number for number, call in enumerate(calls)}
     lost_ms = price_ms(turn, step.lost)
     return {
-        "id": turn.id,
-        "session": turn.session,
-        "number": turn.number,
-        "lane": turn.lane,
-        "status": turn.status,
-        "repeats": turn.repeats,
+        **{name: getattr(turn, name) for name in _PLAIN},
         "details": turn.details is not None,
-        "request_id": turn.request_id,
-        "answer_id": turn.answer_id,
-        "protocol": turn.protocol,
-        "path": turn.path,
-        "stream": turn.stream,
         "model": step.model,
         "worker": None if step.route is None else step.route.worker or None,
-        "process": turn.process,
-        "is_agent": turn.is_agent,
         "received_at": turn.received,
         "ended_at": turn.ended,
         "times": _times(turn),
@@ -98,7 +91,6 @@ def summarize_turn(turn: InspectedTurn, *, with_texts: bool) -> InspectedJson:
             "pictures": turn.pictures,
             "replayed_turns": turn.replayed_turns,
         },
-        "finish": turn.finish,
         "error": _encode_error(turn, with_texts=with_texts),
         "rules": list(turn.rules),
         "course": step.course,

@@ -161,8 +161,7 @@ class WholeView:
     async def session(self, id: str, *, texts: bool = True) -> InspectedJson:
         answers = await self._all("part", id, texts)
         parts = [part for part in answers if part is not None]
-        if not parts:
-            raise not_kept("session", id)
+        _kept(parts or None, "session", id)
         children = sorted({part["id"] for part in await self._parts() if part["parent"] == id})
         document = encode_session_turns(join_parts(parts))
         return {**document, "children": children, **self._answered(len(answers))}
@@ -196,21 +195,15 @@ class WholeView:
             parts = [part for part in await self._all("part", id, False) if part is not None]
             turn = main_turn(join_parts(parts)) if parts else None
         side: ComparedSide | None = None if turn is None else await self._first("side", turn)
-        if side is None:
-            raise not_kept("turn", id)
-        return side
+        return _kept(side, "turn", id)
 
 
-def not_kept(kind: str, id: str) -> RouteNotFound:
-    """Return the error for a session or turn that is not kept."""
-    return RouteNotFound(
-        f"{kind} {id[:64]!a} is not kept: it is older than what --inspect-size has room for, or of another server"
-    )
-
-
-def _kept(found: InspectedJson | None, kind: str, id: str) -> InspectedJson:
+def _kept(found: T | None, kind: str, id: str) -> T:
+    """Return what was found. Raises RouteNotFound where a session or turn is not kept."""
     if found is None:
-        raise not_kept(kind, id)
+        raise RouteNotFound(
+            f"{kind} {id[:64]!a} is not kept: it is older than what --inspect-size has room for, or of another server"
+        )
     return found
 
 
