@@ -83,7 +83,9 @@ def flags() -> str:
 
 def families() -> str:
     """Return the table of model families."""
-    return _printed("from singletree.cli import main; main(['families', '--markdown'])")
+    from family_table import markdown_table
+
+    return markdown_table()
 
 
 def stability() -> str:

@@ -151,8 +151,6 @@ def test_render_says_which_file_and_field_is_wrong(
 def test_families(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("families") == 0
     assert "kimi_k2" in capsys.readouterr().out
-    assert run("families", "--markdown") == 0
-    assert "| kimi_k2 |" in capsys.readouterr().out
 
 
 _UNENDING = """

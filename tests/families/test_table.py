@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from family_table import markdown_table
 from parsing.reading import turn
 from singletree import families
-from singletree.cli.family_commands import markdown_table, show_table
+from singletree.cli.family_commands import list_families
 from singletree.conversation import Reasoning, Text
 from singletree.parsing.family import Family
 
@@ -38,5 +39,5 @@ def test_row(family: Family, line: str) -> None:
 
 
 def test_it_prints_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table()
+    list_families()
     assert "qwen3_coder" in capsys.readouterr().out

@@ -20,87 +20,39 @@ if TYPE_CHECKING:
     from singletree.drafting.template_turns import Trial
 
 
-_HEADS = ("name", "reads", "also called", "models", "begins", "sample", "source")
-_HEAD = """# Model families
-
-Made by `singletree families --markdown`. *begins*: where a turn begins when the prompt does not decide it. *sample*: a
-thought and a call (or an answer) as the model writes them, line breaks as ⏎. How each family is parsed, case by case:
-[family-cases.md](family-cases.md).
-"""
-_TAG = re.compile(r"<[^<>\s]+>")
+HEADS = ("name", "reads", "also called", "models", "begins", "sample")
+"""Titles of the columns of ``family_cells``."""
 
 
-def markdown_table() -> str:
-    """Return the table in Markdown, with tags in code spans: GitHub hides them otherwise."""
-    rows = [
-        (*_cells(family), _code(_sample(family)), _tags_as_code(family.source)) for family in families.table()
-    ]
-    lines = (_HEADS, ("---",) * len(_HEADS), *rows)
-    return "\n".join(
-        [_HEAD, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)]
-    )
-
-
-def show_table() -> None:
-    """Print the table to a terminal."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text as Plain
-
-    table = Table(box=None, pad_edge=False)
-    for head in _HEADS[:-1]:
-        table.add_column(head, overflow="fold")
-    for family in families.table():
-        table.add_row(*map(Plain, (*_cells(family, code=False), _sample(family))))
-    Console().print(table)
-
-
-def _cells(family: Family, *, code: bool = True) -> Sequence[str]:
-    models = ", ".join(family.models)
-    begins = "in reasoning" if family.starts_open else ""
-    return family.name, family.kind, _aliases(family), _tags_as_code(models) if code else models, begins
-
-
-def _aliases(family: Family) -> str:
+def family_cells(family: Family) -> Sequence[str]:
+    """Return what the table of families says of one."""
     halves = [(n, "tools") for n in family.tool_aliases] + [
         (n, "reasoning") for n in family.reasoning_aliases
     ]
-    return ", ".join([*sorted(family.aliases), *(f"{name} ({half} only)" for name, half in sorted(halves))])
-
-
-def _sample(family: Family) -> str:
+    aliases = [*sorted(family.aliases), *(f"{name} ({half} only)" for name, half in sorted(halves))]
+    begins = "in reasoning" if family.starts_open else ""
     last: Part = ToolCall("get_weather", '{"city": "Paris"}', "abcdefghi") if family.forms else Text("Hi")
     parts: list[Part] = [Reasoning("plan"), last] if family.reasoning else [last]
-    return render_turn(family, parts).replace("\n", "⏎")
-
-
-def _code(text: str) -> str:
-    """Return a code span, fenced by more backticks than the text contains."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence, pad = "`" * (longest + 1), " " if longest or text[:1] == " " else ""
-    return f"{fence}{pad}{text}{pad}{fence}"
-
-
-def _tags_as_code(text: str) -> str:
-    return _TAG.sub(lambda found: _code(found.group()), text)
+    sample = render_turn(family, parts).replace("\n", "⏎")
+    return family.name, family.kind, ", ".join(aliases), ", ".join(family.models), begins, sample
 
 
 app = App(name="families", help="List the model families, or draft a new one.")
 
 
 @app.default
-def list_families(*, markdown: Annotated[bool, Parameter(negative="")] = False) -> None:
-    """List the model families.
+def list_families() -> None:
+    """List the model families."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text as Plain
 
-    Parameters
-    ----------
-    markdown
-        Print a Markdown table.
-    """
-    if markdown:
-        print(markdown_table())
-    else:
-        show_table()
+    table = Table(box=None, pad_edge=False)
+    for head in HEADS:
+        table.add_column(head, overflow="fold")
+    for family in families.table():
+        table.add_row(*map(Plain, family_cells(family)))
+    Console().print(table)
 
 
 @app.command
