@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from singletree.engines.abilities import ABILITIES
 from singletree.engines.devices import installed_version
 from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, LogprobRow, StopKind
 from singletree.engines.progress import Progress, no_progress
 from singletree.errors import EngineFailed, SingletreeError
-from singletree.events import WeightVersion
 from singletree.in_process.engine import InProcessEngine, InProcessGeneration
 from singletree.in_process.sglang_startup import PACKAGE, load_sglang
 from singletree.in_process.startup import EngineSettings
@@ -32,19 +33,18 @@ from singletree.remote.sglang import (
     SGLANG_BACKENDS,
     SGLANG_BLINDNESS,
     SGLANG_CONSTRAINTS,
-    SGLANG_FINISHES,
     SGLANG_WORDS,
+    SglangMeta,
+    SglangReader,
     backend_loss,
     sglang_pictures,
     sglang_request,
-    unread_pictures,
 )
 from singletree.remote.transport import ServerRefusal, convert_refusal
 
 _LOG = logging.getLogger(__name__)
 _BAD_REQUEST = 400
-_FULL = 503
-_MAX_MESSAGE_LENGTH = 400
+_NO_LIMIT = 2**31  # SGLang keeps to the one that it is given.
 _DEFAULT_SLOTS = 256
 _ENDED = object()
 
@@ -113,7 +113,7 @@ class _SglangGeneration(InProcessGeneration):
             return Chunk(())
         if output is not _ENDED:
             chunk = self._reader.take(output)
-            self.ended = self._reader.finish is not None
+            self.ended = self._reader.done
             return chunk
         if isinstance(self.outcome, SingletreeError):
             raise self.outcome
@@ -246,127 +246,59 @@ class InProcessSglangEngine(InProcessEngine):
         return await count_by_generating(self, "SGLang", picture)
 
 
-class _OutputReader:
+class _OutputReader(SglangReader):
     """Turns the outputs of one generation into chunks, whether each has all tokens so far or the new ones only.
 
     Attributes:
-        finish: why the generation ended; None while it runs.
-        cut: whether it ended here, at a stop token, and SGLang still generates.
+        started: whether the first output has come.
     """
 
     def __init__(self, job: GenerationJob, counts: PictureCounts) -> None:
-        self._job = job
-        self._counts = counts
-        # With ignore_eos SGLang ignores stop tokens, too.
-        self._stops = frozenset(job.stop_token_ids if job.sampling.ignore_eos else ())
-        self.cut = self.started = False
-        self._scored = job.sampling.prompt_logprobs is None
-        self._reported = False
-        self._seen = 0
-        self.finish: StopKind | None = None
+        super().__init__(job, _NO_LIMIT, counts)
+        self.started = False
 
     def tokens_alone(self, output: dict[str, Any]) -> Sequence[int] | None:
         """Return the new tokens of an output that has nothing else to report; None if it has, as the first one."""
         meta = output["meta_info"]
         if (
             not self.started
-            or not self._reported
-            or not self._scored
+            or self._scores_prompt
             or meta.get("finish_reason") is not None
             or meta.get("output_token_logprobs") is not None
         ):
             return None
-        new = self._new_tokens(output)
-        return None if self._stops and not self._stops.isdisjoint(new) else new
+        ids: list[int] = output.get("output_ids") or []
+        begin = self._begin_of_new(len(ids), meta.get("completion_tokens", len(ids)))
+        new = None if begin is None else ids[begin:]
+        return None if new and self._stops and not self._stops.isdisjoint(new) else new
 
     def count(self, token_ids: Sequence[int]) -> None:
         self._seen += len(token_ids)
 
-    def _new_tokens(self, output: dict[str, Any]) -> list[int]:
-        ids: list[int] = output.get("output_ids") or []
-        is_new = len(ids) == output["meta_info"].get("completion_tokens", len(ids)) - self._seen
-        return ids if is_new else ids[self._seen :]
-
     def take(self, output: dict[str, Any]) -> Chunk | None:
-        """Return the chunk of one output; None when it has nothing new.
-
-        Raises EngineFailed or InvalidRequest for one that reports an error.
-        """
-        meta = output["meta_info"]
-        reason = meta.get("finish_reason")
-        if reason is not None:
-            if reason["type"] == "abort" and reason.get("status_code") is not None:
-                raise _aborted(reason, len(self._job.prompt_token_ids), has_begun=self._seen > 0)
-            self.finish = SGLANG_FINISHES.get(reason["type"])
-            if self.finish is None:
-                raise EngineFailed(
-                    f"SGLang ended the generation with {reason['type']!r}; its log has the cause"
-                )
-        new = [] if self.finish == "cancelled" else self._new_tokens(output)
-        self._seen += len(new)
-        if (stop := next((n for n, id in enumerate(new) if id in self._stops), None)) is not None:
-            self.cut, self.finish = self.finish is None, "stop"
-            dropped = len(new) - stop - 1
-        else:
-            dropped = 0
-        prompt_rows = None
-        if not self._scored and meta.get("input_token_logprobs"):
-            self._scored = True
-            prompt_rows = _rows(meta["input_token_logprobs"], meta.get("input_top_logprobs"))
-        own = meta.get("output_token_logprobs")
-        logprobs = None
-        if own is not None and new:
-            # They are cumulative or not, as the ids are.
-            first = len(own) - len(new) if len(own) > len(new) else 0
-            logprobs = _rows(own[first:], (meta.get("output_top_logprobs") or [])[first:])
-            del logprobs[len(new) - dropped :]
-        read = self._read_tokens(meta)
-        cached = None if self._reported else meta.get("cached_tokens")
-        self._reported = self._reported or cached is not None
-        if not new and self.finish is None and cached is None and prompt_rows is None and read is None:
-            return None
-        versions = () if self.finish is None else meta.get("weight_versions") or ()
-        chunk = Chunk(
-            new[: len(new) - dropped],
-            self.finish,
-            cached,
-            logprobs,
-            prompt_rows,
-            weight_versions=[WeightVersion(each["version"], each["start"], each["end"]) for each in versions],
-        )
-        if read is not None:
-            chunk.prompt_tokens, chunk.picture_tokens = read, self._counts.learn(self._job, read)
+        """Return the chunk of one output; None when it has nothing new. Raises the error that an output reports."""
+        token_ids: list[int] = []
+        logprobs: list[LogprobRow] = []
+        meta = msgspec.convert(output["meta_info"], SglangMeta)
+        self._take_output(output.get("output_ids") or [], meta, token_ids, logprobs)
+        self.done = self.done or self._finish is not None
+        if self._stops and not self._stops.isdisjoint(token_ids):
+            ended = self.done
+            end = next(at for at, token_id in enumerate(token_ids, 1) if token_id in self._stops)
+            self._cut(token_ids, logprobs, end, "stop")
+            self.cut = not ended
+        if self.failure is not None:
+            raise self.failure
+        cached, self.cached_tokens = self.cached_tokens, None
+        chunk = self._chunk(token_ids, logprobs)
+        if not self.started:
+            self.started = True
+            chunk = chunk or Chunk(())
+            chunk.cached_tokens = cached
         return chunk
 
-    def _read_tokens(self, meta: dict[str, Any]) -> int | None:
-        """Return how many tokens SGLang read as a prompt with pictures; None in all outputs but the first.
-
-        Raises EngineUnfit if it read none of the pictures.
-        """
-        first, self.started = not self.started, True
-        if not first or not self._job.pictures:
-            return None
-        read = int(meta.get("prompt_tokens") or 0)
-        if unread := unread_pictures(self._job, read, meta.get("image_tokens")):
-            raise unread
-        return read
-
-
-def _rows(own: Sequence[Any], top: Sequence[Any] | None) -> list[LogprobRow]:
-    rows: list[LogprobRow] = []
-    for index, (logprob, token_id, *_) in enumerate(own):
-        if logprob is None:
-            rows.append(())
-            continue
-        others = (top[index] if top and index < len(top) else None) or ()
-        rows.append([(token_id, logprob), *((id, value) for value, id, *_ in others if id != token_id)])
-    return rows
-
-
-def _aborted(reason: dict[str, Any], prompt_tokens: int, *, has_begun: bool) -> SingletreeError:
-    message = str(reason.get("message") or "no reason given")
-    status = int(reason["status_code"])
-    # A full queue refuses a request; what has begun to generate is not sent again by whoever waits for a place.
-    if status == _BAD_REQUEST or (status == _FULL and not has_begun):
-        return convert_refusal(SGLANG_WORDS, status, ServerRefusal(message), prompt_tokens)
-    return EngineFailed(f"SGLang failed: {message[:_MAX_MESSAGE_LENGTH]}")
+    def _stream_error(self, refusal: ServerRefusal, has_tokens: bool) -> None:
+        if refusal.code == _BAD_REQUEST:  # Whenever SGLang finds it, nothing of the engine failed.
+            self._fail(convert_refusal(SGLANG_WORDS, _BAD_REQUEST, refusal, self._prompt_tokens))
+        else:
+            super()._stream_error(refusal, has_tokens or self._seen > 0)

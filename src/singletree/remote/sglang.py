@@ -167,7 +167,9 @@ class _FinishReason(msgspec.Struct):
     status_code: int | None = None
 
 
-class _MetaInfo(msgspec.Struct):
+class SglangMeta(msgspec.Struct):
+    """What SGLang reports beside the tokens of an output."""
+
     prompt_tokens: _Count = 0
     image_tokens: _Count | None = None
     completion_tokens: _Count = 0
@@ -182,7 +184,7 @@ class _MetaInfo(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     output_ids: list[TokenId] | None = None
-    meta_info: _MetaInfo | None = None
+    meta_info: SglangMeta | None = None
     error: ServerRefusal | None = None
 
 
@@ -190,7 +192,7 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class SglangReader(EventReader):
-    """Decode the event stream of ``/generate``.
+    """Decode the event stream of ``/generate``, whose events are the outputs of ``sglang.Engine``.
 
     Without ``--incremental-streaming-output`` each event repeats all tokens so far. Which of the two a stream is
     follows from its counts, event by event; a stream whose counts are neither is refused.
@@ -223,7 +225,7 @@ class SglangReader(EventReader):
                 self._take_output(event.output_ids, event.meta_info, token_ids, logprobs)
 
     def _take_output(
-        self, ids: Sequence[int], meta: _MetaInfo, token_ids: list[int], logprobs: list[LogprobRow]
+        self, ids: Sequence[int], meta: SglangMeta, token_ids: list[int], logprobs: list[LogprobRow]
     ) -> None:
         reason = meta.finish_reason
         if reason is not None and reason.type == "abort" and reason.status_code is not None:
@@ -292,7 +294,7 @@ def _rows(
     return rows
 
 
-def _prompt_rows(meta: _MetaInfo, prompt_tokens: int) -> list[LogprobRow]:
+def _prompt_rows(meta: SglangMeta, prompt_tokens: int) -> list[LogprobRow]:
     own = meta.input_token_logprobs
     rows = _rows([each.token_id for each in own], own, meta.input_top_logprobs, 0)
     if len(rows) != prompt_tokens:
