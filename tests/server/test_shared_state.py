@@ -15,9 +15,14 @@ from singletree import key_files
 from singletree.conversation import AgentContext
 from singletree.errors import BadConfiguration, RateLimited
 from singletree.key_files import KeyFile, RequestRate
-from singletree.processes import shared_state
-from singletree.processes.served_process import join_processes
-from singletree.processes.shared_state import SharedCosts, SharedMap, SharedState, share_state
+from singletree.processes import served_process
+from singletree.processes.served_process import (
+    SharedCosts,
+    SharedMap,
+    SharedState,
+    join_processes,
+    share_state,
+)
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.sessions.step import Cost
 from singletree.server.settings.config import Config
@@ -66,7 +71,7 @@ def test_a_map_is_that_of_its_owner_and_bounded(two: Two, monkeypatch: pytest.Mo
     assert (there.get(("s", "")), len(there), len(SharedMap(two[1], "b", "moves"))) == ("beta", 1, 0)
     there.pop(("s", ""))
     assert (here.get(("s", "")), len(here)) == (None, 0)
-    monkeypatch.setattr(shared_state, "_KEPT", 3)
+    monkeypatch.setattr(served_process, "_KEPT", 3)
     for number in range(5):
         here.put(str(number), number)
     here.put("3", 3)  # as it was
@@ -77,7 +82,7 @@ def test_costs_that_cannot_be_written_are_written_later(
     two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(shared_state, "_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(served_process, "_WAIT_SECONDS", 0.01)
     with closing(SharedState(tmp_path / "shared.sqlite")) as state:
         here, there = SharedCosts(state, ""), SharedCosts(two[1], "")
         with closing(sqlite3.connect(tmp_path / "shared.sqlite", isolation_level=None)) as holder:

@@ -23,7 +23,7 @@ from singletree.llamacpp.wire import (
     encode_prompt_tokenize_request,
     encode_tokenize_request,
 )
-from singletree.remote.transport import RefusalWords
+from singletree.remote.transport import RefusalWords, decode_as
 from singletree.remote.wire import (
     TOKENIZE,
     GetPage,
@@ -171,12 +171,11 @@ class LlamaServer:
     async def look_up(self, url: str, get: GetPage) -> ServerOffer:
         status, body = await get("/props")
         check_status(url, status, self.title)
-        try:
-            properties = msgspec.json.decode(body, type=ServerProperties)
-        except (msgspec.DecodeError, ValueError, RecursionError):
+        properties = decode_as(ServerProperties, body)
+        if properties is None:
             raise BadConfiguration(
                 f"{url}/props has no properties of a model (HTTP {status}): it is not a llama-server; correct the URL"
-            ) from None
+            )
         _, listed = await get("/v1/models")
         names = [each.id for each in decode_models(listed)]
         path = properties.model_path or ""

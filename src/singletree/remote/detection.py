@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from singletree.errors import BadConfiguration, EngineFailed
 from singletree.remote.http_client import HttpTransport
-from singletree.remote.transport import ConnectionLost, Transport, check_key, root_url
+from singletree.remote.transport import ConnectionLost, Transport, check_key, decode_as, root_url
 from singletree.remote.wire import MODELS, GetPage, check_status, decode_models
 
 _TITLE = "an inference server"
@@ -146,7 +144,7 @@ async def _kind(url: str, get: GetPage) -> str:
             return kind
     for sign in SIGNS:
         status, page = await get(sign.path)
-        if status == 200 and sign.fields <= _fields(page):
+        if status == 200 and sign.fields <= (decode_as(dict[str, Any], page) or {}).keys():
             return sign.kind
     if any(model.max_model_len for model in models):
         return "vllm"  # the probe at start-up refuses it if it is not
@@ -156,11 +154,3 @@ async def _kind(url: str, get: GetPage) -> str:
         f"{url} is no inference server that is known to take token ids ({found}); give the URL of one of {known}, and "
         "its kind with --engine if a gateway hides it"
     )
-
-
-def _fields(page: bytes) -> frozenset[str]:
-    try:
-        found: dict[str, Any] = msgspec.json.decode(page, type=dict[str, Any])
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return frozenset()
-    return frozenset(found)

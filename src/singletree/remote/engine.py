@@ -34,6 +34,7 @@ from singletree.remote.transport import (
     Transport,
     ask,
     check_key,
+    decode_as,
     read_answer,
     root_url,
 )
@@ -182,10 +183,9 @@ class RemoteEngine:
             raise EngineUnfit(f"{self._server.title} has no endpoint that tokenizes")
         question = self._served.tokenize(text)
         body = await self._question(question)
-        try:
-            return msgspec.json.decode(body, type=_Tokens).tokens
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            raise EngineUnfit(f"{question.path} answers without token ids") from None
+        if (found := decode_as(_Tokens, body)) is None:
+            raise EngineUnfit(f"{question.path} answers without token ids")
+        return found.tokens
 
     async def change_weights(self, step: WeightStep, version: str = "") -> None:
         if step not in self._served.weights:

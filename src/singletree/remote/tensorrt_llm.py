@@ -17,7 +17,7 @@ from singletree.engines.engine import ConstraintKind, GenerationJob, LogprobRow,
 from singletree.engines.token_json import encode_token_ids
 from singletree.errors import InvalidRequest
 from singletree.remote.events import CompletionEvents, TokenId, TokenUsage
-from singletree.remote.transport import RefusalWords, ServerRefusal
+from singletree.remote.transport import RefusalWords, ServerRefusal, decode_as
 from singletree.remote.wire import (
     COMMON_SAMPLING,
     GetPage,
@@ -49,10 +49,7 @@ _STEPS = 1000
 
 
 def _as_object(value: Any) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(value) if isinstance(value, str) else value
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        found = None
+    found = decode_as(dict[str, Any], value) if isinstance(value, str) else value
     if not isinstance(found, dict):
         raise InvalidRequest("TensorRT-LLM takes a JSON schema or structural tag that is an object; give one")
     return found

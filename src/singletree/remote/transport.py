@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,6 +29,9 @@ from singletree.errors import (
 
 _MAX_LOCATION_LENGTH = 200  # characters of a redirection's address that an error repeats
 _MAX_ANSWER_BYTES = 2**26  # of a short answer
+
+
+T = TypeVar("T")
 
 
 class ConnectionLost(Exception):
@@ -249,9 +253,6 @@ class _Nested(msgspec.Struct):
     detail: str | None = None
 
 
-_decode = msgspec.json.Decoder(_Nested).decode
-
-
 @dataclass(frozen=True, slots=True)
 class RefusalWords:
     """What differs between servers in their refusals.
@@ -272,11 +273,17 @@ class RefusalWords:
     fields: frozenset[str] = frozenset()
 
 
+def decode_as(form: type[T], body: bytes | str) -> T | None:
+    """Return JSON of that form, which a server or client wrote; None for all else."""
+    with suppress(msgspec.DecodeError, ValueError, RecursionError):
+        return msgspec.json.decode(body, type=form)
+    return None
+
+
 def decode_refusal(body: bytes) -> ServerRefusal:
     """Return the error in the body of a refusal; for another body, its first characters."""
-    try:
-        found = _decode(body)
-    except (msgspec.DecodeError, ValueError, RecursionError):
+    found = decode_as(_Nested, body)
+    if found is None:
         return ServerRefusal(body[:_MAX_MESSAGE_LENGTH].decode("utf-8", "replace"))
     if isinstance(found.error, ServerRefusal):
         return found.error

@@ -6,7 +6,6 @@ And what most of them share: the model list at ``/v1/models``.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,7 +17,7 @@ from singletree.engines.abilities import EngineAbilities
 from singletree.engines.engine import Chunk, GenerationJob, StopKind, WeightStep
 from singletree.errors import BadConfiguration, EngineFailed, SingletreeError
 from singletree.pictures import PromptPicture
-from singletree.remote.transport import RefusalWords, convert_refusal, decode_refusal
+from singletree.remote.transport import RefusalWords, convert_refusal, decode_as, decode_refusal
 
 GetPage = Callable[[str], Awaitable[tuple[int, bytes]]]
 """Fetch a path: status and body. Raises EngineFailed when there is no answer."""
@@ -275,9 +274,8 @@ async def read_page(get: GetPage, form: type[T], *paths: str) -> T | None:
     """Return the first page of that form; None where there is none, as behind a gateway that hides them."""
     for path in paths:
         status, body = await get(path)
-        if status == 200:
-            with suppress(msgspec.DecodeError, ValueError, RecursionError):
-                return msgspec.json.decode(body, type=form)
+        if status == 200 and (found := decode_as(form, body)) is not None:
+            return found
     return None
 
 
@@ -305,7 +303,5 @@ def check_status(url: str, status: int, title: str) -> None:
 
 def decode_models(body: bytes) -> list[ServedModel]:
     """Return the models of a list; none for a body that is no such list."""
-    try:
-        return msgspec.json.decode(body, type=_ModelList).data
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return []
+    found = decode_as(_ModelList, body)
+    return [] if found is None else found.data
