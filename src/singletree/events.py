@@ -215,7 +215,6 @@ class Fold:
         self._extra: dict[str, tuple[Token, ...] | str] = {}
 
     def feed(self, event: Event) -> None:
-        """Add one event."""
         if isinstance(event, TextDelta | ReasoningDelta):
             if self._kind is not type(event):
                 self._close_open()
@@ -249,7 +248,6 @@ class Fold:
             self._add_text(raw)
 
     def feed_all(self, events: Iterable[Event]) -> None:
-        """Add events."""
         for event in events:
             # The next piece of the open text or reasoning comes first, because it is most of the events.
             if type(event) is self._kind and (text := event.text) and not self._waiting:

@@ -151,7 +151,6 @@ class GgufHeader:
         kv_bytes_per_token: size of one token in an f16 KV cache, in bytes; None when the sizes are missing.
     """
 
-    architecture: str
     name: str
     context_window: int | None
     kv_bytes_per_token: int | None
@@ -165,7 +164,6 @@ def read_header(path: Path) -> GgufHeader:
     values = read_metadata(path, longest_array=_LONGEST_ARRAY)
     architecture = str(values.get("general.architecture", ""))
     return GgufHeader(
-        architecture,
         str(values.get("general.name", "")),
         trained_context(values),
         _kv_bytes(values, architecture),

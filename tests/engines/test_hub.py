@@ -202,7 +202,7 @@ def offline(folder: Path, *models: str) -> list[str]:
     program = (
         "import sys; from singletree.model_files.resolve import resolve; from singletree.errors import *\n"
         "for model in sys.argv[1:]:\n"
-        "    try: found = resolve(model); print(found.path.name, found.context_window, found.source)\n"
+        "    try: found = resolve(model); print(found.path.name, found.context_window)\n"
         "    except WeightsUnavailable as error: print(error)\n"
     )
     env = {
@@ -226,8 +226,8 @@ def test_offline_what_is_in_the_cache_is_found_and_the_rest_says_why(tmp_path: P
     written = offline(
         tmp_path, "Qwen/Qwen3-4B-GGUF", "Qwen/Qwen3-4B-GGUF:Q4_K_M", "Qwen/Qwen3-4B", "org/none"
     )
-    assert written[:2] == ["Qwen3-4B-Q4_K_M.gguf 40960 hub"] * 2
-    assert written[2] == f"{'a' * 40} 7 hub"
+    assert written[:2] == ["Qwen3-4B-Q4_K_M.gguf 40960"] * 2
+    assert written[2] == f"{'a' * 40} 7"
     assert written[3].startswith("org/none is not available from the Hugging Face Hub: HF_HUB_OFFLINE is set")
 
 

@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 def header(window: int | None = 8192, cost: int | None = 16 * 1024) -> GgufHeader:
-    return GgufHeader("llama", "", window, cost)
+    return GgufHeader("", window, cost)
 
 
 @pytest.mark.parametrize(

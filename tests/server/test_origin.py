@@ -63,7 +63,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         wanted.append((model, gguf))
         if model == "missing":
             raise WeightsUnavailable("there is none")
-        return Checkpoint(model, Path("/nowhere"), 4096, "hub", ("short",))
+        return Checkpoint(model, Path("/nowhere"), 4096, ("short",))
 
     monkeypatch.setattr(weights, "resolve", resolve)
     monkeypatch.setattr(llamacpp, "LlamaCppEngine", Engine)

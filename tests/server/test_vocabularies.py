@@ -31,7 +31,7 @@ from singletree.server.models import model_source
 from singletree.server.settings.config import Config
 from singletree.testing import byte_model
 
-CHECKPOINT = Checkpoint("org/ours", Path("/nowhere"), 4096, "hub", ())
+CHECKPOINT = Checkpoint("org/ours", Path("/nowhere"), 4096, ())
 TOKENIZING = ("vllm-completions", "sglang-incremental", "llama-server")
 Tokenize = Callable[[Mapping[str, Any]], MemoryAnswer]
 

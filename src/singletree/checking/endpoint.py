@@ -120,7 +120,6 @@ class WholeAnswer:
 
     @property
     def counts(self) -> Counts:
-        """Its usage."""
         value = self.json
         return read_counts(self.protocol, value.get("usage") if isinstance(value, dict) else None)
 
@@ -246,7 +245,6 @@ class Endpoint:
         return value
 
     def get(self, path: str, key: str | None = None) -> WholeAnswer:
-        """Return what is at ``path``."""
         return self._whole("", self.connector.open("GET", path, self._headers("", key), b""))
 
     def ask(

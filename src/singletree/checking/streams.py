@@ -84,7 +84,6 @@ class TurnReader:
             self.need(False, f"a {data.get('type') or 'chunk'} lacks {error}")
 
     def take(self, name: str, data: dict[str, Any]) -> None:
-        """Take one event."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -99,7 +98,6 @@ class TurnReader:
         self.need(len(ids) == len(set(ids)), "two calls have one id")
 
     def need(self, holds: bool, problem: str) -> None:
-        """Note ``problem`` unless ``holds``."""
         if not holds and problem not in self.problems and len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(problem)
 

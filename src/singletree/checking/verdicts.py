@@ -74,7 +74,6 @@ class Result:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
         return asdict(self)
 
 

@@ -123,17 +123,14 @@ class ScoreCard:
 
     @property
     def failed(self) -> bool:
-        """Whether a check failed."""
         return any(result.verdict == "fail" for result in self.results)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many results have each verdict."""
         found = Counter(result.verdict for result in self.results)
         return {verdict: found[verdict] for verdict in _MARKS}  # type: ignore[index]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
         from singletree import __version__
 
         return {

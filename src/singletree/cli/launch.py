@@ -72,7 +72,6 @@ class Harness:
 
     @property
     def title(self) -> str:
-        """Its name."""
         return PREAMBLES[self.program].title
 
     @property

@@ -6,13 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from singletree.engines.progress import Progress, no_progress
-
-WeightsSource = Literal["package index", "path", "hub"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,6 @@ class Checkpoint:
         name: the name of the model.
         path: a GGUF file, or a folder in Hugging Face's layout with ``tokenizer.json``.
         context_window: the window that it was trained for, in tokens; None when its files do not have it.
-        source: where it was found.
         aliases: other names for it.
         correction: what is known better here than in its own files; None for nearly all models.
     """
@@ -51,7 +48,6 @@ class Checkpoint:
     name: str
     path: Path
     context_window: int | None
-    source: WeightsSource
     aliases: tuple[str, ...] = ()
     correction: Correction | None = None
 

@@ -123,10 +123,6 @@ class Admission:
         return ticket
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def running(self) -> int:
         return len(self._granted)
 

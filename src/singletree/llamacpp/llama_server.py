@@ -150,7 +150,6 @@ class LlamaServerWire(Wire):
         return LlamaServerReader(job, max_tokens)
 
     def refusal(self, status: int, body: bytes, job: GenerationJob, retry_after: str) -> SingletreeError:
-        """Return the error for an answer whose status is not 200."""
         if status in (400, 503):
             found = decode_llamacpp_error(status, body)
             if type(found) is not EngineFailed:

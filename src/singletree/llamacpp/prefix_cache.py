@@ -228,7 +228,6 @@ class PrefillSpeed:
         self.tokens_per_second: float | None = None
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Record that the engine read ``tokens`` uncached tokens in ``seconds``."""
         if tokens >= _FEWEST_TOKENS and seconds > 0:
             self.tokens_per_second = tokens / seconds
 
@@ -350,7 +349,6 @@ class SlotStates:
             await self.parked.park(ticket.source)
 
     def turn_ended(self, slot: int) -> None:
-        """Note that a turn has ended, and that its slot holds the conversation."""
         if self.prefixes is not None:
             self.prefixes.turn_ended(slot)
 

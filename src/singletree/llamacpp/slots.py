@@ -244,7 +244,6 @@ class ParkedStates:
 
     @property
     def size(self) -> int:
-        """The size of all states, in bytes."""
         return sum(each.size for each in self._states.values())
 
     def __len__(self) -> int:

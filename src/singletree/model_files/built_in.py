@@ -304,7 +304,7 @@ def find_built_in(
     path = folder / file.name
     if may_package and is_complete(path, file):
         _LOG.info("%s is in %s, from packages on the Python package index (%s)", name, folder, file.packages)
-        found = Checkpoint(name, path, window_of(path), "package index")
+        found = Checkpoint(name, path, window_of(path))
     else:
         try:
             found = find_in_hub(repo, None, gguf, weights, hub, progress)
@@ -320,6 +320,6 @@ def find_built_in(
                 unreachable.reason,
             )
             path = fetch_file(file, folder, progress=progress, fetch=fetch or pip_download)
-            found = Checkpoint(name, path, window_of(path), "package index")
+            found = Checkpoint(name, path, window_of(path))
     aliases = (repo, found.path.stem) if found.is_gguf else (repo,)
     return replace(found, name=name, aliases=aliases, correction=_CORRECTIONS.get(name))

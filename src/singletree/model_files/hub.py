@@ -163,7 +163,7 @@ def find_in_hub(
     fetch = fetch_gguf if gguf else fetch_weights if weights else fetch_tokenizer
     path = fetch(repo, quant, hub=hub, progress=progress)
     short = repo.partition("/")[2]
-    return Checkpoint(repo, path, window_of(path), "hub", (short, f"{repo}:{quant}") if quant else (short,))
+    return Checkpoint(repo, path, window_of(path), (short, f"{repo}:{quant}") if quant else (short,))
 
 
 def _description(names: Iterable[str]) -> list[str]:

@@ -67,7 +67,7 @@ def _from_path(path: Path, *, gguf: bool) -> Checkpoint:
             raise WeightsUnavailable(f"{path} has no model: {missing} is missing")
         path /= found[0]
     name = path.name.removesuffix(".gguf")
-    return Checkpoint(name, path, window_of(path), "path")
+    return Checkpoint(name, path, window_of(path))
 
 
 def _is_installed(package: str) -> bool:

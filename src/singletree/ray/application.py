@@ -143,7 +143,6 @@ def _read_config(flags: Mapping[str, Any]) -> Config:
 
     @cli.default
     def read(config: Config = Config()) -> Config:  # noqa: B008 (frozen)
-        """Return the settings."""
         return config
 
     try:

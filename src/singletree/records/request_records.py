@@ -59,7 +59,6 @@ class RequestRecords:
         self._calls: LruCache[tuple[str, str], _Call] = LruCache(entries=_CALLS)
 
     def add(self, answer: AnswerRecord) -> None:
-        """Record an answer, and the tools whose results came with its request."""
         step, usage = answer.step, answer.finished.usage
         now, received = _milliseconds(time.time()), _milliseconds(answer.trace.received)
         generation = answer.generations[0]

@@ -146,7 +146,6 @@ class HttpTransport:
         self._rest(connection, _IDLE_SECONDS)
 
     def released(self, connection: HttpConnection) -> None:
-        """Keep the connection for the next request."""
         if not self._keep_alive:
             connection.drop()
             return

@@ -118,7 +118,6 @@ class HttpResponse:
     # What the connection and its owner call:
 
     def opens(self, opening: asyncio.Task[None]) -> None:
-        """Note the task that opens a connection for it."""
         self._opening = opening
 
     def sent_on(self, connection: HttpConnection) -> None:
@@ -136,7 +135,6 @@ class HttpResponse:
         return self._unread_bytes <= _MAX_UNREAD_BYTES
 
     def ended(self) -> None:
-        """Note that all has come."""
         self._connection = None
 
     def fail(self, failure: ConnectionLost) -> None:

@@ -53,7 +53,6 @@ class SentPictures:
         self._keys: LruCache[str, bool] = LruCache(_SENT_BYTES)
 
     def __contains__(self, picture: PromptPicture) -> bool:
-        """Return whether the engine has the bytes of the picture."""
         return bool(self._keys.get(picture.key))
 
     def note(self, pictures: Sequence[PromptPicture]) -> None:

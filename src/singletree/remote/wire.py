@@ -99,7 +99,6 @@ class Wire:
 
     @property
     def path(self) -> str:
-        """The path that generations are posted to."""
         return self.words.path
 
     def encode(self, job: GenerationJob, *, max_tokens: int) -> bytes:
@@ -107,7 +106,6 @@ class Wire:
         raise NotImplementedError
 
     def reader(self, job: GenerationJob, *, max_tokens: int) -> WireReader:
-        """Return the reader of the answer."""
         raise NotImplementedError
 
     def accepts(self, job: GenerationJob) -> bool:

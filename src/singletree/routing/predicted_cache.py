@@ -331,7 +331,6 @@ class Residency:
         self._make_room(place, room, session)
 
     def ended(self, session: Hashable, tokens: int, room: int | None, now: float) -> None:
-        """Note that a turn of the session ended; its engine's cache holds ``tokens`` for it."""
         resident = self._residents.get(session)
         if resident is None:
             return

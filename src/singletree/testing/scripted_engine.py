@@ -147,7 +147,6 @@ class ScriptedEngine:
         self.log: deque[PlayedGeneration] = deque()
 
     async def start(self) -> None:
-        """Accept generations from now on; there is nothing to load."""
         self._open = True
 
     async def close(self) -> None:

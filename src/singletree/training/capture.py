@@ -95,7 +95,6 @@ class SessionCapture:
         self._thread.shutdown()
 
     def path(self, session: str) -> Path:
-        """Return the file of a session of this owner."""
         return self.folder / f"{session}.jsonl"
 
     def enter(self, scope: Scope, path: str) -> tuple[Scope, str]:

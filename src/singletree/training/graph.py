@@ -122,7 +122,6 @@ class SessionGraph:
         self._place = 0
 
     def add(self, line: AnyLine) -> None:
-        """Add the next line of the file."""
         self._place += 1
         try:
             if isinstance(line, SessionStart):
@@ -303,7 +302,6 @@ class Trajectory:
         is_terminal: whether the scored answer is in it.
     """
 
-    session: SessionGraph
     spans: tuple[TrainedSpan, ...]
     is_terminal: bool
 
@@ -364,7 +362,7 @@ def trajectories(graph: SessionGraph) -> list[Trajectory]:
             if not masked and owner.setdefault(call, number) != number:
                 masked = "elsewhere"
             spans.append(TrainedSpan(call, call.prompt_length, end, masked))
-        found.append(Trajectory(graph, tuple(spans), terminal in [call for call, _ in path]))
+        found.append(Trajectory(tuple(spans), terminal in [call for call, _ in path]))
     return found
 
 
