@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from singletree import __version__
 from singletree.server.http.route_table import routes_of
 from singletree.server.http.routes import JSON
-from singletree.server.http.service import SCOPES, Call, DoorRoutes, RouteRow
+from singletree.server.http.service import SCOPES, Call, RouteRow
 
 
 async def describe_routes(call: Call) -> ASGIApp:
@@ -109,6 +109,3 @@ def _without_raw_defaults(kind: type[Struct]) -> type[Struct]:
                 (each.encode_name, each.type, None if isinstance(each.default, Raw) else each.default)
             )
     return msgspec.defstruct(kind.__name__, fields, kw_only=True)
-
-
-ROUTES: DoorRoutes = (RouteRow("GET", "/openapi.json", describe_routes, "open"),)

@@ -16,11 +16,10 @@ from singletree.prompts.history.context_editing import conversation_characters
 from singletree.protocols.chat.request import ChatBody, build_request
 from singletree.protocols.wire import decode_body, dump
 from singletree.server.http.routes import JSON, answer_turn, fetch_session
-from singletree.server.http.service import Call, RouteRow
+from singletree.server.http.service import Call
 from singletree.server.sessions import PATH
 from singletree.server.sessions.sessions import NAMELESS, Session
 
-MOVES = "/v1/singletree/moves"
 _NO_MESSAGE = Raw(b'{"role":"user","content":""}')
 """Stands in for the messages of a fork that adds none: Chat Completions refuses an empty list."""
 
@@ -182,11 +181,3 @@ def _inner(turn: Turn) -> Iterator[object]:
 def _turn_document(number: int, turn: Turn) -> dict[str, Any]:
     calls = [{"name": call.name, "arguments": call.arguments} for call in turn.tool_calls]
     return {"turn": number, "text": turn.text, "reasoning": turn.reasoning, "calls": calls}
-
-
-ROUTES = (
-    RouteRow("GET", f"{PATH}/{{id:path}}/turns", get_turns, "inspector"),
-    RouteRow("POST", f"{PATH}/{{id:path}}/fork", fork_session, "inspector", ForkBody),
-    RouteRow("GET", MOVES, list_moves, "inspector"),
-    RouteRow("POST", MOVES, move_requests, "inspector", NewMove),
-)

@@ -23,7 +23,7 @@ from singletree.events import Event, Markup, TextDelta
 from singletree.prompts.prompt_writer import Prompt
 from singletree.protocols import wire
 from singletree.protocols.chat import request as chat
-from singletree.raw_tokens import completions, generate
+from singletree.raw_tokens import completions
 from singletree.request_options import CompletionOptions
 from singletree.server.answers.choices import Choices, with_choice_seed
 from singletree.server.answers.response import Lifecycle
@@ -35,7 +35,7 @@ from singletree.server.http.routes import (
     warning_headers,
     with_hints,
 )
-from singletree.server.http.service import Call, RouteRow, offload
+from singletree.server.http.service import Call, offload
 from singletree.server.ids import TurnCallIds
 from singletree.server.models.model import Model
 from singletree.server.sessions.request_headers import request_key
@@ -212,13 +212,3 @@ def decode_tokenize(body: bytes, headers: Mapping[str, str] = {}) -> tuple[Token
         given = "neither prompt nor messages is" if wanted.prompt is None else "both prompt and messages are"
         raise InvalidRequest(f"{given} given; send one of the two", param="prompt")
     return wanted, None if wanted.messages is None else chat.build_request(wanted)
-
-
-ROUTES = (
-    RouteRow("POST", "/v1/completions", complete, body=completions.Body),
-    RouteRow("POST", "/inference/v1/generate", complete, body=generate.Body),
-    RouteRow("POST", "/v1/tokenize", tokenize_text, body=TokenizeBody),
-    RouteRow("POST", "/v1/detokenize", detokenize, body=DetokenizeBody),
-    RouteRow("POST", "/tokenize", tokenize_text, body=TokenizeBody),
-    RouteRow("POST", "/detokenize", detokenize, body=DetokenizeBody),
-)

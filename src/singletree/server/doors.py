@@ -33,7 +33,7 @@ class Door:
 
 _ENGINE = "server.models.model_source.LocalEngine"
 _SERVER = "remote.wire.MakeServer"
-_ROUTES = "server.http.service.DoorRoutes"
+_ROUTES = "server.http.service.LaterOperation"
 _PROTOCOL = "server.turn.protocol.WireProtocol"
 
 DOORS: Mapping[str, Door] = {
@@ -122,9 +122,9 @@ DOORS: Mapping[str, Door] = {
     "protocol completions": Door("singletree.raw_tokens.completions", "", _PROTOCOL, "a prompt as text"),
     "protocol generate": Door("singletree.raw_tokens.generate", "", _PROTOCOL, "a prompt as token ids"),
     "raw tokens": Door(
-        "singletree.raw_tokens.routes", "ROUTES", _ROUTES, "a request with a prompt as text or token ids"
+        "singletree.raw_tokens.routes", "", _ROUTES, "a request with a prompt as text or token ids"
     ),
-    "description of the API": Door("singletree.openapi", "ROUTES", _ROUTES, "a request for /openapi.json"),
+    "description of the API": Door("singletree.openapi", "", _ROUTES, "a request for /openapi.json"),
     "stored responses": Door(
         "singletree.stored_responses.store",
         "open_store",
@@ -175,14 +175,14 @@ DOORS: Mapping[str, Door] = {
     ),
     "routes of stored responses": Door(
         "singletree.stored_responses.routes",
-        "ROUTES",
+        "",
         _ROUTES,
         "a request for a stored response or a conversation",
     ),
     "key file": Door("singletree.key_files", "KeyFile", "server.settings.api_keys.OpenKeyFile", "--key-file"),
     "session forks": Door(
         "singletree.session_forks",
-        "ROUTES",
+        "",
         _ROUTES,
         "a request that forks or moves a session, or reads its turns",
     ),

@@ -19,7 +19,7 @@ from singletree.errors import InvalidRequest, NotStored
 from singletree.protocols import limits, wire
 from singletree.protocols.responses.state import client_item
 from singletree.server.http.routes import JSON
-from singletree.server.http.service import Call, RouteRow
+from singletree.server.http.service import Call
 from singletree.server.ids import new_id
 from singletree.stored_responses.background_jobs import JobStream
 from singletree.stored_responses.store import Store, as_item
@@ -275,21 +275,3 @@ def _list(items: Sequence[bytes], *, has_more: bool) -> dict[str, Any]:
 
 def _id(item: bytes) -> str:
     return msgspec.json.decode(item, type=_Named).id
-
-
-_RESPONSE, _CONVERSATION = "/v1/responses/{id}", "/v1/conversations/{id}"
-
-ROUTES = (
-    RouteRow("GET", _RESPONSE, get_response),
-    RouteRow("DELETE", _RESPONSE, delete_response),
-    RouteRow("POST", f"{_RESPONSE}/cancel", cancel_response),
-    RouteRow("GET", f"{_RESPONSE}/input_items", list_input_items),
-    RouteRow("POST", "/v1/conversations", create_conversation, body=NewConversation),
-    RouteRow("GET", _CONVERSATION, get_conversation),
-    RouteRow("POST", _CONVERSATION, update_conversation, body=Metadata),
-    RouteRow("DELETE", _CONVERSATION, delete_conversation),
-    RouteRow("GET", f"{_CONVERSATION}/items", list_items),
-    RouteRow("POST", f"{_CONVERSATION}/items", create_items, body=NewItems),
-    RouteRow("GET", f"{_CONVERSATION}/items/{{item}}", get_item),
-    RouteRow("DELETE", f"{_CONVERSATION}/items/{{item}}", delete_item),
-)

@@ -7,14 +7,13 @@ To add a route, write its operation (`routes.py`, `raw_tokens/routes.py` …) an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from singletree.server.http import routes
 from singletree.server.http.service import (
     LaterOperation,
     ProtocolBody,
-    RouteEntry,
     RouteRow,
-    ScopeName,
     Service,
     capture_door,
     inspector_door,
@@ -22,79 +21,58 @@ from singletree.server.http.service import (
 from singletree.server.sessions import PATH as SESSIONS
 from singletree.server.turn.protocol import MESSAGES, protocol_for
 
-
-def _rows(scope: ScopeName, entries: Sequence[RouteEntry]) -> list[RouteRow]:
-    return [RouteRow(entry[0], entry[1], entry[2], scope, *entry[3:]) for entry in entries]
-
-
-_RAW, _STORED = LaterOperation("raw tokens"), LaterOperation("routes of stored responses")
-_FORKS, _DESCRIPTION = LaterOperation("session forks"), LaterOperation("description of the API")
+_raw, _stored = partial(LaterOperation, "raw tokens"), partial(LaterOperation, "routes of stored responses")
+_forks = partial(LaterOperation, "session forks")
 _RESPONSE, _CONVERSATION = "/v1/responses/{id}", "/v1/conversations/{id}"
 
 ROUTES: Sequence[RouteRow] = [
-    *_rows(
-        "api",
-        [
-            ("POST", "/v1/messages", routes.create, ProtocolBody),
-            ("POST", "/v1/messages/count_tokens", routes.count_tokens, ProtocolBody),
-            ("POST", "/v1/chat/completions", routes.create, ProtocolBody),
-            ("POST", "/v1/responses", routes.create, ProtocolBody),
-            ("GET", "/v1/responses", routes.refuse_upgrade),
-            ("POST", "/v1/responses/input_tokens", routes.count_tokens, ProtocolBody),
-            ("POST", "/v1/responses/compact", routes.create, ProtocolBody),
-            ("GET", _RESPONSE, _STORED),
-            ("DELETE", _RESPONSE, _STORED),
-            ("POST", f"{_RESPONSE}/cancel", _STORED),
-            ("GET", f"{_RESPONSE}/input_items", _STORED),
-            ("POST", "/v1/conversations", _STORED),
-            ("GET", _CONVERSATION, _STORED),
-            ("POST", _CONVERSATION, _STORED),
-            ("DELETE", _CONVERSATION, _STORED),
-            ("GET", f"{_CONVERSATION}/items", _STORED),
-            ("POST", f"{_CONVERSATION}/items", _STORED),
-            ("GET", f"{_CONVERSATION}/items/{{item}}", _STORED),
-            ("DELETE", f"{_CONVERSATION}/items/{{item}}", _STORED),
-            ("POST", "/v1/completions", _RAW),
-            ("POST", "/inference/v1/generate", _RAW),
-            ("GET", "/v1/models", routes.list_models),
-            ("GET", "/v1/models/{id:path}", routes.get_model),
-            ("POST", "/v1/tokenize", _RAW),
-            ("POST", "/v1/detokenize", _RAW),
-            ("POST", "/tokenize", _RAW),
-            ("POST", "/detokenize", _RAW),
-        ],
-    ),
+    RouteRow("POST", "/v1/messages", routes.create, body=ProtocolBody),
+    RouteRow("POST", "/v1/messages/count_tokens", routes.count_tokens, body=ProtocolBody),
+    RouteRow("POST", "/v1/chat/completions", routes.create, body=ProtocolBody),
+    RouteRow("POST", "/v1/responses", routes.create, body=ProtocolBody),
+    RouteRow("GET", "/v1/responses", routes.refuse_upgrade),
+    RouteRow("POST", "/v1/responses/input_tokens", routes.count_tokens, body=ProtocolBody),
+    RouteRow("POST", "/v1/responses/compact", routes.create, body=ProtocolBody),
+    RouteRow("GET", _RESPONSE, _stored("get_response")),
+    RouteRow("DELETE", _RESPONSE, _stored("delete_response")),
+    RouteRow("POST", f"{_RESPONSE}/cancel", _stored("cancel_response")),
+    RouteRow("GET", f"{_RESPONSE}/input_items", _stored("list_input_items")),
+    RouteRow("POST", "/v1/conversations", _stored("create_conversation", "NewConversation")),
+    RouteRow("GET", _CONVERSATION, _stored("get_conversation")),
+    RouteRow("POST", _CONVERSATION, _stored("update_conversation", "Metadata")),
+    RouteRow("DELETE", _CONVERSATION, _stored("delete_conversation")),
+    RouteRow("GET", f"{_CONVERSATION}/items", _stored("list_items")),
+    RouteRow("POST", f"{_CONVERSATION}/items", _stored("create_items", "NewItems")),
+    RouteRow("GET", f"{_CONVERSATION}/items/{{item}}", _stored("get_item")),
+    RouteRow("DELETE", f"{_CONVERSATION}/items/{{item}}", _stored("delete_item")),
+    RouteRow("POST", "/v1/completions", _raw("complete"), body=ProtocolBody),
+    RouteRow("POST", "/inference/v1/generate", _raw("complete"), body=ProtocolBody),
+    RouteRow("GET", "/v1/models", routes.list_models),
+    RouteRow("GET", "/v1/models/{id:path}", routes.get_model),
+    RouteRow("POST", "/v1/tokenize", _raw("tokenize_text", "TokenizeBody")),
+    RouteRow("POST", "/v1/detokenize", _raw("detokenize", "DetokenizeBody")),
+    RouteRow("POST", "/tokenize", _raw("tokenize_text", "TokenizeBody")),
+    RouteRow("POST", "/detokenize", _raw("detokenize", "DetokenizeBody")),
     # Harnesses look whether a server is there, below whatever base URL they have.
-    *_rows("hello", [("GET", "/", routes.hello), ("GET", "/api/hello", routes.hello)]),
-    *_rows(
-        "inspector",
-        [
-            ("GET", f"{SESSIONS}/{{id:path}}/turns", _FORKS),
-            ("POST", f"{SESSIONS}/{{id:path}}/fork", _FORKS),
-            ("GET", "/v1/singletree/moves", _FORKS),
-            ("POST", "/v1/singletree/moves", _FORKS),
-        ],
-    ),
-    *_rows(
-        "sessions",
-        [("GET", SESSIONS, routes.list_sessions), ("GET", f"{SESSIONS}/{{id:path}}", routes.get_session)],
-    ),
-    *_rows(
-        "open",
-        [
-            ("GET", "/health", routes.health),
-            ("GET", "/health/ready", routes.health),
-            ("GET", "/health/live", routes.live),
-            ("GET", "/version", routes.version),
-            ("GET", "/openapi.json", _DESCRIPTION),
-            ("GET", "/metrics", routes.metrics),
-        ],
-    ),
+    RouteRow("GET", "/", routes.hello, "hello"),
+    RouteRow("GET", "/api/hello", routes.hello, "hello"),
+    RouteRow("GET", f"{SESSIONS}/{{id:path}}/turns", _forks("get_turns"), "inspector"),
+    RouteRow("POST", f"{SESSIONS}/{{id:path}}/fork", _forks("fork_session", "ForkBody"), "inspector"),
+    RouteRow("GET", "/v1/singletree/moves", _forks("list_moves"), "inspector"),
+    RouteRow("POST", "/v1/singletree/moves", _forks("move_requests", "NewMove"), "inspector"),
+    RouteRow("GET", SESSIONS, routes.list_sessions, "sessions"),
+    RouteRow("GET", f"{SESSIONS}/{{id:path}}", routes.get_session, "sessions"),
+    RouteRow("GET", "/health", routes.health, "open"),
+    RouteRow("GET", "/health/ready", routes.health, "open"),
+    RouteRow("GET", "/health/live", routes.live, "open"),
+    RouteRow("GET", "/version", routes.version, "open"),
+    RouteRow("GET", "/openapi.json", LaterOperation("description of the API", "describe_routes"), "open"),
+    RouteRow("GET", "/metrics", routes.metrics, "open"),
 ]
 
-_INSPECTOR_OFF = _rows(
-    "page", [("GET", path, routes.inspector_is_off) for path in ("/inspect", "/inspect/{rest:path}")]
-)
+_INSPECTOR_OFF = [
+    RouteRow("GET", path, routes.inspector_is_off, "page") for path in ("/inspect", "/inspect/{rest:path}")
+]
 
 
 def routes_of(service: Service) -> list[RouteRow]:

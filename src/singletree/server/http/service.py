@@ -272,9 +272,6 @@ ReadResponse = Callable[[Call, bytes, KnownResponses | None], Awaitable[Request]
 
 Operation = Callable[[Call], Awaitable[ASGIApp]]
 
-RouteEntry = tuple[str, str, Operation] | tuple[str, str, Operation, type[Struct]]
-"""Method, path and operation of a route, and the type of the body of a request."""
-
 ScopeName = Literal["api", "hello", "sessions", "captures", "open", "page", "inspector"]
 
 
@@ -337,36 +334,34 @@ class RouteRow:
 
     def loaded(self) -> RouteRow:
         """Return the row with its own operation and body, where these are loaded later: their doors are opened."""
-        if self.body is ProtocolBody:
-            entry = protocol_for(self.path, {})
-            return replace(self, body=open_door(f"protocol {entry.name}").Body)
-        if not isinstance(self.operation, LaterOperation):
-            return self
-        return self.operation.row(open_door(self.operation.feature), self.method, self.path)
+        operation, body = self.operation, self.body
+        if body is ProtocolBody:
+            body = open_door(f"protocol {protocol_for(self.path, {}).name}").Body
+        if isinstance(operation, LaterOperation):
+            module = open_door(operation.feature)
+            body = getattr(module, operation.body) if operation.body else body
+            operation = getattr(module, operation.name)
+        return replace(self, operation=operation, body=body)
 
 
 class ProtocolBody(Struct):
     """Stands for the body of the protocol, which is loaded later (``RouteRow.loaded``)."""
 
 
-DoorRoutes = Sequence[RouteRow]
-"""The routes of a feature that is always on, and loaded with the first request."""
-
-
 @dataclass(frozen=True, slots=True)
 class LaterOperation:
-    """An operation of a feature behind a door, one of ``DoorRoutes``; the first request loads it, in a thread."""
+    """An operation of a feature that is always on: the function ``name`` of the module behind its door, and the type
+    ``body`` there. The first request loads it, in a thread.
+    """
 
     feature: str
+    name: str
+    body: str = ""
 
     async def __call__(self, call: Call) -> ASGIApp:
-        rows: DoorRoutes = await open_door_in_thread(self.feature)
-        method = call.scope["method"].replace("HEAD", "GET")
-        return await self.row(rows, method, call.trace.route).operation(call)
-
-    def row(self, rows: DoorRoutes, method: str, path: str) -> RouteRow:
-        [found] = [row for row in rows if (row.method, row.path) == (method, path)]
-        return found
+        module = await open_door_in_thread(self.feature)
+        operation: Operation = getattr(module, self.name)
+        return await operation(call)
 
 
 @dataclass(frozen=True, slots=True)
