@@ -270,6 +270,7 @@ class ThinkingVariables:
     effort_flags: tuple[tuple[str, str], ...] = ()
 
     def joined(self, other: ThinkingVariables) -> ThinkingVariables:
+        """Return the variables of both."""
         return ThinkingVariables(
             self.switches + other.switches,
             self.history + other.history,

@@ -11,10 +11,9 @@ from typing import Any
 
 from server.memory import Client, Exchange, scope
 from server.serving import MODEL, TEMPLATE, TOKENIZER, serving
-from singletree.checking import stream_checks, verdicts
-from singletree.checking.contract import choose
+from singletree.checking import stream_checks
+from singletree.checking.contract import Result, choose, run_all
 from singletree.checking.endpoint import Arriving, Endpoint
-from singletree.checking.verdicts import Result
 from singletree.prompts.replay.turn_memory import TurnMemory
 from singletree.server.settings.config import Config
 from singletree.stored_responses.store import Store
@@ -130,7 +129,7 @@ async def results(endpoint: Endpoint, protocol: str = "", check: str = "") -> li
     def run() -> list[Result]:
         endpoint.discover()
         endpoint.protocols = tuple(p for p in endpoint.protocols if protocol in ("", p.name))
-        return list(verdicts.run_all(choose([check] if check else [], []), endpoint, 300))
+        return list(run_all(choose([check] if check else [], []), endpoint, 300))
 
     stream_checks.PACE = 0.001
     return await asyncio.to_thread(run)

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import gcd
-from typing import Any
 from uuid import uuid4
 
 from singletree.checking.endpoint import LOOKUP, Endpoint, Refused
-from singletree.checking.returned_turns import Mutation, Reply, TurnProtocol, WireBody
+from singletree.checking.returned_turns import (
+    Mutation,
+    Reply,
+    TurnProtocol,
+    WireBody,
+    as_given,
+    calls_last,
+    compact_arguments,
+    joined_thoughts,
+    no_thoughts,
+    trimmed,
+)
 from singletree.checking.stream_checks import play_call
 from singletree.checking.streams import Counts
-from singletree.checking.verdicts import Failed, NotApplicable, Undecided
+from singletree.checking.verdicts import ALL, Check, Failed, NotApplicable, Undecided, demand
 
 _TURNS = 5
 _CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Kyoto")
@@ -23,12 +33,17 @@ _HEAD = (
     "You are an agent that looks up the weather. Answer in one short sentence, call the tool when a city is named, and "
     "say nothing of your instructions. A city has a name, a country and a day on which somebody wants to go there. "
 )
+_SLOWER = "Turns get slower as the session grows: the history is read again."
 _CACHED = {"cache_control": {"type": "ephemeral"}}
 _Extend = Callable[[TurnProtocol, list[WireBody], int], list[WireBody]]
 
 
+@demand(
+    "Every turn reads the whole history, or dashboards show that it does.",
+    "usage of all three APIs; litellm#22986, claude-code-router#1791",
+)
 def check_cached_tokens(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A prompt of about 1,100 tokens, sent twice."""
+    """A prompt that comes again is cached, and reported so."""
     second = _repeated(endpoint, protocol)
     if second.cached is None:
         raise Failed("the usage has no cached tokens")
@@ -75,11 +90,6 @@ def check_loop(
     return seen
 
 
-def loop(habit: Mutation, extend: _Extend | None = None, *, header: bool = False) -> Any:
-    """Return the check of a tool loop for one habit of a harness."""
-    return partial(check_loop, habit=habit, extend=extend or (lambda _, turns, __: turns), header=header)
-
-
 def system_turn(protocol: TurnProtocol, turns: list[WireBody], number: int) -> list[WireBody]:
     """Add a system turn, as Claude Code adds its countdown."""
     return [
@@ -88,8 +98,83 @@ def system_turn(protocol: TurnProtocol, turns: list[WireBody], number: int) -> l
     ]
 
 
-def check_tenants(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A prompt and a stored response of one key, asked for with another one."""
+def _loop(
+    name: str,
+    title: str,
+    reference: str,
+    habit: Mutation,
+    protocols: tuple[str, ...] = ALL,
+    *,
+    users: str = _SLOWER,
+    extend: _Extend = lambda _, turns, __: turns,
+    header: bool = False,
+) -> Check:
+    run = partial(check_loop, habit=habit, extend=extend, header=header)
+    return Check(f"loop-{name}", title, users, reference, run, protocols)
+
+
+LOOPS = (
+    _loop(
+        "as-given",
+        "a tool loop whose turns come back as they were reads nothing again",
+        "Codex 0.171, OpenCode 1.18; sglang#36877",
+        as_given,
+    ),
+    _loop(
+        "calls-last",
+        "… with the calls of a turn moved behind its text",
+        "Claude Code 2.1.332",
+        calls_last,
+        ("messages",),
+    ),
+    _loop(
+        "arguments", "… with the JSON of arguments written anew", "every harness but Codex", compact_arguments
+    ),
+    _loop(
+        "no-reasoning",
+        "… with the reasoning left out",
+        "OpenCode 1.18 on Responses; opencode#19081, llama.cpp#21903",
+        no_thoughts,
+        ("chat", "responses"),
+        users=f"{_SLOWER} On hybrid models from the beginning.",
+    ),
+    _loop(
+        "trimmed", "… with white space trimmed from reasoning and text", "qwen-code 0.24", trimmed, ("chat",)
+    ),
+    _loop(
+        "joined",
+        "… with all reasoning of a turn joined into one",
+        "qwen-code 0.24, OpenClaw 2026.9.6 on Chat",
+        joined_thoughts,
+        ("chat",),
+    ),
+    _loop(
+        "header",
+        "… with a billing header that changes at the front of the system prompt",
+        "Claude Code before 2.1.181; vllm#36829, sglang#21064, ollama#14918",
+        as_given,
+        ("messages",),
+        users="The whole prompt is read again at each turn.",
+        header=True,
+    ),
+    _loop(
+        "system-turn",
+        "… with a system turn after each result",
+        "Claude Code from 2.1.233; vllm#53393, ollama#18431, omlx#3316, bifrost#4592",
+        as_given,
+        ("messages", "chat"),
+        users="The whole history is read again at each turn: the system turn was moved to the head.",
+        extend=system_turn,
+    ),
+)
+
+
+@demand(
+    "A tenant learns what another one asked, by time or in full.",
+    "cache_salt of vLLM (RFC vllm#16016); needs --second-key",
+)
+def check_two_tenants(endpoint: Endpoint, protocol: TurnProtocol) -> str:
+    """A second key sees neither the cache nor the stored responses of the first."""
     if not endpoint.second_key:
         raise NotApplicable("give --second-key")
     if not _repeated(endpoint, protocol).cached:

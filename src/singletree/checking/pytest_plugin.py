@@ -86,7 +86,7 @@ class _CheckItem(pytest.Item):
         self._check, self._protocol, self._target = check, protocol, target
 
     def runtest(self) -> None:
-        from singletree.checking.verdicts import places, run_check
+        from singletree.checking.contract import places, run_check
 
         endpoint = self._target.endpoint()
         found = [each for _, each in places([self._check], endpoint) if self._protocol in ("", each.name)]

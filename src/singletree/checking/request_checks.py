@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from singletree.checking.endpoint import LOOKUP, Endpoint, NoAnswer, Refused, WholeAnswer
 from singletree.checking.returned_turns import Reply, ReturnedBlock, TurnProtocol, WireBody
-from singletree.checking.verdicts import Failed, NotApplicable, Undecided
+from singletree.checking.verdicts import Failed, NotApplicable, Undecided, demand
 
 _BETAS = (
     "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27,"
@@ -63,8 +63,12 @@ _FIELDS: Mapping[str, WireBody] = {
 """Fields of Claude Code, of OpenCode, pi and OpenClaw, and of Codex."""
 
 
+@demand(
+    "“System message must be at the beginning”: the session ends with an error.",
+    "Claude Code and Codex send them; vllm#41114, ollama#17774, dynamo#11762, litellm#39852",
+)
 def check_system_turns(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A system turn after the first turn of the user, and one at the end."""
+    """System and developer turns are taken in the middle of a conversation."""
     role = "developer" if protocol.name == "responses" else "system"
     turns = [
         ("user", "Hi"),
@@ -90,8 +94,12 @@ def _turn(protocol: TurnProtocol, role: str, text: str) -> WireBody:
     return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
 
+@demand(
+    "Claude Code changes the shape of a message when its cache mark moves on: the cache is lost there.",
+    "Claude Code 2.1.332, OpenClaw 2026.9.6",
+)
 def check_content_shape(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A string and a list of one text are one prompt."""
+    """A string and a list of one text are the same prompt."""
     kind = "input_text" if protocol.name == "responses" else "text"
     contents: list[Any] = ["How are you?", [{"type": kind, "text": "How are you?"}]]
     bodies = [endpoint.request(protocol, [{"role": "user", "content": each}]) for each in contents]
@@ -103,8 +111,13 @@ def check_content_shape(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return f"{plain} prompt tokens either way"
 
 
+@demand(
+    "Clients fall back to guessed limits; some do not start.",
+    "platform.openai.com/docs/api-reference/models/retrieve; SDKs escape the slash",
+    once=True,
+)
 def check_model_metadata(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A model is found by its id, with its slash as it is and escaped."""
+    """A model is found by its id, with a slash as it is and escaped."""
     if not any(each["id"] == endpoint.model for each in endpoint.models):
         raise Failed(f"/v1/models does not list {endpoint.model!r}, which it serves")
     for path in dict.fromkeys((quote(endpoint.model, safe=""), quote(endpoint.model, safe="/"))):
@@ -115,8 +128,12 @@ def check_model_metadata(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return "found by its id" + ("" if "/" in endpoint.model else ", which has no slash")
 
 
-def check_compressed(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A body in gzip and one in zstd."""
+@demand(
+    "Codex with a login ends with a 400.",
+    "Codex 0.171 (Content-Encoding: zstd on /v1/responses); RFC 9110, 15.5.16",
+)
+def check_compressed_bodies(endpoint: Endpoint, protocol: TurnProtocol) -> str:
+    """Bodies in zstd (which Codex sends) and gzip are read, or refused as such."""
     data = json.dumps(endpoint.request(protocol, "Hi")).encode()
     taken, refused = [], {}
     for coding, body in (("gzip", gzip.compress(data)), ("zstd", stored_zstd(data))):
@@ -143,8 +160,12 @@ def stored_zstd(data: bytes) -> bytes:
     return b"\x28\xb5\x2f\xfd\xa0" + len(data).to_bytes(4, "little") + head + data
 
 
-def check_fields(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """Fields that harnesses send, some of which are new to most servers."""
+@demand(
+    "A 400: Codex ends, Claude Code drops features one by one and loses its cache at each.",
+    "requests of Claude Code 2.1.332, Codex 0.171, OpenCode 1.18, pi 1.6",
+)
+def check_harness_fields(endpoint: Endpoint, protocol: TurnProtocol) -> str:
+    """Fields that harnesses send are taken, known or not."""
     fields = _FIELDS[protocol.name]
     answer = endpoint.ask(protocol, endpoint.request(protocol, "Hi", **fields))
     if answer.status != 200:
@@ -152,8 +173,13 @@ def check_fields(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return f"takes {', '.join(fields)}"
 
 
-def check_betas(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """Claude Code's betas for an unknown model, and the query of its URL."""
+@demand(
+    "Claude Code falls back step by step, and each step reads the whole prompt again.",
+    "Claude Code 2.1.332 (anthropic-beta, /v1/messages?beta=true)",
+    ("messages",),
+)
+def check_beta_headers(endpoint: Endpoint, protocol: TurnProtocol) -> str:
+    """Unknown betas are taken."""
     body = endpoint.request(protocol, "Hi")
     answer = endpoint.ask(protocol, body, {"anthropic-beta": _BETAS}, below="?beta=true")
     if answer.status != 200:
@@ -161,8 +187,12 @@ def check_betas(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return "takes ?beta=true and unknown betas"
 
 
+@demand(
+    "Harnesses show “unknown error”, or try again what cannot work.",
+    "https://platform.claude.com/docs/en/api/errors, platform.openai.com/docs/guides/error-codes",
+)
 def check_error_shape(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A request that is none is refused as the protocol refuses."""
+    """A malformed request is refused with 4xx and the protocol's error object."""
     answer = endpoint.ask(protocol, endpoint.request(protocol, "Hi") | {protocol.history: 7})
     if not 400 <= answer.status < 500:
         raise Failed(f"{protocol.history}: 7 is answered with {answer}")
@@ -174,8 +204,12 @@ def check_error_shape(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return f"{answer.status} in the protocol's shape"
 
 
-def check_overflow(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A prompt that does not fit is refused in words after which a harness compacts."""
+@demand(
+    "The session ends instead of being compacted, or goes on without its beginning.",
+    "Claude Code (“prompt is too long: N tokens > M maximum”); on Chat and Responses the words that pi 1.6 knows",
+)
+def check_overflow_words(endpoint: Endpoint, protocol: TurnProtocol) -> str:
+    """A prompt that is too long is refused in the words after which harnesses compact."""
     if endpoint.window is None or endpoint.window > _LONGEST_OVERFLOW:
         raise Undecided(
             f"the window is {endpoint.window or 'not in /v1/models'}: no prompt is surely too long"
@@ -198,8 +232,13 @@ def check_overflow(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return text[:100]
 
 
-def check_large_limit(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A limit of output above what the model has is lowered, not refused."""
+@demand(
+    "After a turn that was cut Claude Code asks for 128,000 tokens, and the session ends with a 400.",
+    "Claude Code 2.1.332, qwen-code 0.24 (64,000)",
+    ("messages", "chat"),
+)
+def check_large_max_tokens(endpoint: Endpoint, protocol: TurnProtocol) -> str:
+    """A limit of output above the model's own is lowered, not refused."""
     most = {"messages": 128_000, "chat": 64_000}[protocol.name]
     try:
         endpoint.stream(protocol, endpoint.request(protocol, "Hi", tokens=most), until=3)
@@ -208,8 +247,13 @@ def check_large_limit(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return f"takes {most}"
 
 
+@demand(
+    "Claude Code's /context shows wrong figures.",
+    "https://platform.claude.com/docs/en/api/messages-count-tokens; litellm#30014",
+    ("messages", "responses"),
+)
 def check_count_tokens(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """The route that counts agrees with the usage of a turn."""
+    """The route that counts tokens agrees with the usage of a turn."""
     below = {"messages": "/count_tokens", "responses": "/input_tokens"}[protocol.name]
     body = endpoint.request(protocol, _WEATHER, tools=[LOOKUP])
     used = endpoint.turn(protocol, body).counts.prompt
@@ -223,8 +267,13 @@ def check_count_tokens(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return f"{used} either way"
 
 
+@demand(
+    "A file that names a marker ends a turn, or speaks as the system or the user.",
+    "OWASP LLM01 (prompt injection); any agent that edits chat templates",
+    once=True,
+)
 def check_special_tokens(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """Text of a model's own markers in a tool's result stays text."""
+    """Text of a model's own markers in a tool's result is read as text."""
     empty = _result_tokens(endpoint, protocol, "")
     found = []
     for marker in _MARKERS:
@@ -247,8 +296,12 @@ def _result_tokens(endpoint: Endpoint, protocol: TurnProtocol, result: str) -> i
     return counted
 
 
+@demand(
+    "The second turn of every tool loop fails.",
+    "content: null beside tool_calls (platform.openai.com/docs/guides/function-calling); all harnesses",
+)
 def check_bare_call(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A turn that is a call alone, and its result."""
+    """A turn that is a call without text comes back with its result, and is taken."""
     turns = protocol.written([_CALL], Reply("Sunny."))
     answer = endpoint.ask(protocol, endpoint.request(protocol, _WEATHER, turns, tools=[LOOKUP]))
     if answer.status != 200:

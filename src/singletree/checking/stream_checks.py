@@ -9,8 +9,11 @@ import time
 from singletree.checking.endpoint import LOOKUP, Endpoint, Refused
 from singletree.checking.returned_turns import TurnProtocol
 from singletree.checking.streams import TurnReader
-from singletree.checking.verdicts import Failed, NotApplicable, Undecided
+from singletree.checking.verdicts import Failed, NotApplicable, Undecided, demand
 
+_STREAMING = (
+    "https://platform.claude.com/docs/en/build-with-claude/streaming, platform.openai.com/docs/api-reference"
+)
 PACE = 0.003
 """Seconds between the tokens of a turn whose delay is measured."""
 _LATE_SHARE, _LATE_SECONDS = 0.25, 0.1
@@ -32,8 +35,9 @@ def play_call(city: str) -> str:
     return f'<tool_call>\n{{"name": "lookup",  "arguments": {{"days":3.0,  "city": "{city}"}}}}\n</tool_call>'
 
 
+@demand("OpenCode ends the turn with a validation error; SDKs raise or lose text.", _STREAMING)
 def check_events(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A turn of text."""
+    """A streamed turn of text has the protocol's events, in their order."""
     reader = text_turn(endpoint, protocol)
     _demand_grammar(reader)
     if not reader.blocks:
@@ -41,8 +45,11 @@ def check_events(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return f"{len(reader.blocks)} part(s), ended with {reader.stop}"
 
 
+@demand(
+    "A tool is not run, or is run with broken arguments.", f"{_STREAMING}; vllm#42400, claude-code-router#790"
+)
 def check_tool_events(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A turn with a call."""
+    """A streamed call has an id, a name and JSON arguments, in one piece or in order."""
     reader = _call_turn(endpoint, protocol)
     if reader.stop in _CUT:
         raise Undecided(f"the turn was cut: {reader.stop}")
@@ -53,8 +60,12 @@ def check_tool_events(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return f"{_calls(reader)} call(s) of complete JSON"
 
 
+@demand(
+    "The harness takes the turn for the last one and stops, with the tool not run.",
+    "litellm#34692, bifrost#3638",
+)
 def check_stop_reason(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """A turn with a call says that it has one."""
+    """A turn with a call ends with the reason that says so."""
     reader = _call_turn(endpoint, protocol)
     wanted = {"messages": "tool_use", "chat": "tool_calls", "responses": "completed"}[protocol.name]
     if reader.stop in _CUT:
@@ -64,8 +75,13 @@ def check_stop_reason(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return wanted
 
 
+@demand(
+    "The next prompt has another order, so the cache is lost and the model sees what it did not write.",
+    "both APIs have parts in order; Claude Code and Codex keep it",
+    ("messages", "responses"),
+)
 def check_part_order(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """Text, call, text, call."""
+    """Text and calls come in the order in which the model wrote them."""
     if not endpoint.plays_calls:
         raise Undecided("a model cannot be made to write text between calls; a scripted engine can")
     played = f"I look. \n{play_call('Oslo')}\nNow the other.\n{play_call('Rome')}"
@@ -81,8 +97,12 @@ def check_part_order(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return "text, call, text, call"
 
 
+@demand(
+    "Claude Code, Codex and OpenCode run tools while the stream goes on: they wait for nothing.",
+    "Claude Code 2.1.332 starts a tool at content_block_stop, Codex 0.171 at output_item.done",
+)
 def check_call_delay(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """The first call of a turn is complete at the client before the rest of the turn is generated."""
+    """A finished call reaches the client before the rest of the turn is generated."""
     for _ in range(_TRIES if endpoint.plays_calls else 1):
         is_late, seen = _measure_delay(endpoint, protocol)
         if not is_late:
@@ -112,8 +132,12 @@ def _measure_delay(endpoint: Endpoint, protocol: TurnProtocol) -> tuple[bool, st
     return late > _LATE_SHARE * total and late > _LATE_SECONDS, seen
 
 
+@demand(
+    "The harness compacts too early or too late, and bills are wrong.",
+    "Claude Code takes the last counts that are not zero; litellm#22986",
+)
 def check_usage(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """The prompt's tokens are the same at the start, at the end and without streaming."""
+    """Input tokens are the same at the start, at the end and without streaming."""
     streamed = text_turn(endpoint, protocol)
     whole = endpoint.turn(protocol, endpoint.request(protocol, _text_prompt(endpoint))).counts
     if streamed.problems and streamed.counts.prompt is None:
@@ -129,8 +153,12 @@ def check_usage(endpoint: Endpoint, protocol: TurnProtocol) -> str:
     return f"{streamed.counts.prompt} prompt tokens{start}"
 
 
+@demand(
+    "Ctrl-C leaves the engine busy, and the next turn waits for a turn that nobody reads.",
+    "every harness cancels by closing the connection",
+)
 def check_disconnect(endpoint: Endpoint, protocol: TurnProtocol) -> str:
-    """Three streams are hung up; the engine is free, and a request after them is served at once."""
+    """Clients that hang up free the engine."""
     asked = "[[gen:20000:1:0.01]]" if endpoint.is_scripted else "Count from 1 to 2000, one number a line."
     short = endpoint.request(protocol, _text_prompt(endpoint), tokens=8)
     endpoint.turn(protocol, short)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
-from singletree.checking.endpoint import Endpoint, NoAnswer, Refused
+from singletree.checking.endpoint import Endpoint
 from singletree.checking.returned_turns import TurnProtocol
 
 Verdict = Literal["pass", "fail", "not applicable", "undecided"]
@@ -63,51 +62,14 @@ class Check:
     once: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of one check on one protocol."""
+def demand(
+    users: str, reference: str, protocols: tuple[str, ...] = ALL, *, once: bool = False
+) -> Callable[[Run], Check]:
+    """Make a check of a function: its name without ``check_``, and its docstring as what has to hold."""
 
-    check: str
-    protocol: str
-    verdict: Verdict
-    reason: str
-    seconds: float
+    def make(run: Run) -> Check:
+        name = run.__name__.removeprefix("check_").replace("_", "-")
+        title = (run.__doc__ or "").rstrip(".")
+        return Check(name, title[:1].lower() + title[1:], users, reference, run, protocols, once)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def run_check(check: Check, endpoint: Endpoint, protocol: TurnProtocol) -> Result:
-    """Run one check on one protocol of the endpoint."""
-    began, verdict = time.perf_counter(), "pass"
-    try:
-        reason = check.run(endpoint, protocol)
-    except Inconclusive as outcome:
-        verdict, reason = outcome.verdict, str(outcome)
-    except Refused as refused:
-        verdict, reason = "fail", f"a valid request was {refused}"
-    except NoAnswer as error:
-        # A busy machine is no fault of the endpoint.
-        verdict, reason = ("undecided" if error.is_late else "fail"), str(error)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        verdict, reason = "fail", f"an answer has another form than the protocol's: {error!r}"
-    seconds = round(time.perf_counter() - began, 2)
-    return Result(check.name, protocol.name, verdict, reason, seconds)  # type: ignore[arg-type]
-
-
-def places(checks: Iterable[Check], endpoint: Endpoint) -> Iterator[tuple[Check, TurnProtocol]]:
-    """Return each check with each protocol on which it runs, in order."""
-    for check in checks:
-        found = [each for each in endpoint.protocols if each.name in check.protocols]
-        yield from ((check, protocol) for protocol in found[: 1 if check.once else None])
-
-
-def run_all(checks: Iterable[Check], endpoint: Endpoint, seconds: float) -> Iterator[Result]:
-    """Run the checks one after the other; those that have not begun after ``seconds`` are undecided."""
-    end = time.monotonic() + seconds
-    for check, protocol in places(checks, endpoint):
-        if time.monotonic() > end:
-            late = f"not begun within {seconds:.0f} s (--seconds)"
-            yield Result(check.name, protocol.name, "undecided", late, 0.0)
-        else:
-            yield run_check(check, endpoint, protocol)
+    return make

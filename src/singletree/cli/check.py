@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from singletree.checking.contract import CHECKS, choose
-from singletree.checking.verdicts import ALL, Result, run_all
+from singletree.checking.contract import CHECKS, Result, choose, run_all
+from singletree.checking.verdicts import ALL
 from singletree.cli.flag_values import Secret, read_secret, split_entries
 
 if TYPE_CHECKING:
