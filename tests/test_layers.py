@@ -16,6 +16,7 @@ from importlib.metadata import packages_distributions
 import pytest
 
 from singletree.errors import BadConfiguration
+from singletree.server import doors
 from singletree.server.doors import DOORS as DOORS_OF_THE_SERVER
 from singletree.server.doors import open_door
 from source import DOORS, PACKAGE, ROOT, SOURCE, Module, area, imports, modules, parsed, room, tracked_python
@@ -235,9 +236,10 @@ def test_the_core_loads_no_door_and_no_command_line_library() -> None:
 
 def test_each_door_leads_to_a_package_behind_doors() -> None:
     for feature, door in DOORS_OF_THE_SERVER.items():
-        assert area(door.module) in DOORS or door.module.removeprefix("singletree.") in LOADED_LATE, feature
-        module = next(each for each in modules() if each.name == door.module)
-        assert not door.name or door.name in {
+        path, _, value = door.entry.partition(":")
+        module = next(each for each in modules() if each.name == f"singletree.{path}")
+        assert area(module.name) in DOORS or path in LOADED_LATE, feature
+        assert not value or value in {
             node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name)
         } | {
             node.name
@@ -252,6 +254,7 @@ def test_each_door_leads_to_a_package_behind_doors() -> None:
 
 def test_an_absent_door_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "singletree.routing.kv_policy", None)
+    monkeypatch.delitem(doors._OPENED, "router kv", raising=False)
     with pytest.raises(BadConfiguration, match=re.escape("singletree[routing]")):
         open_door("router kv")
 

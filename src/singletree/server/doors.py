@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 from singletree.errors import BadConfiguration
@@ -19,13 +20,12 @@ from singletree.errors import BadConfiguration
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where a feature is entered: at the value ``name`` of ``module``, or at the module, whose type is ``interface``.
+    """Where a feature is entered: ``entry`` is ``module:value``, or the module alone; its type is ``interface``.
 
     ``setting`` asks for it; ``extra`` is the extra of the installation that has its packages, or empty.
     """
 
-    module: str
-    name: str
+    entry: str
     interface: str
     setting: str
     extra: str = ""
@@ -37,187 +37,138 @@ _ROUTES = "server.http.service.LaterOperation"
 _PROTOCOL = "server.turn.protocol.WireProtocol"
 
 DOORS: Mapping[str, Door] = {
-    "engine llamacpp": Door(
-        "singletree.llamacpp.source", "LOCAL_ENGINE", _ENGINE, "--engine llamacpp", "llamacpp"
-    ),
-    "engine vllm": Door("singletree.in_process.source", "VLLM", _ENGINE, "--engine vllm", "vllm"),
-    "engine sglang": Door("singletree.in_process.source", "SGLANG", _ENGINE, "--engine sglang", "sglang"),
-    "engine scripted": Door("singletree.testing.byte_model", "LOCAL_ENGINE", _ENGINE, "--engine scripted"),
+    "engine llamacpp": Door("llamacpp.source:LOCAL_ENGINE", _ENGINE, "--engine llamacpp", "llamacpp"),
+    "engine vllm": Door("in_process.source:VLLM", _ENGINE, "--engine vllm", "vllm"),
+    "engine sglang": Door("in_process.source:SGLANG", _ENGINE, "--engine sglang", "sglang"),
+    "engine scripted": Door("testing.byte_model:LOCAL_ENGINE", _ENGINE, "--engine scripted"),
     "engine URLs": Door(
-        "singletree.remote.servers", "find_source", "server.models.model_source.FindSource", "--engine-url"
+        "remote.servers:find_source", "server.models.model_source.FindSource", "--engine-url"
     ),
-    "server vllm": Door("singletree.remote.vllm.server", "VllmServer", _SERVER, "--engine-url of a vLLM"),
-    "server sglang": Door("singletree.remote.sglang", "SglangServer", _SERVER, "--engine-url of an SGLang"),
+    "server vllm": Door("remote.vllm.server:VllmServer", _SERVER, "--engine-url of a vLLM"),
+    "server sglang": Door("remote.sglang:SglangServer", _SERVER, "--engine-url of an SGLang"),
     "server tensorrt-llm": Door(
-        "singletree.remote.tensorrt_llm", "TensorRtServer", _SERVER, "--engine-url of a TensorRT-LLM"
+        "remote.tensorrt_llm:TensorRtServer", _SERVER, "--engine-url of a TensorRT-LLM"
     ),
     "server llama-server": Door(
-        "singletree.llamacpp.llama_server", "LlamaServer", _SERVER, "--engine-url of a llama-server"
+        "llamacpp.llama_server:LlamaServer", _SERVER, "--engine-url of a llama-server"
     ),
     "kind of a server": Door(
-        "singletree.remote.detection",
-        "detect_server",
-        "remote.servers.DetectServer",
-        "--engine-url without --engine",
+        "remote.detection:detect_server", "remote.servers.DetectServer", "--engine-url without --engine"
     ),
     "model files": Door(
-        "singletree.model_files.resolve",
-        "resolve",
+        "model_files.resolve:resolve",
         "engines.checkpoint.FindCheckpoint",
         "a model, or the tokenizer of one at --engine-url",
     ),
     "choice of an engine": Door(
-        "singletree.model_files.resolve",
-        "choose_engine",
-        "server.models.model_source.ChooseEngine",
-        "--engine auto",
+        "model_files.resolve:choose_engine", "server.models.model_source.ChooseEngine", "--engine auto"
     ),
     "router": Door(
-        "singletree.routing.pool",
-        "make_pool",
+        "routing.pool:make_pool",
         "engines.workers.MakePool",
         "several engines, and turns that go on after a failure",
     ),
     "router kv": Door(
-        "singletree.routing.kv_policy",
-        "make_kv_pool",
-        "engines.workers.MakePool",
-        "--router-mode kv",
-        "routing",
+        "routing.kv_policy:make_kv_pool", "engines.workers.MakePool", "--router-mode kv", "routing"
     ),
     "constraints": Door(
-        "singletree.constraints.build",
-        "build_constraints",
+        "constraints.build:build_constraints",
         "server.turn.constraints.BuildConstraints",
         "tool_choice, strict tools and response formats",
     ),
     "grammar matchers": Door(
-        "singletree.constraints.grammar_matchers",
-        "make_matchers",
+        "constraints.grammar_matchers:make_matchers",
         "server.models.model.MakeMatchers",
         "a turn under a grammar whose engine failed",
     ),
     "prefix breaks": Door(
-        "singletree.prefix_breaks.causes",
-        "explain_break",
+        "prefix_breaks.causes:explain_break",
         "server.sessions.divergence.ExplainBreak",
         "a prompt that does not continue its session",
     ),
     "turn stores": Door(
-        "singletree.turn_stores.stored_memory",
-        "open_memory",
+        "turn_stores.stored_memory:open_memory",
         "server.models.model.OpenMemory",
         "--turn-memory-path, --turn-memory-url, --workers",
     ),
     "records": Door(
-        "singletree.records.request_records",
-        "open_records",
-        "server.http.run.OpenRecords",
-        "--trace-path, --otel",
+        "records.request_records:open_records", "server.http.run.OpenRecords", "--trace-path, --otel"
     ),
-    "protocol messages": Door("singletree.protocols.messages", "", _PROTOCOL, "a request of Messages"),
-    "protocol chat": Door("singletree.protocols.chat", "", _PROTOCOL, "a request of Chat Completions"),
-    "protocol responses": Door("singletree.protocols.responses", "", _PROTOCOL, "a request of Responses"),
-    "protocol compact": Door("singletree.protocols.responses.compact", "", _PROTOCOL, "a compaction"),
-    "protocol completions": Door("singletree.raw_tokens.completions", "", _PROTOCOL, "a prompt as text"),
-    "protocol generate": Door("singletree.raw_tokens.generate", "", _PROTOCOL, "a prompt as token ids"),
-    "raw tokens": Door(
-        "singletree.raw_tokens.routes", "", _ROUTES, "a request with a prompt as text or token ids"
-    ),
-    "description of the API": Door("singletree.openapi", "", _ROUTES, "a request for /openapi.json"),
+    "protocol messages": Door("protocols.messages", _PROTOCOL, "a request of Messages"),
+    "protocol chat": Door("protocols.chat", _PROTOCOL, "a request of Chat Completions"),
+    "protocol responses": Door("protocols.responses", _PROTOCOL, "a request of Responses"),
+    "protocol compact": Door("protocols.responses.compact", _PROTOCOL, "a compaction"),
+    "protocol completions": Door("raw_tokens.completions", _PROTOCOL, "a prompt as text"),
+    "protocol generate": Door("raw_tokens.generate", _PROTOCOL, "a prompt as token ids"),
+    "raw tokens": Door("raw_tokens.routes", _ROUTES, "a request with a prompt as text or token ids"),
+    "description of the API": Door("openapi", _ROUTES, "a request for /openapi.json"),
     "stored responses": Door(
-        "singletree.stored_responses.store",
-        "open_store",
+        "stored_responses.store:open_store",
         "server.answers.observer.OpenStore",
         "--store: a response that is stored or continued",
     ),
     "requests of Responses": Door(
-        "singletree.server.http.response_requests",
-        "read_response",
+        "server.http.response_requests:read_response",
         "server.http.service.ReadResponse",
         "a request of Responses",
     ),
     "compaction": Door(
-        "singletree.server.http.response_requests",
-        "with_compaction",
+        "server.http.response_requests:with_compaction",
         "server.turn.generation.WithCompaction",
         "a request for a summary of its conversation",
     ),
     "background responses": Door(
-        "singletree.stored_responses.background_jobs",
-        "start_job",
+        "stored_responses.background_jobs:start_job",
         "server.http.service.StartJob",
         "a response that is generated in the background",
     ),
     "side events": Door(
-        "singletree.server.answers.dispatch",
-        "DispatchEncoder",
+        "server.answers.dispatch:DispatchEncoder",
         "server.answers.choices.MakeDispatch",
         "--enable-streaming-tool-dispatch, --enable-streaming-reasoning-dispatch, and their headers",
     ),
     "responses of a connection": Door(
-        "singletree.stored_responses.store",
-        "ConnectionResponses",
-        "server.answers.observer.OpenConnection",
-        "--websockets",
+        "stored_responses.store:ConnectionResponses", "server.answers.observer.OpenConnection", "--websockets"
     ),
     "websockets": Door(
-        "singletree.websockets.session",
-        "answer_socket",
+        "websockets.session:answer_socket",
         "server.http.service.AnswerSocket",
         "--websockets: a client that opens one",
     ),
     "connections of websockets": Door(
-        "singletree.websockets.connection",
-        "WebSockets",
-        "server.http.http_server.MakeWebSockets",
-        "--websockets",
+        "websockets.connection:WebSockets", "server.http.http_server.MakeWebSockets", "--websockets"
     ),
     "routes of stored responses": Door(
-        "singletree.stored_responses.routes",
-        "",
-        _ROUTES,
-        "a request for a stored response or a conversation",
+        "stored_responses.routes", _ROUTES, "a request for a stored response or a conversation"
     ),
-    "key file": Door("singletree.key_files", "KeyFile", "server.settings.api_keys.OpenKeyFile", "--key-file"),
+    "key file": Door("key_files:KeyFile", "server.settings.api_keys.OpenKeyFile", "--key-file"),
     "session forks": Door(
-        "singletree.session_forks",
-        "",
-        _ROUTES,
-        "a request that forks or moves a session, or reads its turns",
+        "session_forks", _ROUTES, "a request that forks or moves a session, or reads its turns"
     ),
     "media": Door(
-        "singletree.media.reader",
-        "open_media",
-        "server.answers.observer.OpenMedia",
-        "a request with pictures or documents",
+        "media.reader:open_media", "server.answers.observer.OpenMedia", "a request with pictures or documents"
     ),
     "budgets": Door(
-        "singletree.budgets",
-        "Budgets",
+        "budgets:Budgets",
         "server.http.service.OpenBudgets",
         "--session-budget, --subagent-budget, --key-budget, x-singletree-budget",
     ),
     "foresight": Door(
-        "singletree.foresight",
-        "Foresight",
+        "foresight:Foresight",
         "server.answers.observer.Foresees",
         "an engine that reads outlooks, the hint speculative_prefill",
     ),
-    "inspector": Door("singletree.inspector.routes", "DOOR", "server.http.service.RoutedDoor", "--inspect"),
-    "capture": Door("singletree.training.routes", "DOOR", "server.http.service.RoutedDoor", "--capture"),
-    "weights": Door(
-        "singletree.training.weights", "WeightsEngine", "server.models.model.WatchWeights", "--capture"
-    ),
+    "inspector": Door("inspector.routes:DOOR", "server.http.service.RoutedDoor", "--inspect"),
+    "capture": Door("training.routes:DOOR", "server.http.service.RoutedDoor", "--capture"),
+    "weights": Door("training.weights:WeightsEngine", "server.models.model.WatchWeights", "--capture"),
     "response template": Door(
-        "singletree.drafting.response_template",
-        "family_of_template",
+        "drafting.response_template:family_of_template",
         "server.models.chat_format.FamilyOfTemplate",
         "a checkpoint with a response_template",
     ),
 }
 
-_OPENED: set[str] = set()
+_OPENED: dict[str, tuple[ModuleType, str]] = {}
 
 
 def open_door(feature: str) -> Any:
@@ -225,16 +176,18 @@ def open_door(feature: str) -> Any:
 
     Raises BadConfiguration where the feature, or a package that it needs, is not installed.
     """
-    door = DOORS[feature]
-    try:
-        module = import_module(door.module)
-    except ModuleNotFoundError as error:
-        package = "singletree" + (f"[{door.extra}]" if door.extra else "")
-        raise BadConfiguration(
-            f"{door.setting}: {error.name} is not installed; pip install '{package}'"
-        ) from None
-    _OPENED.add(feature)
-    return getattr(module, door.name) if door.name else module
+    if feature not in _OPENED:
+        door = DOORS[feature]
+        path, _, name = door.entry.partition(":")
+        try:
+            _OPENED[feature] = import_module(f"singletree.{path}"), name
+        except ModuleNotFoundError as error:
+            package = "singletree" + (f"[{door.extra}]" if door.extra else "")
+            raise BadConfiguration(
+                f"{door.setting}: {error.name} is not installed; pip install '{package}'"
+            ) from None
+    module, name = _OPENED[feature]
+    return getattr(module, name) if name else module
 
 
 def is_open(feature: str) -> bool:
