@@ -22,7 +22,7 @@ from singletree.engines.engine import Chunk, Constraint, GenerationJob
 from singletree.errors import BadConfiguration, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from singletree.events import WeightVersion
 from singletree.in_process.sglang_engine import InProcessSglangEngine
-from singletree.in_process.sglang_startup import PACKAGE, load_sglang
+from singletree.in_process.sglang_startup import PACKAGE
 from singletree.in_process.startup import EngineSettings, agent_arguments, engine_arguments, explain_failure
 
 
@@ -253,13 +253,13 @@ async def test_a_child_that_fails_ends_the_generations_and_not_the_server() -> N
 
 
 def test_the_arguments_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = engine_arguments(EngineSettings("org/m", 1024, 3, ("--tp-size", "4")), PACKAGE.arguments)
+    given = engine_arguments(EngineSettings("org/m", 1024, 3, ("--tp-size", "4")), PACKAGE)
     assert given[:6] == ["--model-path", "org/m", "--context-length", "1024", "--max-running-requests", "3"]
     assert "--incremental-streaming-output" in given
     assert given[-2:] == ["--tp-size", "4"]
-    assert len(agent_arguments((), PACKAGE.arguments.agent)) == 4
+    assert len(agent_arguments((), PACKAGE.agent)) == 4
     with pytest.raises(BadConfiguration, match="no constraints"):
-        engine_arguments(EngineSettings("m", arguments=("--skip-tokenizer-init",)), PACKAGE.arguments)
+        engine_arguments(EngineSettings("m", arguments=("--skip-tokenizer-init",)), PACKAGE)
     monkeypatch.setattr("singletree.in_process.startup.installed_version", lambda names: None)
     with pytest.raises(BadConfiguration, match=r"pip install 'singletree\[sglang\]'"):
-        load_sglang(EngineSettings("m"))
+        PACKAGE.load(EngineSettings("m"))

@@ -26,7 +26,7 @@ from singletree.in_process.startup import (
     log_to_file,
     read_log,
 )
-from singletree.in_process.vllm_startup import PACKAGE, load_vllm
+from singletree.in_process.vllm_startup import PACKAGE
 
 # As vLLM 0.32 writes them: vllm/v1/core/kv_cache_utils.py, v1/worker/utils.py, config/{model,parallel,device}.py.
 MESSAGES = [
@@ -116,7 +116,7 @@ def test_steps_are_reported_once_and_in_order(tmp_path: Path) -> None:
 
 def test_the_arguments_of_vllm() -> None:
     settings = EngineSettings("org/m", 1024, 3, ("--tensor-parallel-size", "4"))
-    given = engine_arguments(settings, PACKAGE.arguments)
+    given = engine_arguments(settings, PACKAGE)
     assert given[:6] == ["--model", "org/m", "--max-model-len", "1024", "--max-num-seqs", "3"]
     assert given[-2:] == ["--tensor-parallel-size", "4"]
     assert "--enable-prefix-caching" in given
@@ -134,23 +134,23 @@ def test_the_arguments_of_vllm() -> None:
     ],
 )
 def test_the_user_decides_against_a_default(argument: str, left_out: str) -> None:
-    flags = [words[0] for words, _ in agent_arguments((argument,), PACKAGE.arguments.agent)]
+    flags = [words[0] for words, _ in agent_arguments((argument,), PACKAGE.agent)]
     assert left_out not in flags
-    assert len(flags) == len(agent_arguments((), PACKAGE.arguments.agent)) - 1
+    assert len(flags) == len(agent_arguments((), PACKAGE.agent)) - 1
 
 
 def test_what_singletree_sets_itself_is_refused() -> None:
     with pytest.raises(BadConfiguration, match="--context-window"):
-        engine_arguments(EngineSettings("m", arguments=("--max_model_len=7",)), PACKAGE.arguments)
+        engine_arguments(EngineSettings("m", arguments=("--max_model_len=7",)), PACKAGE)
 
 
 def test_vllm_that_is_not_there_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("singletree.in_process.startup.installed_version", lambda names: None)
     with pytest.raises(BadConfiguration, match=r"pip install 'singletree\[vllm\]'"):
-        load_vllm(EngineSettings("m"))
+        PACKAGE.load(EngineSettings("m"))
     monkeypatch.setattr("singletree.in_process.startup.installed_version", lambda names: "0.9.1")
     with pytest.raises(BadConfiguration, match=r"0\.9\.1 is installed, 0\.32 or newer"):
-        load_vllm(EngineSettings("m"))
+        PACKAGE.load(EngineSettings("m"))
 
 
 def test_gpus(tmp_path: Path) -> None:
@@ -212,22 +212,22 @@ SAVED = SavedCache(Path("/kept/engine-1"), 5 * 10**9, 3 * 10**9)
 def test_an_engine_gets_the_folder_of_its_saved_cache(
     package: EnginePackage, flag: str, parts: tuple[str, ...]
 ) -> None:
-    given = engine_arguments(EngineSettings("org/m", saved=SAVED), package.arguments)
+    given = engine_arguments(EngineSettings("org/m", saved=SAVED), package)
     value = given[given.index(flag) + 1]
     assert all(each in value for each in parts)
     assert json.loads(value)
-    assert flag not in engine_arguments(EngineSettings("org/m"), package.arguments)
+    assert flag not in engine_arguments(EngineSettings("org/m"), package)
     for word in (flag, f"{flag}.a"):
         with pytest.raises(BadConfiguration, match=f"{flag} by itself: leave one of both out"):
-            engine_arguments(EngineSettings("org/m", arguments=(word, "{}"), saved=SAVED), package.arguments)
+            engine_arguments(EngineSettings("org/m", arguments=(word, "{}"), saved=SAVED), package)
 
 
 def test_no_variable_leads_sglang_to_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = EngineSettings("org/m", saved=SAVED)
     monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "/elsewhere")
-    engine_arguments(EngineSettings("org/m"), sglang_startup.PACKAGE.arguments)
+    engine_arguments(EngineSettings("org/m"), sglang_startup.PACKAGE)
     with pytest.raises(BadConfiguration, match="sets SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR by itself"):
-        engine_arguments(settings, sglang_startup.PACKAGE.arguments)
+        engine_arguments(settings, sglang_startup.PACKAGE)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from singletree.engines.engine import Chunk, EngineInfo, GenerationJob, LogprobR
 from singletree.engines.progress import Progress, no_progress
 from singletree.errors import EngineFailed, SingletreeError
 from singletree.in_process.engine import InProcessEngine, InProcessGeneration
-from singletree.in_process.sglang_startup import PACKAGE, load_sglang
+from singletree.in_process.sglang_startup import PACKAGE
 from singletree.in_process.startup import EngineSettings
 from singletree.pictures import PromptPicture
 from singletree.remote.pictures import PictureCounts, count_by_generating, pictures_of, silence
@@ -178,7 +178,7 @@ class InProcessSglangEngine(InProcessEngine):
         *,
         name: str,
         progress: Progress = no_progress,
-        load: Callable[[EngineSettings, Progress], Any] = load_sglang,
+        load: Callable[[EngineSettings, Progress], Any] = PACKAGE.load,
     ) -> None:
         super().__init__(settings, name=name, progress=progress)
         self._load_sglang = load

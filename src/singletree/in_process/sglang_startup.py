@@ -14,12 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from singletree.engines.devices import ENGINE_PACKAGES
-from singletree.engines.progress import Progress, no_progress
 from singletree.errors import BadConfiguration
 from singletree.in_process.startup import (
-    ArgumentNames,
     EnginePackage,
-    EngineSettings,
     SavedCache,
     StartupLimit,
 )
@@ -40,27 +37,6 @@ def _saved(cache: SavedCache) -> tuple[tuple[str, ...], ...]:
         ("--hicache-storage-backend-extra-config", json.dumps(files)),
     )
 
-
-_ARGUMENTS = ArgumentNames(
-    model="--model-path",
-    context_window="--context-length",
-    slots="--max-running-requests",
-    refused={
-        "--model-path": "--model before the --",
-        "--model": "--model before the --",
-        "--served-model-name": "--model-name before the --",
-        "--context-length": "--context-window before the --",
-        "--max-running-requests": "--slots before the --",
-        "--skip-tokenizer-init": "nothing: without its tokenizer SGLang has no constraints, so no forced tool calls",
-    },
-    agent=(
-        (("--grammar-backend", "xgrammar"), "forced and strict tool calls"),
-        (("--incremental-streaming-output",), "each step gives its new tokens only"),
-        (("--enable-priority-scheduling",), "hints of harnesses: who waits for an answer goes first"),
-        (("--schedule-low-priority-values-first",), "a lower number goes first, as in the hints"),
-    ),
-    saved=_saved,
-)
 
 _STEPS = (
     (r"Load weight begin", "SGLang: reads the weights"),
@@ -112,21 +88,6 @@ _LIMITS = (
     ),
 )
 
-PACKAGE = EnginePackage(
-    *ENGINE_PACKAGES["sglang"],
-    (0, 5, 23),
-    "python -m sglang.launch_server --model-path MODEL",
-    "SGLANG_LOGGING_CONFIG_PATH",
-    _ARGUMENTS,
-    _STEPS,
-    _LIMITS,
-)
-
-
-def load_sglang(settings: EngineSettings, progress: Progress = no_progress) -> Any:
-    """Start SGLang, in a thread: there it sets no signal handlers. See ``EnginePackage.load``."""
-    return PACKAGE.load(settings, progress, _start)
-
 
 @contextlib.contextmanager
 def _root_logger_kept() -> Iterator[None]:
@@ -148,3 +109,32 @@ def _start(arguments: Sequence[str]) -> Any:
     parser = PACKAGE.parser(argparse.ArgumentParser, arguments)
     ServerArgs.add_cli_args(parser)
     return Engine(server_args=ServerArgs.from_cli_args(parser.parse_args(list(arguments))))
+
+
+PACKAGE = EnginePackage(
+    *ENGINE_PACKAGES["sglang"],
+    oldest=(0, 5, 23),
+    command="python -m sglang.launch_server --model-path MODEL",
+    log_settings="SGLANG_LOGGING_CONFIG_PATH",
+    model="--model-path",
+    context_window="--context-length",
+    slots="--max-running-requests",
+    refused={
+        "--model-path": "--model before the --",
+        "--model": "--model before the --",
+        "--served-model-name": "--model-name before the --",
+        "--context-length": "--context-window before the --",
+        "--max-running-requests": "--slots before the --",
+        "--skip-tokenizer-init": "nothing: without its tokenizer SGLang has no constraints, so no forced tool calls",
+    },
+    agent=(
+        (("--grammar-backend", "xgrammar"), "forced and strict tool calls"),
+        (("--incremental-streaming-output",), "each step gives its new tokens only"),
+        (("--enable-priority-scheduling",), "hints of harnesses: who waits for an answer goes first"),
+        (("--schedule-low-priority-values-first",), "a lower number goes first, as in the hints"),
+    ),
+    saved=_saved,
+    steps=_STEPS,
+    limits=_LIMITS,
+    start=_start,
+)

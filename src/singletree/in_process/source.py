@@ -42,14 +42,14 @@ async def _in_process(
     checkpoint = await resolve_weights(config, progress)
     path, window, slots = str(checkpoint.path), config.context_window, config.slots
     settings = EngineSettings(path, window, slots, config.engine_arguments)
-    engine_arguments(settings, package.arguments)  # Raises BadConfiguration before the model is loaded.
+    engine_arguments(settings, package)  # Raises BadConfiguration before the model is loaded.
 
     def make(tokenizer: Tokenizer) -> Engine:
         # Not before: after idle-unload the weights may be others, and with Ray they are on another machine.
         saved = _saved(config, checkpoint, package)
         return engine(replace(settings, saved=saved), name=checkpoint.name, progress=progress)
 
-    wanted = agent_arguments(settings.arguments, package.arguments.agent)
+    wanted = agent_arguments(settings.arguments, package.agent)
     notes = tuple(f"set        {' '.join(words)}: {why}" for words, why in wanted)
     return replace(checkpoint_source(checkpoint, make), notes=notes)
 

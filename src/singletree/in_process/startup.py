@@ -16,13 +16,13 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from singletree.engines.devices import ENGINE_PACKAGES, find_gpus, installed_version, usable_memory
-from singletree.engines.progress import Progress, looking
+from singletree.engines.progress import Progress, looking, no_progress
 from singletree.errors import BadConfiguration, EngineFailed
 from singletree.model_files.saved_cache import digest_weights, oldest_beyond, open_folder
 
@@ -77,33 +77,12 @@ class EngineSettings:
     saved: SavedCache | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentNames:
-    """How an engine names what singletree sets.
-
-    Attributes:
-        model: its flag for the checkpoint.
-        context_window: its flag for the window.
-        slots: its flag for the number of generations.
-        refused: flags that its arguments may not have, and what to give instead.
-        agent: what agents need.
-        saved: makes the arguments that let it save its KV cache, each a flag with its value.
-    """
-
-    model: str
-    context_window: str
-    slots: str
-    refused: Mapping[str, str]
-    agent: AgentArguments
-    saved: Callable[[SavedCache], tuple[tuple[str, ...], ...]]
-
-
 def agent_arguments(given: Sequence[str], wanted: AgentArguments) -> list[tuple[tuple[str, ...], str]]:
     """Return those of ``wanted`` that no argument in ``given`` sets otherwise."""
     return [(words, why) for words, why in wanted if not _is_set(words[0], given)]
 
 
-def engine_arguments(settings: EngineSettings, names: ArgumentNames) -> list[str]:
+def engine_arguments(settings: EngineSettings, names: EnginePackage) -> list[str]:
     """Return the command line of the engine. Raises BadConfiguration for an argument that singletree sets itself."""
     for argument in settings.arguments:
         flag = "--" + argument.partition("=")[0].removeprefix("--").replace("_", "-")
@@ -203,9 +182,14 @@ class EnginePackage:
         oldest: the oldest version that has the interface used here.
         command: runs it as a server elsewhere.
         log_settings: the environment variable that names a file with settings for Python's ``dictConfig``.
-        arguments: how it names what singletree sets.
+        model, context_window, slots: its flags for the checkpoint, the window and the number of generations.
+        refused: flags that its arguments may not have, and what to give instead.
+        agent: what agents need.
+        saved: makes the arguments that let it save its KV cache, each a flag with its value.
         steps: what it logs while it starts.
         limits: the limits at which its start ends, by its own messages.
+        start: starts it with a command line; blocks.
+        environment: variables for it, where the user sets none.
     """
 
     title: str
@@ -214,9 +198,16 @@ class EnginePackage:
     oldest: tuple[int, ...]
     command: str
     log_settings: str
-    arguments: ArgumentNames
+    model: str
+    context_window: str
+    slots: str
+    refused: Mapping[str, str]
+    agent: AgentArguments
+    saved: Callable[[SavedCache], tuple[tuple[str, ...], ...]]
     steps: Sequence[StartupStep]
     limits: Sequence[StartupLimit]
+    start: Callable[[Sequence[str]], Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def version(self) -> str:
         """Return the installed version. Raises BadConfiguration when it is missing or too old."""
@@ -234,9 +225,7 @@ class EnginePackage:
             )
         return version
 
-    def load(
-        self, settings: EngineSettings, progress: Progress, start: Callable[[Sequence[str]], Any]
-    ) -> Any:
+    def load(self, settings: EngineSettings, progress: Progress = no_progress) -> Any:
         """Return what ``start`` makes of the engine's arguments. Blocks for as long as the model takes to load.
 
         The engine's log goes to a file; the console gets its warnings. With ``log_settings`` the user decides, and a
@@ -247,10 +236,12 @@ class EnginePackage:
             EngineFailed: it did not start; the message has the limit and the cure.
         """
         self.version()
+        for name, value in self.environment.items():
+            os.environ.setdefault(name, value)
         log = log_to_file(self.name, self.log_settings)
         with contextlib.nullcontext() if log is None else follow_steps(log, self.steps, progress):
             try:
-                return start(engine_arguments(settings, self.arguments))
+                return self.start(engine_arguments(settings, self))
             except BadConfiguration:
                 raise
             except Exception as error:

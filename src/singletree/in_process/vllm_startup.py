@@ -6,15 +6,13 @@ The names used here are those of vLLM 0.32 and 0.33: ``AsyncEngineArgs`` and ``A
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from singletree.engines.devices import ENGINE_PACKAGES
-from singletree.engines.progress import Progress, no_progress
+from singletree.engines.progress import Progress
 from singletree.in_process.startup import (
-    ArgumentNames,
     EnginePackage,
     EngineSettings,
     SavedCache,
@@ -40,25 +38,6 @@ def _saved(cache: SavedCache) -> tuple[tuple[str, ...], ...]:
     }
     return (("--kv-transfer-config", json.dumps(connector)),)
 
-
-_ARGUMENTS = ArgumentNames(
-    model="--model",
-    context_window="--max-model-len",
-    slots="--max-num-seqs",
-    refused={
-        "--model": "--model before the --",
-        "--served-model-name": "--model-name before the --",
-        "--max-model-len": "--context-window before the --",
-        "--max-num-seqs": "--slots before the --",
-    },
-    agent=(
-        (("--enable-prefix-caching",), "a turn reads only what the turn before did not have"),
-        (("--structured-outputs-config.backend", "xgrammar"), "forced and strict tool calls"),
-        (("--scheduling-policy", "priority"), "hints of harnesses: who waits for an answer goes first"),
-        (("--disable-log-stats",), "singletree counts by itself"),
-    ),
-    saved=_saved,
-)
 
 _STEPS = (
     (r"Initializing a V1 LLM engine", "vLLM: its engine process has started"),
@@ -149,23 +128,6 @@ _LIMITS = (
     ),
 )
 
-PACKAGE = EnginePackage(
-    *ENGINE_PACKAGES["vllm"],
-    (0, 32),
-    "vllm serve MODEL",
-    "VLLM_LOGGING_CONFIG_PATH",
-    _ARGUMENTS,
-    _STEPS,
-    _LIMITS,
-)
-
-
-def load_vllm(settings: EngineSettings, progress: Progress = no_progress) -> Any:
-    """Start vLLM and return its ``AsyncLLM``; see ``EnginePackage.load``."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    return PACKAGE.load(settings, progress, _start)
-
 
 def _start(arguments: Sequence[str]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -178,6 +140,34 @@ def _start(arguments: Sequence[str]) -> Any:
     llm = AsyncLLM.from_engine_args(engine_arguments, usage_context=UsageContext.ENGINE_CONTEXT)
     receive_cheaply(llm.engine_core)
     return llm
+
+
+PACKAGE = EnginePackage(
+    *ENGINE_PACKAGES["vllm"],
+    oldest=(0, 32),
+    command="vllm serve MODEL",
+    log_settings="VLLM_LOGGING_CONFIG_PATH",
+    model="--model",
+    context_window="--max-model-len",
+    slots="--max-num-seqs",
+    refused={
+        "--model": "--model before the --",
+        "--served-model-name": "--model-name before the --",
+        "--max-model-len": "--context-window before the --",
+        "--max-num-seqs": "--slots before the --",
+    },
+    agent=(
+        (("--enable-prefix-caching",), "a turn reads only what the turn before did not have"),
+        (("--structured-outputs-config.backend", "xgrammar"), "forced and strict tool calls"),
+        (("--scheduling-policy", "priority"), "hints of harnesses: who waits for an answer goes first"),
+        (("--disable-log-stats",), "singletree counts by itself"),
+    ),
+    saved=_saved,
+    steps=_STEPS,
+    limits=_LIMITS,
+    start=_start,
+    environment=_ENVIRONMENT,
+)
 
 
 PicturePrompt = Callable[[list[int], Sequence[tuple[str, bytes | None]], str | None], Any]
@@ -255,7 +245,7 @@ def vllm_api() -> VllmApi:
         return processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0
 
     return VllmApi(
-        load_vllm,
+        PACKAGE.load,
         prompt,
         sampling,
         (VLLMClientError,),
