@@ -169,7 +169,7 @@ class Budgets:
         for of, budget, spent in budgets:
             for what, used, limit in budget.used(spent):
                 if used >= WARN_SHARE * limit.most:
-                    words = f"{what} {_words(used, limit.most, UNITS[what])}"
+                    words = f"{what} {used:,.0f} of {limit.most:,.0f} {UNITS[what]}"
                     self._log(place, words, is_spent=used >= limit.most)
                     if used >= limit.most:
                         raise _spent(f"the budget of this {of} is used up: {words}", of, limit)
@@ -212,10 +212,6 @@ def _of_header(headers: Mapping[str, str], name: str) -> Budget:
         return read_budget(headers.get(name, ""), name)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-
-
-def _words(used: float, most: float, unit: str) -> str:
-    return f"{used:,.0f} of {most:,.0f} {unit}"
 
 
 def _spent(reason: str, of: str, limit: Limit) -> BudgetSpent:

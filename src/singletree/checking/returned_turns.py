@@ -91,10 +91,6 @@ class Reply:
         return [{"type": "text", "text": self.result}] if self.listed else self.result
 
 
-def _arguments(block: ReturnedBlock) -> Any:
-    return json.loads(block.text or "{}")
-
-
 def _messages_of(blocks: Sequence[ReturnedBlock]) -> list[tuple[list[ReturnedBlock], list[ReturnedBlock]]]:
     messages: list[tuple[list[ReturnedBlock], list[ReturnedBlock]]] = []
     open_blocks: list[ReturnedBlock] = []
@@ -116,7 +112,12 @@ def _messages_turn(blocks: Sequence[ReturnedBlock], reply: Reply) -> list[WireBo
     written: dict[str, Callable[[ReturnedBlock], WireBody]] = {
         "thought": lambda b: {"type": "thinking", "thinking": b.text, "signature": b.seal},
         "text": lambda b: {"type": "text", "text": b.text},
-        "call": lambda b: {"type": "tool_use", "id": b.id, "name": b.name, "input": _arguments(b)},
+        "call": lambda b: {
+            "type": "tool_use",
+            "id": b.id,
+            "name": b.name,
+            "input": json.loads(b.text or "{}"),
+        },
     }
     turn: list[WireBody] = []
     for open_blocks, calls in _messages_of(blocks):

@@ -66,18 +66,13 @@ def decode_base64(data: str, limit: int) -> bytes:
             decoded = binascii.a2b_base64(data, strict_mode=True)
         except binascii.Error:
             compact = _WHITE_SPACE.sub("", data)
-            decoded = base64.b64decode(
-                compact + "=" * (-len(compact) % 4), altchars=_altchars(compact), validate=True
-            )
+            others = b"-_" if "-" in compact or "_" in compact else None
+            decoded = base64.b64decode(compact + "=" * (-len(compact) % 4), others, validate=True)
     except ValueError:  # also for characters that are not ASCII
         raise UnusablePicture("its data is not base64") from None
     if len(decoded) > limit:
         raise UnusablePicture(f"it has more than {limit} bytes; send a smaller one, or raise --picture-limit")
     return decoded
-
-
-def _altchars(data: str) -> bytes | None:
-    return b"-_" if "-" in data or "_" in data else None
 
 
 def picture_key(data: bytes) -> str:

@@ -145,7 +145,8 @@ class Tables:
             # Inputs are found before a response is replaced, which may be all that refers to its input.
             for response in group.values():
                 self._collect(response, rows)
-            for id in self._stored_ids(list(group)):
+            known = f"SELECT id FROM responses WHERE id IN ({', '.join('?' * len(group))})"
+            for (id,) in self._fetch_all(known, list(group)):
                 self._forget(id)
             self._insert("responses", rows.responses)
             self._insert("response_inputs", rows.response_inputs)
@@ -197,10 +198,6 @@ class Tables:
         else:
             rows.items += _item_rows(id, conversation, response.input_items(), False, response.owner)
         rows.items += _item_rows(id, conversation, response.output, True, response.owner)
-
-    def _stored_ids(self, ids: Sequence[str]) -> list[str]:
-        query = f"SELECT id FROM responses WHERE id IN ({', '.join('?' * len(ids))})"
-        return [id for (id,) in self._fetch_all(query, ids)]
 
     def _shared_input(self, response: StoredResponse, rows: _Rows) -> str:
         """Add rows for what is new of the response's input, and return the id of its last stretch, with a use more."""

@@ -230,7 +230,8 @@ class SessionFile:
         line.crc = crc32(prompt) if whole is None else crc32(new, whole.crc)
         line.tokens = pack(array("I", new))
         if turns is not None:
-            line.follows = whole is not None and base not in self._open and _has_answer(turns, whole.turns)
+            count = (whole.turns if whole is not None and base not in self._open else None) or 0
+            line.follows = 0 < count <= len(turns) and turns[count - 1].role == "assistant"
             behind = turns[whole.turns :] if whole is not None and line.follows else turns
             line.turns = [turn_json(turn) for turn in behind]
 
@@ -316,10 +317,6 @@ def _open_to_read(path: str, flags: int) -> int:
 def make_folder(folder: Path) -> None:
     """Make a folder for sessions, for its owner only. Raises OSError."""
     folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-
-
-def _has_answer(turns: Sequence[Turn], count: int | None) -> bool:
-    return count is not None and 0 < count <= len(turns) and turns[count - 1].role == "assistant"
 
 
 def turn_json(turn: Turn) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class App:
             await routing.router(scope, receive, send)
             return
         # For the routes and for errors, so that they are decoded once.
-        headers = scope["headers_by_name"] = _headers(scope)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        scope["headers_by_name"] = headers
         id = request_id(headers.get("x-request-id"))
         trace = scope["trace"] = Trace(self._service.tracing, scope["method"], scope["path"], id)
         trace.traceparent = headers.get("traceparent", "")
@@ -203,10 +204,6 @@ class _Endpoint:
             return await self._operation(call)
         finally:
             call.end_work()
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 async def _error_response(http: HttpRequest, error: Exception) -> Response:
