@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from singletree.cli.flag_values import AsJson
 from singletree.cli.inspect import ModelFlags, print_value, read_text
 from singletree.engines.devices import (
     ENGINE_PACKAGES,
@@ -45,7 +46,7 @@ def doctor(
     stability_off: Annotated[
         tuple[str, ...], Parameter(name="--stability-off", consume_multiple=True, negative="")
     ] = (),
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: AsJson = False,
 ) -> None:
     """Check a model: what was detected, and what will not work. Loads no weights. Or show what this machine can run.
 
@@ -59,8 +60,6 @@ def doctor(
         Show memory, devices and installed engines, and which models fit.
     stability_off
         Names of prompt stability rules to switch off.
-    json
-        Print JSON.
     """
     from singletree.drafting.diagnosis import diagnose
 

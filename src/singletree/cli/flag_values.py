@@ -11,6 +11,9 @@ from cyclopts import Parameter, Token
 
 from singletree.errors import BadConfiguration
 
+AsJson = Annotated[bool, Parameter(negative="", help="Print JSON.")]
+SavedFolder = Annotated[Path, Parameter(help="The folder of --prefix-cache-path.")]
+
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ "
 _FILE_MARK = "@"

@@ -13,6 +13,7 @@ import msgspec
 from cyclopts import Parameter
 
 from singletree import families
+from singletree.cli.flag_values import AsJson
 from singletree.conversation import Part, Tool
 from singletree.errors import BadConfiguration, InvalidRequest
 from singletree.events import Event, fold
@@ -74,7 +75,7 @@ def parse(
     chunk: int = 0,
     prompt_tail: str = "",
     schemas: Path | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: AsJson = False,
 ) -> None:
     """Parse raw model output into parts and events.
 
@@ -94,8 +95,6 @@ def parse(
         End of the prompt, needed where the prompt has already opened the reasoning.
     schemas
         JSON file with the request's tools: the types of arguments that models write as tags.
-    json
-        Print JSON.
     """
     if chunk < 0:
         raise BadConfiguration(f"--chunk is {chunk}; give 0 for all at once, or more")
@@ -114,7 +113,7 @@ def render(
     model: Annotated[str | None, Parameter(name=["--model", "--model-path"])] = None,
     flags: ModelFlags = ModelFlags(),
     ids: bool = True,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: AsJson = False,
 ) -> None:
     """Print the prompt of a request as text and token ids.
 
@@ -128,8 +127,6 @@ def render(
         Name, GGUF file, folder or Hugging Face id; "scripted" for a test model that needs no files.
     ids
         Print the token ids.
-    json
-        Print JSON.
     """
     from singletree.cli.progress_bar import TerminalProgress
     from singletree.engines.checkpoint import DEFAULT_MODEL

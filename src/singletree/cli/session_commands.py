@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
+from singletree.cli.flag_values import AsJson
 from singletree.cli.inspect import print_value
 from singletree.cli.running_server import RunningServer
 from singletree.errors import BadConfiguration
@@ -33,7 +34,7 @@ def explain(
     session: str | None = None,
     *,
     server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: AsJson = False,
 ) -> None:
     """Show where the prompts of a session broke the prefix cache, and why. Without a session, list the sessions.
 
@@ -41,8 +42,6 @@ def explain(
     ----------
     session
         The session's id, as the list and the server's log show it.
-    json
-        Print JSON.
     """
     value = server.fetch(PATH) if session is None else server.fetch_session(session)
     if json:
@@ -239,7 +238,7 @@ def cost(
     session: str | None = None,
     *,
     server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: AsJson = False,
 ) -> None:
     """Show what sessions cost: tokens new, repeated from the cache, read again and by whose fault, and seconds.
 
@@ -249,8 +248,6 @@ def cost(
     ----------
     session
         The session's id, as the list shows it.
-    json
-        Print JSON.
     """
     value = server.fetch(PATH) if session is None else server.fetch_session(session)
     if json:

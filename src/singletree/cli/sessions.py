@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
+from singletree.cli.flag_values import AsJson, SavedFolder
 from singletree.cli.inspect import print_value
 from singletree.cli.running_server import RunningServer, session_path
 from singletree.cli.session_commands import printable
@@ -23,7 +24,6 @@ from singletree.private_files import open_private
 _MOVES = "/v1/singletree/moves"
 _TURN_SECONDS = 600
 _LEAST_WIDTH = 30
-_SWITCH = Parameter(negative="")
 
 
 def fork_to_model(
@@ -31,9 +31,9 @@ def fork_to_model(
     *,
     model: str,
     at: int | None = None,
-    from_now: Annotated[bool, _SWITCH] = False,
+    from_now: Annotated[bool, Parameter(negative="")] = False,
     server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
-    json: Annotated[bool, _SWITCH] = False,
+    json: AsJson = False,
 ) -> None:
     """Let another model go on with a session: show its answer at one turn, or let it answer from now on.
 
@@ -47,8 +47,6 @@ def fork_to_model(
         Number of the turn that it generates anew, from 1; by default the last one. The session does not change.
     from_now
         Let it answer the next requests of the session, and of its sub-agents. The harness need not know.
-    json
-        Print JSON.
     """
     if from_now:
         if at is not None:
@@ -89,7 +87,7 @@ def compare_sessions(
     two: str,
     *,
     server: RunningServer = RunningServer(),  # noqa: B008 (frozen)
-    json: Annotated[bool, _SWITCH] = False,
+    json: AsJson = False,
 ) -> None:
     """Show two sessions side by side: tokens, prefill and seconds, and the words and calls of each turn.
 
@@ -97,8 +95,6 @@ def compare_sessions(
     ----------
     one, two
         The ids of the sessions; a fork has the id SESSION@TURN:MODEL.
-    json
-        Print JSON.
     """
     sides = [_fetch(server, session) for session in (one, two)]
     if json:
@@ -208,14 +204,8 @@ def _id(path: Path) -> str:
     return path.stem.partition("-")[2]
 
 
-def list_saved(folder: Path) -> None:
-    """List the saved states of a folder: which can be restored with what, and which are damaged.
-
-    Parameters
-    ----------
-    folder
-        The folder of --prefix-cache-path.
-    """
+def list_saved(folder: SavedFolder) -> None:
+    """List the saved states of a folder: which can be restored with what, and which are damaged."""
     from singletree.llamacpp.prefix_files import list_states
 
     states = list_states(_checked(folder))
@@ -231,15 +221,13 @@ def list_saved(folder: Path) -> None:
         print(f"{_id(path)[:_ID_SHOWN]}  {tokens:>7}  {status.st_size / 1e6:7.1f}  {used}  {key}  {model}")
 
 
-def export_saved(folder: Path, id: str, file: Path) -> None:
+def export_saved(folder: SavedFolder, id: str, file: Path) -> None:
     """Copy a saved state to a file, for ``singletree sessions import`` on another machine.
 
     The file contains the prompt; an encrypted state stays encrypted.
 
     Parameters
     ----------
-    folder
-        The folder of --prefix-cache-path.
     id
         The id of the state, or its beginning.
     file
@@ -255,15 +243,13 @@ def export_saved(folder: Path, id: str, file: Path) -> None:
             shutil.copyfileobj(source, target)
 
 
-def import_saved(folder: Path, file: Path, *, model: str | None = None) -> None:
+def import_saved(folder: SavedFolder, file: Path, *, model: str | None = None) -> None:
     """Take a saved state from another machine. It is refused if the model, llama.cpp or a setting differs.
 
     A server that runs finds it when its engine starts again.
 
     Parameters
     ----------
-    folder
-        The folder of --prefix-cache-path.
     file
         What ``singletree sessions export`` wrote.
     model
@@ -286,13 +272,11 @@ def import_saved(folder: Path, file: Path, *, model: str | None = None) -> None:
     print(_id(path))
 
 
-def delete_saved(folder: Path, *ids: str) -> None:
+def delete_saved(folder: SavedFolder, *ids: str) -> None:
     """Delete saved states.
 
     Parameters
     ----------
-    folder
-        The folder of --prefix-cache-path.
     ids
         The ids of the states, or their beginnings.
     """
