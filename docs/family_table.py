@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from singletree import families
-from singletree.cli.family_commands import HEADS, family_cells
+from singletree.cli.inspect import HEADS, family_cells
 
 _HEAD = """# Model families
 

@@ -9,7 +9,7 @@ import pytest
 from family_table import markdown_table
 from parsing.reading import turn
 from singletree import families
-from singletree.cli.family_commands import list_families
+from singletree.cli.inspect import list_families
 from singletree.conversation import Reasoning, Text
 from singletree.parsing.family import Family
 

@@ -27,7 +27,7 @@ _COMMANDS = {
     ),
     "parse": ("singletree.cli.inspect:parse", "Parse raw model output into parts and events."),
     "render": ("singletree.cli.inspect:render", "Print the prompt of a request as text and token ids."),
-    "families": ("singletree.cli.family_commands:app", "List the model families, or draft a new one."),
+    "families": ("singletree.cli.inspect:app", "List the model families, or draft a new one."),
     "explain": (
         "singletree.cli.session_commands:explain",
         "Show where a session broke the prefix cache, and why.",
