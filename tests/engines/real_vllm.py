@@ -210,7 +210,9 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, titl
             return
         time.sleep(0.5)
     tail = log.read_text(encoding="utf-8", errors="replace")[-3000:]
-    raise RuntimeError(f"{title} did not get ready in {READY_SECONDS} s; the end of {log}:\n{tail}")
+    status = process.poll()
+    why = f"did not get ready in {READY_SECONDS} s" if status is None else f"ended with status {status}"
+    raise RuntimeError(f"{title} {why}; the end of {log}:\n{tail}")
 
 
 def stop_server(process: subprocess.Popen[bytes]) -> None:
