@@ -147,6 +147,19 @@ def test_h5_a_call_is_complete_when_its_arguments_are(family: Family) -> None:
     assert (first.name, first.arguments, first.complete) == ("f", '{"s": "x"}', True)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek_v3", "deepseek_v3_1", "functionary_v3_1", "gpt_oss", "kimi_k2", "plamo3", "solar_open"],
+)
+def test_h5_a_call_may_have_nothing_between_the_markers_of_its_arguments(name: str) -> None:
+    family = families.get(name)
+    text = render_turn(family, [G, F]).replace("{}", "", 1)
+    for pieces in cuts(text):
+        assert shown(turn(family, pieces, TOOLS, closed(family)).parts) == shown((G, F))
+    for end in range(len(render_turn(family, [G]).partition("{}")[0])):
+        assert not any(call.complete for call in turn(family, [text[:end]], TOOLS, closed(family)).tool_calls)
+
+
 @pytest.mark.parametrize("family", CALL, ids=lambda f: f.name)
 def test_h5_complete_calls_before_a_broken_one_are_kept(family: Family) -> None:  # C17
     parts = turn(family, [broken_behind(family, F)], TOOLS, closed(family)).parts

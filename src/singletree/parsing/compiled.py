@@ -385,12 +385,15 @@ def _header(form: Form, head: str, body: str, coded: _Coded, closers: tuple[str,
     if body == "literals":
         return elements
     elements.append(SPACE)
+    tail = _split_call(form)[2]
     if body == "args":
-        return [*elements, *patterns.ends_before_object()]
+        # Of a tool without parameters, models write no arguments between the two markers, instead of an empty object.
+        is_marked = not form.is_json and SLOT.split(head)[-1].strip()
+        return [*elements, *patterns.ends_before_object(coded(tail).strip() if is_marked else "")]
     openers = dict.fromkeys(
         coded(SLOT.split(each)[0]).strip() for each in (form.parameter, *form.also_parameter)
     )
-    end = coded(_split_tail(_split_call(form)[2], "params")[0]).strip()
+    end = coded(_split_tail(tail, "params")[0]).strip()
     ends = (end, *(c.strip() for c in closers if form.pair_ends or not end))
     return [*elements, *patterns.ends_before(*openers, *ends)]
 

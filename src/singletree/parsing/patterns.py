@@ -350,9 +350,25 @@ def ends_before(*texts: str) -> list[Element]:
     return [_END, Either(known)] if known else []
 
 
-def ends_before_object() -> list[Element]:
-    """Return the end of a match, and the beginning of a JSON object that must follow it."""
-    return [_END, Exact("{"), SPACE, Either(('"', "}"))]
+@dataclass(frozen=True)
+class _Body:
+    """The beginning of a JSON object, or ``closer`` if there is one: then the object may be missing."""
+
+    closer: str
+    slot = ""
+
+    def read(self, text: str, at: int, begun: int) -> int | None:
+        if not text.startswith("{", begun):
+            return Exact(self.closer or "{").read(text, begun, begun)
+        end = _SPACES.match(text, max(at, begun + 1)).end()  # type: ignore[union-attr]
+        if end == len(text):
+            return ~end
+        return end + 1 if text[end] in '"}' else None
+
+
+def ends_before_object(closer: str = "") -> list[Element]:
+    """Return the end of a match, and the beginning of a JSON object, or ``closer``, that must follow it."""
+    return [_END, _Body(closer)]
 
 
 @dataclass(frozen=True)

@@ -165,10 +165,11 @@ def compile_arguments(
 
 
 class JsonArguments:
-    """Reader of one JSON object, which is passed on as the model's own bytes."""
+    """Reader of one JSON object, which is passed on as the model's own bytes; of nothing, it is an empty one."""
 
     def __init__(self) -> None:
         self._scanner = JsonScanner()
+        self._begun = False
 
     @property
     def find_break(self) -> FindBreak | None:
@@ -176,6 +177,11 @@ class JsonArguments:
 
     def feed(self, text: str, position: int, sink: Sink) -> int:
         scanner = self._scanner
+        if not self._begun and text[position] != "{":
+            sink.delta("{}", "")
+            sink.end()
+            return position
+        self._begun = True
         end = scanner.scan(text, position)
         piece = text if position == 0 and end == len(text) else text[position:end]
         if scanner.broken:

@@ -21,8 +21,7 @@ from singletree.parsing.patterns import SPACE, Either, Element, Found, Match, Pa
 _SPACED = ("key", "type")
 """Slots beside which a model may write white space."""
 _LONGEST_KEY = 256
-_WORD = "\0"
-"""The first letter of a name, in the text behind a value."""
+_WORD = "\0"  # the first letter of a name, in the text behind a value
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,11 @@ def parameter_patterns(
         else:
             elements += patterns.literal(coded(part))
     ends = [e.strip() for e in (tail, *(closers if form.pair_ends or not tail.strip() else ())) if e.strip()]
-    # A model that forgets the closer goes on with the end of the call, and then ends the pair or begins the next call.
-    # These two in a row are too unlikely inside a value to be data.
+    # Behind a forgotten closer the call ends, then the pair ends or a call begins: in a row, too unlikely in a value.
     own, rest = bool(tail.strip()), coded(form.call.partition("{params}")[2])[len(tail) :].strip()
     again = coded(("" if own else form.calls[0]) + SLOT.split(form.call)[0]).strip()
-    has_again = form.calls[0] and again and not (own and form.wrap_each)
-    follows = (closers[0].strip() * own, again + _WORD if has_again else "")
+    more = bool(form.calls[0] and again and not (own and form.wrap_each))
+    follows = (closers[0].strip() * own, (again + _WORD) * more)
     after = ["\n".join(t for t in (ends[0], rest, each) if t) for each in follows if each]
 
     def value_end(key: str) -> TextSearch:
@@ -149,8 +147,8 @@ def _value_end(close: str, after: Sequence[str]) -> TextSearch:
     # One line break or none, as in ``texts``: everything that this can match has to be held back.
     lost = "|".join(map(re.escape, after)).replace("\\\n", "\n?").replace(re.escape(_WORD), r"\w") or r"(?!)"
     written = ("\n" * trim + closer, *("\n" + text for text in after))
-    ways = (product(*((c, "")[: 1 + (c == "\n")] for c in text)) for text in written)
-    texts = ["".join(each) for each in chain.from_iterable(ways)]
+    ways = chain.from_iterable(product(*((c, "")[: 1 + (c == "\n")] for c in text)) for text in written)
+    texts = ["".join(each) for each in ways]
     pattern = ("\n?" if trim else "") + rf"{re.escape(closer)}|\n?(?={lost})"
     return TextSearch.of(texts, pattern, coercion.UNLIKE_JSON)
 

@@ -354,7 +354,7 @@ class Placeholders:
             return rendered
         kept = self.kept | placeholder_numbers(rendered) if self.without_reasoning else self.kept
         pieces: list[str] = []
-        names = {number: iter((self.texts[number], *names)) for number, (_, *names) in self.results.items()}
+        names = {n: iter((self.texts[n], *self.results[n][1:])) for n in self.results} if self.results else {}
         at = 0
         for match in _PLACEHOLDERS.finditer(rendered):
             number = int(match[1])

@@ -110,6 +110,7 @@ class MessageWriter:
         strict: bool = False,
     ) -> None:
         self._capabilities = capabilities
+        self._one_call_each = capabilities.results_need_calls and not capabilities.parallel_calls
         self._render_parts = render_parts
         self._guarded_texts = GuardedTexts(guard)
         self._guard = self._guarded_texts.__getitem__
@@ -140,10 +141,6 @@ class MessageWriter:
         """Return ``parts`` as the model writes them before a call, where the template has no place for them."""
         call = ToolCall(_WORD, "{}", _WORD)
         return self._plain_text((*parts, call)).removesuffix(self._plain_text((call,)))
-
-    @property
-    def _one_call_each(self) -> bool:
-        return self._capabilities.results_need_calls and not self._capabilities.parallel_calls
 
     @cached_property
     def _writes_reasoning(self) -> bool:
@@ -267,7 +264,7 @@ class MessageWriter:
             call_id, name = self._ids.result(part.call_id)
             answer = with_error(part)
             if self._takes_result():
-                for call in self._before_results().get("tool_calls", ()):
+                for call in self._before_results().get("tool_calls", ()) if self._one_call_each else ():
                     self.placeholders.name_result(call["function"]["name"], self._guard(name))
                 of = {"name": self._guard(name), "tool_call_id": self._guard(call_id)}
                 self._messages += [{"role": "tool", **of, "content": self._pictures.result_content(answer)}]
