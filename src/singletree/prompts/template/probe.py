@@ -109,7 +109,12 @@ class _Probe:
         text_beside_reasoning = calls and self._keeps_text(reasoning)
         image = self._image()
         uncalled = [_user(), _assistant(), tool, _assistant("qmore"), tool]
-        results_need_calls = results and not self._prints(uncalled, "qanswer", "qresult", "qmore")
+        heads = {
+            (self._try(each) or "").partition("qresult")[0] for each in (uncalled, [*uncalled, *loop[1:]])
+        }
+        results_need_calls = results and (
+            len(heads) > 1 or not self._prints(uncalled, "qanswer", "qresult", "qmore")
+        )
         text_with_calls = calls and self._prints(
             [_user(), self._calling("qbefore"), tool], "qbefore", "qtool"
         )
@@ -237,10 +242,14 @@ class _Probe:
 
     def _call_header(self) -> tuple[str, str]:
         words = (self._try([_user(), _assistant(), _user("qlater")]) or "").partition("qanswer")[0]
-        call = (self._try([_user(), self._calling(), self._result()]) or "").partition("qtool")[0]
+        one, other = (
+            _assistant(self._empty, tool_calls=[self._call(name) | {"id": _NINE}])
+            for name in ("qtool", "qother")
+        )
+        result = self._result() | {"tool_call_id": _NINE}
+        call = (self._try([_user(), one, result]) or "").partition("qtool")[0]
         same = common_text_prefix(words, call)
-        other = _assistant(self._empty, tool_calls=[self._call("qother")])
-        again = self._try([_user(), self._calling(), self._result(), other]) or ""
+        again = self._try([_user(), one, result, other]) or ""
         # A header that counts calls is not known beforehand.
         return (
             (words[same:].strip(), call[same:])
