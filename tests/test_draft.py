@@ -54,6 +54,7 @@ BEYOND = {
     "axolotl/llama4": "prints <|python_start|><|python_end|> before the call, not around it",
     "llama.cpp/Apriel-1.6-15b-Thinker-fixed": "its reasoning begins behind a sentence, in some turns only",
     "llama.cpp/ByteDance-Seed-OSS": "prints values as Python does",
+    "llama.cpp/Cohere2MoE": "prints the words and the call of a turn as two messages",
     "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use": "writes text as a call of directly-answer",
     "llama.cpp/Kimi-K3": "an empty response stands before calls",
     "llama.cpp/LFM2.5-8B-A1B": "puts strings in quotes without escapes",
