@@ -21,7 +21,7 @@ EXCUSED: dict[str, str] = {}
 
 SOURCE = {
     "lines": 70_721,
-    "modules": 334,
+    "modules": 320,
     "lines of the core": 35_217,
     "lines that --engine-url loads": 33_702,
 }
