@@ -41,6 +41,7 @@ def run(*arguments: str) -> None:
 
 def test_claude_gets_one_model_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "the user's own")
+    monkeypatch.delenv("CLAUDE_CODE_MAX_OUTPUT_TOKENS", raising=False)
     environment = harness_settings.claude_environment(SERVED)
     assert "ANTHROPIC_API_KEY" not in environment
     assert environment["ANTHROPIC_BASE_URL"] == SERVED.base_url
@@ -48,7 +49,10 @@ def test_claude_gets_one_model_and_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     assert {v for k, v in environment.items() if k.startswith("ANTHROPIC") and k.endswith("MODEL")} == {
         "org/model"
     }
-    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "8192"
+    for window, spare in ((32_768, 8_904), (131_072, 0)):
+        larger = harness_settings.claude_environment(replace(SERVED, window=window))
+        assert larger["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(window + spare)
+        assert larger["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(min(32_000, window // 4))
 
 
 def test_codex_gets_a_configuration_with_the_catalog() -> None:

@@ -96,13 +96,18 @@ def claude_environment(served: Served) -> dict[str, str]:
     environment[_CLAUDE_HEADERS] = "\n".join(
         [*own, *(f"{name}: {value}" for name, value in live if name not in named)]
     )
-    if served.window is not None:
+    if (window := served.window) is not None:
         # Claude Code assumes a window of a million tokens for a model that it does not know, and would never compact.
-        environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(served.window)
+        # It compacts when less than the answer and 13,000 tokens are left, which is before the first step in a small
+        # window: there an eighth of the window is left.
+        spare = max(0, _CLAUDE_SPARE - window // 8)
+        environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(window + spare)
+        environment.setdefault("CLAUDE_CODE_MAX_OUTPUT_TOKENS", str(served.output_tokens))
     return environment
 
 
 _CLAUDE_HEADERS = "ANTHROPIC_CUSTOM_HEADERS"
+_CLAUDE_SPARE = 13_000
 _NOT_FOR_CLAUDE = {"ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"}
 """Variables that would send Claude Code to another server, or make it ask which of two keys to use."""
 
