@@ -208,9 +208,7 @@ async def test_penalties_reach_the_model(engine: LlamaCppEngine, penalty: Sampli
     unchanged, again, changed = [
         tokens_of(await run(engine, FRANCE, sampling)) for sampling in (plain, neutral, penalized)
     ]
-    assert again == unchanged
-    assert len(changed) == 100
-    assert changed != unchanged
+    assert again == unchanged != changed
 
 
 async def test_a_temperature_of_its_own_holds_where_a_request_sets_none() -> None:

@@ -12,8 +12,8 @@ from singletree.engines.devices import Gpu
 from singletree.engines.progress import Progress, no_progress
 from singletree.errors import BadConfiguration, WeightsUnavailable
 from singletree.model_files import resolve
+from singletree.model_files.engine_choice import EngineSites, choose_engine
 from singletree.model_files.hub import HuggingFaceHub
-from singletree.model_files.resolve import EngineSites, choose_engine
 from singletree.server.models.model_source import engine_arguments_apply, find_model_source
 from singletree.server.settings.config import Config, EngineName
 

@@ -61,7 +61,7 @@ DOORS: Mapping[str, Door] = {
         "a model, or the tokenizer of one at --engine-url",
     ),
     "choice of an engine": Door(
-        "model_files.resolve:choose_engine", "server.models.model_source.ChooseEngine", "--engine auto"
+        "model_files.engine_choice:choose_engine", "server.models.model_source.ChooseEngine", "--engine auto"
     ),
     "router": Door(
         "routing.pool:make_pool",
