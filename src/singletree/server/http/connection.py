@@ -112,8 +112,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        self._client = _address(transport.get_extra_info("peername"))
-        self._server_address = _address(transport.get_extra_info("sockname"))
+        names = map(transport.get_extra_info, ("peername", "sockname"))
+        self._client, self._server_address = (name[:2] if name else None for name in names)  # host and port
         if not self._server.add(self):
             transport.abort()  # type: ignore[attr-defined]
 
@@ -396,7 +396,3 @@ def _check_head(version: str, target: bytes, url: Any, headers: list[tuple[bytes
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if codings and (codings != [b"chunked"] or version == "1.0"):
         raise _Refused(501)
-
-
-def _address(given: tuple[Any, ...] | None) -> tuple[str, int] | None:
-    return (given[0], given[1]) if given else None
