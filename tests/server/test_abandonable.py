@@ -17,7 +17,7 @@ from singletree.server.settings.config import Config
 
 @pytest.mark.parametrize(
     ("engine", "work"),
-    [("llamacpp", "resolve.resolve"), ("vllm", "resolve.resolve"), ("auto", "resolve.choose_engine")],
+    [("llamacpp", "resolve.resolve"), ("vllm", "resolve.resolve"), ("auto", "engine_choice.choose_engine")],
 )
 def test_a_stopped_start_does_not_wait_for_a_download(
     engine: Any, work: str, monkeypatch: pytest.MonkeyPatch
